@@ -1,0 +1,1 @@
+"""Update rules: they know tensors, and nothing of environments, files or loops."""

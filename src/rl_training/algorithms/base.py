@@ -1,0 +1,111 @@
+"""The contract of an algorithm: act on observations, learn from a batch, save and restore all of its state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.data.spaces import ActionKind, Spaces
+from rl_training.data.transitions import Transitions
+
+ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
+
+
+class Stateful(Protocol):
+    """Anything whose state can be saved and restored."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Restore what `state_dict` returned."""
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one `update` did: metrics as detached tensors, and how many gradient steps it took."""
+
+    metrics: dict[str, Tensor]
+    gradient_steps: int = 1
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run hands to its algorithm."""
+
+    device: torch.device
+    generator: torch.Generator
+    """Source of every random number the algorithm draws, weights included."""
+    num_envs: int = 1
+    compile: bool = False
+    """Whether to turn each update into one compiled graph."""
+
+
+class Algorithm(ABC, Generic[ConfigT]):
+    """One update rule with its networks and optimizers."""
+
+    def __init__(self, config: ConfigT, spaces: Spaces, resources: Resources) -> None:
+        self.config = config
+        self.spaces = spaces
+        self.device = resources.device
+        self.generator = resources.generator
+        self.global_step = 0
+        self.progress = 0.0
+        self.counters: dict[str, int] = {}
+
+    @classmethod
+    @abstractmethod
+    def check_spaces(cls, spaces: Spaces) -> None:
+        """Raise an `EnvError` if the algorithm cannot act in these spaces."""
+
+    @abstractmethod
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        """Model actions [B, ...] for observations [B, ...]; without `explore` no random number is drawn."""
+
+    @abstractmethod
+    def update(self, batch: Transitions) -> UpdateResult:
+        """Learn from a batch."""
+
+    @abstractmethod
+    def parts(self) -> dict[str, Stateful]:
+        """The named networks, optimizers and other objects that change."""
+
+    def advance(self, global_step: int, progress: float) -> None:
+        """Be told where the run is: the step, and the share of the run that is done (for schedules)."""
+        self.global_step = global_step
+        self.progress = progress
+
+    def random_actions(self, count: int) -> Tensor:
+        """Actions drawn uniformly from the action space, for warm-up."""
+        action = self.spaces.action
+        if action.kind is ActionKind.CONTINUOUS:
+            shape = (count, *action.model_shape)
+            return torch.empty(shape, device=self.device).uniform_(-1.0, 1.0, generator=self.generator)
+        columns = [
+            torch.randint(n, (count,), generator=self.generator, device=self.device) for n in action.choices
+        ]
+        return columns[0] if action.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything `act` and `update` depend on."""
+        return {
+            "parts": {name: part.state_dict() for name, part in self.parts().items()},
+            "generator": self.generator.get_state(),
+            "global_step": self.global_step,
+            "progress": self.progress,
+            "counters": dict(self.counters),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name, part in self.parts().items():
+            part.load_state_dict(state["parts"][name])
+        self.generator.set_state(state["generator"].cpu())
+        self.global_step = state["global_step"]
+        self.progress = state["progress"]
+        self.counters = dict(state["counters"])

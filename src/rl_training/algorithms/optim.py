@@ -1,0 +1,106 @@
+"""Adam, and one step down a loss, in a form that runs as it is and inside a compiled graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+StepT = TypeVar("StepT", bound=Callable[..., Any])
+
+BETA1, BETA2 = 0.9, 0.999
+
+
+class Adam:
+    """Adam (Kingma & Ba, algorithm 1) over a fixed list of parameters.
+
+    `torch.optim.Adam` spends more time in Python than the step takes at the sizes used here, and cannot be traced
+    together with the loss. The moments, the step count and the learning rate are tensors for the same reason.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, eps: float = 1e-8) -> None:
+        self.parameters = list(parameters)
+        self._eps = eps
+        self._first = [torch.zeros_like(p) for p in self.parameters]
+        self._second = [torch.zeros_like(p) for p in self.parameters]
+        device = self.parameters[0].device
+        self._step = torch.zeros((), device=device)
+        self._learning_rate = torch.zeros((), device=device)
+
+    def set_learning_rate(self, value: float) -> None:
+        """Set the step size for the steps to come."""
+        self._learning_rate.fill_(value)
+
+    @torch.no_grad()
+    def step(self, gradients: list[Tensor]) -> None:
+        """Move the parameters along the gradients."""
+        self._step += 1.0
+        if torch.compiler.is_compiling():
+            self._step_by_formula(gradients)
+            return
+        torch._fused_adam_(
+            self.parameters,
+            gradients,
+            self._first,
+            self._second,
+            [],
+            [self._step] * len(self.parameters),
+            lr=self._learning_rate,
+            beta1=BETA1,
+            beta2=BETA2,
+            weight_decay=0.0,
+            eps=self._eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _step_by_formula(self, gradients: list[Tensor]) -> None:
+        """The same step in plain operations, which the compiler fuses."""
+        first_correction = 1.0 - BETA1**self._step
+        second_correction = 1.0 - BETA2**self._step
+        for parameter, gradient, first, second in zip(
+            self.parameters, gradients, self._first, self._second, strict=True
+        ):
+            first.lerp_(gradient, 1.0 - BETA1)
+            second.lerp_(gradient.square(), 1.0 - BETA2)
+            denominator = (second / second_correction).sqrt() + self._eps
+            parameter.sub_(self._learning_rate * (first / first_correction) / denominator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments, step count and learning rate."""
+        return {
+            "first": list(self._first),
+            "second": list(self._second),
+            "step": self._step,
+            "learning_rate": self._learning_rate,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, into the same tensors."""
+        for own, saved in zip([*self._first, *self._second], [*state["first"], *state["second"]], strict=True):
+            own.copy_(saved)
+        self._step.copy_(state["step"])
+        self._learning_rate.copy_(state["learning_rate"])
+
+
+def descend(loss: Tensor, optimizer: Adam, max_grad_norm: float | None = None) -> Tensor:
+    """Take one optimizer step down `loss` and return the norm of the gradient (before clipping)."""
+    gradients = list(torch.autograd.grad(loss, optimizer.parameters))
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    if max_grad_norm is not None:
+        scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, scale)
+    optimizer.step(gradients)
+    return norm
+
+
+def compiled(step: StepT, enabled: bool) -> StepT:
+    """Let a whole update (loss, gradient, optimizer) become one compiled graph, if `enabled`."""
+    if not enabled:
+        return step
+    import torch._dynamo
+
+    torch._dynamo.config.trace_autograd_ops = True
+    return torch.compile(step, fullgraph=True, dynamic=False)

@@ -1,0 +1,1 @@
+"""Transitions, the buffers that hold them, and the spaces they live in."""

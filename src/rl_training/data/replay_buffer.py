@@ -1,0 +1,114 @@
+"""A ring of past transitions to sample from, with n-step returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.spaces import Spaces
+from rl_training.data.transitions import FIELDS, Array, Transitions, allocate, as_tensors
+
+
+class ReplayBuffer:
+    """Rows of N environments' steps; the oldest row is overwritten when the ring is full.
+
+    With `n_step` above 1 a sample sums the discounted rewards of up to n consecutive steps of one environment.
+    The sum stops at an ending or at the newest stored step; `discounts` carries how far it reached.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        capacity: int,
+        num_envs: int,
+        *,
+        rng: np.random.Generator,
+        device: torch.device,
+        n_step: int = 1,
+        gamma: float = 0.99,
+    ) -> None:
+        self.num_rows = -(-capacity // num_envs)
+        self.num_envs = num_envs
+        self._n_step = n_step
+        self._gamma = gamma
+        self._rng = rng
+        self._device = device
+        self._storage = allocate(spaces, self.num_rows, num_envs)
+        tensors = as_tensors(self._storage)
+        self._flat = {name: tensor.view(-1, *tensor.shape[2:]) for name, tensor in tensors.items()}
+        self._position = 0
+        self._rows_stored = 0
+
+    def __len__(self) -> int:
+        """Number of transitions stored."""
+        return self._rows_stored * self.num_envs
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the full ring."""
+        return sum(array.nbytes for array in self._storage.values())
+
+    def add(
+        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
+    ) -> None:
+        """Store one step of every environment."""
+        row = self._position
+        for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
+            self._storage[name][row] = value
+        self._position = (row + 1) % self.num_rows
+        self._rows_stored = min(self._rows_stored + 1, self.num_rows)
+
+    def sample(self, batch_size: int) -> Transitions:
+        """Draw transitions uniformly, with replacement."""
+        index = torch.from_numpy(self._rng.integers(0, len(self), batch_size))
+        if self._n_step == 1:
+            return Transitions(**{name: self._take(field, index) for name, field in self._flat.items()})
+        return self._sample_n_step(index)
+
+    def _take(self, field: Tensor, index: Tensor) -> Tensor:
+        return field.index_select(0, index).to(self._device)
+
+    def _sample_n_step(self, first: Tensor) -> Transitions:
+        """Walk up to n steps forward from each `first`, in the same environment's column."""
+        newest = (self._position - 1) % self.num_rows
+        rewards = torch.zeros(len(first))
+        discounts = torch.ones(len(first))
+        last = first.clone()
+        running = torch.ones(len(first), dtype=torch.bool)
+        index = first
+        for _ in range(self._n_step):
+            rewards += torch.where(running, discounts * self._flat["rewards"][index], 0.0)
+            discounts = torch.where(running, discounts * self._gamma, discounts)
+            last = torch.where(running, index, last)
+            ended = self._flat["terminated"][index] | self._flat["truncated"][index]
+            running = running & ~ended & (index // self.num_envs != newest)
+            index = (index + self.num_envs) % (self.num_rows * self.num_envs)
+        return Transitions(
+            obs=self._take(self._flat["obs"], first),
+            actions=self._take(self._flat["actions"], first),
+            rewards=rewards.to(self._device),
+            next_obs=self._take(self._flat["next_obs"], last),
+            terminated=self._take(self._flat["terminated"], last),
+            truncated=self._take(self._flat["truncated"], last),
+            discounts=discounts.to(self._device),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stored rows, the write position and the generator."""
+        return {
+            "position": self._position,
+            "rows_stored": self._rows_stored,
+            "rng": self._rng.bit_generator.state,
+            "storage": {name: array[: self._rows_stored] for name, array in self._storage.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._position = state["position"]
+        self._rows_stored = state["rows_stored"]
+        self._rng.bit_generator.state = state["rng"]
+        for name, array in state["storage"].items():
+            self._storage[name][: self._rows_stored] = array

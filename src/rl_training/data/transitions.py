@@ -1,0 +1,61 @@
+"""A batch of transitions, and the arrays that hold many of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rl_training.data.spaces import Spaces
+
+Array = npt.NDArray[Any]
+Storage = dict[str, Array]
+
+FIELDS = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Tensors of equal leading shape: [B] for a replay batch, [T, N] for a rollout of T steps in N envs."""
+
+    obs: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_obs: Tensor
+    """The observation that followed, which at an ending is the true final one."""
+    terminated: Tensor
+    truncated: Tensor
+    discounts: Tensor | None = None
+    """How much the value of `next_obs` counts, where that differs from gamma (n-step returns)."""
+
+    @property
+    def dones(self) -> Tensor:
+        """Where the episode ended, in either way."""
+        return self.terminated | self.truncated
+
+    def bootstrap(self, gamma: float) -> Tensor:
+        """What to multiply the next value with: the discount, and 0 where the episode terminated."""
+        alive = (~self.terminated).float()
+        return alive * (gamma if self.discounts is None else self.discounts)
+
+
+def allocate(spaces: Spaces, *leading: int) -> Storage:
+    """Zeroed arrays for transitions with the given leading shape (the system commits them as they fill)."""
+    obs, action = spaces.obs, spaces.action
+    return {
+        "obs": np.zeros((*leading, *obs.shape), obs.dtype),
+        "actions": np.zeros((*leading, *action.model_shape), action.model_dtype),
+        "rewards": np.zeros(leading, np.float32),
+        "next_obs": np.zeros((*leading, *obs.shape), obs.dtype),
+        "terminated": np.zeros(leading, np.bool_),
+        "truncated": np.zeros(leading, np.bool_),
+    }
+
+
+def as_tensors(storage: Storage) -> dict[str, Tensor]:
+    """Tensors that share the memory of `storage`."""
+    return {name: torch.from_numpy(array) for name, array in storage.items()}

@@ -1,0 +1,1 @@
+"""Environments: making them, shaping their rewards, recording their episodes."""

@@ -1,0 +1,1 @@
+"""Configuration, registry, checkpoints, logging and the experiment manager."""

@@ -1,0 +1,1 @@
+"""The loops and everything around them."""
