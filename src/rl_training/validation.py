@@ -22,11 +22,13 @@ class FrozenConfig(BaseModel):
 ConfigT = TypeVar("ConfigT", bound=FrozenConfig)
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `: did you mean 'x'?` for the nearest known name, or the list of what is known."""
-    names = sorted(known)
-    nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    return f": did you mean '{nearest[0]}'?" if nearest else f" (known: {', '.join(names)})"
+def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Return `: did you mean 'x'?` for the nearest known name; failing that `otherwise`, or what is known."""
+    by_lower = {key.lower(): key for key in known}
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    if nearest:
+        return f": did you mean '{by_lower[nearest[0]]}'?"
+    return f" ({otherwise or 'known: ' + ', '.join(sorted(by_lower.values()))})"
 
 
 def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> ConfigT:
@@ -34,7 +36,12 @@ def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> C
     try:
         return cls(**values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(cls, detail, owner) for detail in error.errors())) from None
+        raise config_error(cls, error, owner) from None
+
+
+def config_error(cls: type[FrozenConfig], error: ValidationError, owner: str) -> ConfigError:
+    """Say in one line per mistake what is wrong with `owner`'s values."""
+    return ConfigError("\n".join(dict.fromkeys(_explain(cls, detail, owner) for detail in error.errors())))
 
 
 def _explain(cls: type[FrozenConfig], detail: Any, owner: str) -> str:

@@ -86,14 +86,13 @@ class Algorithm(ABC, Generic[ConfigT]):
         if action.kind is ActionKind.CONTINUOUS:
             shape = (count, *action.model_shape)
             return torch.empty(shape, device=self.device).uniform_(-1.0, 1.0, generator=self.generator)
-        columns = [
-            torch.randint(n, (count,), generator=self.generator, device=self.device) for n in action.choices
-        ]
+        columns = [torch.randint(n, (count,), generator=self.generator, device=self.device) for n in action.choices]
         return columns[0] if action.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything `act` and `update` depend on."""
         return {
+            "spaces": self.spaces.state_dict(),
             "parts": {name: part.state_dict() for name, part in self.parts().items()},
             "generator": self.generator.get_state(),
             "global_step": self.global_step,

@@ -74,6 +74,14 @@ class AlgorithmConfig(FrozenConfig):
     early_stopping: EarlyStoppingConfig | None = None
     """When to end the run early."""
 
+    def samples_per_update(self) -> int:
+        """Transitions that one gradient step reads."""
+        return 256
+
+    def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
+        """About how many gradient steps a run of that length takes."""
+        return total_timesteps
+
 
 class OnPolicyConfig(AlgorithmConfig):
     """What the on-policy loop reads."""
@@ -97,3 +105,11 @@ class OffPolicyConfig(AlgorithmConfig):
     """Updates in one round."""
     n_step: PositiveInt = 1
     """Rewards summed before the value of the state reached is used."""
+
+    def samples_per_update(self) -> int:
+        """The batch."""
+        return self.batch_size
+
+    def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
+        """The ratio of updates to steps, times the steps."""
+        return total_timesteps * self.gradient_steps // self.train_frequency

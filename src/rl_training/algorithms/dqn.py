@@ -7,7 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
-from rl_training.algorithms.config import Fraction, OffPolicyConfig, PositiveFloat, PositiveInt, Scheduled, value_at
+from rl_training.algorithms.config import (
+    Fraction,
+    OffPolicyConfig,
+    PositiveFloat,
+    PositiveInt,
+    Scheduled,
+    value_at,
+)
 from rl_training.algorithms.optim import Adam, compiled, descend
 from rl_training.algorithms.returns import polyak
 from rl_training.data.spaces import ActionKind, Spaces
@@ -70,7 +77,7 @@ class DQNAlgorithm(Algorithm[DQNConfig]):
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
         """The best action, or with probability epsilon any action."""
-        greedy = self.network(obs).argmax(-1)
+        greedy: Tensor = self.network(obs).argmax(-1)
         if not explore:
             return greedy
         draws = torch.rand(len(obs), generator=self.generator, device=self.device)
@@ -113,7 +120,7 @@ class DQNAlgorithm(Algorithm[DQNConfig]):
 
     @torch.no_grad()
     def _targets(self, rewards: Tensor, next_obs: Tensor, discounts: Tensor) -> Tensor:
-        next_values = self.target_network(next_obs)
+        next_values: Tensor = self.target_network(next_obs)
         if self.config.double:
             best = self.network(next_obs).argmax(1, keepdim=True)  # Double Q-learning, eq. 4
             return rewards + discounts * next_values.gather(1, best).squeeze(1)

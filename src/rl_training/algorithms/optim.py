@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-StepT = TypeVar("StepT", bound=Callable[..., Any])
 
 BETA1, BETA2 = 0.9, 0.999
 
@@ -21,7 +19,7 @@ class Adam:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, eps: float = 1e-8) -> None:
-        self.parameters = list(parameters)
+        self.parameters: list[Tensor] = list(parameters)
         self._eps = eps
         self._first = [torch.zeros_like(p) for p in self.parameters]
         self._second = [torch.zeros_like(p) for p in self.parameters]
@@ -88,7 +86,7 @@ class Adam:
 def descend(loss: Tensor, optimizer: Adam, max_grad_norm: float | None = None) -> Tensor:
     """Take one optimizer step down `loss` and return the norm of the gradient (before clipping)."""
     gradients = list(torch.autograd.grad(loss, optimizer.parameters))
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if max_grad_norm is not None:
         scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, scale)
@@ -96,7 +94,7 @@ def descend(loss: Tensor, optimizer: Adam, max_grad_norm: float | None = None) -
     return norm
 
 
-def compiled(step: StepT, enabled: bool) -> StepT:
+def compiled(step: Callable[..., Tensor], enabled: bool) -> Callable[..., Tensor]:
     """Let a whole update (loss, gradient, optimizer) become one compiled graph, if `enabled`."""
     if not enabled:
         return step

@@ -63,6 +63,15 @@ class PPOConfig(OnPolicyConfig):
     adam_eps: Annotated[float, Ge(0)] = 1e-5
     """Adam's epsilon."""
 
+    def samples_per_update(self) -> int:
+        """The minibatch."""
+        return self.minibatch_size
+
+    def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
+        """Rollouts, times epochs, times minibatches."""
+        rollout = self.num_steps * num_envs
+        return -(-total_timesteps // rollout) * self.update_epochs * -(-rollout // self.minibatch_size)
+
 
 class PPOAlgorithm(Algorithm[PPOConfig]):
     """Learns from one rollout at a time, then forgets it."""
@@ -179,7 +188,7 @@ class PPOAlgorithm(Algorithm[PPOConfig]):
             return torch.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction, grad_norm])
 
 
-def clipped_surrogate_loss(ratio: Tensor, advantages: Tensor, clip: Tensor | float) -> Tensor:
+def clipped_surrogate_loss(ratio: Tensor, advantages: Tensor, clip: Tensor) -> Tensor:
     """The negated clipped objective (PPO eq. 7)."""
     clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
     return -torch.min(ratio * advantages, clipped * advantages).mean()

@@ -81,9 +81,7 @@ class SACAlgorithm(Algorithm[SACConfig]):
             optimizer.set_learning_rate(learning_rate)
         discounts = batch.bootstrap(self.config.gamma)
         noise, next_noise = self._noise(len(discounts)), self._noise(len(discounts))
-        step = self._step(
-            batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, noise, next_noise
-        )
+        step = self._step(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, noise, next_noise)
         return UpdateResult(dict(zip(STEP_METRICS, step.unbind(), strict=True)))
 
     def parts(self) -> dict[str, Stateful]:
@@ -140,7 +138,7 @@ class SACAlgorithm(Algorithm[SACConfig]):
     ) -> Tensor:
         """Soft value of the state reached, by the lesser of the target critics (SAC eq. 3 and 5)."""
         next_actions, next_log_probs = self.actor(next_obs, next_noise)
-        next_values = self.target_critic(next_obs, next_actions).amin(0) - alpha * next_log_probs
+        next_values: Tensor = self.target_critic(next_obs, next_actions).amin(0) - alpha * next_log_probs
         return rewards + discounts * next_values
 
     def _critic_loss(self, obs: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ space is bounded, discrete actions count from 0. Environment space is what `env.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -19,6 +19,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from rl_training.errors import EnvError
 
 Array = npt.NDArray[Any]
+
+
+def _nothing() -> Array:
+    return np.zeros(0)
 
 
 class ActionKind(enum.Enum):
@@ -52,9 +56,11 @@ class ActionSpec:
     dtype: str
     choices: tuple[int, ...] = ()
     """Number of options of each discrete component."""
-    start: Array | None = None
-    low: Array | None = None
-    high: Array | None = None
+    start: Array = field(default_factory=_nothing)
+    """First option of each discrete component."""
+    low: Array = field(default_factory=_nothing)
+    high: Array = field(default_factory=_nothing)
+    """Bounds of each continuous component."""
 
     @property
     def num_components(self) -> int:
@@ -64,7 +70,7 @@ class ActionSpec:
     @property
     def is_bounded(self) -> bool:
         """True if every component has two finite bounds, so that [-1, 1] can be mapped onto it."""
-        return self.low is not None and bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     @property
     def model_shape(self) -> tuple[int, ...]:
@@ -108,7 +114,11 @@ class Spaces:
         """Everything needed to act later without the environment."""
         action = self.action
         return {
-            "obs": {"shape": list(self.obs.shape), "dtype": self.obs.dtype, "num_categories": self.obs.num_categories},
+            "obs": {
+                "shape": list(self.obs.shape),
+                "dtype": self.obs.dtype,
+                "num_categories": self.obs.num_categories,
+            },
             "action": {
                 "kind": action.kind.value,
                 "shape": list(action.shape),
@@ -125,9 +135,7 @@ class Spaces:
         """Rebuild what `state_dict` wrote."""
         obs, action = dict(state["obs"]), dict(state["action"])
         obs["shape"] = tuple(obs["shape"])
-        action.update(
-            kind=ActionKind(action["kind"]), shape=tuple(action["shape"]), choices=tuple(action["choices"])
-        )
+        action.update(kind=ActionKind(action["kind"]), shape=tuple(action["shape"]), choices=tuple(action["choices"]))
         return cls(ObsSpec(**obs), ActionSpec(**action))
 
 
@@ -139,7 +147,9 @@ def describe_spaces(observation_space: Space[Any], action_space: Space[Any]) -> 
 def _describe_observation(space: Space[Any]) -> ObsSpec:
     if isinstance(space, Discrete):
         if space.start != 0:
-            raise EnvError(f"observation space {space} starts at {space.start}; only Discrete spaces from 0 are supported")
+            raise EnvError(
+                f"observation space {space} starts at {space.start}; only Discrete spaces from 0 are supported"
+            )
         return ObsSpec((), "int64", int(space.n))
     if isinstance(space, Box):
         return ObsSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")

@@ -49,7 +49,7 @@ class CategoricalHead(nn.Module):
         """The component-wise argmax."""
         if self._is_single:
             return outputs.argmax(-1)
-        return torch.stack([part.argmax(-1) for part in outputs.split(self._choices, -1)], -1)
+        return torch.stack([part.argmax(-1) for part in torch.split(outputs, self._choices, -1)], -1)
 
     def log_prob_and_entropy(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over the components, which are independent."""
@@ -57,7 +57,7 @@ class CategoricalHead(nn.Module):
             return _categorical(outputs, actions)
         pairs = [
             _categorical(part, action)
-            for part, action in zip(outputs.split(self._choices, -1), actions.unbind(-1), strict=True)
+            for part, action in zip(torch.split(outputs, self._choices, -1), actions.unbind(-1), strict=True)
         ]
         log_probs, entropies = zip(*pairs, strict=True)
         return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -39,7 +40,7 @@ class EnsembleMLP(nn.Module):
         sizes = [num_inputs, *hidden_sizes, num_outputs]
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
-        for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             weight = torch.empty(num_members, fan_in, fan_out)
             bias = torch.zeros(num_members, 1, fan_out)
             is_last = layer == len(sizes) - 2
@@ -81,8 +82,8 @@ class MLP(nn.Module):
         self._activation = _ACTIVATIONS[activation]
         sizes = [num_inputs, *hidden_sizes, num_outputs]
         self.layers = nn.ModuleList()
-        for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
-            linear = nn.utils.skip_init(nn.Linear, fan_in, fan_out)
+        for fan_in, fan_out in pairwise(sizes):
+            linear = nn.Linear(fan_in, fan_out, device="meta").to_empty(device="cpu")
             bound = fan_in**-0.5
             nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
             nn.init.uniform_(linear.bias, -bound, bound, generator=generator)

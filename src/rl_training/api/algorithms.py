@@ -1,0 +1,100 @@
+"""One class per algorithm: learn, evaluate, predict, save, load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy.typing as npt
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run_utils import save_training_checkpoint
+from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.runtime.training import run_training
+from rl_training.runtime.workflows import evaluate_algorithm, load_algorithm, predict
+
+SelfT = TypeVar("SelfT", bound="AlgorithmAPI")
+
+
+class AlgorithmAPI:
+    """Trains one algorithm and then acts with it."""
+
+    algo: ClassVar[str]
+
+    def __init__(self, config: TrainConfig) -> None:
+        if config.algo != self.algo:
+            raise ConfigError(f"{type(self).__name__} trains '{self.algo}', but the configuration says '{config.algo}'")
+        self.config = config
+        self._algorithm: Algorithm[Any] | None = None
+
+    def learn(self, *, callbacks: Sequence[Callback] | None = None) -> TrainResult:
+        """Train a new run from the start, in a new run folder."""
+        keeper = _AlgorithmKeeper()
+        result = run_training(self.config, callbacks=[*(callbacks or []), keeper])
+        self._algorithm = keeper.algorithm
+        return result
+
+    def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
+        """Mean and spread of the return of the deterministic policy, on the run's evaluation seeds."""
+        return evaluate_algorithm(self.config, self._trained(), num_episodes)
+
+    def predict(self, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
+        """Action for one observation, or actions for a batch. Nothing is read from disk."""
+        return predict(self._trained(), obs, deterministic=deterministic)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the trained policy as a checkpoint folder (without replay: to go on training, use the run's own)."""
+        algorithm = self._trained()
+        return save_training_checkpoint(
+            path,
+            config=self.config,
+            algorithm_state=algorithm.state_dict(),
+            trainer_state={},
+            metadata={"global_step": algorithm.global_step},
+        )
+
+    @classmethod
+    def load(cls: type[SelfT], path: str | Path, *, device: str = "auto") -> SelfT:
+        """Read what `save` wrote, or a run's checkpoint, or a run folder's last one."""
+        config, algorithm, _ = load_algorithm(path, device=device)
+        if config.algo != cls.algo:
+            raise CheckpointError(f"'{path}' holds '{config.algo}', not '{cls.algo}'")
+        loaded = cls(config)
+        loaded._algorithm = algorithm
+        return loaded
+
+    def _trained(self) -> Algorithm[Any]:
+        if self._algorithm is None:
+            raise ConfigError(f"this {type(self).__name__} is not trained yet: call learn() or load() first")
+        return self._algorithm
+
+
+class _AlgorithmKeeper(Callback):
+    """Keeps hold of what was trained."""
+
+    algorithm: Algorithm[Any] | None = None
+
+    def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
+        self.algorithm = trainer.algorithm
+
+
+class PPO(AlgorithmAPI):
+    """Proximal policy optimization."""
+
+    algo = "ppo"
+
+
+class DQN(AlgorithmAPI):
+    """Deep Q-learning."""
+
+    algo = "dqn"
+
+
+class SAC(AlgorithmAPI):
+    """Soft actor-critic."""
+
+    algo = "sac"

@@ -1,0 +1,159 @@
+"""Making environments: from a Gymnasium id, an importable class or a class in a file."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import gymnasium as gym
+from gymnasium.error import Error as GymnasiumError
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rl_training.envs.episodes import EpisodeReport
+from rl_training.envs.resumable import Journal
+from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
+from rl_training.errors import ConfigError, EnvError
+from rl_training.validation import FrozenConfig, parse_config, suggest
+
+Env = gym.Env[Any, Any]
+Backend = Literal["sync", "async"]
+
+
+class WrapperConfig(FrozenConfig):
+    """Wrappers of the training environment; evaluation never sees them."""
+
+    reward: RewardTransformConfig | None = None
+    """What to do to each reward."""
+
+
+class EnvSettings(FrozenConfig):
+    """The keys of `env_kwargs` that are ours; all others go to the environment itself."""
+
+    backend: Backend = "sync"
+    """Step the environments in this process, or each in a process of its own."""
+    wrappers: WrapperConfig = WrapperConfig()
+    """Wrappers of the training environment."""
+    max_episode_steps: int | None = None
+    """Truncate episodes at this length, instead of the environment's own limit."""
+
+
+def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[str, Any]]:
+    """Separate our settings from the environment's own arguments."""
+    ours = {key: value for key, value in env_kwargs.items() if key in EnvSettings.model_fields}
+    own = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
+    return parse_config(EnvSettings, ours, "env_kwargs"), own
+
+
+def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_wrappers: bool = True) -> Env:
+    """Make one environment: any Gymnasium id, `module:ClassName` or `path/to/file.py:ClassName`.
+
+    Without `with_wrappers` the rewards stay as the environment gives them, as evaluation needs.
+    """
+    settings, own = split_env_kwargs(env_kwargs or {})
+    env = _construct(env_id, own, settings.max_episode_steps)
+    return apply_reward_wrappers(env, settings.wrappers.reward) if with_wrappers else env
+
+
+def make_vector_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, num_envs: int = 1
+) -> VectorEnv[Any, Any, Any]:
+    """Make the training environments; an ended episode is reset within the step that ended it."""
+    settings, _ = split_env_kwargs(env_kwargs or {})
+    make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}))
+    makers = [make] * num_envs
+    if settings.backend == "sync":
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    make().close()  # so that a bad id or argument is reported from here, not from a worker
+    makers = [functools.partial(_make_worker_env, make)] * num_envs
+    return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, context=_worker_context())
+
+
+def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any]) -> Env:
+    settings, own = split_env_kwargs(env_kwargs)
+    env: Env = EpisodeReport(_construct(env_id, own, settings.max_episode_steps))
+    return Journal(apply_reward_wrappers(env, settings.wrappers.reward))
+
+
+def _make_worker_env(make: Callable[[], Env]) -> Env:
+    """Leave Ctrl-C to the main process, which finishes its step and closes the workers."""
+    if multiprocessing.parent_process() is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return make()
+
+
+def _worker_context() -> str:
+    """Workers come from a clean server process where there is one: forking a process with threads is unsafe."""
+    return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def _construct(env_id: str, own: Mapping[str, Any], max_episode_steps: int | None) -> Env:
+    env_class = _find_class(env_id)
+    try:
+        if env_class is None:
+            return gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **own)
+        env = env_class(**own)
+    except GymnasiumError as error:
+        raise EnvError(_explain_unknown_id(env_id, error)) from None
+    except TypeError as error:
+        raise ConfigError(f"environment '{env_id}' refuses its env_kwargs {dict(own)}: {error}") from None
+    except ImportError as error:
+        raise EnvError(f"environment '{env_id}' needs a package that is not installed: {error}") from None
+    return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
+
+
+def _find_class(env_id: str) -> Callable[..., Env] | None:
+    """The environment class that `place:ClassName` names, or None for a Gymnasium id."""
+    place, colon, name = env_id.rpartition(":")
+    if not colon:
+        return None
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place, env_id)
+    candidate = getattr(module, name, None)
+    if inspect.isclass(candidate) and issubclass(candidate, gym.Env):
+        return candidate
+    if not place.endswith(".py") and name in gym.registry:
+        return None  # Gymnasium's own `module:Id`, whose module registered the id when it was imported
+    classes = [key for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, gym.Env)]
+    raise EnvError(f"'{place}' has no environment class '{name}'{suggest(name, classes)}")
+
+
+def _load_module(place: str, env_id: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        raise EnvError(f"environment '{env_id}': cannot import '{place}': {error}") from None
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise EnvError(f"environment file '{path}' does not exist (looked from {Path.cwd()})")
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    name = f"rl_training_env_{path.stem}_{digest}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _explain_unknown_id(env_id: str, error: GymnasiumError) -> str:
+    if env_id in gym.registry:
+        return f"environment '{env_id}' cannot be made: {error}"
+    remedy = "use a Gymnasium id, module:ClassName or path/to/file.py:ClassName"
+    return f"unknown environment '{env_id}'{suggest(env_id, gym.registry, remedy)}"

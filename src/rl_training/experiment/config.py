@@ -1,0 +1,178 @@
+"""The configuration of a run: its class, and how defaults, preset, file and command line become one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from annotated_types import Ge, Gt
+from pydantic import Field, ValidationError, field_validator
+
+from rl_training.errors import ConfigError
+from rl_training.validation import FrozenConfig, config_error, suggest
+
+PositiveInt = Annotated[int, Gt(0)]
+
+
+class TrainConfig(FrozenConfig):
+    """One run: which algorithm, on which environment, for how long, and where its files go."""
+
+    algo: str
+    """Name of the algorithm, as `rl-training algos` lists it."""
+    env_id: str
+    """A Gymnasium id, module:ClassName or path/to/file.py:ClassName."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of every random number of the run."""
+    total_timesteps: PositiveInt = 100_000
+    """Environment steps over all environments (offline: gradient updates)."""
+    output_dir: Path = Path("runs")
+    """Folder that holds the run folders."""
+    device: str = "auto"
+    """Where tensors live: auto, cpu, cuda, cuda:1, mps."""
+    num_envs: PositiveInt = 1
+    """Environments stepped together."""
+    eval_episodes: PositiveInt = 5
+    """Episodes of one evaluation."""
+    log_interval: PositiveInt | None = None
+    """Steps between two lines of metrics (by default a hundredth of the run)."""
+    checkpoint_interval: PositiveInt | None = None
+    """Steps between two checkpoints (by default a tenth of the run)."""
+    tags: tuple[str, ...] = ()
+    """Free words, kept with the run."""
+    num_threads: PositiveInt | Literal["auto"] = "auto"
+    """Threads of the tensor library: `auto` chooses by the size of the networks and batches."""
+    compile: bool | Literal["auto"] = "auto"
+    """Turn updates into compiled graphs: `auto` does so where the run is long enough to win."""
+    algo_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the algorithm; `rl-training algos NAME` lists them."""
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment, and ours: backend, wrappers, max_episode_steps."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise config_error(type(self), error, "the configuration") from None
+
+    @field_validator("algo")
+    @classmethod
+    def _lower_case(cls, value: str) -> str:
+        return value.lower()
+
+    @property
+    def log_every_steps(self) -> int:
+        """`log_interval` or its default."""
+        return self.log_interval or max(1, self.total_timesteps // 100)
+
+    @property
+    def checkpoint_every_steps(self) -> int:
+        """`checkpoint_interval` or its default."""
+        return self.checkpoint_interval or max(1, self.total_timesteps // 10)
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """A new configuration with some values changed."""
+        return TrainConfig(**{**self.model_dump(), **changes})
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A configuration and, for each dotted key that was set, the source that set it."""
+
+    config: TrainConfig
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+def resolve_config(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedConfig:
+    """Merge named layers, later ones over earlier ones, into one configuration."""
+    merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, values in layers:
+        _merge(merged, values, name, sources, "")
+    return ResolvedConfig(TrainConfig(**merged), sources)
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: dict[str, str], prefix: str) -> None:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        # A schedule is replaced whole: its parts mean nothing beside another schedule's.
+        if isinstance(value, Mapping) and "kind" not in value and (not prefix or isinstance(into.get(key), dict)):
+            nested = into.get(key)
+            into[key] = dict(nested) if isinstance(nested, dict) else {}
+            _merge(into[key], value, name, sources, f"{path}.")
+        else:
+            for stale in [known for known in sources if known.startswith(f"{path}.")]:
+                del sources[stale]
+            into[key] = value
+            sources[path] = name
+
+
+def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
+    """Turn `algo_kwargs.tau=0.01` and the like into nested values."""
+    values: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"'{item}' is not of the form key=value")
+        parts = key.split(".")
+        if parts[0] not in TrainConfig.model_fields:
+            raise ConfigError(f"unknown key '{key}' for the configuration{suggest_key(parts[0])}")
+        target = values
+        for part in parts[:-1]:
+            target = target.setdefault(part, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"'{item}' sets a part of a key that already has a plain value")
+        target[parts[-1]] = parse_yaml(text, f"the value of '{key}'")
+    return values
+
+
+def suggest_key(key: str) -> str:
+    """The nearest key of a configuration, or how to reach a nested one."""
+    remedy = f"an algorithm's own key is written algo_kwargs.{key}=…"
+    return suggest(key, TrainConfig.model_fields, remedy)
+
+
+def load_config_file(path: Path) -> dict[str, Any]:
+    """Read a YAML file of settings."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"config file '{path}' does not exist (looked from {Path.cwd()})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file '{path}' cannot be read: {error}") from None
+    values = parse_yaml(text, f"config file '{path}'")
+    if not isinstance(values, dict):
+        raise ConfigError(f"config file '{path}' must hold keys and values, not {type(values).__name__}")
+    return values
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """Read YAML safely, with 1e-3 as a number and no key twice."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{what} is not valid YAML: {error}") from None
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, with YAML 1.2's idea of a float and a complaint about repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        repeated = {key for key in keys if keys.count(key) > 1}
+        if repeated:
+            raise yaml.constructor.ConstructorError(None, None, f"key '{min(repeated)}' stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
+    list("-+0123456789."),
+)

@@ -1,0 +1,267 @@
+"""Metrics: gathered between two log lines, then written to a file, to TensorBoard and to the screen."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+EPISODE_WINDOW = 100
+LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
+
+
+class MetricSink(Protocol):
+    """A place where a line of metrics goes."""
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Take one line; it always holds `global_step`."""
+
+    def close(self) -> None:
+        """No more lines will come."""
+
+
+class MetricAccumulator:
+    """Means of the updates since the last line, and of the last hundred episodes.
+
+    Values stay tensors until `collect`: turning them into numbers earlier would make the device wait.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+        self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        self._lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
+
+    def add_update(self, metrics: Mapping[str, Tensor]) -> None:
+        """Take in the metrics of one update."""
+        if self._sums.keys() != metrics.keys():
+            self._sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in metrics.items()}
+            self._count = 0
+        for name, value in metrics.items():
+            self._sums[name] += value
+        self._count += 1
+
+    def add_episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """Take in finished episodes."""
+        self._returns.extend(returns)
+        self._lengths.extend(lengths)
+
+    def peek(self) -> dict[str, float]:
+        """The means as they stand."""
+        means = {name: total.item() / self._count for name, total in self._sums.items() if self._count}
+        if self._returns:
+            means["train_return_mean"] = sum(self._returns) / len(self._returns)
+            means["train_length_mean"] = sum(self._lengths) / len(self._lengths)
+        return means
+
+    def collect(self) -> dict[str, float]:
+        """The means, after which the updates begin anew."""
+        means = self.peek()
+        for total in self._sums.values():
+            total.zero_()
+        self._count = 0
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been gathered so far."""
+        return {
+            "sums": dict(self._sums),
+            "count": self._count,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._sums = dict(state["sums"])
+        self._count = state["count"]
+        self._returns = deque(state["returns"], maxlen=EPISODE_WINDOW)
+        self._lengths = deque(state["lengths"], maxlen=EPISODE_WINDOW)
+
+
+class JsonlSink:
+    """`metrics.jsonl`: one object a line, flushed line by line."""
+
+    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+        """Append to `path`, after cutting it to the lines a resumed run has already taken in."""
+        if path.exists():
+            os.truncate(path, min(keep_bytes, path.stat().st_size))
+        self._file = path.open("a", encoding="utf-8")
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the file as it stands."""
+        return self._file.tell()
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Append a line."""
+        plain = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        self._file.write(json.dumps(plain) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorboardSink:
+    """Scalars for TensorBoard."""
+
+    def __init__(self, folder: Path, first_step: int = 0) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        # A resumed run hides the points of steps that it takes again.
+        purge_step = first_step + 1 if first_step else None
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Add one point to each curve."""
+        step = int(metrics["global_step"])
+        for name, value in metrics.items():
+            if name != "global_step":
+                group = "eval" if name.startswith("eval_") else "train"
+                self._writer.add_scalar(f"{group}/{name}", value, step)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._writer.close()
+
+
+class ProgressView(Protocol):
+    """What a person watches while a run goes on; it gets the time, and the latest metrics."""
+
+    def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Show where the run is."""
+
+    def message(self, text: str) -> None:
+        """Show a line that stays."""
+
+    def close(self) -> None:
+        """Leave the screen tidy."""
+
+
+class SilentView:
+    """Shows nothing."""
+
+    def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Ignore."""
+
+    def message(self, text: str) -> None:
+        """Ignore."""
+
+    def close(self) -> None:
+        """Nothing to tidy."""
+
+
+class PlainView:
+    """A line whenever there is something new: for files and pipes."""
+
+    def __init__(self, first_step: int = 0) -> None:
+        self._clock = _Clock(first_step)
+        self._last: dict[str, float] = {}
+
+    def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Print the state of the run if its metrics have changed."""
+        if dict(metrics) != self._last:
+            self._last = dict(metrics)
+            print(
+                f"step {step:,}/{total:,}  {_describe(metrics, self._clock.rate(step), step, total)}",
+                file=sys.stderr,
+            )
+
+    def message(self, text: str) -> None:
+        """Print the line."""
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing to tidy."""
+
+
+class LiveView:
+    """A progress bar that is redrawn in place: for terminals."""
+
+    def __init__(self, first_step: int = 0) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        self._clock = _Clock(first_step)
+        self._progress = Progress(
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.description}"),
+            console=Console(stderr=True),
+        )
+        self._task = self._progress.add_task("starting", total=None)
+        self._next_draw = 0.0
+        self._progress.start()
+
+    def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Redraw, at most ten times a second."""
+        now = time.monotonic()
+        if now < self._next_draw and step < total:
+            return
+        self._next_draw = now + 0.1
+        line = f"{step:,}/{total:,}  {_describe(metrics, self._clock.rate(step), step, total)}"
+        self._progress.update(self._task, completed=step, total=total, description=line)
+
+    def message(self, text: str) -> None:
+        """Print the line above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Stop redrawing."""
+        self._progress.stop()
+
+
+def make_view(first_step: int = 0) -> ProgressView:
+    """A live bar on a terminal, plain lines elsewhere."""
+    return LiveView(first_step) if sys.stderr.isatty() else PlainView(first_step)
+
+
+class _Clock:
+    """Steps per second since the view was opened."""
+
+    def __init__(self, first_step: int) -> None:
+        self._first_step = first_step
+        self._start = time.monotonic()
+
+    def rate(self, step: int) -> float:
+        return (step - self._first_step) / max(time.monotonic() - self._start, 1e-9)
+
+
+def _describe(metrics: Mapping[str, float], rate: float, step: int, total: int) -> str:
+    parts = []
+    if "train_return_mean" in metrics:
+        parts.append(f"return {metrics['train_return_mean']:.1f}")
+    if "eval_return_mean" in metrics:
+        parts.append(f"eval {metrics['eval_return_mean']:.1f}")
+    loss = next((metrics[name] for name in LOSS_NAMES if name in metrics), None)
+    if loss is not None:
+        parts.append(f"loss {loss:.3g}")
+    if rate > 0:
+        parts.append(f"{rate:,.0f} steps/s")
+        parts.append(f"{_clock_time((total - step) / rate)} left")
+    return "  ".join(parts)
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, seconds = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`; a last line that was cut off while being written is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)

@@ -1,0 +1,108 @@
+"""The one page that lists every algorithm: its class, its config class, its loop."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rl_training.errors import ConfigError
+from rl_training.validation import parse_config, suggest
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.base import Algorithm
+    from rl_training.algorithms.config import AlgorithmConfig
+
+
+class Loop(enum.Enum):
+    """Which loop trains an algorithm."""
+
+    ON_POLICY = "on_policy"
+    OFF_POLICY = "off_policy"
+
+
+@dataclass(frozen=True)
+class AlgorithmSpec:
+    """An algorithm that can be trained by name.
+
+    `algorithm` and `config` are classes, or `module:Class` strings that are imported when first needed.
+    """
+
+    name: str
+    summary: str
+    algorithm: type[Algorithm[Any]] | str
+    config: type[AlgorithmConfig] | str
+    loop: Loop
+
+    def algorithm_class(self) -> type[Algorithm[Any]]:
+        """The class that acts and learns."""
+        algorithm: type[Algorithm[Any]] = _load(self.algorithm)
+        return algorithm
+
+    def config_class(self) -> type[AlgorithmConfig]:
+        """The class of its settings, which holds every default."""
+        config: type[AlgorithmConfig] = _load(self.config)
+        return config
+
+    def parse_kwargs(self, algo_kwargs: Mapping[str, Any]) -> AlgorithmConfig:
+        """Turn `algo_kwargs` into the algorithm's own typed settings."""
+        return parse_config(self.config_class(), algo_kwargs, self.name)
+
+
+_SPECS: dict[str, AlgorithmSpec] = {
+    spec.name: spec
+    for spec in (
+        AlgorithmSpec(
+            "ppo",
+            "proximal policy optimization; Discrete, MultiDiscrete and Box actions",
+            "rl_training.algorithms.ppo:PPOAlgorithm",
+            "rl_training.algorithms.ppo:PPOConfig",
+            Loop.ON_POLICY,
+        ),
+        AlgorithmSpec(
+            "dqn",
+            "deep Q-learning with double, dueling and n-step options; Discrete actions",
+            "rl_training.algorithms.dqn:DQNAlgorithm",
+            "rl_training.algorithms.dqn:DQNConfig",
+            Loop.OFF_POLICY,
+        ),
+        AlgorithmSpec(
+            "sac",
+            "soft actor-critic with a learned temperature; bounded Box actions",
+            "rl_training.algorithms.sac:SACAlgorithm",
+            "rl_training.algorithms.sac:SACConfig",
+            Loop.OFF_POLICY,
+        ),
+    )
+}
+
+
+def get_algorithm_spec(name: str) -> AlgorithmSpec:
+    """The algorithm of that name, or a `ConfigError` with the nearest one."""
+    spec = _SPECS.get(name.lower())
+    if spec is None:
+        raise ConfigError(f"unknown algorithm '{name}'{suggest(name, _SPECS)}")
+    return spec
+
+
+def list_algorithm_specs() -> list[AlgorithmSpec]:
+    """Every registered algorithm, by name."""
+    return [_SPECS[name] for name in sorted(_SPECS)]
+
+
+def register_algorithm(spec: AlgorithmSpec) -> None:
+    """Let `spec.name` be trained like the built-in algorithms; a name that is taken is refused."""
+    if spec.name != spec.name.lower():
+        raise ConfigError(f"algorithm name '{spec.name}' must be lower case")
+    if spec.name in _SPECS and _SPECS[spec.name] != spec:
+        raise ConfigError(f"algorithm '{spec.name}' is already registered; choose another name")
+    _SPECS[spec.name] = spec
+
+
+def _load(target: Any) -> Any:
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,86 @@
+"""Evaluation: the deterministic policy, on environments of its own, with seeds that training never uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.data.transitions import Array
+from rl_training.envs.factory import make_env
+
+MAX_ENVS = 8
+
+
+@dataclass
+class _Episode:
+    """An episode in progress."""
+
+    index: int
+    env: gym.Env[Any, Any]
+    obs: Any
+    total: float = 0.0
+    length: int = 0
+
+
+class Evaluator:
+    """Runs the same seeded episodes each time, without reward wrappers and without touching training."""
+
+    def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], seeds: Sequence[int]) -> None:
+        self._seeds = [int(seed) for seed in seeds]
+        count = min(len(self._seeds), MAX_ENVS)
+        self._envs = [make_env(env_id, env_kwargs, with_wrappers=False) for _ in range(count)]
+
+    def evaluate(self, algorithm: Algorithm[Any]) -> dict[str, float]:
+        """Mean and spread of the raw return over the episodes."""
+        returns, lengths = self.run_episodes(algorithm)
+        return {
+            "eval_return_mean": float(np.mean(returns)),
+            "eval_return_std": float(np.std(returns)),
+            "eval_length_mean": float(np.mean(lengths)),
+            "eval_episodes": len(returns),
+        }
+
+    def run_episodes(self, algorithm: Algorithm[Any]) -> tuple[list[float], list[int]]:
+        """Return and length of each episode, in the order of the seeds."""
+        returns = [0.0] * len(self._seeds)
+        lengths = [0] * len(self._seeds)
+        waiting = iter(range(len(self._seeds)))
+        active = [self._begin(index, env) for env, index in zip(self._envs, waiting, strict=False)]
+        while active:
+            actions = act_on(algorithm, np.stack([episode.obs for episode in active]), deterministic=True)
+            still_active = []
+            for episode, action in zip(active, actions, strict=True):
+                episode.obs, reward, terminated, truncated, _ = episode.env.step(action)
+                episode.total += float(reward)
+                episode.length += 1
+                if not (terminated or truncated):
+                    still_active.append(episode)
+                    continue
+                returns[episode.index], lengths[episode.index] = episode.total, episode.length
+                following = next(waiting, None)
+                if following is not None:
+                    still_active.append(self._begin(following, episode.env))
+            active = still_active
+        return returns, lengths
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self._envs:
+            env.close()
+
+    def _begin(self, index: int, env: gym.Env[Any, Any]) -> _Episode:
+        obs, _ = env.reset(seed=self._seeds[index])
+        return _Episode(index, env, obs)
+
+
+def act_on(algorithm: Algorithm[Any], obs: Array, *, deterministic: bool) -> Array:
+    """Environment actions for a batch of environment observations."""
+    stored = np.ascontiguousarray(obs, dtype=algorithm.spaces.obs.dtype)
+    actions = algorithm.act(torch.from_numpy(stored).to(algorithm.device), explore=not deterministic)
+    return algorithm.spaces.action.to_env(actions.cpu().numpy())

@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM: the first asks the run to stop and save, the second leaves at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from rl_training.runtime.trainer import TrainerState
+
+INTERRUPTED = "interrupted by "
+
+
+@contextlib.contextmanager
+def stop_on_signals(state: TrainerState) -> Iterator[None]:
+    """Turn signals into a request to stop while the block runs (in the main thread; elsewhere do nothing)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if state.should_stop:
+            raise KeyboardInterrupt
+        state.request_stop(INTERRUPTED + signal.Signals(number).name)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def interrupting_signal(stop_reason: str | None) -> signal.Signals | None:
+    """The signal that ended a run, if one did."""
+    if stop_reason is None or not stop_reason.startswith(INTERRUPTED):
+        return None
+    return signal.Signals[stop_reason.removeprefix(INTERRUPTED)]

@@ -1,0 +1,76 @@
+"""The off-policy loop: add new steps to the replay buffer, learn from samples of it, keep the ratio of the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.config import OffPolicyConfig
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.spaces import Spaces
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.session import Session
+
+STEPS_BETWEEN_REPORTS = 1000
+"""A long round without updates (the warm-up) is cut here, so that the run stays visible."""
+
+
+def make_replay_buffer(
+    config: OffPolicyConfig, spaces: Spaces, num_envs: int, rng: np.random.Generator, device: torch.device
+) -> ReplayBuffer:
+    """The buffer this loop fills and samples."""
+    return ReplayBuffer(
+        spaces,
+        config.buffer_capacity,
+        num_envs,
+        rng=rng,
+        device=device,
+        n_step=config.n_step,
+        gamma=config.gamma,
+    )
+
+
+def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: ReplayBuffer) -> None:
+    """Train until the run is over."""
+    state = session.state
+    config: OffPolicyConfig = algorithm.config
+
+    def explore(obs: Tensor) -> Tensor:
+        algorithm.advance(state.global_step, session.progress)
+        if state.global_step < config.learning_starts:
+            return algorithm.random_actions(len(obs))
+        return algorithm.act(obs, explore=True)
+
+    while not state.should_stop:
+        if not updates_due(config, state.global_step, state.update_count):
+            if not session.has_steps_left:
+                break
+            steps = steps_to_next_round(config, state.global_step, session.total_steps, collector.num_envs)
+            result = collector.collect(explore, buffer, steps, state)
+            session.collected(result)
+            if result.steps < steps * collector.num_envs:
+                break  # asked to stop within the round
+        algorithm.advance(state.global_step, session.progress)
+        while updates_due(config, state.global_step, state.update_count):
+            if state.should_stop:
+                return  # within the round again: a resumed run does the rest of the updates first
+            session.updated(algorithm.update(buffer.sample(config.batch_size)))
+        session.end_round()
+
+
+def updates_due(config: OffPolicyConfig, global_step: int, update_count: int) -> int:
+    """Updates still to do at `global_step`, so that their ratio to steps does not depend on `num_envs`."""
+    rounds = max(0, global_step - config.learning_starts) // config.train_frequency
+    return rounds * config.gradient_steps - update_count
+
+
+def steps_to_next_round(config: OffPolicyConfig, global_step: int, total_steps: int, num_envs: int) -> int:
+    """Steps each environment takes until the next updates are due, or until it is time to report."""
+    rounds = max(0, (global_step - config.learning_starts) // config.train_frequency) + 1
+    next_round = config.learning_starts + rounds * config.train_frequency
+    next_report = (global_step // STEPS_BETWEEN_REPORTS + 1) * STEPS_BETWEEN_REPORTS
+    return -(-(min(next_round, next_report, total_steps) - global_step) // num_envs)

@@ -1,0 +1,246 @@
+"""What every run needs, whatever it trains: a device, a folder, metadata, seeds, threads and its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.errors import ConfigError, RLTrainingError, RunExistsError
+from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
+from rl_training.experiment.config import TrainConfig
+
+WORK_FOR_TWO_THREADS = 8_000_000
+"""Multiplications in the widest layer of one update above which threads beat their own overhead."""
+STEPS_FOR_COMPILING = 20_000
+"""Gradient steps above which a compiled update wins back the seconds that compiling takes."""
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device of that name; `auto` is the first accelerator on which memory can really be had, else the CPU."""
+    if device != "auto":
+        try:
+            resolved = torch.device(device)
+            torch.zeros(1, device=resolved)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"device '{device}' cannot be used: {reason} (use auto or cpu)") from None
+        return resolved
+    if torch.cuda.is_available():
+        candidates = ["cuda"]
+    else:
+        candidates = ["mps"] if torch.backends.mps.is_available() else []
+    for name in candidates:
+        with contextlib.suppress(RuntimeError, AssertionError):
+            torch.zeros(1, device=name)
+            return torch.device(name)
+    return torch.device("cpu")
+
+
+def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as plain values, with its derived defaults filled in."""
+    values = config.model_dump(mode="json")
+    values["log_interval"] = config.log_every_steps
+    values["checkpoint_interval"] = config.checkpoint_every_steps
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSeeds:
+    """Independent streams of random numbers for each part of a run, all grown from one seed."""
+
+    env: np.random.SeedSequence
+    policy: np.random.SeedSequence
+    replay: np.random.SeedSequence
+    evaluation: np.random.SeedSequence
+
+    @classmethod
+    def from_seed(cls, seed: int) -> RunSeeds:
+        """Split the seed."""
+        return cls(*np.random.SeedSequence(seed).spawn(4))
+
+    def env_seeds(self, num_envs: int) -> list[int]:
+        """One seed for each training environment."""
+        return [int(seed) for seed in self.env.generate_state(num_envs)]
+
+    def eval_seeds(self, num_episodes: int) -> list[int]:
+        """One seed for each evaluation episode."""
+        return [int(seed) for seed in self.evaluation.generate_state(num_episodes)]
+
+    def policy_generator(self, device: torch.device) -> torch.Generator:
+        """The generator of weights, actions and noise."""
+        return torch.Generator(device).manual_seed(int(self.policy.generate_state(1, np.uint64)[0] >> 1))
+
+    def replay_generator(self) -> np.random.Generator:
+        """The generator that draws batches."""
+        return np.random.default_rng(self.replay)
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a run computes. Results depend on it to the last bit, so it stays with the run."""
+
+    num_threads: int
+    compile: bool
+
+    @classmethod
+    def choose(cls, config: TrainConfig, algo_config: AlgorithmConfig) -> Execution:
+        """Fill in what the configuration leaves to `auto`."""
+        if config.num_threads == "auto":
+            widest = max(algo_config.hidden_sizes)
+            is_large = algo_config.samples_per_update() * widest**2 >= WORK_FOR_TWO_THREADS
+            num_threads = min(os.cpu_count() or 1, 4) if is_large else 1
+        else:
+            num_threads = int(config.num_threads)
+        compile_updates = config.compile
+        if compile_updates == "auto":
+            steps = algo_config.gradient_steps_in(config.total_timesteps, config.num_envs)
+            compile_updates = steps >= STEPS_FOR_COMPILING and has_compiler()
+        elif compile_updates and not has_compiler():
+            raise ConfigError("compile: true needs a C++ compiler (g++ or clang++) on the path; use auto or false")
+        return cls(num_threads, compile_updates)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Use this number of threads inside the block."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.num_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def has_compiler() -> bool:
+    """Whether torch can compile for the CPU here."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRun:
+    """The folder of one run."""
+
+    run_dir: Path
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """Where its checkpoints are."""
+        return self.run_dir / "checkpoints"
+
+    def __fspath__(self) -> str:
+        return str(self.run_dir)
+
+    def update_metadata(self, **values: Any) -> None:
+        """Change some values of `metadata.json`, all at once."""
+        path = self.run_dir / "metadata.json"
+        metadata = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps({**metadata, **values}, indent=2) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+
+def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -> TrainingRun:
+    """Make a new run folder with its `config.yaml` and `metadata.json`; an existing folder is refused."""
+    stem = f"{safe_name(config.algo)}__{safe_name(config.env_id)}__seed{config.seed}"
+    run = TrainingRun(_make_new_folder(config.output_dir, stem, run_suffix))
+    run.checkpoints_dir.mkdir()
+    values = serialize_train_config(config)
+    (run.run_dir / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    run.update_metadata(
+        command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+        created=_now(),
+        seed=config.seed,
+        versions=_versions(),
+        git_commit=_git_commit(),
+        status="running",
+    )
+    return run
+
+
+def finish_training_run(run: TrainingRun, *, status: str, reason: str | None) -> None:
+    """Write down how and why the run ended."""
+    run.update_metadata(status=status, stop_reason=reason, ended=_now())
+
+
+def save_training_checkpoint(
+    path: str | Path,
+    *,
+    config: TrainConfig,
+    algorithm_state: dict[str, Any],
+    trainer_state: dict[str, Any],
+    buffer_state: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """Write a checkpoint that `load_checkpoint` reads."""
+    return save_checkpoint(
+        path,
+        CheckpointState(
+            algorithm_state=algorithm_state,
+            buffer_state=buffer_state,
+            trainer_state=trainer_state,
+            config=serialize_train_config(config),
+            metadata={"saved": _now(), "versions": _versions(), **(metadata or {})},
+        ),
+    )
+
+
+def safe_name(text: str) -> str:
+    """`text` as a part of a folder name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
+
+
+def _make_new_folder(parent: Path, stem: str, suffix: str | None) -> Path:
+    attempt = 0
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    while True:
+        ending = safe_name(suffix) if suffix else stamp + (f"-{attempt}" if attempt else "")
+        folder = parent / f"{stem}__{ending}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not parent.is_dir():
+                raise RLTrainingError(f"output folder '{parent}' is not a folder") from None
+            if suffix:
+                raise RunExistsError(f"run folder '{folder}' exists already; choose another suffix") from None
+            attempt += 1
+        except OSError as error:
+            raise RLTrainingError(f"cannot create run folder '{folder}': {error.strerror}") from None
+        else:
+            return folder
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("rl-training", "torch", "gymnasium", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _git_commit() -> str | None:
+    """The commit of the working directory, if it is a git checkout."""
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

@@ -1,0 +1,160 @@
+"""Everything around a loop: events, logging, evaluation, checkpoints, and the end of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_training.algorithms.base import UpdateResult
+from rl_training.experiment.checkpointing import CheckpointFolder
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.logging import MetricAccumulator, MetricSink, ProgressView
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.controls import Horizon, Interval
+from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
+
+
+@dataclass
+class Session:
+    """One run as its loop sees it: tell it what happened, ask it whether to go on."""
+
+    config: TrainConfig
+    state: TrainerState
+    horizon: Horizon
+    callbacks: Callback
+    evaluator: Evaluator
+    checkpoints: CheckpointFolder
+    sinks: Sequence[MetricSink]
+    view: ProgressView
+    save: Callable[[], Path]
+    """Writes a checkpoint of the whole run as it is now."""
+    eval_every_steps: int
+    accumulator: MetricAccumulator = field(default_factory=MetricAccumulator)
+    best_return: float | None = None
+    last_eval: dict[str, float] = field(default_factory=dict)
+    last_eval_step: int | None = None
+
+    def __post_init__(self) -> None:
+        """Set up the intervals."""
+        self._log_due = Interval(self.config.log_every_steps)
+        self._eval_due = Interval(self.eval_every_steps)
+        self._checkpoint_due = Interval(self.config.checkpoint_every_steps)
+        self._latest: dict[str, float] = {}
+        self._last_logged_step: int | None = None
+
+    @property
+    def total_steps(self) -> int:
+        """The step at which the run ends."""
+        return self.horizon.total
+
+    @property
+    def has_steps_left(self) -> bool:
+        """Whether the last step lies ahead."""
+        return self.state.global_step < self.horizon.total
+
+    @property
+    def progress(self) -> float:
+        """The share of the run that is done."""
+        return self.horizon.progress(self.state.global_step)
+
+    def collected(self, result: CollectResult) -> None:
+        """New steps are in the buffer."""
+        self.accumulator.add_episodes(result.episode_returns, result.episode_lengths)
+        self.callbacks.on_collect_end(self.state, result)
+
+    def updated(self, result: UpdateResult) -> None:
+        """The algorithm has learned."""
+        self.state.update_count += result.gradient_steps
+        self.accumulator.add_update(result.metrics)
+        self.callbacks.on_update_end(self.state, result)
+
+    def end_round(self) -> None:
+        """A round is done: log, evaluate and save what is due."""
+        step = self.state.global_step
+        self.state.epoch += 1
+        log_due, eval_due = self._log_due.is_due(step), self._eval_due.is_due(step)
+        checkpoint_due = self._checkpoint_due.is_due(step)
+        is_best = self._evaluate() if eval_due else False
+        if log_due or eval_due:
+            self._log()
+        if checkpoint_due or is_best:
+            path = self.save()
+            if is_best:
+                self.checkpoints.point("best", path)
+        self.view.update(step, self.horizon.total, self._latest)
+
+    def finish(self) -> TrainResult:
+        """The loop has ended: save, evaluate the last policy, and tell everyone."""
+        # Saved before the closing evaluation, so that a resumed run goes on as if it had never stopped here.
+        path = self.save()
+        if self.last_eval_step != self.state.global_step:
+            if self._evaluate():
+                self.checkpoints.point("best", path)
+            self._log()
+        elif self._last_logged_step != self.state.global_step:
+            self._log()
+        metrics = dict(self._latest)
+        if self.best_return is not None:
+            metrics["best_eval_return_mean"] = self.best_return
+        return TrainResult(self.state.run_dir, path, metrics, self.state.stop_reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, schedules, statistics and the states of the callbacks."""
+        return {
+            "global_step": self.state.global_step,
+            "epoch": self.state.epoch,
+            "update_count": self.state.update_count,
+            "stop_reason": self.state.stop_reason,
+            "horizon": self.horizon.state_dict(),
+            "accumulator": self.accumulator.state_dict(),
+            "callbacks": self.callbacks.state_dict(),
+            "intervals": [due.state_dict() for due in self._intervals()],
+            "best_return": self.best_return,
+            "last_eval": dict(self.last_eval),
+            "last_eval_step": self.last_eval_step,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore all but the reason to stop, and stretch the schedules if the run was extended."""
+        self.state.global_step = state["global_step"]
+        self.state.epoch = state["epoch"]
+        self.state.update_count = state["update_count"]
+        self.horizon = Horizon(**state["horizon"]).extended(state["global_step"], self.config.total_timesteps)
+        self.accumulator.load_state_dict(state["accumulator"])
+        self.callbacks.load_state_dict(state["callbacks"])
+        for due, saved in zip(self._intervals(), state["intervals"], strict=True):
+            due.load_state_dict(saved)
+        self.best_return = state["best_return"]
+        self.last_eval = dict(state["last_eval"])
+        self.last_eval_step = state["last_eval_step"]
+
+    def _intervals(self) -> tuple[Interval, Interval, Interval]:
+        return self._log_due, self._eval_due, self._checkpoint_due
+
+    def _evaluate(self) -> bool:
+        """Evaluate the policy; returns whether it is the best so far."""
+        self.last_eval = self.evaluator.evaluate(self.state.algorithm)
+        self.last_eval_step = self.state.global_step
+        self.callbacks.on_eval_end(self.state, self.last_eval)
+        score = self.last_eval["eval_return_mean"]
+        is_best = self.best_return is None or score > self.best_return
+        if is_best:
+            self.best_return = score
+        return is_best
+
+    def _log(self) -> None:
+        """Write one line of what was gathered since the last."""
+        metrics: dict[str, float] = {
+            "global_step": self.state.global_step,
+            "gradient_steps": self.state.update_count,
+            **self.accumulator.collect(),
+        }
+        if self.last_eval_step == self.state.global_step:
+            metrics |= self.last_eval
+        for sink in self.sinks:
+            sink.write(metrics)
+        self._latest |= metrics
+        self._last_logged_step = self.state.global_step

@@ -1,0 +1,217 @@
+"""From a configuration to a finished run: makes the parts, and hands them to the loop the registry names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_training.algorithms.base import Algorithm, Resources
+from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.data.spaces import describe_spaces
+from rl_training.envs.factory import make_vector_env
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import CheckpointFolder, CheckpointState
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.logging import JsonlSink, ProgressView, TensorboardSink, make_view
+from rl_training.experiment.registry import Loop, get_algorithm_spec
+from rl_training.runtime.callbacks import Callback, CallbackList
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
+from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.interrupts import stop_on_signals
+from rl_training.runtime.off_policy_loop import make_replay_buffer, off_policy_loop
+from rl_training.runtime.on_policy_loop import make_rollout_buffer, on_policy_loop
+from rl_training.runtime.run_utils import (
+    Execution,
+    RunSeeds,
+    TrainingRun,
+    create_training_run,
+    finish_training_run,
+    resolve_device,
+    save_training_checkpoint,
+)
+from rl_training.runtime.session import Session
+from rl_training.runtime.trainer import TrainerState, TrainResult
+
+LOOPS: dict[Loop, tuple[Callable[..., Any], Callable[..., None]]] = {
+    Loop.ON_POLICY: (make_rollout_buffer, on_policy_loop),
+    Loop.OFF_POLICY: (make_replay_buffer, off_policy_loop),
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is assembled from, before it has a folder."""
+
+    algo_config: AlgorithmConfig
+    algorithm: Algorithm[Any]
+    collector: Collector
+    buffer: Any
+    evaluator: Evaluator
+    execution: Execution
+
+    def close(self) -> None:
+        """Close all environments."""
+        self.collector.close()
+        self.evaluator.close()
+
+
+def train_algorithm(
+    name: str,
+    config: TrainConfig,
+    *,
+    run_suffix: str | None = None,
+    checkpoint_state: CheckpointState | None = None,
+    callbacks: Sequence[Callback] | None = None,
+) -> TrainResult:
+    """`run_training` for a configuration that must name this algorithm."""
+    if config.algo != name:
+        raise ConfigError(f"this trains '{name}', but the configuration says algo: {config.algo}")
+    return run_training(config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks)
+
+
+def run_training(
+    config: TrainConfig,
+    *,
+    run_suffix: str | None = None,
+    checkpoint_state: CheckpointState | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    run: TrainingRun | None = None,
+) -> TrainResult:
+    """Train as `config` says, from the start or from `checkpoint_state`, in a new folder or in `run`'s.
+
+    Nothing is written before every part has been made, so a mistake in the configuration leaves nothing behind.
+    """
+    execution = choose_execution(config, checkpoint_state)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(execution.applied())
+        parts = make_parts(config, execution)
+        stack.callback(parts.close)
+        run = run or create_training_run(config, run_suffix=run_suffix)
+        view = make_view(checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0)
+        stack.callback(view.close)
+        try:
+            result = _run_session(config, parts, run, view, checkpoint_state, callbacks)
+        except BaseException as error:
+            finish_training_run(run, status="failed", reason=f"{type(error).__name__}: {error}")
+            raise
+    status = "finished" if result.stop_reason is None else "stopped"
+    finish_training_run(run, status=status, reason=result.stop_reason)
+    return result
+
+
+def choose_execution(config: TrainConfig, checkpoint_state: CheckpointState | None) -> Execution:
+    """Threads and compilation as the checkpoint had them, or as the configuration wants them."""
+    if checkpoint_state is not None and "execution" in checkpoint_state.metadata:
+        return Execution(**checkpoint_state.metadata["execution"])
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    return Execution.choose(config, algo_config)
+
+
+def make_parts(config: TrainConfig, execution: Execution) -> Parts:
+    """Make and check everything the run needs; a mistake in the configuration is found here."""
+    spec = get_algorithm_spec(config.algo)
+    algo_config = spec.parse_kwargs(config.algo_kwargs)
+    device = resolve_device(config.device)
+    seeds = RunSeeds.from_seed(config.seed)
+    envs = make_vector_env(config.env_id, config.env_kwargs, num_envs=config.num_envs)
+    try:
+        spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
+        spec.algorithm_class().check_spaces(spaces)
+        resources = Resources(device, seeds.policy_generator(device), config.num_envs, execution.compile)
+        algorithm = spec.algorithm_class()(algo_config, spaces, resources)
+        collector = Collector(envs, spaces, device)
+        make_buffer, _ = LOOPS[spec.loop]
+        buffer = make_buffer(algo_config, spaces, config.num_envs, seeds.replay_generator(), device)
+        evaluator = Evaluator(config.env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
+    except BaseException:
+        envs.close()
+        raise
+    return Parts(algo_config, algorithm, collector, buffer, evaluator, execution)
+
+
+def _run_session(
+    config: TrainConfig,
+    parts: Parts,
+    run: TrainingRun,
+    view: ProgressView,
+    checkpoint_state: CheckpointState | None,
+    callbacks: Sequence[Callback] | None,
+) -> TrainResult:
+    trainer_state = checkpoint_state.trainer_state if checkpoint_state else None
+    is_same_run = trainer_state is not None and (run.run_dir / "metrics.jsonl").exists()
+    keep_bytes = trainer_state["metrics_bytes"] if trainer_state and is_same_run else 0
+    first_step = trainer_state["session"]["global_step"] if trainer_state else 0
+    jsonl = JsonlSink(run.run_dir / "metrics.jsonl", keep_bytes)
+    tensorboard = TensorboardSink(run.run_dir / "tensorboard", first_step)
+    state = TrainerState(parts.algorithm, run.run_dir)
+    checkpoints = CheckpointFolder(run.checkpoints_dir)
+    checkpoints.discard_after(first_step)
+
+    def save() -> Path:
+        return checkpoints.save(state.global_step, lambda path: _write(path, config, parts, session, jsonl))
+
+    early_stopping = parts.algo_config.early_stopping
+    own = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
+    session = Session(
+        config=config,
+        state=state,
+        horizon=Horizon(config.total_timesteps),
+        callbacks=CallbackList([*own, *(callbacks or [])]),
+        evaluator=parts.evaluator,
+        checkpoints=checkpoints,
+        sinks=(jsonl, tensorboard),
+        view=view,
+        save=save,
+        eval_every_steps=parts.algo_config.eval_interval or max(1, config.total_timesteps // 10),
+    )
+    with contextlib.closing(jsonl), contextlib.closing(tensorboard), stop_on_signals(state):
+        if checkpoint_state is None:
+            parts.collector.reset(RunSeeds.from_seed(config.seed).env_seeds(config.num_envs))
+        else:
+            _restore(checkpoint_state, parts, session, view)
+        session.callbacks.on_train_start(state)
+        _, loop = LOOPS[get_algorithm_spec(config.algo).loop]
+        loop(session, parts.algorithm, parts.collector, parts.buffer)
+        result = session.finish()
+    session.callbacks.on_train_end(state, result)
+    return result
+
+
+def _write(path: Path, config: TrainConfig, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
+    save_training_checkpoint(
+        path,
+        config=config,
+        algorithm_state=parts.algorithm.state_dict(),
+        buffer_state=parts.buffer.state_dict(),
+        trainer_state={
+            "session": session.state_dict(),
+            "collector": parts.collector.state_dict(),
+            "metrics_bytes": jsonl.num_bytes,
+        },
+        metadata={
+            "execution": {"num_threads": parts.execution.num_threads, "compile": parts.execution.compile},
+            "global_step": session.state.global_step,
+        },
+    )
+
+
+def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, view: ProgressView) -> None:
+    if checkpoint_state.buffer_state is None:
+        raise ConfigError("this checkpoint holds a policy only, without the buffer that training needs to go on")
+    parts.algorithm.load_state_dict(checkpoint_state.algorithm_state)
+    parts.buffer.load_state_dict(checkpoint_state.buffer_state)
+    session.load_state_dict(checkpoint_state.trainer_state["session"])
+    if not parts.collector.load_state_dict(checkpoint_state.trainer_state["collector"]):
+        view.message(
+            "warning: the environments could not be brought back exactly to where they were;"
+            " this run continues approximately"
+        )
+    if session.horizon.from_step:
+        view.message(
+            f"the run now ends at step {session.horizon.total:,}: from step {session.horizon.from_step:,} on,"
+            f" the remaining {1 - session.horizon.from_progress:.0%} of each schedule is spread over the steps left"
+        )

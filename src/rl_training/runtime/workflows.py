@@ -1,0 +1,165 @@
+"""What can be done with a checkpoint: evaluate it, act with it, go on training from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_training.algorithms.base import Algorithm, Resources
+from rl_training.data.spaces import Spaces
+from rl_training.errors import ConfigError, EnvError
+from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.evaluation import Evaluator, act_on
+from rl_training.runtime.run_utils import RunSeeds, TrainingRun, resolve_device
+from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.training import choose_execution, run_training
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """A run that can go on: its new configuration, its state, and the folder it continues in (None: a new one)."""
+
+    config: TrainConfig
+    checkpoint_path: Path
+    state: CheckpointState
+    run: TrainingRun | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is no step left to take."""
+        return self.global_step >= self.config.total_timesteps
+
+    @property
+    def global_step(self) -> int:
+        """The step at which the run goes on."""
+        return int(self.state.trainer_state["session"]["global_step"])
+
+
+def load_algorithm(path: str | Path, *, device: str = "auto") -> tuple[TrainConfig, Algorithm[Any], CheckpointState]:
+    """The trained algorithm in a checkpoint, ready to act. Neither the buffer nor an environment is touched."""
+    state = load_checkpoint(path, include_buffer=False)
+    config = TrainConfig(**state.config).replace(device=device)
+    return config, restore_algorithm(config, state.algorithm_state), state
+
+
+def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> Algorithm[Any]:
+    """An algorithm as its `state_dict` describes it."""
+    spec = get_algorithm_spec(config.algo)
+    resolved = resolve_device(config.device)
+    generator = RunSeeds.from_seed(config.seed).policy_generator(resolved)
+    resources = Resources(resolved, generator, config.num_envs)
+    spaces = Spaces.from_state_dict(algorithm_state["spaces"])
+    algorithm = spec.algorithm_class()(spec.parse_kwargs(config.algo_kwargs), spaces, resources)
+    algorithm.load_state_dict(algorithm_state)
+    return algorithm
+
+
+def evaluate_checkpoint(path: str | Path, *, num_episodes: int | None = None, device: str = "auto") -> dict[str, float]:
+    """Evaluate a checkpoint (or a run folder's last one) as training does.
+
+    With the number of episodes the run was configured with, this gives the number that training logged.
+    """
+    config, algorithm, state = load_algorithm(path, device=device)
+    with choose_execution(config, state).applied():
+        metrics = evaluate_algorithm(config, algorithm, num_episodes)
+    return {"global_step": state.metadata["global_step"], **metrics}
+
+
+def evaluate_algorithm(
+    config: TrainConfig, algorithm: Algorithm[Any], num_episodes: int | None = None
+) -> dict[str, float]:
+    """Evaluate on the seeds that belong to the run."""
+    if num_episodes is not None and num_episodes < 1:
+        raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
+    seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
+    evaluator = Evaluator(config.env_id, config.env_kwargs, seeds)
+    try:
+        return evaluator.evaluate(algorithm)
+    finally:
+        evaluator.close()
+
+
+def predict_checkpoint(path: str | Path, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
+    """Action for one observation, or actions for a batch, by the policy in a checkpoint.
+
+    This reads the checkpoint at each call; to act many times, load it once with the algorithm's class.
+    """
+    _, algorithm, _ = load_algorithm(path)
+    return predict(algorithm, obs, deterministic=deterministic)
+
+
+def predict(algorithm: Algorithm[Any], obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
+    """Environment action for one observation, or actions for a batch."""
+    array = np.asarray(obs)
+    shape = algorithm.spaces.obs.shape
+    if array.shape == shape:
+        action: npt.NDArray[Any] = act_on(algorithm, array[None], deterministic=deterministic)[0]
+        return action
+    if array.shape[1:] != shape or array.ndim == 0:
+        raise EnvError(f"observation of shape {array.shape} does not fit: expected {shape}, or {('batch', *shape)}")
+    return act_on(algorithm, array, deterministic=deterministic)
+
+
+def plan_resume(
+    path: str | Path,
+    *,
+    total_timesteps: int | None = None,
+    output_dir: str | Path | None = None,
+    eval_episodes: int | None = None,
+    device: str | None = None,
+) -> ResumePlan:
+    """Read a checkpoint and say how its run would go on: in its own folder, unless `output_dir` is given."""
+    checkpoint_path = resolve_checkpoint(path)
+    state = load_checkpoint(checkpoint_path)
+    changes = {
+        "total_timesteps": total_timesteps,
+        "output_dir": output_dir,
+        "eval_episodes": eval_episodes,
+        "device": device,
+    }
+    config = TrainConfig(**state.config).replace(**{k: v for k, v in changes.items() if v is not None})
+    run_dir = checkpoint_path.parent.parent
+    is_in_run = checkpoint_path.parent.name == "checkpoints" and (run_dir / "config.yaml").is_file()
+    run = TrainingRun(run_dir) if is_in_run and output_dir is None else None
+    return ResumePlan(config, checkpoint_path, state, run)
+
+
+def resume_training(
+    path: str | Path,
+    *,
+    total_timesteps: int | None = None,
+    output_dir: str | Path | None = None,
+    eval_episodes: int | None = None,
+    device: str | None = None,
+    callbacks: Sequence[Callback] | None = None,
+) -> TrainResult:
+    """Go on training from a checkpoint or a run folder. A run that has no step left is returned as it is."""
+    plan = plan_resume(
+        path,
+        total_timesteps=total_timesteps,
+        output_dir=output_dir,
+        eval_episodes=eval_episodes,
+        device=device,
+    )
+    return run_plan(plan, callbacks=callbacks)
+
+
+def run_plan(plan: ResumePlan, *, callbacks: Sequence[Callback] | None = None) -> TrainResult:
+    """Carry out a resume."""
+    if plan.is_finished:
+        session = plan.state.trainer_state["session"]
+        metrics = {
+            "global_step": plan.global_step,
+            "gradient_steps": session["update_count"],
+            **session["last_eval"],
+        }
+        return TrainResult(plan.checkpoint_path.parent.parent, plan.checkpoint_path, metrics)
+    return run_training(plan.config, checkpoint_state=plan.state, callbacks=callbacks, run=plan.run)
