@@ -75,7 +75,15 @@ def make_vector_env(
         return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     make().close()  # so that a bad id or argument is reported from here, not from a worker
     makers = [functools.partial(_make_worker_env, make)] * num_envs
-    return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, context=_worker_context())
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise EnvError(
+            "a worker process is importing the script that started it, which starts workers again:"
+            " put the call that trains under `if __name__ == '__main__':`"
+        )
+    try:
+        return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, context=_worker_context())
+    except (EOFError, ConnectionError):
+        raise EnvError("an environment's worker process ended while starting; its own words are above") from None
 
 
 def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any]) -> Env:
@@ -116,7 +124,7 @@ def _find_class(env_id: str) -> Callable[..., Env] | None:
     place, colon, name = env_id.rpartition(":")
     if not colon:
         return None
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place, env_id)
+    module = load_code(place)
     candidate = getattr(module, name, None)
     if inspect.isclass(candidate) and issubclass(candidate, gym.Env):
         return candidate
@@ -126,16 +134,19 @@ def _find_class(env_id: str) -> Callable[..., Env] | None:
     raise EnvError(f"'{place}' has no environment class '{name}'{suggest(name, classes)}")
 
 
-def _load_module(place: str, env_id: str) -> ModuleType:
+def load_code(place: str) -> ModuleType:
+    """Import a module by its name, or a file by its path."""
+    if place.endswith(".py"):
+        return _load_file(Path(place))
     try:
         return importlib.import_module(place)
     except ImportError as error:
-        raise EnvError(f"environment '{env_id}': cannot import '{place}': {error}") from None
+        raise EnvError(f"cannot import '{place}': {error}") from None
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise EnvError(f"environment file '{path}' does not exist (looked from {Path.cwd()})")
+        raise EnvError(f"file '{path}' does not exist (looked from {Path.cwd()})")
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
     name = f"rl_training_env_{path.stem}_{digest}"
     if name not in sys.modules:

@@ -168,11 +168,14 @@ class PlainView:
     def __init__(self, first_step: int = 0) -> None:
         self._clock = _Clock(first_step)
         self._last: dict[str, float] = {}
+        self._next_line = 0.0
 
     def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Print the state of the run if its metrics have changed."""
-        if dict(metrics) != self._last:
+        """Print the state of the run if its metrics have changed, at most once a second."""
+        now = time.monotonic()
+        if dict(metrics) != self._last and (now >= self._next_line or step >= total):
             self._last = dict(metrics)
+            self._next_line = now + 1.0
             print(
                 f"step {step:,}/{total:,}  {_describe(metrics, self._clock.rate(step), step, total)}",
                 file=sys.stderr,

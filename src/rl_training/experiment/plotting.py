@@ -1,0 +1,40 @@
+"""The learning curve of a run as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rl_training.errors import RLTrainingError
+from rl_training.experiment.logging import read_metrics
+
+
+def plot_learning_curve(run_dir: Path, out: Path | None = None) -> Path:
+    """Draw training and evaluation return over steps into `learning_curve.png`, or into `out`."""
+    metrics_path = run_dir / "metrics.jsonl"
+    if not metrics_path.is_file():
+        raise RLTrainingError(f"'{run_dir}' is not a run folder: it has no metrics.jsonl")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise RLTrainingError('drawing needs matplotlib: pip install "rl-training[plot]"') from None
+    lines = list(read_metrics(metrics_path))
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    for name, label, style in (
+        ("train_return_mean", "training (mean of the last 100 episodes)", "-"),
+        ("eval_return_mean", "evaluation (deterministic policy)", "o-"),
+    ):
+        points = [(line["global_step"], line[name]) for line in lines if line.get(name) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
+    bands = [line for line in lines if line.get("eval_return_std") is not None]
+    steps = [line["global_step"] for line in bands]
+    low = [line["eval_return_mean"] - line["eval_return_std"] for line in bands]
+    high = [line["eval_return_mean"] + line["eval_return_std"] for line in bands]
+    axes.fill_between(steps, low, high, color="C1", alpha=0.15, linewidth=0)
+    axes.set(xlabel="environment steps", ylabel="return", title=run_dir.name)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", frameon=False)
+    target = out or run_dir / "learning_curve.png"
+    figure.savefig(target)
+    return target
