@@ -1,0 +1,128 @@
+"""Train presets on several seeds and write the scores, 100 episodes each, to docs/results.md.
+
+    python benchmarks/proof.py                        every preset
+    python benchmarks/proof.py ppo/cartpole           one of them
+
+Raw scores are kept in benchmarks/results/<preset>.json; the page is made from those files, so a preset can be
+measured again on its own. Two runs go side by side, on one thread each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RAW = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a preset must show: the policy that is judged, the score, and how many of the seeds must reach it."""
+
+    policy: str
+    score: float
+    rule: str
+    peer: str
+
+    def is_met(self, scores: list[float]) -> bool:
+        if self.rule == "median":
+            return statistics.median(scores) >= self.score
+        return sum(score >= self.score for score in scores) >= int(self.rule)
+
+
+BARS = {
+    "ppo/cartpole": Bar("last", 475, "5", "500 on 5 of 5 (SB3)"),
+    "dqn/cartpole": Bar("best", 475, "median", "last policy 500, 500, 500, 192, 19 (SB3)"),
+    "sac/pendulum": Bar("last", -200, "5", "-144, -158, -132 (SB3, 3 seeds)"),
+}
+
+
+def run_seed(preset: str, seed: int) -> dict[str, Any]:
+    """Train one seed in a process of its own and evaluate its last and its best policy."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.monotonic()
+        trained = call(
+            "train", "--config", str(ROOT / "configs" / f"{preset}.yaml"), "--seed", str(seed),
+            "--output-dir", folder, "num_threads=1", "--json",
+        )  # fmt: skip
+        seconds = time.monotonic() - start
+        scores = {}
+        for policy in ("last", "best"):
+            checkpoint = Path(trained["run_dir"]) / "checkpoints" / policy
+            metrics = call("eval", "--checkpoint", str(checkpoint), "--eval-episodes", str(EPISODES), "--json")
+            scores[policy] = round(metrics["eval_return_mean"], 1)
+    print(f"{preset} seed {seed}: last {scores['last']}, best {scores['best']}, {seconds:.0f} s", flush=True)
+    return {"seed": seed, **scores, "seconds": round(seconds)}
+
+
+def call(*words: str) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(
+        [sys.executable, "-m", "rl_training", *words], capture_output=True, text=True, env=environment, check=False
+    )
+    if answer.returncode:
+        raise SystemExit(f"{' '.join(words)} failed:\n{answer.stderr[-2000:]}")
+    return dict(json.loads(answer.stdout))
+
+
+def write_page() -> None:
+    lines = [
+        "# Scores",
+        "",
+        f"Each preset of `configs/` on several seeds, judged by the mean return of {EPISODES} evaluation episodes of the",
+        "deterministic policy. Made by `make proof` (`python benchmarks/proof.py`); the raw scores are in",
+        "`benchmarks/results/`. Peers' figures were measured with the same settings on a machine of the same kind.",
+        "",
+        "| preset | steps | policy | score of each seed | bar | met | best policy's | peer | seconds a run |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for preset, bar in BARS.items():
+        path = RAW / f"{preset.replace('/', '_')}.json"
+        if not path.is_file():
+            continue
+        record = json.loads(path.read_text())
+        scores = [run[bar.policy] for run in record["runs"]]
+        rule = "median" if bar.rule == "median" else f"{bar.rule} of {len(scores)}"
+        lines.append(
+            f"| {preset} | {record['steps']:,} | {bar.policy} | {', '.join(map(str, scores))} |"
+            f" {rule} at {bar.score:g} | {'yes' if bar.is_met(scores) else '**no**'} |"
+            f" {', '.join(str(run['best']) for run in record['runs'])} | {bar.peer} |"
+            f" {round(statistics.mean(run['seconds'] for run in record['runs']))} |"
+        )
+    PAGE.write_text("\n".join(lines) + "\n")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", nargs="*", default=list(BARS), help="such as ppo/cartpole")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    RAW.mkdir(exist_ok=True)
+    import yaml
+
+    for preset in arguments.presets:
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            runs = list(pool.map(lambda seed, preset=preset: run_seed(preset, seed), range(arguments.seeds)))
+        steps = yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text())["total_timesteps"]
+        record = {"preset": preset, "steps": steps, "episodes": EPISODES, "runs": runs}
+        (RAW / f"{preset.replace('/', '_')}.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_page()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Shared set-up: one thread, quiet runs, and small configurations for every registered algorithm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl_training import TrainConfig
+from rl_training.experiment.registry import Loop, get_algorithm_spec
+
+TESTS = Path(__file__).parent
+SMALL: dict[Loop, dict[str, Any]] = {
+    Loop.ON_POLICY: {"num_steps": 16, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [8, 8]},
+    Loop.OFF_POLICY: {
+        "buffer_capacity": 500,
+        "batch_size": 16,
+        "learning_starts": 32,
+        "train_frequency": 4,
+        "gradient_steps": 2,
+        "hidden_sizes": [8, 8],
+    },
+}
+ENV_OF = {"sac": "Pendulum-v1"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
+    """A run of an algorithm that takes about a second."""
+    algo_kwargs = {**SMALL[get_algorithm_spec(algo).loop], **changes.pop("algo_kwargs", {})}
+    values: dict[str, Any] = {
+        "algo": algo,
+        "env_id": ENV_OF.get(algo, "CartPole-v1"),
+        "seed": 1,
+        "total_timesteps": 128,
+        "eval_episodes": 2,
+        "output_dir": output_dir,
+        "device": "cpu",
+        "num_threads": 1,
+        "compile": False,
+        "algo_kwargs": algo_kwargs,
+    }
+    return TrainConfig(**{**values, **changes})

@@ -1,0 +1,211 @@
+"""What every registered algorithm must do; a new one is covered by being registered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TESTS, small_config
+
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.runtime.training import run_training
+from rl_training.runtime.workflows import (
+    evaluate_checkpoint,
+    load_algorithm,
+    predict_checkpoint,
+    resume_training,
+)
+
+ALGOS = [spec.name for spec in list_algorithm_specs()]
+
+
+class StopAt(Callback):
+    """Asks for a stop as soon as a step is reached, wherever in the round that is."""
+
+    def __init__(self, step: int, event: str) -> None:
+        self.step, self.event = step, event
+
+    def on_collect_end(self, trainer: TrainerState, result: object) -> None:
+        self._check(trainer, "collect")
+
+    def on_update_end(self, trainer: TrainerState, result: object) -> None:
+        self._check(trainer, "update")
+
+    def on_eval_end(self, trainer: TrainerState, metrics: object) -> None:
+        self._check(trainer, "eval")
+
+    def _check(self, trainer: TrainerState, event: str) -> None:
+        if event == self.event and trainer.global_step >= self.step:
+            trainer.request_stop("test")
+
+
+def assert_equal(one: Any, other: Any, path: str = "") -> None:
+    """Two states are the same, to the bit."""
+    assert type(one) is type(other), path
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_equal(one[key], other[key], f"{path}/{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), path
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            assert_equal(*pair, f"{path}/{index}")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    elif isinstance(one, np.ndarray):
+        assert np.array_equal(one, other, equal_nan=True), path
+    else:
+        assert one == other, path
+
+
+def assert_same_end(one: TrainResult, other: TrainResult) -> None:
+    """Two runs ended in the same state: weights, optimizers, buffer, generators, simulators, counters."""
+    first, second = load_checkpoint(one.checkpoint_path), load_checkpoint(other.checkpoint_path)
+    assert_equal(first.algorithm_state, second.algorithm_state, "algorithm")
+    assert_equal(first.buffer_state, second.buffer_state, "buffer")
+    assert_equal(first.trainer_state["collector"], second.trainer_state["collector"], "collector")
+    assert_equal(first.trainer_state["session"], second.trainer_state["session"], "session")
+    assert list(read_metrics(one.run_dir / "metrics.jsonl")) == list(read_metrics(other.run_dir / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_run_leaves_everything_a_run_should(algo: str, tmp_path: Path) -> None:
+    result = run_training(small_config(algo, tmp_path, total_timesteps=160))
+    assert result.stop_reason is None
+    assert result.metrics["global_step"] == 160
+    assert result.metrics["gradient_steps"] > 0
+    assert result.metrics["eval_episodes"] == 2
+    assert {"eval_return_mean", "eval_return_std"} <= result.metrics.keys()
+    assert all(np.isfinite(value) for value in result.metrics.values())
+    names = {path.name for path in result.run_dir.iterdir()}
+    assert names == {"config.yaml", "metadata.json", "metrics.jsonl", "tensorboard", "checkpoints"}
+    metadata = json.loads((result.run_dir / "metadata.json").read_text())
+    assert metadata["status"] == "finished"
+    assert metadata["versions"]["torch"] == torch.__version__
+    assert (result.run_dir / "checkpoints" / "best").is_file()
+    assert load_checkpoint(result.run_dir).config["algo"] == algo
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(algo: str, tmp_path: Path) -> None:
+    one, two, other = (
+        run_training(small_config(algo, tmp_path / name, seed=seed)) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
+    assert_same_end(one, two)
+    with pytest.raises(AssertionError):
+        assert_same_end(one, other)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize(("event", "step"), [("collect", 50), ("update", 77), ("eval", 64)])
+def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
+    algo: str, num_envs: int, event: str, step: int, tmp_path: Path
+) -> None:
+    changes = {"num_envs": num_envs, "total_timesteps": 192, "algo_kwargs": {"eval_interval": 64}}
+    whole = run_training(small_config(algo, tmp_path / "whole", **changes))
+    stopped = run_training(small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(step, event)])
+    assert stopped.stop_reason == "test"
+    assert stopped.metrics["global_step"] < 192
+    resumed = resume_training(stopped.run_dir)
+    assert resumed.run_dir == stopped.run_dir
+    assert resumed.stop_reason is None
+    assert_same_end(whole, resumed)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_finished_run_can_be_extended_in_place(algo: str, tmp_path: Path) -> None:
+    changes = {"log_interval": 32, "checkpoint_interval": 64, "algo_kwargs": {"eval_interval": 32}}
+    whole = run_training(small_config(algo, tmp_path / "whole", total_timesteps=192, **changes))
+    first = run_training(small_config(algo, tmp_path / "parts", total_timesteps=96, **changes))
+    extended = resume_training(first.run_dir, total_timesteps=192)
+    assert extended.metrics["global_step"] == whole.metrics["global_step"] == 192
+    steps = [line["global_step"] for line in read_metrics(extended.run_dir / "metrics.jsonl")]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_checkpoint_evaluates_to_what_training_logged(algo: str, tmp_path: Path) -> None:
+    result = run_training(small_config(algo, tmp_path, eval_episodes=3))
+    again = evaluate_checkpoint(result.run_dir)
+    assert again["eval_return_mean"] == result.metrics["eval_return_mean"]
+    assert again["eval_return_std"] == result.metrics["eval_return_std"]
+    best = evaluate_checkpoint(result.run_dir / "checkpoints" / "best")
+    assert best["eval_return_mean"] == result.metrics["best_eval_return_mean"]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_prediction_fits_the_action_space_alone_and_in_a_batch(algo: str, tmp_path: Path) -> None:
+    result = run_training(small_config(algo, tmp_path))
+    _, algorithm, _ = load_algorithm(result.run_dir)
+    shape = algorithm.spaces.obs.shape
+    batch = np.random.default_rng(0).normal(size=(4, *shape))
+    actions = predict_checkpoint(result.run_dir, batch)
+    alone = predict_checkpoint(result.run_dir, batch[2])
+    assert actions.shape == (4, *algorithm.spaces.action.shape)
+    assert alone.shape == algorithm.spaces.action.shape
+    np.testing.assert_allclose(alone, actions[2], rtol=1e-4)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_acting_without_exploration_draws_no_random_number(algo: str, tmp_path: Path) -> None:
+    result = run_training(small_config(algo, tmp_path))
+    _, algorithm, _ = load_algorithm(result.run_dir)
+    obs = torch.randn(5, *algorithm.spaces.obs.shape)
+    before = algorithm.generator.get_state()
+    first, second = algorithm.act(obs, explore=False), algorithm.act(obs, explore=False)
+    assert torch.equal(first, second)
+    assert torch.equal(before, algorithm.generator.get_state())
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_training_leaves_the_global_generators_alone(algo: str, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    np.random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    run_training(small_config(algo, tmp_path))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_number_of_updates_does_not_depend_on_the_number_of_environments(algo: str, tmp_path: Path) -> None:
+    counts = set()
+    for num_envs in (1, 4):
+        changes = {"num_envs": num_envs, "total_timesteps": 160}
+        if algo == "ppo":
+            changes["algo_kwargs"] = {"num_steps": 32 // num_envs}
+        counts.add(run_training(small_config(algo, tmp_path / str(num_envs), **changes)).metrics["gradient_steps"])
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_failing_environment_ends_the_run_with_its_own_error(algo: str, tmp_path: Path) -> None:
+    kind = "box" if algo == "sac" else "discrete"
+    changes = {"env_id": f"{TESTS / 'toy_envs.py'}:BrokenEnv", "env_kwargs": {"action": kind}}
+    with pytest.raises(ZeroDivisionError, match="the simulator exploded"):
+        run_training(small_config(algo, tmp_path, **changes))
+    (run_dir,) = tmp_path.iterdir()
+    metadata = json.loads((run_dir / "metadata.json").read_text())
+    assert metadata["status"] == "failed"
+    assert "the simulator exploded" in metadata["stop_reason"]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_compiled_update_computes_what_the_plain_one_does(algo: str, tmp_path: Path) -> None:
+    changes = {"total_timesteps": 48, "log_interval": 48}
+    plain = run_training(small_config(algo, tmp_path / "plain", **changes))
+    compiled = run_training(small_config(algo, tmp_path / "compiled", compile=True, **changes))
+    one, other = (load_checkpoint(r.run_dir).algorithm_state["parts"] for r in (plain, compiled))
+    for name, part in one.items():
+        for key, value in part.items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(other[name][key], value, rtol=1e-3, atol=1e-5, msg=f"{name}/{key}")

@@ -1,0 +1,117 @@
+"""Adam and gradient clipping against torch's own."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from rl_training.algorithms.optim import Adam, descend
+
+SHAPES = [(4, 3), (3,), ()]
+LEARNING_RATES = [0.01 / (1 + step % 5) for step in range(20)]
+
+
+def random_parameters():
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def random_gradients(count):
+    """Gradients of very different sizes, so that the moments and epsilon matter."""
+    generator = torch.Generator().manual_seed(1)
+    return [[torch.randn(s, generator=generator) * 10.0 ** -(step % 7) for s in SHAPES] for step in range(count)]
+
+
+def run(optimizer, gradients, learning_rates):
+    for step_gradients, learning_rate in zip(gradients, learning_rates, strict=True):
+        optimizer.set_learning_rate(learning_rate)
+        optimizer.step([gradient.clone() for gradient in step_gradients])
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-2])
+def test_adam_equals_torch_while_the_learning_rate_changes(eps):
+    parameters, reference_parameters = random_parameters(), random_parameters()
+    gradients = random_gradients(20)
+    run(Adam(parameters, eps=eps), gradients, LEARNING_RATES)
+    reference = torch.optim.Adam(reference_parameters, eps=eps)
+    for step_gradients, learning_rate in zip(gradients, LEARNING_RATES, strict=True):
+        reference.param_groups[0]["lr"] = learning_rate
+        for parameter, gradient in zip(reference_parameters, step_gradients, strict=True):
+            parameter.grad = gradient.clone()
+        reference.step()
+    for parameter, expected in zip(parameters, reference_parameters, strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-2])
+def test_the_formula_used_when_compiling_equals_the_fused_step(monkeypatch, eps):
+    fused, by_formula = random_parameters(), random_parameters()
+    gradients = random_gradients(20)
+    run(Adam(fused, eps=eps), gradients, LEARNING_RATES)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch, "_fused_adam_", None)
+    run(Adam(by_formula, eps=eps), gradients, LEARNING_RATES)
+    for one, other in zip(fused, by_formula, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_a_restored_optimizer_continues_identically():
+    parameters = random_parameters()
+    optimizer = Adam(parameters)
+    gradients = random_gradients(20)
+    run(optimizer, gradients[:10], LEARNING_RATES[:10])
+    saved, saved_parameters = deepcopy(optimizer.state_dict()), deepcopy(parameters)
+
+    restored = Adam(saved_parameters)
+    restored.load_state_dict(saved)
+    for step_gradients in gradients[10:]:
+        optimizer.step([gradient.clone() for gradient in step_gradients])
+        restored.step([gradient.clone() for gradient in step_gradients])
+    for one, other in zip(parameters, saved_parameters, strict=True):
+        assert torch.equal(one, other)
+
+
+class GradientRecorder(Adam):
+    """Keeps the gradients instead of using them: Adam's first step hardly shows their scale."""
+
+    def step(self, gradients):
+        self.gradients = gradients
+
+
+def quadratic_loss(parameters, scale):
+    return scale * sum((parameter**2).sum() for parameter in parameters)
+
+
+@pytest.mark.parametrize("scale", [100.0, 0.001], ids=["long_gradient", "short_gradient"])
+def test_descend_clips_like_torch_and_returns_the_unclipped_norm(scale):
+    parameters, reference = random_parameters(), random_parameters()
+    recorder = GradientRecorder(parameters)
+    norm = descend(quadratic_loss(parameters, scale), recorder, max_grad_norm=0.5)
+
+    quadratic_loss(reference, scale).backward()
+    unclipped = torch.cat([parameter.grad.reshape(-1) for parameter in reference]).norm()
+    assert (unclipped > 0.5) == (scale == 100.0)
+    nn.utils.clip_grad_norm_(reference, 0.5)
+    torch.testing.assert_close(norm, unclipped)
+    for gradient, parameter in zip(recorder.gradients, reference, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_descend_without_a_limit_leaves_the_gradient_as_it_is():
+    parameters = random_parameters()
+    recorder = GradientRecorder(parameters)
+    descend(quadratic_loss(parameters, 100.0), recorder)
+    for gradient, parameter in zip(recorder.gradients, parameters, strict=True):
+        torch.testing.assert_close(gradient, 200.0 * parameter.detach())
+
+
+def test_descend_moves_the_parameters_down_the_loss():
+    parameters = random_parameters()
+    optimizer = Adam(parameters)
+    optimizer.set_learning_rate(0.01)
+    before = [parameter.detach().clone() for parameter in parameters]
+    descend(quadratic_loss(parameters, 1.0), optimizer)
+    # Adam's first step has the length of the learning rate in every component.
+    for parameter, old in zip(parameters, before, strict=True):
+        torch.testing.assert_close(parameter.detach(), old - 0.01 * old.sign())

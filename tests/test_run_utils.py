@@ -1,0 +1,133 @@
+"""Devices, run folders, seeds, threads and checkpoints of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import small_config
+
+from rl_training import TrainConfig
+from rl_training.algorithms.dqn import DQNConfig
+from rl_training.algorithms.ppo import PPOConfig
+from rl_training.algorithms.sac import SACConfig
+from rl_training.errors import ConfigError, RLTrainingError, RunExistsError
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.runtime import run_utils
+from rl_training.runtime.run_utils import (
+    Execution,
+    RunSeeds,
+    create_training_run,
+    resolve_device,
+    save_training_checkpoint,
+    serialize_train_config,
+)
+
+
+def test_auto_falls_back_to_the_cpu_when_the_accelerator_cannot_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asked = []
+    zeros = torch.zeros
+
+    def failing_zeros(*shape: int, **kwargs: object) -> torch.Tensor:
+        if str(kwargs.get("device")) == "cuda":
+            asked.append("cuda")
+            raise RuntimeError("CUDA error: out of memory")
+        return zeros(*shape, **kwargs)
+
+    monkeypatch.setattr(torch, "zeros", failing_zeros)
+    assert resolve_device("auto") == torch.device("cpu")
+    assert asked == ["cuda"]
+
+
+def test_a_named_device_is_used_or_refused() -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="abacus"):
+        resolve_device("abacus")
+
+
+def test_a_serialized_config_is_plain(tmp_path: Path) -> None:
+    values = serialize_train_config(small_config("ppo", tmp_path, tags=("a", "b")))
+    assert values["output_dir"] == str(tmp_path)
+    assert values["tags"] == ["a", "b"]
+    assert values["log_interval"] == 1
+    assert json.loads(json.dumps(values)) == values
+    assert TrainConfig(**yaml.safe_load(yaml.safe_dump(values))).tags == ("a", "b")
+
+
+def test_a_run_folder_holds_its_config_and_metadata(tmp_path: Path) -> None:
+    config = small_config("ppo", tmp_path, env_id="pkg.module:Some/Env-v0")
+    run = create_training_run(config, run_suffix="x")
+    assert run.run_dir == tmp_path / "ppo__pkg.module-Some-Env-v0__seed1__x"
+    assert yaml.safe_load((run.run_dir / "config.yaml").read_text()) == serialize_train_config(config)
+    metadata = json.loads((run.run_dir / "metadata.json").read_text())
+    assert {"command", "versions", "git_commit", "seed", "status"} <= metadata.keys()
+
+
+def test_an_existing_run_folder_is_never_reused(tmp_path: Path) -> None:
+    config = small_config("ppo", tmp_path)
+    create_training_run(config, run_suffix="x")
+    with pytest.raises(RunExistsError, match="exists already"):
+        create_training_run(config, run_suffix="x")
+    unnamed = {create_training_run(config).run_dir for _ in range(3)}
+    assert len(unnamed) == 3
+
+
+def test_an_output_dir_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RLTrainingError, match="file"):
+        create_training_run(small_config("ppo", tmp_path / "file"))
+
+
+def test_a_saved_checkpoint_can_be_loaded(tmp_path: Path) -> None:
+    path = save_training_checkpoint(
+        tmp_path / "here",
+        config=small_config("ppo", tmp_path),
+        algorithm_state={"weight": torch.arange(3.0), "nested": {"list": [1, None, "x", float("inf")]}},
+        trainer_state={"generator": np.random.default_rng(0).bit_generator.state},
+        buffer_state={"array": np.arange(6, dtype=np.uint8).reshape(2, 3)},
+    )
+    state = load_checkpoint(path)
+    assert state.algorithm_state["weight"].tolist() == [0, 1, 2]
+    assert state.algorithm_state["nested"]["list"] == [1, None, "x", float("inf")]
+    assert state.trainer_state["generator"] == np.random.default_rng(0).bit_generator.state
+    assert state.buffer_state["array"].dtype == np.uint8
+    assert state.config["algo"] == "ppo"
+
+
+def test_the_streams_of_a_run_differ_and_repeat() -> None:
+    seeds, again, other = RunSeeds.from_seed(7), RunSeeds.from_seed(7), RunSeeds.from_seed(8)
+    assert seeds.env_seeds(4) == again.env_seeds(4) != other.env_seeds(4)
+    assert seeds.eval_seeds(3) == seeds.eval_seeds(10)[:3]
+    assert not set(seeds.env_seeds(100)) & set(seeds.eval_seeds(100))
+    draws = [torch.rand(1, generator=s.policy_generator(torch.device("cpu"))).item() for s in (seeds, again, other)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_threads_follow_the_work_and_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_utils.os, "cpu_count", lambda: 2)
+    config = TrainConfig(algo="ppo", env_id="x", total_timesteps=1000)
+    assert Execution.choose(config, PPOConfig()).num_threads == 1
+    assert Execution.choose(config, SACConfig()).num_threads == 2
+    assert Execution.choose(config.replace(num_threads=3), PPOConfig()).num_threads == 3
+    before = torch.get_num_threads()
+    with Execution(num_threads=2, compile=False).applied():
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == before
+
+
+def test_compiling_is_chosen_where_the_run_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_utils, "has_compiler", lambda: True)
+    config = TrainConfig(algo="sac", env_id="x", total_timesteps=1_000_000)
+    assert Execution.choose(config, SACConfig()).compile
+    assert not Execution.choose(config.replace(total_timesteps=1000), SACConfig()).compile
+    assert not Execution.choose(config, DQNConfig(train_frequency=1000)).compile
+    assert not Execution.choose(config.replace(compile=False), SACConfig()).compile
+    monkeypatch.setattr(run_utils, "has_compiler", lambda: False)
+    assert not Execution.choose(config, SACConfig()).compile
+    with pytest.raises(ConfigError, match="compiler"):
+        Execution.choose(config.replace(compile=True), SACConfig())

@@ -1,0 +1,95 @@
+"""Environments whose right answers are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+
+
+class CountingEnv(gym.Env):
+    """Observations tell which episode and step they belong to: [episode, step]. Each episode has its own length."""
+
+    def __init__(self, lengths: tuple[int, ...] = (3, 5, 2), ending: str = "both", continuous: bool = False) -> None:
+        self.observation_space = Box(0, np.inf, (2,), np.float32)
+        self.action_space = Box(-1, 1, (1,), np.float32) if continuous else Discrete(2)
+        self.lengths, self.ending = lengths, ending
+        self.episode, self.step_count = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.episode += 1
+        self.step_count = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.step_count += 1
+        ended = self.step_count >= self.lengths[self.episode % len(self.lengths)]
+        terminates = self.ending == "terminate" or (self.ending == "both" and self.episode % 2 == 0)
+        return self._obs(), float(self.step_count), ended and terminates, ended and not terminates, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.episode, self.step_count], np.float32)
+
+
+class ConstantRewardEnv(gym.Env):
+    """Reward 1 for five steps; then the episode is truncated, or terminates.
+
+    A truncated world looks the same at every step, since it goes on for ever. A terminating one shows the time.
+    """
+
+    def __init__(self, ending: str = "truncate", continuous: bool = False) -> None:
+        self.observation_space = Box(0, 2, (1,), np.float32)
+        self.action_space = Box(-1, 1, (1,), np.float32) if continuous else Discrete(2)
+        self.ending = ending
+        self.time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.time += 1
+        ended = self.time >= 5
+        return self._obs(), 1.0, ended and self.ending == "terminate", ended and self.ending == "truncate", {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.time / 5 if self.ending == "terminate" else 1.0], np.float32)
+
+
+class NoisyEnv(gym.Env):
+    """Random observations and rewards from the environment's own generator, for any action space."""
+
+    def __init__(self, action: str = "discrete", length: int = 7) -> None:
+        self.observation_space = Box(-np.inf, np.inf, (3,), np.float64)
+        self.action_space = {
+            "discrete": Discrete(3, start=-1),
+            "multi_discrete": MultiDiscrete([2, 3]),
+            "box": Box(np.array([-2.0, 0.0]), np.array([2.0, 5.0]), dtype=np.float64),
+            "unbounded": Box(-np.inf, np.inf, (2,), np.float32),
+        }[action]
+        self.length, self.time = length, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.np_random.normal(size=3), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.time += 1
+        terminated = bool(self.np_random.random() < 0.1)
+        obs = self.np_random.normal(size=3)
+        return obs, float(self.np_random.normal()), terminated, self.time >= self.length, {"x": 1, "y": 2.0}
+
+
+class BrokenEnv(NoisyEnv):
+    """Raises after a few steps."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.time >= 3:
+            raise ZeroDivisionError("the simulator exploded")
+        return super().step(action)
