@@ -30,12 +30,14 @@ class AlgorithmAPI:
             raise ConfigError(f"{type(self).__name__} trains '{self.algo}', but the configuration says '{config.algo}'")
         self.config = config
         self._algorithm: Algorithm[Any] | None = None
+        self._global_step = 0
 
     def learn(self, *, callbacks: Sequence[Callback] | None = None) -> TrainResult:
         """Train a new run from the start, in a new run folder."""
         keeper = _AlgorithmKeeper()
         result = run_training(self.config, callbacks=[*(callbacks or []), keeper])
         self._algorithm = keeper.algorithm
+        self._global_step = int(result.metrics["global_step"])
         return result
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
@@ -54,17 +56,18 @@ class AlgorithmAPI:
             config=self.config,
             algorithm_state=algorithm.state_dict(),
             trainer_state={},
-            metadata={"global_step": algorithm.global_step},
+            metadata={"global_step": self._global_step},
         )
 
     @classmethod
     def load(cls: type[SelfT], path: str | Path, *, device: str = "auto") -> SelfT:
         """Read what `save` wrote, or a run's checkpoint, or a run folder's last one."""
-        config, algorithm, _ = load_algorithm(path, device=device)
+        config, algorithm, state = load_algorithm(path, device=device)
         if config.algo != cls.algo:
             raise CheckpointError(f"'{path}' holds '{config.algo}', not '{cls.algo}'")
         loaded = cls(config)
         loaded._algorithm = algorithm
+        loaded._global_step = state.metadata["global_step"]
         return loaded
 
     def _trained(self) -> Algorithm[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from rl_training.experiment.config import load_config_file
@@ -15,9 +14,9 @@ def presets_dir() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "configs"
 
 
-def list_presets() -> Iterator[Path]:
+def list_presets() -> list[Path]:
     """Every preset file, in order of its name."""
-    yield from sorted(presets_dir().glob("*/*.yaml"))
+    return sorted(presets_dir().glob("*/*.yaml"))
 
 
 def find_preset(algo: str, env_id: str) -> Path | None:

@@ -200,8 +200,6 @@ def _write(path: Path, config: TrainConfig, parts: Parts, session: Session, json
 
 
 def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, view: ProgressView) -> None:
-    if checkpoint_state.buffer_state is None:
-        raise ConfigError("this checkpoint holds a policy only, without the buffer that training needs to go on")
     parts.algorithm.load_state_dict(checkpoint_state.algorithm_state)
     parts.buffer.load_state_dict(checkpoint_state.buffer_state)
     session.load_state_dict(checkpoint_state.trainer_state["session"])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rl_training.algorithms.base import Algorithm, Resources
 from rl_training.data.spaces import Spaces
-from rl_training.errors import ConfigError, EnvError
+from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -119,6 +119,8 @@ def plan_resume(
     """Read a checkpoint and say how its run would go on: in its own folder, unless `output_dir` is given."""
     checkpoint_path = resolve_checkpoint(path)
     state = load_checkpoint(checkpoint_path)
+    if state.buffer_state is None:
+        raise CheckpointError(f"'{checkpoint_path}' holds a policy only: to go on training, use a run's own checkpoint")
     changes = {
         "total_timesteps": total_timesteps,
         "output_dir": output_dir,

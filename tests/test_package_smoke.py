@@ -1,0 +1,92 @@
+"""The package as a whole: what importing it costs, who imports whom, and that its presets are whole."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TESTS
+
+import rl_training
+from rl_training.envs.factory import make_env
+from rl_training.experiment.config import TrainConfig, load_config_file
+from rl_training.experiment.presets import find_preset, list_presets
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+
+SOURCE = TESTS.parent / "src" / "rl_training"
+MAY_IMPORT = {
+    "models": {"models", "data", "envs"},
+    "data": {"models", "data", "envs"},
+    "envs": {"models", "data", "envs"},
+    "algorithms": {"algorithms", "models", "data"},
+    "experiment": {"experiment", "algorithms", "models", "data"},
+    "runtime": {"runtime", "experiment", "algorithms", "models", "data", "envs"},
+    "api": {"api", "runtime", "experiment", "algorithms", "models", "data", "envs"},
+}
+LEAVES = {"errors", "validation"}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The parts of the package that a file imports, wherever in the file the import stands."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        rooms |= {name.split(".")[1] for name in names if name.startswith("rl_training.")}
+    return rooms
+
+
+@pytest.mark.parametrize("room", list(MAY_IMPORT))
+def test_each_room_imports_only_what_lies_below_it(room: str) -> None:
+    for path in (SOURCE / room).glob("*.py"):
+        allowed = MAY_IMPORT[room] | LEAVES
+        if path.name == "default_manager.py":
+            allowed = allowed | {"runtime"}
+        elif path.name == "manager.py":
+            allowed = allowed | {"runtime"}  # for types alone: the import is under TYPE_CHECKING
+            assert "if TYPE_CHECKING:" in path.read_text()
+        assert imported_rooms(path) <= allowed, path
+
+
+def test_no_algorithm_is_singled_out_by_name_outside_the_registry() -> None:
+    names = {spec.name for spec in list_algorithm_specs()}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                values = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+                assert not values & names, f"{path}:{node.lineno} compares with an algorithm's name"
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import sys, rl_training; rl_training.TrainConfig; print(sorted(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "gymnasium", "tensorboard", "matplotlib"} & set(ast.literal_eval(answer.stdout))
+
+
+def test_every_module_imports_and_says_what_it_is_for() -> None:
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        if parts[-1] != "__main__":
+            module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
+            assert module.__doc__, path
+
+
+def test_the_version_is_the_projects() -> None:
+    assert f'version = "{rl_training.__version__}"\n' in (TESTS.parent / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("path", list_presets(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_preset_is_whole_and_is_found_by_its_pair(path: Path) -> None:
+    config = TrainConfig(**load_config_file(path))
+    assert config.algo == path.parent.name
+    get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    make_env(config.env_id, config.env_kwargs).close()
+    assert find_preset(config.algo, config.env_id) == path
+
+
+def test_every_built_in_algorithm_has_a_preset() -> None:
+    assert {path.parent.name for path in list_presets()} == {spec.name for spec in list_algorithm_specs()}

@@ -1,0 +1,32 @@
+"""SAC through its trainer function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import small_config
+
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.runtime.sac_trainer import train_sac
+
+
+@pytest.mark.parametrize("alpha", ["auto", 0.2])
+def test_it_trains_with_a_learned_and_a_fixed_temperature(alpha: object, tmp_path: Path) -> None:
+    result = train_sac(small_config("sac", tmp_path, algo_kwargs={"alpha": alpha}))
+    assert {"critic_loss", "actor_loss", "alpha", "entropy"} <= result.metrics.keys()
+    assert (result.metrics["alpha"] == pytest.approx(0.2)) == (alpha == 0.2)
+
+
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_the_ratio_of_updates_to_steps_is_kept(num_envs: int, tmp_path: Path) -> None:
+    options = {"train_frequency": 1, "gradient_steps": 1, "learning_starts": 32}
+    result = train_sac(small_config("sac", tmp_path, num_envs=num_envs, algo_kwargs=options))
+    assert result.metrics["gradient_steps"] == 128 - 32
+
+
+def test_stored_actions_are_in_model_space(tmp_path: Path) -> None:
+    result = train_sac(small_config("sac", tmp_path))
+    actions = load_checkpoint(result.run_dir).buffer_state["storage"]["actions"]
+    assert -1 <= actions.min() < -0.5
+    assert 0.5 < actions.max() <= 1  # Pendulum's own bound is 2
