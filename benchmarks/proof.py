@@ -82,8 +82,8 @@ def write_page() -> None:
     lines = [
         "# Scores",
         "",
-        f"Each preset of `configs/` on several seeds, judged by the mean return of {EPISODES} evaluation episodes of the",
-        "deterministic policy. Made by `make proof` (`python benchmarks/proof.py`); the raw scores are in",
+        f"Each preset of `configs/` on several seeds, judged by the mean return of {EPISODES} evaluation episodes",
+        "of the deterministic policy. Made by `make proof` (`python benchmarks/proof.py`); the raw scores are in",
         "`benchmarks/results/`. Peers' figures were measured with the same settings on a machine of the same kind.",
         "",
         "| preset | steps | policy | score of each seed | bar | met | best policy's | peer | seconds a run |",

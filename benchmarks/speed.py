@@ -1,0 +1,121 @@
+"""Training speed of this package next to Stable-Baselines3 and SBX, in one run on one machine.
+
+    python benchmarks/speed.py --peer-python PEERS/bin/python          all cases
+    python benchmarks/speed.py sac_halfcheetah --repeats 5             one of them
+
+The peers live in an environment of their own (torch==2.13.0 first, then stable-baselines3==2.9.2 sbx-rl==0.28.0
+gymnasium[mujoco]). The contenders take turns; each turn is a new process. What is counted is environment steps per
+second of training, after a warm-up that covers imports and compilation, without evaluation. The first round tries
+one and two threads and the better number is kept for the rounds that follow, for every contender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKER = Path(__file__).with_name("speed_worker.py")
+PAGE = ROOT / "docs" / "speed.md"
+RAW = ROOT / "benchmarks" / "results" / "speed.json"
+CASES = {
+    "ppo_cartpole": ("PPO, CartPole-v1", "8 envs, 32 steps, minibatch 256, 20 epochs, 64x64", 2.0),
+    "ppo_halfcheetah": ("PPO, HalfCheetah-v5", "8 envs, 256 steps, minibatch 64, 10 epochs, 64x64", 1.8),
+    "dqn_cartpole": ("DQN, CartPole-v1", "batch 64, every 256 steps 128 updates, 256x256", 1.8),
+    "sac_halfcheetah": ("SAC, HalfCheetah-v5", "batch 256, one update a step, 256x256", 1.8),
+}
+CONTENDERS = ("ours", "ours_compiled", "sb3", "sbx")
+TITLES = {"ours": "ours, plain", "ours_compiled": "ours, compiled", "sb3": "SB3 2.9.2", "sbx": "SBX 0.28.0"}
+
+
+def measure(python: str, contender: str, case: str, threads: int) -> dict[str, Any]:
+    """One turn: a new process that trains and reports its steps per second."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    command = [python, str(WORKER), contender, case, str(threads)]
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if answer.returncode:
+        raise SystemExit(f"{contender} failed on {case}:\n{answer.stderr[-3000:]}")
+    return dict(json.loads(answer.stdout.splitlines()[-1]))
+
+
+def run_case(case: str, peer_python: str, repeats: int) -> dict[str, Any]:
+    """Alternate the contenders for a number of rounds."""
+    pythons = {name: peer_python if name.startswith("sb") else sys.executable for name in CONTENDERS}
+    best_threads: dict[str, int] = {}
+    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    warm_up: dict[str, float] = {}
+    for round_number in range(repeats):
+        for name in CONTENDERS:
+            tries = [best_threads[name]] if name in best_threads else [1, 2]
+            results = {threads: measure(pythons[name], name, case, threads) for threads in tries}
+            best_threads[name] = max(results, key=lambda threads: results[threads]["steps_per_second"])
+            result = results[best_threads[name]]
+            rates[name].append(round(result["steps_per_second"], 1))
+            warm_up.setdefault(name, round(result["warm_up_seconds"], 1))
+        row = "  ".join(f"{name} {rates[name][-1]:.0f}" for name in CONTENDERS)
+        print(f"{case} round {round_number + 1}: {row}", flush=True)
+    return {"rates": rates, "threads": best_threads, "warm_up_seconds": warm_up}
+
+
+def write_page(record: dict[str, Any]) -> None:
+    lines = [
+        "# Speed",
+        "",
+        "Environment steps per second of training at equal settings, on one machine, the contenders taking turns",
+        f"({record['machine']}). Median of the rounds; ratios are medians of the ratios within each round. Made by",
+        "`python benchmarks/speed.py --peer-python PEERS/bin/python`; raw figures in `benchmarks/results/speed.json`.",
+        "Each contender runs on one or two threads, whichever was faster in the first round. *Compiled* is what",
+        "`compile: auto` chooses for runs of 20,000 gradient steps or more; *warm-up* is the time before the steps",
+        "that are counted, compilation included.",
+        "",
+        "| case | contender | threads | steps/s | ours to it, plain | ours to it, compiled | warm-up, s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case, (title, settings, _) in CASES.items():
+        if case not in record["cases"]:
+            continue
+        result = record["cases"][case]
+        lines.append(f"| **{title}** ({settings}) | | | | | | |")
+        for name in CONTENDERS:
+            own = result["rates"][name]
+            ratios = []
+            for mine in ("ours", "ours_compiled"):
+                pairs = zip(result["rates"][mine], own, strict=True)
+                ratio = statistics.median(a / b for a, b in pairs)
+                ratios.append("" if name.startswith("ours") else f"{ratio:.2f}")
+            lines.append(
+                f"| | {TITLES[name]} | {result['threads'][name]} | {statistics.median(own):,.0f} |"
+                f" {ratios[0]} | {ratios[1]} | {result['warm_up_seconds'][name]} |"
+            )
+    bars = ", ".join(f"{CASES[case][0]} {CASES[case][2]}" for case in CASES)
+    lines += ["", f"Bars, against SB3: {bars}."]
+    PAGE.write_text("\n".join(lines) + "\n")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(CASES))
+    parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON"), help="python with the peers installed")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    if not arguments.peer_python:
+        raise SystemExit("say where the peers are: --peer-python PEERS/bin/python (or PEER_PYTHON=…)")
+    record = json.loads(RAW.read_text()) if RAW.is_file() else {"cases": {}}
+    record["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, no accelerator"
+    for case in arguments.cases:
+        record["cases"][case] = run_case(case, arguments.peer_python, arguments.repeats)
+        RAW.parent.mkdir(exist_ok=True)
+        RAW.write_text(json.dumps(record, indent=1) + "\n")
+    write_page(record)
+
+
+if __name__ == "__main__":
+    main()
