@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rl_training.algorithms.base import Resources
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
+from rl_training.algorithms.optim import Adam
 from rl_training.data.spaces import describe_spaces
 from rl_training.data.transitions import Transitions
 
@@ -95,16 +96,17 @@ def test_targets_loss_and_mean_value_equal_numpy(double, dueling, n_step):
 
 @for_every_variant
 def test_an_update_steps_down_the_loss_with_the_targets_held_fixed(double, dueling):
-    algorithm = with_other_target(make(double=double, dueling=dueling, learning_rate=1e-3, max_grad_norm=0.1))
+    algorithm = with_other_target(make(double=double, dueling=dueling, learning_rate=1e-2, max_grad_norm=0.1))
     batch = make_batch()
     targets = torch.tensor(numpy_targets(algorithm, batch), dtype=torch.float32)
     parameters = list(algorithm.network.parameters())
+    algorithm.optimizer = Adam(parameters, eps=0.1)  # large, so that a step shows the length of the gradient
     expected = [parameter.detach().clone().requires_grad_() for parameter in parameters]
     names = [name for name, _ in algorithm.network.named_parameters()]
     values = torch.func.functional_call(algorithm.network, dict(zip(names, expected, strict=True)), (batch.obs,))
     F.smooth_l1_loss(values[torch.arange(BATCH), batch.actions], targets).backward()
     norm = torch.nn.utils.clip_grad_norm_(expected, 0.1)
-    torch.optim.Adam(expected, lr=1e-3).step()
+    torch.optim.Adam(expected, lr=1e-2, eps=0.1).step()
 
     assert algorithm.update(batch).metrics["grad_norm"].item() == pytest.approx(norm.item(), rel=1e-5)
     for parameter, wanted in zip(parameters, expected, strict=True):

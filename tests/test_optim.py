@@ -44,6 +44,16 @@ def test_adam_equals_torch_while_the_learning_rate_changes(eps):
         torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-6)
 
 
+def test_adam_reads_a_gradient_of_any_memory_layout():
+    # Unlike `backward`, `autograd.grad` does not give a gradient the strides of its parameter.
+    parameter = nn.Parameter(torch.zeros(3, 2))
+    gradient = torch.tensor([[1.0, -2.0, 3.0], [-4.0, 5.0, -6.0]]).t()
+    optimizer = Adam([parameter])
+    optimizer.set_learning_rate(0.1)
+    optimizer.step([gradient])
+    torch.testing.assert_close(parameter.detach(), -0.1 * gradient.sign())
+
+
 @pytest.mark.parametrize("eps", [1e-8, 1e-2])
 def test_the_formula_used_when_compiling_equals_the_fused_step(monkeypatch, eps):
     fused, by_formula = random_parameters(), random_parameters()
@@ -96,6 +106,16 @@ def test_descend_clips_like_torch_and_returns_the_unclipped_norm(scale):
     torch.testing.assert_close(norm, unclipped)
     for gradient, parameter in zip(recorder.gradients, reference, strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_descend_clips_gradients_that_share_memory_once():
+    # autograd hands the two terms of a sum one and the same gradient tensor.
+    one, other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    recorder = GradientRecorder([one, other])
+    descend(((one + other) * torch.tensor([3.0, 4.0])).sum(), recorder, max_grad_norm=0.5)
+    expected = torch.tensor([0.3, 0.4]) / 2**0.5
+    for gradient in recorder.gradients:
+        torch.testing.assert_close(gradient, expected)
 
 
 def test_descend_without_a_limit_leaves_the_gradient_as_it_is():

@@ -28,7 +28,7 @@ def test_a_bounded_box_maps_from_minus_one_to_one_and_back(shape, dtype):
     env = spec.to_env(model)
     assert env.shape == (7, *shape)
     assert env.dtype == dtype
-    assert all(space.contains(action) for action in env)
+    assert all(space.contains(np.asarray(action)) for action in env)
     back = spec.to_model(env)
     assert back.shape == (7, spec.num_components)
     assert back.dtype == np.float32
@@ -55,11 +55,18 @@ def test_an_unbounded_box_is_left_untouched():
     assert not spec.is_bounded
 
 
-def test_a_half_bounded_box_is_clipped_but_not_scaled():
-    space = Box(np.array([-2, -np.inf, -np.inf], np.float32), np.array([np.inf, 3, np.inf], np.float32))
-    spec = action_spec(space)
+@pytest.mark.parametrize(
+    ("low", "high", "clipped"),
+    [
+        ((-2, -np.inf, -np.inf), (np.inf, 3, np.inf), [[-2.0, 3.0, 9.0], [1.5, -9.0, -9.0]]),
+        ((-2, -3, -4), (np.inf, np.inf, np.inf), [[-2.0, 9.0, 9.0], [1.5, -3.0, -4.0]]),
+        ((-np.inf, -np.inf, -np.inf), (1, 2, 3), [[-9.0, 2.0, 3.0], [1.0, -9.0, -9.0]]),
+    ],
+)
+def test_a_half_bounded_box_is_clipped_but_not_scaled(low, high, clipped):
+    spec = action_spec(Box(np.array(low, np.float32), np.array(high, np.float32)))
     model = np.array([[-9.0, 9.0, 9.0], [1.5, -9.0, -9.0]], np.float32)
-    assert spec.to_env(model).tolist() == [[-2.0, 3.0, 9.0], [1.5, -9.0, -9.0]]
+    assert spec.to_env(model).tolist() == clipped
     np.testing.assert_array_equal(spec.to_model(model), model)
 
 

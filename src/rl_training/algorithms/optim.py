@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -40,7 +41,7 @@ class Adam:
             return
         torch._fused_adam_(
             self.parameters,
-            gradients,
+            [gradient.contiguous() for gradient in gradients],  # the kernel walks raw memory
             self._first,
             self._second,
             [],
@@ -56,8 +57,9 @@ class Adam:
 
     def _step_by_formula(self, gradients: list[Tensor]) -> None:
         """The same step in plain operations, which the compiler fuses."""
-        first_correction = 1.0 - BETA1**self._step
-        second_correction = 1.0 - BETA2**self._step
+        # 1 - beta^step, in the form that keeps its precision while beta^step is close to 1.
+        first_correction = -torch.expm1(self._step * math.log(BETA1))
+        second_correction = -torch.expm1(self._step * math.log(BETA2))
         for parameter, gradient, first, second in zip(
             self.parameters, gradients, self._first, self._second, strict=True
         ):
@@ -89,7 +91,7 @@ def descend(loss: Tensor, optimizer: Adam, max_grad_norm: float | None = None) -
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if max_grad_norm is not None:
         scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, scale)
+        gradients = list(torch._foreach_mul(gradients, scale))
     optimizer.step(gradients)
     return norm
 

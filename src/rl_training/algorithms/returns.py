@@ -40,4 +40,4 @@ def polyak(source: Iterable[Tensor], target: Iterable[Tensor], tau: float) -> No
 
 def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
     """1 where the predictions are perfect, 0 where they are no better than a constant."""
-    return 1.0 - (targets - predictions).var() / (targets.var() + 1e-8)
+    return 1.0 - (targets - predictions).var(correction=0) / (targets.var(correction=0) + 1e-8)

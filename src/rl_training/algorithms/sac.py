@@ -126,8 +126,9 @@ class SACAlgorithm(Algorithm[SACConfig]):
         descend(critic_loss, self.critic_optimizer)
         actor_loss, log_prob = self._actor_loss(obs, noise, alpha)
         descend(actor_loss, self.actor_optimizer)
-        alpha_loss = self._alpha_loss(log_prob)
+        alpha_loss = torch.zeros_like(alpha)
         if self.config.alpha == "auto":
+            alpha_loss = self._alpha_loss(log_prob)
             descend(alpha_loss, self.alpha_optimizer)
         polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
         return torch.stack([critic_loss, actor_loss, alpha_loss, alpha, -log_prob, q_mean]).detach()

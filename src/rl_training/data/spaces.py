@@ -88,8 +88,7 @@ class ActionSpec:
             return (actions.reshape(-1, *self.shape) + self.start).astype(self.dtype, copy=False)
         shaped = actions.reshape(-1, *self.shape)
         if self.is_bounded:
-            unit = (np.clip(shaped, -1.0, 1.0) + 1.0) * 0.5
-            shaped = self.low + unit * (self.high - self.low)
+            shaped = self.low + (shaped + 1.0) * 0.5 * (self.high - self.low)
         return np.clip(shaped, self.low, self.high).astype(self.dtype, copy=False)
 
     def to_model(self, actions: Array) -> Array:
@@ -99,7 +98,8 @@ class ActionSpec:
             return (np.asarray(actions) - self.start).reshape(batch, *self.model_shape).astype(np.int64)
         shaped = np.asarray(actions, dtype=np.float64)
         if self.is_bounded:
-            shaped = (shaped - self.low) / (self.high - self.low) * 2.0 - 1.0
+            span = np.where(self.high > self.low, self.high - self.low, 1.0)
+            shaped = (shaped - self.low) / span * 2.0 - 1.0
         return shaped.reshape(batch, -1).astype(np.float32)
 
 

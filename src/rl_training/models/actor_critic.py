@@ -119,6 +119,9 @@ class ActorCritic(nn.Module):
             init="orthogonal",
             output_gains=(0.01, 1.0),
         )
+        with torch.no_grad():  # where the last layer is wider than it is deep, its columns are not yet of gain 1
+            value_output = self.networks.weights[-1][1, :, 0]
+            value_output /= value_output.norm()
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """The policy's raw outputs [B, num_outputs] and the values [B]."""
