@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
 
@@ -178,9 +179,11 @@ class PPOAlgorithm(Algorithm[PPOConfig]):
         log_ratio = log_probs - old_log_probs
         ratio = log_ratio.exp()
         policy_loss = clipped_surrogate_loss(ratio, advantages, self._clip)
-        value_loss = (values - returns).square().mean()
+        value_loss = F.mse_loss(values, returns)
         entropy = entropies.mean()
-        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy  # PPO eq. 9
+        loss = policy_loss + config.vf_coef * value_loss  # PPO eq. 9
+        if config.ent_coef:
+            loss = loss - config.ent_coef * entropy
         grad_norm = descend(loss, self.optimizer, config.max_grad_norm)
         with torch.no_grad():
             approx_kl = (ratio - 1.0 - log_ratio).mean()

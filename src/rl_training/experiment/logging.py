@@ -194,15 +194,13 @@ class LiveView:
 
     def __init__(self, first_step: int = 0) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self._clock = _Clock(first_step)
-        self._progress = Progress(
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
-        )
+        console = Console(stderr=True)
+        self._hidden = () if console.width >= 100 else ("eval_return_mean",)
+        bar = BarColumn(bar_width=max(6, min(24, console.width - 90)))
+        self._progress = Progress(bar, TextColumn("{task.description}"), console=console)
         self._task = self._progress.add_task("starting", total=None)
         self._next_draw = 0.0
         self._progress.start()
@@ -213,7 +211,9 @@ class LiveView:
         if now < self._next_draw and step < total:
             return
         self._next_draw = now + 0.1
-        line = f"{step:,}/{total:,}  {_describe(metrics, self._clock.rate(step), step, total)}"
+        share = min(1.0, step / total)
+        shown = {key: value for key, value in metrics.items() if key not in self._hidden}
+        line = f"{share:4.0%}  step {step:,}  {_describe(shown, self._clock.rate(step), step, total)}"
         self._progress.update(self._task, completed=step, total=total, description=line)
 
     def message(self, text: str) -> None:
@@ -249,7 +249,7 @@ def _describe(metrics: Mapping[str, float], rate: float, step: int, total: int) 
         parts.append(f"eval {metrics['eval_return_mean']:.1f}")
     loss = next((metrics[name] for name in LOSS_NAMES if name in metrics), None)
     if loss is not None:
-        parts.append(f"loss {loss:.3g}")
+        parts.append(f"loss {loss:.2g}")
     if rate > 0:
         parts.append(f"{rate:,.0f} steps/s")
         parts.append(f"{_clock_time((total - step) / rate)} left")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.data.spaces import ActionKind, ActionSpec, Spaces
@@ -132,4 +133,4 @@ class ActorCritic(nn.Module):
 def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     log_probs = logits.log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).sum(-1)
-    return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy
+    return -F.nll_loss(log_probs, actions, reduction="none"), entropy

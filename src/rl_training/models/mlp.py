@@ -54,16 +54,16 @@ class EnsembleMLP(nn.Module):
                     nn.init.uniform_(bias[member], -bound, bound, generator=generator)
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(bias))
+        # A parameter list looks each parameter up by name, which costs more than a small product.
+        self._layers = list(zip(self.weights, self.biases, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         """Evaluate every member on the same input, or each on its own."""
         x = x.expand(self.num_members, -1, -1) if x.dim() == 2 else x
-        last = len(self.weights) - 1
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.baddbmm(bias, x, weight)
-            if layer != last:
-                x = self._activation(x)
-        return x
+        for weight, bias in self._layers[:-1]:
+            x = self._activation(torch.baddbmm(bias, x, weight))
+        weight, bias = self._layers[-1]
+        return torch.bmm(x, weight) + bias
 
 
 class MLP(nn.Module):
