@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,6 @@ BAD_INPUT = 2
 WORDS_HELP = "ALGO, ENV_ID and any number of key=value settings (algo_kwargs.learning_rate=1e-3 seed=3)."
 
 app = typer.Typer(
-    help="Train reinforcement-learning agents, evaluate them and go on training them.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -42,6 +41,21 @@ Plugins = Annotated[
     list[str] | None,
     typer.Option("--plugin", help="Module or file.py to import first, to register algorithms or environments."),
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from rl_training import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Train reinforcement-learning agents, evaluate them and go on training them."""
 
 
 @app.command()
@@ -72,7 +86,7 @@ def train(
     from rl_training.experiment.default_manager import DefaultExperimentManager
 
     trainer = DefaultExperimentManager().setup(resolved.config, run_suffix=run_suffix)
-    _report(trainer.train(), as_json)
+    _report(trainer.train(), as_json, plugin)
 
 
 @app.command("eval")
@@ -117,7 +131,7 @@ def resume(
     )
     if plan.is_finished:
         _say(f"this run is finished at step {plan.global_step:,}; --total-timesteps with a larger number extends it")
-    _report(run_plan(plan), as_json)
+    _report(run_plan(plan), as_json, plugin)
 
 
 @app.command("config")
@@ -208,11 +222,11 @@ def demo(
     _report(result, as_json=False)
     metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=20)
     picture = plot_learning_curve(result.run_dir)
-    command = Path(sys.argv[0])
+    run_dir, command = shlex.quote(str(result.run_dir)), shlex.join(_command())
     print(f"\nThe trained policy scores {metrics['eval_return_mean']:.1f} of 500 over 20 new episodes.")
     print(f"Learning curve: {picture}\n\nTry next:")
-    print(f"  {command} eval --checkpoint {result.run_dir} --eval-episodes 100")
-    print(f"  {command} resume --checkpoint {result.run_dir} --total-timesteps {2 * resolved.config.total_timesteps}")
+    print(f"  {command} eval --checkpoint {run_dir} --eval-episodes 100")
+    print(f"  {command} resume --checkpoint {run_dir} --total-timesteps {2 * resolved.config.total_timesteps}")
     print(f"  {command} train sac Pendulum-v1 seed=1")
     print(f"  {command} algos ppo")
 
@@ -220,7 +234,8 @@ def demo(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 bad input, 130 or 143 interrupted and saved."""
     try:
-        code = app(args=list(argv) if argv is not None else None, standalone_mode=False)
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        code = app(args=arguments or ["--help"], standalone_mode=False)
     except RLTrainingError as error:
         _say(f"error: {error}")
         return BAD_INPUT
@@ -240,6 +255,12 @@ def run() -> None:
     sys.exit(main())
 
 
+def _command() -> list[str]:
+    """How this program was called, so that a printed command can be pasted."""
+    program = Path(sys.argv[0])
+    return [str(program)] if program.name == "rl-training" else [sys.executable, "-m", "rl_training"]
+
+
 def _given(**flags: Any) -> dict[str, Any]:
     return {key: value for key, value in flags.items() if value is not None}
 
@@ -252,9 +273,13 @@ def _resolve(words: Sequence[str], file: Path | None, flags: Mapping[str, Any]) 
     from rl_training.experiment.registry import get_algorithm_spec
 
     overrides = parse_overrides([word for word in words if "=" in word])
-    names = dict(zip(("algo", "env_id"), [word for word in words if "=" not in word], strict=False))
-    if len(words) - sum("=" in word for word in words) > 2:
+    plain_words = [word for word in words if "=" not in word]
+    if len(plain_words) > 2:
         raise ConfigError(f"expected ALGO ENV_ID and key=value settings, not {' '.join(words)!r}")
+    names = dict(zip(("algo", "env_id"), plain_words, strict=False))
+    twice = overrides.keys() & (names.keys() | flags.keys())
+    if twice:
+        raise ConfigError(f"'{min(twice)}' is given twice on the command line")
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if len(names) == 2:
         preset = find_preset(get_algorithm_spec(names["algo"]).name, names["env_id"])
@@ -292,7 +317,7 @@ def _configuration_rows(resolved: ResolvedConfig) -> list[tuple[str, Any, str]]:
     return rows
 
 
-def _report(result: TrainResult, as_json: bool) -> None:
+def _report(result: TrainResult, as_json: bool, plugins: Sequence[str] | None = None) -> None:
     """Print where the run is and how it did; an interrupted run ends with the signal's exit code."""
     from rl_training.runtime.interrupts import interrupting_signal
 
@@ -312,7 +337,9 @@ def _report(result: TrainResult, as_json: bool) -> None:
             print(f"stop_reason={result.stop_reason}")
     signal_number = interrupting_signal(result.stop_reason)
     if signal_number is not None:
-        _say(f"saved; to go on:\n  rl-training resume --checkpoint {result.run_dir}")
+        words = [*_command(), "resume", "--checkpoint", str(result.run_dir)]
+        words += [word for plugin in plugins or [] for word in ("--plugin", plugin)]
+        _say(f"saved; to go on:\n  {shlex.join(words)}")
         raise typer.Exit(128 + signal_number)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from rl_training.errors import ConfigError
 
@@ -14,8 +14,20 @@ from rl_training.errors import ConfigError
 class FrozenConfig(BaseModel):
     """Settings: keyword-only, frozen, unknown keys refused, a line of meaning under each field."""
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and "bool" not in str(cls.model_fields[info.field_name or ""].annotation):
+            raise ValueError("true and false are not accepted here")
+        return value
+
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        ser_json_inf_nan="constants",
     )
 
 
@@ -28,7 +40,7 @@ def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     if nearest:
         return f": did you mean '{by_lower[nearest[0]]}'?"
-    return f" ({otherwise or 'known: ' + ', '.join(sorted(by_lower.values()))})"
+    return f" ({otherwise or 'known: ' + (', '.join(sorted(by_lower.values())) or 'none')})"
 
 
 def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> ConfigT:
@@ -41,31 +53,50 @@ def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> C
 
 def config_error(cls: type[FrozenConfig], error: ValidationError, owner: str) -> ConfigError:
     """Say in one line per mistake what is wrong with `owner`'s values."""
-    return ConfigError("\n".join(dict.fromkeys(_explain(cls, detail, owner) for detail in error.errors())))
+    details = [(_location(cls, detail), detail) for detail in error.errors()]
+    # Of a union, the member that got furthest into the value knows best; those that got equally far are alternatives.
+    furthest = [
+        (location, detail)
+        for location, detail in details
+        if not any(len(other) > len(location) and other[: len(location)] == location for other, _ in details)
+    ]
+    lines: dict[str, list[str]] = {}
+    for location, detail in furthest:
+        start, reason = _explain(cls, location, detail, owner)
+        lines.setdefault(start, []).append(reason)
+    return ConfigError("\n".join(start + " or ".join(dict.fromkeys(reasons)) for start, reasons in lines.items()))
 
 
-def _explain(cls: type[FrozenConfig], detail: Any, owner: str) -> str:
-    location = [part for part in detail["loc"] if not _is_union_tag(part)]
+def _location(cls: type[FrozenConfig], detail: Any) -> tuple[Any, ...]:
+    """Where the value stands, in the words users write: Pydantic adds the member of a union that it tried."""
+    location = detail["loc"]
+    if detail["type"] in ("extra_forbidden", "missing"):
+        return (*(part for part in location[:-1] if not _is_union_tag(part)), location[-1])
+    return tuple(part for part in location if not _is_union_tag(part))
+
+
+def _explain(cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, owner: str) -> tuple[str, str]:
+    """The beginning of the message, which alternatives share, and the reason."""
     key = ".".join(str(part) for part in location)
     if detail["type"] == "extra_forbidden":
         known = cls.model_fields if len(location) == 1 else _nested_fields(cls, location[:-1])
-        return f"unknown key '{key}' for {owner}{suggest(str(location[-1]), known)}"
+        return f"unknown key '{key}' for {owner}{suggest(str(location[-1]), known)}", ""
     if detail["type"] == "missing":
-        return f"missing key '{key}' for {owner}"
+        return f"missing key '{key}' for {owner}", ""
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not key:
-        return f"{owner}: {message}"
-    return f"bad value {detail['input']!r} for '{key}' of {owner}: {message}"
+        return f"{owner}: ", message
+    return f"bad value {detail['input']!r} for '{key}' of {owner}: ", message
 
 
 def _is_union_tag(part: Any) -> bool:
     """Pydantic names the tried member of a union in the location; users do not write that name."""
     return isinstance(part, str) and (
-        "[" in part or part in {"float", "int", "str", "bool", "none"} or part[:1].isupper()
+        "[" in part or "constrained-" in part or part in {"float", "int", "str", "bool", "none"} or part[:1].isupper()
     )
 
 
-def _nested_fields(cls: type[FrozenConfig], location: list[Any]) -> list[str]:
+def _nested_fields(cls: type[FrozenConfig], location: Sequence[Any]) -> list[str]:
     fields: set[str] = set()
     for part in location:
         annotation = cls.model_fields[part].annotation if part in cls.model_fields else None

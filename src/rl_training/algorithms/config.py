@@ -15,6 +15,7 @@ PositiveInt = Annotated[int, Gt(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
+HiddenSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class Schedule(FrozenConfig):
@@ -65,7 +66,7 @@ class AlgorithmConfig(FrozenConfig):
     """Step size of the optimizer: a number or a schedule."""
     gamma: Fraction = 0.99
     """How much a reward one step later is worth."""
-    hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (256, 256)
+    hidden_sizes: HiddenSizes = (256, 256)
     """Width of each hidden layer."""
     activation: Activation = "relu"
     """What stands between the layers."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
 from rl_training.algorithms.config import (
     Fraction,
+    HiddenSizes,
     OffPolicyConfig,
     PositiveFloat,
     PositiveInt,
@@ -28,7 +29,7 @@ class DQNConfig(OffPolicyConfig):
 
     learning_rate: Scheduled = 1e-4
     """Step size of the optimizer: a number or a schedule."""
-    hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+    hidden_sizes: HiddenSizes = (64, 64)
     """Width of each hidden layer."""
     batch_size: PositiveInt = 32
     """Transitions in one update."""

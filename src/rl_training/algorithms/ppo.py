@@ -12,6 +12,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
 from rl_training.algorithms.config import (
     Fraction,
+    HiddenSizes,
     NonNegativeFloat,
     OnPolicyConfig,
     PositiveFloat,
@@ -33,7 +34,7 @@ STEP_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fract
 class PPOConfig(OnPolicyConfig):
     """Settings of PPO."""
 
-    hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+    hidden_sizes: HiddenSizes = (64, 64)
     """Width of each hidden layer, of the policy and of the value function."""
     activation: Activation = "tanh"
     """What stands between the layers."""

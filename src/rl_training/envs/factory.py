@@ -10,12 +10,13 @@ import inspect
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
+from annotated_types import Gt
 from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -43,7 +44,7 @@ class EnvSettings(FrozenConfig):
     """Step the environments in this process, or each in a process of its own."""
     wrappers: WrapperConfig = WrapperConfig()
     """Wrappers of the training environment."""
-    max_episode_steps: int | None = None
+    max_episode_steps: Annotated[int, Gt(0)] | None = None
     """Truncate episodes at this length, instead of the environment's own limit."""
 
 
@@ -74,7 +75,7 @@ def make_vector_env(
     if settings.backend == "sync":
         return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     make().close()  # so that a bad id or argument is reported from here, not from a worker
-    makers = [functools.partial(_make_worker_env, make)] * num_envs
+    makers = [functools.partial(_make_worker_env, make, env_id, tuple(_loaded))] * num_envs
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise EnvError(
             "a worker process is importing the script that started it, which starts workers again:"
@@ -92,8 +93,11 @@ def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any]) -> Env:
     return Journal(apply_reward_wrappers(env, settings.wrappers.reward))
 
 
-def _make_worker_env(make: Callable[[], Env]) -> Env:
+def _make_worker_env(make: Callable[[], Env], env_id: str, code: Sequence[str]) -> Env:
     """Leave Ctrl-C to the main process, which finishes its step and closes the workers."""
+    if ":" not in env_id and env_id not in gym.registry:
+        for place in code:  # one of the files that the main process imported has registered it
+            load_code(place)
     if multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return make()
@@ -112,8 +116,10 @@ def _construct(env_id: str, own: Mapping[str, Any], max_episode_steps: int | Non
         env = env_class(**own)
     except GymnasiumError as error:
         raise EnvError(_explain_unknown_id(env_id, error)) from None
-    except TypeError as error:
-        raise ConfigError(f"environment '{env_id}' refuses its env_kwargs {dict(own)}: {error}") from None
+    except (TypeError, ValueError, KeyError, AssertionError) as error:
+        if not own:
+            raise
+        raise ConfigError(f"environment '{env_id}' refuses its env_kwargs {dict(own)}: {error}") from error
     except ImportError as error:
         raise EnvError(f"environment '{env_id}' needs a package that is not installed: {error}") from None
     return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
@@ -134,14 +140,20 @@ def _find_class(env_id: str) -> Callable[..., Env] | None:
     raise EnvError(f"'{place}' has no environment class '{name}'{suggest(name, classes)}")
 
 
+_loaded: dict[str, None] = {}
+
+
 def load_code(place: str) -> ModuleType:
-    """Import a module by its name, or a file by its path."""
+    """Import a module by its name, or a file by its path; worker processes import it too."""
     if place.endswith(".py"):
-        return _load_file(Path(place))
-    try:
-        return importlib.import_module(place)
-    except ImportError as error:
-        raise EnvError(f"cannot import '{place}': {error}") from None
+        module = _load_file(Path(place))
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ImportError as error:
+            raise EnvError(f"cannot import '{place}': {error}") from None
+    _loaded[str(Path(place).resolve()) if place.endswith(".py") else place] = None
+    return module
 
 
 def _load_file(path: Path) -> ModuleType:

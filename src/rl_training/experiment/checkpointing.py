@@ -90,7 +90,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
 
 
 def _follow_pointer(pointer: Path) -> Path:
-    name = pointer.read_text(encoding="utf-8").strip()
+    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
     target = pointer.parent / name
     if Path(name).name != name or not (target / MANIFEST).is_file():
         raise CheckpointError(f"'{pointer}' points at '{name}', which is not a checkpoint beside it")
@@ -141,7 +141,7 @@ class CheckpointFolder:
 def _write_sections(folder: Path, state: CheckpointState) -> None:
     manifest: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "config": state.config,
+        "config": pack(state.config, {}),
         "metadata": state.metadata,
         "sections": {},
     }
@@ -169,10 +169,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if version != SCHEMA_VERSION:
         raise CheckpointError(f"'{path}' has schema version {version!r}; this package reads {SCHEMA_VERSION}")
-    missing = {"config", "metadata", "sections"} - manifest.keys()
+    parts = {name: manifest.get(name) for name in ("config", "metadata", "sections")}
+    sections = parts["sections"] if isinstance(parts["sections"], dict) else {}
+    parts |= {name: sections.get(name) for name in ("algorithm", "trainer")}
+    parts |= {f"the state in {name}": entry.get("plain") for name, entry in sections.items() if isinstance(entry, dict)}
+    missing = [name for name, value in parts.items() if not isinstance(value, dict)]
     if missing:
-        raise CheckpointError(f"'{path}' lacks {', '.join(sorted(missing))}")
-    return dict(manifest)
+        raise CheckpointError(f"'{path}' is damaged: it lacks {', '.join(missing)}")
+    return {**manifest, "config": unpack(manifest["config"], {})}
 
 
 def _read_section(folder: Path, manifest: dict[str, Any], name: str) -> dict[str, Any]:
@@ -182,9 +186,9 @@ def _read_section(folder: Path, manifest: dict[str, Any], name: str) -> dict[str
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read '{path}': {error.strerror}") from None
-    if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+    if len(data) != entry.get("bytes") or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
         raise CheckpointError(
-            f"'{path}' is damaged: it has {len(data)} bytes where the manifest says {entry['bytes']},"
+            f"'{path}' is damaged: it has {len(data)} bytes where the manifest says {entry.get('bytes')},"
             " or its checksum differs"
         )
     try:

@@ -97,9 +97,12 @@ def resolve_config(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedC
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: dict[str, str], prefix: str) -> None:
     for key, value in values.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"key {key!r} of {name} is not a name")
         path = f"{prefix}{key}"
         # A schedule is replaced whole: its parts mean nothing beside another schedule's.
-        if isinstance(value, Mapping) and "kind" not in value and (not prefix or isinstance(into.get(key), dict)):
+        is_schedule = prefix.startswith("algo_kwargs.") and isinstance(value, Mapping) and "kind" in value
+        if isinstance(value, Mapping) and not is_schedule and (not prefix or isinstance(into.get(key), dict)):
             nested = into.get(key)
             into[key] = dict(nested) if isinstance(nested, dict) else {}
             _merge(into[key], value, name, sources, f"{path}.")
@@ -151,13 +154,19 @@ def load_config_file(path: Path) -> dict[str, Any]:
 
 def parse_yaml(text: str, what: str) -> Any:
     """Read YAML safely, with 1e-3 as a number and no key twice."""
-    loader = _Loader(text)
     try:
-        return loader.get_single_data()
-    except yaml.YAMLError as error:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{what} is not valid YAML: {error}") from None
-    finally:
-        loader.dispose()
+
+
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which quotes the words that `_Loader` would read as numbers."""
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """The inverse of `parse_yaml`."""
+    return str(yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False))
 
 
 class _Loader(yaml.SafeLoader):
@@ -171,8 +180,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
-    list("-+0123456789."),
-)
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
+        list("-+0123456789."),
+    )

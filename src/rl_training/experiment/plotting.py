@@ -36,5 +36,8 @@ def plot_learning_curve(run_dir: Path, out: Path | None = None) -> Path:
     axes.grid(alpha=0.3)
     axes.legend(loc="best", frameon=False)
     target = out or run_dir / "learning_curve.png"
-    figure.savefig(target)
+    try:
+        figure.savefig(target)
+    except (OSError, ValueError) as error:
+        raise RLTrainingError(f"cannot write the picture '{target}': {error}") from None
     return target

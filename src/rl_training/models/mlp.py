@@ -63,7 +63,8 @@ class EnsembleMLP(nn.Module):
         for weight, bias in self._layers[:-1]:
             x = self._activation(torch.baddbmm(bias, x, weight))
         weight, bias = self._layers[-1]
-        return torch.bmm(x, weight) + bias
+        output: Tensor = torch.bmm(x, weight) + bias
+        return output
 
 
 class MLP(nn.Module):

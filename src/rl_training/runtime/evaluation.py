@@ -15,6 +15,7 @@ from rl_training.data.transitions import Array
 from rl_training.envs.factory import make_env
 
 MAX_ENVS = 8
+EVAL_METRICS = ("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes")
 
 
 @dataclass

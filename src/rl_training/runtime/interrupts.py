@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -22,6 +23,7 @@ def stop_on_signals(state: TrainerState) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if state.should_stop:
+            print("interrupted again: leaving without saving", file=sys.stderr, flush=True)
             raise KeyboardInterrupt
         state.request_stop(INTERRUPTED + signal.Signals(number).name)
 

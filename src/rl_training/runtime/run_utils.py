@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.errors import ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, dump_yaml
 
 WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer of one update above which threads beat their own overhead."""
@@ -37,7 +36,7 @@ def resolve_device(device: str) -> torch.device:
     if device != "auto":
         try:
             resolved = torch.device(device)
-            torch.zeros(1, device=resolved)
+            torch.Generator(torch.zeros(1, device=resolved).device)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"device '{device}' cannot be used: {reason} (use auto or cpu)") from None
@@ -146,6 +145,13 @@ class TrainingRun:
     def __fspath__(self) -> str:
         return str(self.run_dir)
 
+    def write_config(self, config: TrainConfig) -> None:
+        """Write `config.yaml`."""
+        path = self.run_dir / "config.yaml"
+        draft = path.with_suffix(".draft")
+        draft.write_text(dump_yaml(serialize_train_config(config)), encoding="utf-8")
+        draft.replace(path)
+
     def update_metadata(self, **values: Any) -> None:
         """Change some values of `metadata.json`, all at once."""
         path = self.run_dir / "metadata.json"
@@ -160,8 +166,7 @@ def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -
     stem = f"{safe_name(config.algo)}__{safe_name(config.env_id)}__seed{config.seed}"
     run = TrainingRun(_make_new_folder(config.output_dir, stem, run_suffix))
     run.checkpoints_dir.mkdir()
-    values = serialize_train_config(config)
-    (run.run_dir / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    run.write_config(config)
     run.update_metadata(
         command=[Path(sys.argv[0]).name, *sys.argv[1:]],
         created=_now(),

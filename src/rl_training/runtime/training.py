@@ -20,7 +20,7 @@ from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
-from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.evaluation import EVAL_METRICS, Evaluator
 from rl_training.runtime.interrupts import stop_on_signals
 from rl_training.runtime.off_policy_loop import make_replay_buffer, off_policy_loop
 from rl_training.runtime.on_policy_loop import make_rollout_buffer, on_policy_loop
@@ -35,6 +35,7 @@ from rl_training.runtime.run_utils import (
 )
 from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.validation import suggest
 
 LOOPS: dict[Loop, tuple[Callable[..., Any], Callable[..., None]]] = {
     Loop.ON_POLICY: (make_rollout_buffer, on_policy_loop),
@@ -90,7 +91,11 @@ def run_training(
         stack.enter_context(execution.applied())
         parts = make_parts(config, execution)
         stack.callback(parts.close)
-        run = run or create_training_run(config, run_suffix=run_suffix)
+        if run is None:
+            run = create_training_run(config, run_suffix=run_suffix)
+        else:
+            run.write_config(config)
+            run.update_metadata(status="running")
         view = make_view(checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0)
         stack.callback(view.close)
         try:
@@ -115,6 +120,9 @@ def make_parts(config: TrainConfig, execution: Execution) -> Parts:
     """Make and check everything the run needs; a mistake in the configuration is found here."""
     spec = get_algorithm_spec(config.algo)
     algo_config = spec.parse_kwargs(config.algo_kwargs)
+    metric = algo_config.early_stopping.metric if algo_config.early_stopping else None
+    if metric is not None and metric not in EVAL_METRICS:
+        raise ConfigError(f"early_stopping watches unknown metric '{metric}'{suggest(metric, EVAL_METRICS)}")
     device = resolve_device(config.device)
     seeds = RunSeeds.from_seed(config.seed)
     envs = make_vector_env(config.env_id, config.env_kwargs, num_envs=config.num_envs)

@@ -1,0 +1,568 @@
+"""Mistakes on the command line: exit code 2, one clear message, no traceback, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.api.algorithms import PPO
+from rl_training.cli import main
+from rl_training.runtime.workflows import load_algorithm
+
+PAIR = ["ppo", "CartPole-v1"]
+SMALL = [
+    *("num_threads=1", "compile=false", "total_timesteps=32", "eval_episodes=1", "output_dir=out"),
+    *("num_envs=2", "algo_kwargs.num_steps=8", "algo_kwargs.update_epochs=1"),
+]
+OFF_POLICY = ["num_threads=1", "compile=false", "total_timesteps=32", "eval_episodes=1", "output_dir=out"]
+
+ENVS = """
+import gymnasium as gym
+import numpy as np
+
+
+class Unbounded(gym.Env):
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def __init__(self, size=1):
+        if size < 1:
+            raise ValueError(f"size {size} is too small")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, True, {}
+
+
+class Texts(Unbounded):
+    observation_space = gym.spaces.Text(3)
+
+
+class NotAnEnvironment:
+    pass
+"""
+
+Refuse = Callable[..., str]
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuse:
+    """Run the command line, check that it refuses as it should, and return its message."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "envs.py").write_text(ENVS)
+
+    def refuse(*args: str | Path, num_lines: int | None = 1) -> str:
+        before = tree(tmp_path)
+        capsys.readouterr()
+        code = main([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        assert code == 2, err
+        assert out == ""
+        assert tree(tmp_path) == before
+        return message_of(err, num_lines)
+
+    return refuse
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder."""
+    return {
+        str(path): path.read_bytes() if path.is_file() and os.access(path, os.R_OK) else None
+        for path in folder.rglob("*")
+    }
+
+
+def message_of(err: str, num_lines: int | None) -> str:
+    """The one message, which may follow the note about the preset."""
+    lines = [line for line in err.splitlines() if not line.startswith("using preset ")]
+    assert "Traceback" not in err
+    assert lines[0].startswith("error: ")
+    assert err.count("error: ") == 1
+    assert num_lines is None or len(lines) == num_lines, err
+    return "\n".join(lines)[len("error: ") :]
+
+
+class TestAlgorithm:
+    @pytest.mark.parametrize(
+        "words", [["ppp", "CartPole-v1"], ["algo=ppp", "env_id=CartPole-v1"], ["ppp", "env_id=CartPole-v1"]]
+    )
+    def test_unknown(self, refuse: Refuse, words: list[str]) -> None:
+        assert refuse("train", *words, *OFF_POLICY) == "unknown algorithm 'ppp': did you mean 'ppo'?"
+
+    def test_unlike_any(self, refuse: Refuse) -> None:
+        message = refuse("train", "zzzzzz", "CartPole-v1", *SMALL)
+        assert message.startswith("unknown algorithm 'zzzzzz' (known: ")
+        assert "dqn, ppo, sac" in message
+
+    @pytest.mark.parametrize("command", [["algos", "ppp"], ["config", "ppp", "CartPole-v1"]])
+    def test_other_commands(self, refuse: Refuse, command: list[str]) -> None:
+        assert refuse(*command) == "unknown algorithm 'ppp': did you mean 'ppo'?"
+
+
+class TestUnknownKey:
+    @pytest.mark.parametrize(
+        ("word", "message"),
+        [
+            ("totl_timesteps=3", "unknown key 'totl_timesteps' for the configuration: did you mean 'total_timesteps'?"),
+            ("Seed=3", "unknown key 'Seed' for the configuration: did you mean 'seed'?"),
+            ("algo_kwargs.clip_coeff=0.1", "unknown key 'clip_coeff' for ppo: did you mean 'clip_coef'?"),
+            ("algo_kwargs.Gamma=0.1", "unknown key 'Gamma' for ppo: did you mean 'gamma'?"),
+            (
+                "algo_kwargs.early_stopping.patienc=3",
+                "unknown key 'early_stopping.patienc' for ppo: did you mean 'patience'?",
+            ),
+            (
+                "env_kwargs.wrappers.reward.scal=2",
+                "unknown key 'wrappers.reward.scal' for env_kwargs: did you mean 'scale'?",
+            ),
+            (
+                "env_kwargs.wrappers.rewards.scale=2",
+                "unknown key 'wrappers.rewards' for env_kwargs: did you mean 'reward'?",
+            ),
+            (
+                "learning_rate=1e-3",
+                "unknown key 'learning_rate' for the configuration"
+                " (an algorithm's own key is written algo_kwargs.learning_rate=…)",
+            ),
+        ],
+    )
+    def test_names_the_nearest(self, refuse: Refuse, word: str, message: str) -> None:
+        assert refuse("train", *PAIR, *SMALL, word) == message
+
+    def test_in_a_file(self, refuse: Refuse, tmp_path: Path) -> None:
+        (tmp_path / "c.yaml").write_text("algo: ppo\nenv_id: CartPole-v1\nsede: 3\n")
+        message = refuse("train", "--config", "c.yaml", *SMALL)
+        assert message == "unknown key 'sede' for the configuration: did you mean 'seed'?"
+
+    def test_without_a_near_one_lists_what_is_known(self, refuse: Refuse) -> None:
+        message = refuse("train", *PAIR, *SMALL, "algo_kwargs.zzzz=1")
+        assert message.startswith("unknown key 'zzzz' for ppo (known: activation, ")
+
+    def test_metric_of_early_stopping(self, refuse: Refuse) -> None:
+        message = refuse("train", *PAIR, *SMALL, "algo_kwargs.early_stopping.metric=eval_retrun_mean")
+        assert "'eval_retrun_mean'" in message
+        assert "did you mean 'eval_return_mean'?" in message
+
+    def test_config_command_checks_too(self, refuse: Refuse) -> None:
+        assert "did you mean 'num_steps'?" in refuse("config", *PAIR, "algo_kwargs.num_stepss=3")
+        assert "did you mean 'scale'?" in refuse("config", *PAIR, "env_kwargs.wrappers.reward.scal=3")
+
+
+class TestBadValue:
+    @pytest.mark.parametrize(
+        ("word", "value", "key"),
+        [
+            ("seed=abc", "'abc'", "'seed'"),
+            ("seed=1.5", "1.5", "'seed'"),
+            ("seed=-1", "-1", "'seed'"),
+            ("seed=", "None", "'seed'"),
+            ("seed.deep=2", "{'deep': 2}", "'seed'"),
+            ("num_envs=two", "'two'", "'num_envs'"),
+            ("num_envs=true", "True", "'num_envs'"),
+            ("num_envs=0", "0", "'num_envs'"),
+            ("num_envs=-1", "-1", "'num_envs'"),
+            ("total_timesteps=0", "0", "'total_timesteps'"),
+            ("total_timesteps=-5", "-5", "'total_timesteps'"),
+            ("eval_episodes=0", "0", "'eval_episodes'"),
+            ("eval_episodes=-1", "-1", "'eval_episodes'"),
+            ("log_interval=0", "0", "'log_interval'"),
+            ("checkpoint_interval=-3", "-3", "'checkpoint_interval'"),
+            ("num_threads=0", "0", "'num_threads'"),
+            ("num_threads=many", "'many'", "'num_threads'"),
+            ("compile=maybe", "'maybe'", "'compile'"),
+            ("tags=3", "3", "'tags'"),
+            ("device=", "None", "'device'"),
+            ("algo_kwargs=3", "3", "'algo_kwargs'"),
+            ("env_kwargs=3", "3", "'env_kwargs'"),
+            ("algo_kwargs.num_steps=0", "0", "'num_steps'"),
+            ("algo_kwargs.num_steps=-8", "-8", "'num_steps'"),
+            ("algo_kwargs.minibatch_size=0", "0", "'minibatch_size'"),
+            ("algo_kwargs.update_epochs=-1", "-1", "'update_epochs'"),
+            ("algo_kwargs.eval_interval=0", "0", "'eval_interval'"),
+            ("algo_kwargs.hidden_sizes=64", "64", "'hidden_sizes'"),
+            ("algo_kwargs.hidden_sizes=[0]", "0", "'hidden_sizes.0'"),
+            ("algo_kwargs.hidden_sizes=[]", "[]", "'hidden_sizes'"),
+            ("algo_kwargs.gamma=1.5", "1.5", "'gamma'"),
+            ("algo_kwargs.gamma=.nan", "nan", "'gamma'"),
+            ("algo_kwargs.learning_rate=high", "'high'", "'learning_rate'"),
+            ("algo_kwargs.learning_rate=-1", "-1", "'learning_rate'"),
+            ("algo_kwargs.learning_rate={kind: linaer, start: 1}", "'linaer'", "'learning_rate.kind'"),
+            ("algo_kwargs.early_stopping.patience=0", "0", "'early_stopping.patience'"),
+            ("algo_kwargs.early_stopping.mode=most", "'most'", "'early_stopping.mode'"),
+            ("env_kwargs.backend=asinc", "'asinc'", "'backend'"),
+            ("env_kwargs.max_episode_steps=0", "0", "'max_episode_steps'"),
+            ("env_kwargs.max_episode_steps=-1", "-1", "'max_episode_steps'"),
+            ("env_kwargs.wrappers.reward.scale=big", "'big'", "'wrappers.reward.scale'"),
+        ],
+    )
+    def test_names_the_value_and_the_key(self, refuse: Refuse, word: str, value: str, key: str) -> None:
+        assert refuse("train", *PAIR, *SMALL, word).startswith(f"bad value {value} for {key} of ")
+
+    @pytest.mark.parametrize(
+        ("algo", "env_id", "word", "value", "key"),
+        [
+            ("dqn", "CartPole-v1", "algo_kwargs.batch_size=0", "0", "'batch_size'"),
+            ("dqn", "CartPole-v1", "algo_kwargs.buffer_capacity=-1", "-1", "'buffer_capacity'"),
+            ("dqn", "CartPole-v1", "algo_kwargs.learning_starts=-1", "-1", "'learning_starts'"),
+            ("dqn", "CartPole-v1", "algo_kwargs.target_update_interval=0", "0", "'target_update_interval'"),
+            ("sac", "Pendulum-v1", "algo_kwargs.train_frequency=0", "0", "'train_frequency'"),
+            ("sac", "Pendulum-v1", "algo_kwargs.gradient_steps=0", "0", "'gradient_steps'"),
+            ("sac", "Pendulum-v1", "algo_kwargs.alpha=autoo", "'autoo'", "'alpha'"),
+            ("sac", "Pendulum-v1", "algo_kwargs.alpha=-1", "-1", "'alpha'"),
+        ],
+    )
+    def test_of_replay(self, refuse: Refuse, algo: str, env_id: str, word: str, value: str, key: str) -> None:
+        assert refuse("train", algo, env_id, *OFF_POLICY, word).startswith(f"bad value {value} for {key} of {algo}")
+
+    @pytest.mark.parametrize("flag", ["--total-timesteps", "--num-envs", "--eval-episodes"])
+    def test_of_a_flag(self, refuse: Refuse, flag: str) -> None:
+        key = flag.removeprefix("--").replace("-", "_")
+        words = [word for word in SMALL if not word.startswith(f"{key}=")]
+        assert f"bad value 0 for '{key}'" in refuse("train", *PAIR, *words, flag, "0")
+        assert f"bad value -2 for '{key}'" in refuse("train", *PAIR, *words, flag, "-2")
+        message = refuse("train", *PAIR, *words, flag, "many")
+        assert flag in message
+        assert "integer" in message
+
+    def test_clip_bounds_the_wrong_way_round(self, refuse: Refuse) -> None:
+        message = refuse("train", *PAIR, *SMALL, "env_kwargs.wrappers.reward.clip=[1, 0]")
+        assert "lower clip bound 1.0 is above the upper one 0.0" in message
+
+    @pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", "CPU!"])
+    def test_device(self, refuse: Refuse, device: str) -> None:
+        message = refuse("train", *PAIR, *SMALL, "--device", device)
+        assert message.startswith(f"device '{device}' cannot be used: ")
+        assert message.endswith("(use auto or cpu)")
+
+
+class TestWords:
+    @pytest.mark.parametrize("words", [[], ["ppo"], ["seed=3"], ["ppo", "seed=3"]])
+    @pytest.mark.parametrize("command", ["train", "config"])
+    def test_too_few(self, refuse: Refuse, command: str, words: list[str]) -> None:
+        message = refuse(command, *words)
+        assert message == "say what to train: ALGO ENV_ID (train ppo CartPole-v1) or --config FILE"
+
+    def test_none_at_all_shows_the_commands(self, refuse: Refuse, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([]) == 0
+        shown = "".join(capsys.readouterr())
+        assert "Traceback" not in shown
+        assert all(command in shown for command in ("train", "eval", "resume", "config", "algos"))
+
+    @pytest.mark.parametrize("extra", [["seed"], ["Pendulum-v1"], ["a", "b"]])
+    def test_too_many(self, refuse: Refuse, extra: list[str]) -> None:
+        message = refuse("train", *PAIR, *extra, *SMALL)
+        assert message.startswith("expected ALGO ENV_ID and key=value settings, not 'ppo CartPole-v1 ")
+        assert all(word in message for word in extra)
+
+    @pytest.mark.parametrize(
+        ("word", "part"),
+        [
+            ("=3", "'=3' is not of the form key=value"),
+            ("algo_kwargs.ent_coef.deep=2", "bad value {'deep': 2} for 'ent_coef' of ppo"),
+            ("algo_kwargs.num_steps.deep=2", "sets a part of a key that already has a plain value"),
+        ],
+    )
+    def test_malformed(self, refuse: Refuse, word: str, part: str) -> None:
+        assert part in refuse("train", *PAIR, *SMALL, word)
+
+    def test_value_that_is_not_yaml(self, refuse: Refuse) -> None:
+        message = refuse("train", *PAIR, *SMALL, "tags=[a", num_lines=None)
+        assert message.startswith("the value of 'tags' is not valid YAML")
+
+    def test_unknown_command(self, refuse: Refuse) -> None:
+        message = refuse("trian", *PAIR)
+        assert "'trian'" in message
+        assert "Did you mean 'train'?" in message
+
+    def test_unknown_option(self, refuse: Refuse) -> None:
+        message = refuse("train", *PAIR, *SMALL, "--sed", "3")
+        assert "--sed" in message
+        assert "--seed" in message
+
+    def test_option_without_value(self, refuse: Refuse) -> None:
+        assert "'--seed'" in refuse("train", *PAIR, *SMALL, "--seed")
+
+    @pytest.mark.parametrize("command", ["eval", "resume"])
+    def test_no_checkpoint(self, refuse: Refuse, command: str) -> None:
+        assert "'--checkpoint'" in refuse(command)
+
+
+class TestEnvironment:
+    @pytest.mark.parametrize("env_id", ["CartPoll-v1", "cartpole-v1", "CartPole-v9"])
+    def test_unknown(self, refuse: Refuse, env_id: str) -> None:
+        assert refuse("train", "ppo", env_id, *SMALL) == f"unknown environment '{env_id}': did you mean 'CartPole-v1'?"
+
+    def test_unlike_any(self, refuse: Refuse) -> None:
+        message = refuse("train", "ppo", "Qqqqqqqq-v0", *SMALL)
+        assert message.startswith("unknown environment 'Qqqqqqqq-v0' (use a Gymnasium id, module:ClassName or ")
+
+    @pytest.mark.parametrize(
+        ("env_id", "words"),
+        [
+            ("envs.py:Missing", ["'envs.py' has no environment class 'Missing'", "known: Texts, Unbounded"]),
+            ("envs.py:Unbouned", ["'Unbouned'", "did you mean 'Unbounded'?"]),
+            ("envs.py:NotAnEnvironment", ["'envs.py' has no environment class 'NotAnEnvironment'"]),
+            ("nothing.py:Missing", ["file 'nothing.py' does not exist (looked from "]),
+            ("no_such_module:Missing", ["cannot import 'no_such_module'"]),
+        ],
+    )
+    def test_class_that_is_not_there(self, refuse: Refuse, env_id: str, words: list[str]) -> None:
+        message = refuse("train", "ppo", env_id, *SMALL)
+        assert all(word in message for word in words)
+
+    def test_module_without_environments_says_so(self, refuse: Refuse) -> None:
+        message = refuse("train", "ppo", "json:JSONDecoder", *SMALL)
+        assert "'json' has no environment class 'JSONDecoder'" in message
+        assert "(known: )" not in message
+
+    @pytest.mark.parametrize("env_id", ["CartPole-v1", "envs.py:Unbounded"])
+    def test_refuses_an_argument(self, refuse: Refuse, env_id: str) -> None:
+        message = refuse("train", "ppo", env_id, *SMALL, "env_kwargs.nonsense=1")
+        assert message.startswith(f"environment '{env_id}' refuses its env_kwargs {{'nonsense': 1}}: ")
+
+    @pytest.mark.parametrize(
+        ("env_id", "word", "value"),
+        [
+            ("envs.py:Unbounded", "env_kwargs.size=0", "size 0 is too small"),
+            ("FrozenLake-v1", "env_kwargs.map_name=9x9", "9x9"),
+        ],
+    )
+    def test_refuses_a_value(self, refuse: Refuse, env_id: str, word: str, value: str) -> None:
+        message = refuse("train", "ppo", env_id, *SMALL, word)
+        assert f"'{env_id}'" in message
+        assert value in message
+
+    @pytest.mark.parametrize(
+        ("algo", "env_id", "words"),
+        [
+            ("sac", "CartPole-v1", ["sac needs a Box action space", "use dqn or ppo"]),
+            ("sac", "envs.py:Unbounded", ["sac needs a Box action space with finite bounds", "use ppo"]),
+            ("dqn", "Pendulum-v1", ["dqn needs a Discrete action space", "use sac or ppo"]),
+            ("ppo", "envs.py:Texts", ["observation space Text(", "is not supported: use Box or Discrete"]),
+        ],
+    )
+    def test_spaces_that_do_not_fit(self, refuse: Refuse, algo: str, env_id: str, words: list[str]) -> None:
+        message = refuse("train", algo, env_id, *OFF_POLICY)
+        assert all(word in message for word in words)
+
+    @pytest.mark.parametrize("place", ["nothing.py", "no_such_module"])
+    def test_plugin_that_is_not_there(self, refuse: Refuse, place: str) -> None:
+        assert f"'{place}'" in refuse("train", *PAIR, *SMALL, "--plugin", place)
+
+
+class TestConfigFile:
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"algo: ppo\n env_id: [\n", ["is not valid YAML", "line 2"]),
+            (b"algo: ppo\nalgo: dqn\n", ["key 'algo' stands twice", "line"]),
+            (b"algo: ppo\nalgo_kwargs:\n  gamma: 0.9\n  gamma: 0.8\n", ["key 'gamma' stands twice", "line 3"]),
+            (b"- ppo\n", ["must hold keys and values, not list"]),
+            (b"", ["must hold keys and values"]),
+            (b"\xff\xfe\x00", ["cannot be read"]),
+            (b'algo: "p\x01o"\n', ["is not valid YAML"]),
+            (b"algo: ppo\nenv_id: CartPole-v1\nseed: 2020-13-45\n", ["is not valid YAML"]),
+            (b"algo: !!python/object/apply:os.getcwd []\n", ["is not valid YAML", "python/object"]),
+        ],
+        ids=["syntax", "twice", "twice nested", "list", "empty", "binary", "control character", "date", "python"],
+    )
+    def test_with_bad_content(self, refuse: Refuse, tmp_path: Path, content: bytes, words: list[str]) -> None:
+        (tmp_path / "c.yaml").write_bytes(content)
+        message = refuse("train", "--config", "c.yaml", *SMALL, num_lines=None)
+        assert all(word in message for word in ["config file 'c.yaml'", *words])
+
+    def test_with_a_key_that_is_no_name(self, refuse: Refuse, tmp_path: Path) -> None:
+        (tmp_path / "c.yaml").write_text("algo: ppo\nenv_id: CartPole-v1\n1: 2\n")
+        assert re.search(r"\bkey\b.*\b1\b", refuse("train", "--config", "c.yaml", *SMALL))
+
+    def test_missing(self, refuse: Refuse, tmp_path: Path) -> None:
+        message = refuse("train", "--config", "none.yaml", *SMALL)
+        assert message == f"config file 'none.yaml' does not exist (looked from {tmp_path})"
+
+    def test_that_is_a_folder(self, refuse: Refuse, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        assert refuse("train", "--config", "folder", *SMALL).startswith("config file 'folder' cannot be read: ")
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+    def test_unreadable(self, refuse: Refuse, tmp_path: Path) -> None:
+        (tmp_path / "c.yaml").touch(0o000)
+        assert refuse("train", "--config", "c.yaml", *SMALL).startswith("config file 'c.yaml' cannot be read: ")
+
+    def test_without_an_environment(self, refuse: Refuse, tmp_path: Path) -> None:
+        (tmp_path / "c.yaml").write_text("algo: ppo\n")
+        assert refuse("train", "--config", "c.yaml", *SMALL) == "missing key 'env_id' for the configuration"
+
+
+class TestOutput:
+    def test_existing_run_folder_is_left_alone(self, refuse: Refuse) -> None:
+        assert main(["train", *PAIR, *SMALL, "--run-suffix", "a"]) == 0
+        message = refuse("train", *PAIR, *SMALL, "--run-suffix", "a")
+        assert message == "run folder 'out/ppo__CartPole-v1__seed0__a' exists already; choose another suffix"
+
+    @pytest.mark.parametrize("place", ["file", "file/below"])
+    def test_folder_that_is_a_file(self, refuse: Refuse, tmp_path: Path, place: str) -> None:
+        (tmp_path / "file").write_text("mine")
+        message = refuse("train", *PAIR, *SMALL, f"output_dir={place}")
+        assert f"'{place}" in message
+        assert "folder" in message
+
+    def test_picture_that_cannot_be_written(self, refuse: Refuse, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        run = tmp_path / "run"
+        run.mkdir()
+        (run / "metrics.jsonl").write_text('{"global_step": 1, "train_return_mean": 1.0}\n')
+        assert "nowhere/x.png" in refuse("plot", "run", "--out", "nowhere/x.png")
+        assert "x.abc" in refuse("plot", "run", "--out", "x.abc")
+
+    def test_picture_of_what_is_no_run(self, refuse: Refuse) -> None:
+        assert refuse("plot", "nowhere") == "'nowhere' is not a run folder: it has no metrics.jsonl"
+
+
+def edit_manifest(**changes: Any) -> Callable[[Path], None]:
+    def edit(checkpoint: Path) -> None:
+        path = checkpoint / "manifest.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+def edit_section(**changes: Any) -> Callable[[Path], None]:
+    def edit(checkpoint: Path) -> None:
+        path = checkpoint / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["sections"]["algorithm"].update(changes)
+        path.write_text(json.dumps(manifest))
+
+    return edit
+
+
+def drop_section(checkpoint: Path) -> None:
+    path = checkpoint / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["sections"]["algorithm"]
+    path.write_text(json.dumps(manifest))
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    path = checkpoint / "algorithm.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "truncated": (lambda c: os.truncate(c / "algorithm.safetensors", 100), "algorithm.safetensors' is damaged"),
+    "flipped": (flip_a_bit, "algorithm.safetensors' is damaged"),
+    "gone": (lambda c: (c / "algorithm.safetensors").unlink(), "algorithm.safetensors'"),
+    "manifest cut": (lambda c: os.truncate(c / "manifest.json", 50), "manifest.json' is damaged"),
+    "manifest empty": (lambda c: os.truncate(c / "manifest.json", 0), "manifest.json' is damaged"),
+    "manifest list": (lambda c: (c / "manifest.json").write_text("[]"), "manifest.json'"),
+    "newer schema": (edit_manifest(schema_version=99), "schema version 99"),
+    "no sections": (edit_manifest(sections=None), "manifest.json'"),
+    "no algorithm": (drop_section, "manifest.json'"),
+    "no sizes": (edit_section(bytes=None), "algorithm.safetensors' is damaged"),
+    "no tree": (edit_section(plain=None), "is damaged"),
+    "no config": (edit_manifest(config=None), "manifest.json'"),
+    "no metadata": (edit_manifest(metadata=None), "manifest.json'"),
+    "other algorithm": (edit_manifest(config={"algo": "ppp", "env_id": "CartPole-v1"}), "unknown algorithm 'ppp'"),
+    "pointer astray": (lambda c: (c.parent / "last").write_text("step_9"), "last' points at 'step_9'"),
+    "pointer outside": (lambda c: (c.parent / "last").write_text("../../x"), "last' points at '../../x'"),
+    "pointer binary": (lambda c: (c.parent / "last").write_bytes(b"\xff\xfe"), "last'"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    words = [word for word in SMALL if not word.startswith("output_dir=")]
+    assert main(["train", *PAIR, *words, "--output-dir", str(folder), "--run-suffix", "a"]) == 0
+    return folder / "ppo__CartPole-v1__seed0__a"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run of 32 steps."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize("command", ["eval", "resume"])
+    def test_missing(self, refuse: Refuse, tmp_path: Path, command: str) -> None:
+        message = refuse(command, "--checkpoint", "nowhere")
+        assert message == f"'nowhere' does not exist (looked from {tmp_path})"
+
+    @pytest.mark.parametrize("command", ["eval", "resume"])
+    def test_that_is_something_else(self, refuse: Refuse, tmp_path: Path, command: str) -> None:
+        (tmp_path / "folder").mkdir()
+        for place in ("folder", "envs.py"):
+            message = refuse(command, "--checkpoint", place)
+            assert message == f"'{place}' is neither a checkpoint nor a run folder with one"
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    @pytest.mark.parametrize("words", [["eval"], ["resume", "--total-timesteps", "64"]], ids=["eval", "resume"])
+    def test_damaged(self, refuse: Refuse, run: Path, words: list[str], damage: str) -> None:
+        spoil, part = DAMAGE[damage]
+        spoil(run / "checkpoints" / "step_000000000032")
+        assert part in refuse(*words, "--checkpoint", "run")
+
+    def test_that_holds_a_policy_only_cannot_go_on(self, refuse: Refuse, run: Path, tmp_path: Path) -> None:
+        PPO.load(run).save(tmp_path / "policy")
+        assert "holds a policy only" in refuse("resume", "--checkpoint", "policy", "--total-timesteps", "64")
+
+    @pytest.mark.parametrize("steps", ["0", "-3"])
+    def test_resumed_to_an_impossible_length(self, refuse: Refuse, run: Path, steps: str) -> None:
+        message = refuse("resume", "--checkpoint", "run", "--total-timesteps", steps)
+        assert f"bad value {steps} for 'total_timesteps'" in message
+
+    def test_evaluated_on_no_episode(self, refuse: Refuse, run: Path) -> None:
+        assert "bad value 0 for" in refuse("eval", "--checkpoint", "run", "--eval-episodes", "0")
+
+    @pytest.mark.parametrize("words", [["eval"], ["resume", "--total-timesteps", "64"]], ids=["eval", "resume"])
+    def test_on_a_bad_device(self, refuse: Refuse, run: Path, words: list[str]) -> None:
+        assert refuse(*words, "--checkpoint", "run", "--device", "gpu").startswith("device 'gpu' cannot be used: ")
+
+    def test_resumed_into_a_file(self, refuse: Refuse, run: Path) -> None:
+        message = refuse("resume", "--checkpoint", "run", "--total-timesteps", "64", "--output-dir", "envs.py")
+        assert "'envs.py" in message
+
+    def test_undamaged_is_accepted(self, run: Path) -> None:
+        """What the tests above spoil is whole before they do."""
+        config, _, _ = load_algorithm(run)
+        assert config.algo == "ppo"
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["train", "ppo", "CartPoll-v1", *SMALL], "did you mean 'CartPole-v1'?"),
+        (["train", *PAIR, *SMALL, "algo_kwargs.clip_coeff=1"], "did you mean 'clip_coef'?"),
+        (["eval", "--checkpoint", "nowhere"], "'nowhere' does not exist"),
+    ],
+    ids=["environment", "key", "checkpoint"],
+)
+def test_a_real_process_fails_the_same_way(tmp_path: Path, words: list[str], part: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "rl_training", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert part in message_of(process.stderr, 1)
+    assert list(tmp_path.iterdir()) == []
