@@ -52,10 +52,10 @@ def make_batch(n_step=False):
 
 def network_outputs(network, obs):
     x = obs.double().numpy()
-    layers = network.network.layers
-    for layer in layers:
-        x = x @ layer.weight.detach().double().numpy().T + layer.bias.detach().double().numpy()
-        x = x if layer is layers[-1] else np.maximum(x, 0.0)
+    layers = list(zip(network.network.weights, network.network.biases, strict=True))
+    for index, (weight, bias) in enumerate(layers):
+        x = x @ weight.detach().double().numpy().T + bias.detach().double().numpy()
+        x = x if index == len(layers) - 1 else np.maximum(x, 0.0)
     return x
 
 

@@ -62,10 +62,11 @@ def coming_noise(algorithm, count=BATCH, num_actions=2):
 
 
 def actor(params, obs, noise):
-    """Weight [out, in] and bias of each layer alternate; the density is that of the Gaussian over 1 - tanh^2."""
-    for weight, bias in zip(params[:-2:2], params[1:-2:2], strict=True):
+    """The weights [out, in] come before the biases; the density is that of the Gaussian over 1 - tanh^2."""
+    weights, biases = params[: len(params) // 2], params[len(params) // 2 :]
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
         obs = np.tanh(obs @ weight.T + bias)
-    mean, log_std = np.split(obs @ params[-2].T + params[-1], 2, axis=1)
+    mean, log_std = np.split(obs @ weights[-1].T + biases[-1], 2, axis=1)
     std = np.exp(np.clip(log_std, -20, 2))
     before_tanh = mean + std * noise
     actions = np.tanh(before_tanh)
@@ -231,8 +232,8 @@ def test_the_density_of_actions_integrates_to_one():
 def test_the_log_deviation_is_kept_between_minus_twenty_and_two(output, log_std):
     policy = make(num_actions=1).actor
     with torch.no_grad():
-        policy.network.layers[-1].weight.zero_()
-        policy.network.layers[-1].bias.copy_(torch.tensor([0.0, output]))
+        policy.network.weights[-1].zero_()
+        policy.network.biases[-1].copy_(torch.tensor([0.0, output]))
     # At the mean 0 tanh neither moves nor stretches, so this is the Gaussian's log-density there.
     _, log_prob = policy(torch.zeros(1, 3), torch.zeros(1, 1))
     assert log_prob.item() == pytest.approx(-log_std - 0.5 * np.log(2 * np.pi), abs=1e-5)
@@ -241,7 +242,7 @@ def test_the_log_deviation_is_kept_between_minus_twenty_and_two(output, log_std)
 def test_log_prob_stays_finite_where_tanh_saturates():
     policy = make().actor
     with torch.no_grad():
-        policy.network.layers[-1].bias[:2] = torch.tensor([60.0, -60.0])
+        policy.network.biases[-1][:2] = torch.tensor([60.0, -60.0])
     actions, log_probs = policy(torch.zeros(4, 3), torch.zeros(4, 2))
     assert actions.abs().eq(1.0).all()
     assert log_probs.isfinite().all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,11 +33,11 @@ class Adam:
         self._learning_rate.fill_(value)
 
     @torch.no_grad()
-    def step(self, gradients: list[Tensor]) -> None:
-        """Move the parameters along the gradients."""
+    def step(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> None:
+        """Move the parameters along the gradients, each multiplied by `scale`."""
         self._step += 1.0
         if torch.compiler.is_compiling():
-            self._step_by_formula(gradients)
+            self._step_by_formula(gradients, scale)
             return
         torch._fused_adam_(
             self.parameters,
@@ -53,9 +53,10 @@ class Adam:
             eps=self._eps,
             amsgrad=False,
             maximize=False,
+            grad_scale=None if scale is None else scale.reciprocal(),
         )
 
-    def _step_by_formula(self, gradients: list[Tensor]) -> None:
+    def _step_by_formula(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> None:
         """The same step in plain operations, which the compiler fuses."""
         # 1 - beta^step, in the form that keeps its precision while beta^step is close to 1.
         first_correction = -torch.expm1(self._step * math.log(BETA1))
@@ -63,6 +64,7 @@ class Adam:
         for parameter, gradient, first, second in zip(
             self.parameters, gradients, self._first, self._second, strict=True
         ):
+            gradient = gradient if scale is None else gradient * scale
             first.lerp_(gradient, 1.0 - BETA1)
             second.lerp_(gradient.square(), 1.0 - BETA2)
             denominator = (second / second_correction).sqrt() + self._eps
@@ -87,12 +89,10 @@ class Adam:
 
 def descend(loss: Tensor, optimizer: Adam, max_grad_norm: float | None = None) -> Tensor:
     """Take one optimizer step down `loss` and return the norm of the gradient (before clipping)."""
-    gradients = list(torch.autograd.grad(loss, optimizer.parameters))
+    gradients = torch.autograd.grad(loss, optimizer.parameters)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    if max_grad_norm is not None:
-        scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        gradients = list(torch._foreach_mul(gradients, scale))
-    optimizer.step(gradients)
+    scale = None if max_grad_norm is None else (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    optimizer.step(gradients, scale)
     return norm
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,12 @@ class Transitions:
     def dones(self) -> Tensor:
         """Where the episode ended, in either way."""
         return self.terminated | self.truncated
+
+    def split(self, size: int) -> Iterator[Transitions]:
+        """Consecutive parts of `size` transitions each, which share this one's memory."""
+        fields = {name: tensor.split(size) for name, tensor in vars(self).items() if tensor is not None}
+        for parts in zip(*fields.values(), strict=True):
+            yield Transitions(**dict(zip(fields, parts, strict=True)))
 
     def bootstrap(self, gamma: float) -> Tensor:
         """What to multiply the next value with: the discount, and 0 where the episode terminated."""

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Activation = Literal["relu", "tanh"]
@@ -82,17 +83,19 @@ class MLP(nn.Module):
         super().__init__()
         self._activation = _ACTIVATIONS[activation]
         sizes = [num_inputs, *hidden_sizes, num_outputs]
-        self.layers = nn.ModuleList()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
         for fan_in, fan_out in pairwise(sizes):
-            linear = nn.Linear(fan_in, fan_out, device="meta").to_empty(device="cpu")
             bound = fan_in**-0.5
-            nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
-            nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
-            self.layers.append(linear)
+            weight, bias = torch.empty(fan_out, fan_in), torch.empty(fan_out)
+            nn.init.uniform_(weight, -bound, bound, generator=generator)
+            nn.init.uniform_(bias, -bound, bound, generator=generator)
+            self.weights.append(nn.Parameter(weight))
+            self.biases.append(nn.Parameter(bias))
+        self._layers = list(zip(self.weights, self.biases, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers, with the activation between them."""
-        for layer in self.layers[:-1]:
-            x = self._activation(layer(x))
-        output: Tensor = self.layers[-1](x)
-        return output
+        for weight, bias in self._layers[:-1]:
+            x = self._activation(F.linear(x, weight, bias))
+        return F.linear(x, *self._layers[-1])

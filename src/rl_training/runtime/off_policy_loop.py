@@ -17,6 +17,7 @@ from rl_training.runtime.session import Session
 
 STEPS_BETWEEN_REPORTS = 1000
 """A long round without updates (the warm-up) is cut here, so that the run stays visible."""
+MAX_BATCHES_AT_ONCE = 32
 
 
 def make_replay_buffer(
@@ -55,10 +56,11 @@ def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Coll
             if result.steps < steps * collector.num_envs:
                 break  # asked to stop within the round
         algorithm.advance(state.global_step, session.progress)
-        while updates_due(config, state.global_step, state.update_count):
+        while due := updates_due(config, state.global_step, state.update_count):
             if state.should_stop:
                 return  # within the round again: a resumed run does the rest of the updates first
-            session.updated(algorithm.update(buffer.sample(config.batch_size)))
+            for batch in buffer.sample_batches(config.batch_size, min(due, MAX_BATCHES_AT_ONCE)):
+                session.updated(algorithm.update(batch))
         session.end_round()
 
 
