@@ -85,8 +85,8 @@ def test_a_restored_optimizer_continues_identically():
 class GradientRecorder(Adam):
     """Keeps the gradients instead of using them: Adam's first step hardly shows their scale."""
 
-    def step(self, gradients):
-        self.gradients = gradients
+    def step(self, gradients, scale=None):
+        self.gradients = [gradient if scale is None else gradient * scale for gradient in gradients]
 
 
 def quadratic_loss(parameters, scale):

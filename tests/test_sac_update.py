@@ -62,11 +62,10 @@ def coming_noise(algorithm, count=BATCH, num_actions=2):
 
 
 def actor(params, obs, noise):
-    """The weights [out, in] come before the biases; the density is that of the Gaussian over 1 - tanh^2."""
-    weights, biases = params[: len(params) // 2], params[len(params) // 2 :]
-    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+    """Weight [out, in] and bias of each layer alternate; the density is that of the Gaussian over 1 - tanh^2."""
+    for weight, bias in zip(params[:-2:2], params[1:-2:2], strict=True):
         obs = np.tanh(obs @ weight.T + bias)
-    mean, log_std = np.split(obs @ weights[-1].T + biases[-1], 2, axis=1)
+    mean, log_std = np.split(obs @ params[-2].T + params[-1], 2, axis=1)
     std = np.exp(np.clip(log_std, -20, 2))
     before_tanh = mean + std * noise
     actions = np.tanh(before_tanh)
@@ -75,13 +74,13 @@ def actor(params, obs, noise):
 
 
 def critic(params, obs, actions):
-    """The three weights [member, in, out] come before the three biases; the result is [member, B]."""
+    """Weight [member, in, out] and bias of each layer alternate; the result is [member, B]."""
     inputs = np.concatenate([obs, actions], 1)
     values = []
     for member in range(2):
         x = inputs
         for layer in range(3):
-            x = x @ params[layer][member] + params[3 + layer][member]
+            x = x @ params[2 * layer][member] + params[2 * layer + 1][member]
             x = np.tanh(x) if layer < 2 else x
         values.append(x[:, 0])
     return np.stack(values)
@@ -104,9 +103,9 @@ def record_gradients(optimizer):
     """Adam's first step shows little more than signs, so the gradients are compared as they reach it."""
     gradients, step = [], optimizer.step
 
-    def recording_step(given):
+    def recording_step(given, scale):
         gradients.extend(gradient.double().numpy().copy() for gradient in given)
-        step(given)
+        step(given, scale)
 
     optimizer.step = recording_step
     return gradients
@@ -201,7 +200,7 @@ def test_the_target_entropy_is_minus_the_number_of_action_components_unless_give
 def test_the_actor_step_leaves_the_critics_untouched():
     algorithm = make()
     # The critics' own step is switched off; what is left could only come from the actor's.
-    algorithm.critic_optimizer.step = lambda gradients: None
+    algorithm.critic_optimizer.step = lambda gradients, scale: None
     actor_before, critic_before = arrays(algorithm.actor), arrays(algorithm.critic)
     algorithm.update(make_batch())
     assert all(np.array_equal(a, b) for a, b in zip(arrays(algorithm.critic), critic_before, strict=True))

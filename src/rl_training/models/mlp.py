@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,38 @@ Initialization = Literal["uniform", "orthogonal"]
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "tanh": torch.tanh}
 
 
-class EnsembleMLP(nn.Module):
+class _Perceptron(nn.Module):
+    """Weights and biases, held in order.
+
+    They are read from the module's own table: looking each up by name, or calling a module for each layer, takes
+    longer than a small product.
+    """
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self._activation = _ACTIVATIONS[activation]
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """One for each layer."""
+        return [weight for weight, _ in self._layers()]
+
+    @property
+    def biases(self) -> list[Tensor]:
+        """One for each layer."""
+        return [bias for _, bias in self._layers()]
+
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
+        tensors = cast("list[Tensor]", list(self._parameters.values()))
+        return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+    def _append(self, weight: Tensor, bias: Tensor) -> None:
+        number = len(self._parameters) // 2
+        self.register_parameter(f"weight_{number}", nn.Parameter(weight))
+        self.register_parameter(f"bias_{number}", nn.Parameter(bias))
+
+
+class EnsembleMLP(_Perceptron):
     """E perceptrons evaluated together: [B, in] or [E, B, in] becomes [E, B, out].
 
     `uniform` draws weights and biases from U(-1/sqrt(in), 1/sqrt(in)); `orthogonal` draws orthogonal weights of
@@ -35,12 +66,9 @@ class EnsembleMLP(nn.Module):
         init: Initialization = "uniform",
         output_gains: Sequence[float] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(activation)
         self.num_members = num_members
-        self._activation = _ACTIVATIONS[activation]
         sizes = [num_inputs, *hidden_sizes, num_outputs]
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             weight = torch.empty(num_members, fan_in, fan_out)
             bias = torch.zeros(num_members, 1, fan_out)
@@ -53,22 +81,19 @@ class EnsembleMLP(nn.Module):
                     bound = fan_in**-0.5
                     nn.init.uniform_(weight[member], -bound, bound, generator=generator)
                     nn.init.uniform_(bias[member], -bound, bound, generator=generator)
-            self.weights.append(nn.Parameter(weight))
-            self.biases.append(nn.Parameter(bias))
-        # A parameter list looks each parameter up by name, which costs more than a small product.
-        self._layers = list(zip(self.weights, self.biases, strict=True))
+            self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Evaluate every member on the same input, or each on its own."""
         x = x.expand(self.num_members, -1, -1) if x.dim() == 2 else x
-        for weight, bias in self._layers[:-1]:
+        *hidden, (last_weight, last_bias) = self._layers()
+        for weight, bias in hidden:
             x = self._activation(torch.baddbmm(bias, x, weight))
-        weight, bias = self._layers[-1]
-        output: Tensor = torch.bmm(x, weight) + bias
+        output: Tensor = torch.bmm(x, last_weight) + last_bias
         return output
 
 
-class MLP(nn.Module):
+class MLP(_Perceptron):
     """One perceptron: [B, in] becomes [B, out]; initialized like the ensemble's `uniform`."""
 
     def __init__(
@@ -80,22 +105,17 @@ class MLP(nn.Module):
         activation: Activation,
         generator: torch.Generator,
     ) -> None:
-        super().__init__()
-        self._activation = _ACTIVATIONS[activation]
-        sizes = [num_inputs, *hidden_sizes, num_outputs]
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
-        for fan_in, fan_out in pairwise(sizes):
+        super().__init__(activation)
+        for fan_in, fan_out in pairwise([num_inputs, *hidden_sizes, num_outputs]):
             bound = fan_in**-0.5
             weight, bias = torch.empty(fan_out, fan_in), torch.empty(fan_out)
             nn.init.uniform_(weight, -bound, bound, generator=generator)
             nn.init.uniform_(bias, -bound, bound, generator=generator)
-            self.weights.append(nn.Parameter(weight))
-            self.biases.append(nn.Parameter(bias))
-        self._layers = list(zip(self.weights, self.biases, strict=True))
+            self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers, with the activation between them."""
-        for weight, bias in self._layers[:-1]:
+        *hidden, (last_weight, last_bias) = self._layers()
+        for weight, bias in hidden:
             x = self._activation(F.linear(x, weight, bias))
-        return F.linear(x, *self._layers[-1])
+        return F.linear(x, last_weight, last_bias)
