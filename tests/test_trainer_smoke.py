@@ -12,6 +12,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.workflows import resume_training
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
@@ -30,6 +31,17 @@ def test_sync_and_async_environments_give_the_same_run(tmp_path: Path) -> None:
         config = small_config("ppo", tmp_path / backend, num_envs=3, env_kwargs={"backend": backend})
         states.append(load_checkpoint(train_ppo(config).run_dir).algorithm_state["parts"]["policy"])
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
+
+
+def test_a_run_in_worker_processes_is_resumed_exactly(tmp_path: Path) -> None:
+    changes = {"num_envs": 3, "env_kwargs": {"backend": "async"}, "total_timesteps": 192}
+    whole = train_ppo(small_config("ppo", tmp_path / "whole", **changes))
+    half = train_ppo(small_config("ppo", tmp_path / "half", **{**changes, "total_timesteps": 96}))
+    resumed = resume_training(half.run_dir, total_timesteps=192)
+    one, other = (load_checkpoint(result.run_dir) for result in (whole, resumed))
+    assert (one.trainer_state["collector"]["obs"] == other.trainer_state["collector"]["obs"]).all()
+    policies = [state.algorithm_state["parts"]["policy"] for state in (one, other)]
+    assert all((policies[0][name] == policies[1][name]).all() for name in policies[0])
 
 
 def test_a_rollout_is_always_completed(tmp_path: Path) -> None:

@@ -19,7 +19,3 @@ class CheckpointError(RLTrainingError):
 
 class RunExistsError(RLTrainingError, FileExistsError):
     """A run folder is already there and will not be overwritten."""
-
-
-class NonFiniteError(RLTrainingError, ArithmeticError):
-    """A NaN or an infinity appeared in training."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
 from pydantic import Field
 
 from rl_training.models.mlp import Activation
 from rl_training.validation import FrozenConfig
 
-PositiveInt = Annotated[int, Gt(0)]
-PositiveFloat = Annotated[float, Gt(0)]
-NonNegativeFloat = Annotated[float, Ge(0)]
-Fraction = Annotated[float, Ge(0), Le(1)]
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 HiddenSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
@@ -53,7 +52,7 @@ class EarlyStoppingConfig(FrozenConfig):
     """Evaluations without improvement after which the run ends."""
     min_delta: NonNegativeFloat = 0.0
     """What counts as an improvement."""
-    min_steps: Annotated[int, Ge(0)] = 0
+    min_steps: Annotated[int, Field(ge=0)] = 0
     """Never stop before this step."""
     target_value: float | None = None
     """End the run as soon as the metric reaches this value."""
@@ -98,7 +97,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """Transitions kept for replay."""
     batch_size: PositiveInt = 256
     """Transitions in one update."""
-    learning_starts: Annotated[int, Ge(0)] = 100
+    learning_starts: Annotated[int, Field(ge=0)] = 100
     """Steps of random actions before the first update."""
     train_frequency: PositiveInt = 1
     """Environment steps (over all environments) between two rounds of updates."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge
+from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
@@ -62,7 +62,7 @@ class PPOConfig(OnPolicyConfig):
     """Scale rewards by the running deviation of the discounted return."""
     log_std_init: float = 0.0
     """Logarithm of the initial standard deviation of continuous actions."""
-    adam_eps: Annotated[float, Ge(0)] = 1e-5
+    adam_eps: Annotated[float, Field(ge=0)] = 1e-5
     """Adam's epsilon."""
 
     def samples_per_update(self) -> int:

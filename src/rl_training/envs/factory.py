@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import gymnasium as gym
-from annotated_types import Gt
 from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from pydantic import Field
 
 from rl_training.envs.episodes import EpisodeReport
 from rl_training.envs.resumable import Journal
@@ -44,7 +44,7 @@ class EnvSettings(FrozenConfig):
     """Step the environments in this process, or each in a process of its own."""
     wrappers: WrapperConfig = WrapperConfig()
     """Wrappers of the training environment."""
-    max_episode_steps: Annotated[int, Gt(0)] | None = None
+    max_episode_steps: Annotated[int, Field(gt=0)] | None = None
     """Truncate episodes at this length, instead of the environment's own limit."""
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from annotated_types import Ge, Gt
 from pydantic import Field, ValidationError, field_validator
 
 from rl_training.errors import ConfigError
 from rl_training.validation import FrozenConfig, config_error, suggest
 
-PositiveInt = Annotated[int, Gt(0)]
+PositiveInt = Annotated[int, Field(gt=0)]
 
 
 class TrainConfig(FrozenConfig):
@@ -25,7 +24,7 @@ class TrainConfig(FrozenConfig):
     """Name of the algorithm, as `rl-training algos` lists it."""
     env_id: str
     """A Gymnasium id, module:ClassName or path/to/file.py:ClassName."""
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Seed of every random number of the run."""
     total_timesteps: PositiveInt = 100_000
     """Environment steps over all environments (offline: gradient updates)."""
