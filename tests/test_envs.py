@@ -120,3 +120,13 @@ def test_the_environments_own_info_is_not_needed(tmp_path: Path) -> None:
         envs.close()
     finally:
         del gym.registry["Noisy-test-v0"]
+
+
+def test_an_evaluation_episode_without_an_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_training.runtime import evaluation
+
+    monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 7)
+    monkeypatch.setattr(evaluation, "act_on", lambda algorithm, obs, deterministic: np.zeros(len(obs), np.int64))
+    evaluator = evaluation.Evaluator(f"{TOYS}:CountingEnv", {"lengths": (10**9,)}, seeds=[1, 2])
+    assert evaluator.run_episodes(None) == ([28.0, 28.0], [7, 7])  # type: ignore[arg-type]
+    evaluator.close()

@@ -15,6 +15,8 @@ from rl_training.data.transitions import Array
 from rl_training.envs.factory import make_env
 
 MAX_ENVS = 8
+MAX_EPISODE_STEPS = 100_000
+"""Where an episode without an end of its own is cut."""
 EVAL_METRICS = ("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes")
 
 
@@ -60,7 +62,7 @@ class Evaluator:
                 episode.obs, reward, terminated, truncated, _ = episode.env.step(action)
                 episode.total += float(reward)
                 episode.length += 1
-                if not (terminated or truncated):
+                if not (terminated or truncated or episode.length >= MAX_EPISODE_STEPS):
                     still_active.append(episode)
                     continue
                 returns[episode.index], lengths[episode.index] = episode.total, episode.length

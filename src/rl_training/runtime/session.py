@@ -14,6 +14,7 @@ from rl_training.experiment.logging import MetricAccumulator, MetricSink, Progre
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import Horizon, Interval
 from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.interrupts import interrupting_signal
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 
 
@@ -87,10 +88,11 @@ class Session:
         self.view.update(step, self.horizon.total, self._latest)
 
     def finish(self) -> TrainResult:
-        """The loop has ended: save, evaluate the last policy, and tell everyone."""
+        """The loop has ended: save, and evaluate the last policy unless someone is waiting for the run to leave."""
         # Saved before the closing evaluation, so that a resumed run goes on as if it had never stopped here.
         path = self.save()
-        if self.last_eval_step != self.state.global_step:
+        was_interrupted = interrupting_signal(self.state.stop_reason) is not None
+        if self.last_eval_step != self.state.global_step and not was_interrupted:
             if self._evaluate():
                 self.checkpoints.point("best", path)
             self._log()
