@@ -223,7 +223,7 @@ def demo(
     metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=20)
     picture = plot_learning_curve(result.run_dir)
     run_dir, command = shlex.quote(str(result.run_dir)), shlex.join(_command())
-    print(f"\nThe trained policy scores {metrics['eval_return_mean']:.1f} of 500 over 20 new episodes.")
+    print(f"\nThe trained policy scores {metrics['eval_return_mean']:.1f} of 500 over 20 evaluation episodes.")
     print(f"Learning curve: {picture}\n\nTry next:")
     print(f"  {command} eval --checkpoint {run_dir} --eval-episodes 100")
     print(f"  {command} resume --checkpoint {run_dir} --total-timesteps {2 * resolved.config.total_timesteps}")
