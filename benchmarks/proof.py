@@ -86,8 +86,8 @@ def write_page() -> None:
         "of the deterministic policy. Made by `make proof` (`python benchmarks/proof.py`); the raw scores are in",
         "`benchmarks/results/`. Peers' figures were measured with the same settings on a machine of the same kind.",
         "",
-        "| preset | steps | policy | score of each seed | bar | met | best policy's | peer | seconds a run |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| preset | steps | last policy, each seed | best policy, each seed | bar | met | peer | seconds a run |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for preset, bar in BARS.items():
         path = RAW / f"{preset.replace('/', '_')}.json"
@@ -96,10 +96,10 @@ def write_page() -> None:
         record = json.loads(path.read_text())
         scores = [run[bar.policy] for run in record["runs"]]
         rule = "median" if bar.rule == "median" else f"{bar.rule} of {len(scores)}"
+        by_policy = {name: ", ".join(str(run[name]) for run in record["runs"]) for name in ("last", "best")}
         lines.append(
-            f"| {preset} | {record['steps']:,} | {bar.policy} | {', '.join(map(str, scores))} |"
-            f" {rule} at {bar.score:g} | {'yes' if bar.is_met(scores) else '**no**'} |"
-            f" {', '.join(str(run['best']) for run in record['runs'])} | {bar.peer} |"
+            f"| {preset} | {record['steps']:,} | {by_policy['last']} | {by_policy['best']} |"
+            f" {bar.policy}: {rule} at {bar.score:g} | {'yes' if bar.is_met(scores) else '**no**'} | {bar.peer} |"
             f" {round(statistics.mean(run['seconds'] for run in record['runs']))} |"
         )
     PAGE.write_text("\n".join(lines) + "\n")
