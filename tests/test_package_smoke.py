@@ -46,9 +46,6 @@ def test_each_room_imports_only_what_lies_below_it(room: str) -> None:
         allowed = MAY_IMPORT[room] | LEAVES
         if path.name == "default_manager.py":
             allowed = allowed | {"runtime"}
-        elif path.name == "manager.py":
-            allowed = allowed | {"runtime"}  # for types alone: the import is under TYPE_CHECKING
-            assert "if TYPE_CHECKING:" in path.read_text()
         assert imported_rooms(path) <= allowed, path
 
 
