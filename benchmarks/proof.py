@@ -85,7 +85,7 @@ def write_page() -> None:
         f"Each preset of `configs/` on several seeds, judged by the mean return of {EPISODES} evaluation episodes",
         "of the deterministic policy. Made by `make proof` (`python benchmarks/proof.py`); the raw scores are in",
         "`benchmarks/results/`. Peers' figures are from another machine of the same kind, with the same settings,",
-        "except that the dqn preset adds `double: true`. Seconds are of two runs side by side, on a machine not always quiet.",
+        "except that the dqn preset adds `double: true`. Seconds are of two runs side by side on a busy machine.",
         "",
         "| preset | steps | last policy, each seed | best policy, each seed | bar | met | peer | seconds a run |",
         "|---|---|---|---|---|---|---|---|",
