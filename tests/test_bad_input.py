@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_tools import forge_manifest
 
 from rl_training.api.algorithms import PPO
 from rl_training.cli import main
@@ -432,28 +432,15 @@ class TestOutput:
 
 
 def edit_manifest(**changes: Any) -> Callable[[Path], None]:
-    def edit(checkpoint: Path) -> None:
-        path = checkpoint / "manifest.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return edit
+    return lambda checkpoint: forge_manifest(checkpoint, lambda manifest: manifest.update(changes))
 
 
 def edit_section(**changes: Any) -> Callable[[Path], None]:
-    def edit(checkpoint: Path) -> None:
-        path = checkpoint / "manifest.json"
-        manifest = json.loads(path.read_text())
-        manifest["sections"]["algorithm"].update(changes)
-        path.write_text(json.dumps(manifest))
-
-    return edit
+    return lambda checkpoint: forge_manifest(checkpoint, lambda m: m["sections"]["algorithm"].update(changes))
 
 
 def drop_section(checkpoint: Path) -> None:
-    path = checkpoint / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["sections"]["algorithm"]
-    path.write_text(json.dumps(manifest))
+    forge_manifest(checkpoint, lambda manifest: manifest["sections"].pop("algorithm"))
 
 
 def flip_a_bit(checkpoint: Path) -> None:
@@ -473,7 +460,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "newer schema": (edit_manifest(schema_version=99), "schema version 99"),
     "no sections": (edit_manifest(sections=None), "manifest.json'"),
     "no algorithm": (drop_section, "manifest.json'"),
-    "no sizes": (edit_section(bytes=None), "algorithm.safetensors' is damaged"),
+    "no sizes": (edit_section(bytes=None), "the size and checksum of algorithm.safetensors"),
     "no tree": (edit_section(plain=None), "is damaged"),
     "no config": (edit_manifest(config=None), "manifest.json'"),
     "no metadata": (edit_manifest(metadata=None), "manifest.json'"),

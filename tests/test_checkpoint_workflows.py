@@ -67,7 +67,7 @@ def test_a_checkpoint_is_not_overwritten_and_a_failed_write_leaves_nothing(
     def full_disk(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpointing, "_write_synced", full_disk)
+    monkeypatch.setattr(checkpointing, "write_synced", full_disk)
     with pytest.raises(CheckpointError, match=r"other.*No space left"):
         save_checkpoint(tmp_path / "other", some_state())
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
@@ -159,5 +159,6 @@ def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
     result = run_training(small_config("sac", tmp_path))
     manifest = json.loads((result.checkpoint_path / "manifest.json").read_text())
     assert manifest["schema_version"] == checkpointing.SCHEMA_VERSION
-    files = {entry["file"] for entry in manifest["sections"].values()}
-    assert files == {path.name for path in result.checkpoint_path.iterdir()} - {"manifest.json"}
+    sections = {f"{name}.safetensors" for name in manifest["sections"]}
+    segments = {f"replay_{index:06d}.safetensors" for index in range(len(manifest["segments"]))}
+    assert sections | segments == {path.name for path in result.checkpoint_path.iterdir()} - {"manifest.json"}

@@ -573,7 +573,8 @@ class TestInterrupted:
         (tmp_path / "interrupt").touch()
         answer = call("train", "dqn", "walk.py:Walk", *OFF_POLICY, "--output-dir", "my runs; $HOME")
         assert answer.code == 130
-        assert self.command_in(answer)[3:] == ["resume", "--checkpoint", str(answer.run_dir)]
+        plugin = ["--plugin", "walk.py"]  # reading the checkpoint would not import the environment by itself
+        assert self.command_in(answer)[3:] == ["resume", "--checkpoint", str(answer.run_dir), *plugin]
 
     def test_the_command_names_the_plugin_it_needs(self, call: Call, plugin: Path, tmp_path: Path) -> None:
         (tmp_path / "interrupt").touch()

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from checkpoint_tools import stored_rows
 from conftest import TESTS
 from gymnasium.vector import AutoresetMode
 
@@ -33,7 +34,7 @@ def collect(num_envs: int, backend: str, steps: int, **env_kwargs: object) -> di
     result = collector.collect(lambda obs: torch.zeros(len(obs), dtype=torch.int64), buffer, steps, state)
     collector.close()
     assert result.steps == state.global_step == steps * num_envs
-    return {**buffer.state_dict()["storage"], "returns": np.array(result.episode_returns)}
+    return {**stored_rows(buffer.state_dict()), "returns": np.array(result.episode_returns)}
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -116,7 +117,7 @@ def test_the_environments_own_info_is_not_needed(tmp_path: Path) -> None:
     try:
         envs = make_vector_env("Noisy-test-v0", num_envs=2)
         envs.reset(seed=[0, 1])
-        assert envs.step(np.array([0, 0]))[4].keys() <= {"final_obs", "_final_obs", "final_info", "_final_info"}
+        assert envs.step(np.array([0, 0]))[4].keys() <= {"final_obs", "_final_obs", "episodes"}
         envs.close()
     finally:
         del gym.registry["Noisy-test-v0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from checkpoint_tools import stored_rows
 from conftest import TESTS, small_config
 
 from rl_training.envs.factory import make_env
@@ -79,5 +80,6 @@ def test_training_sees_the_transform_and_evaluation_the_raw_reward(algo: str, tm
     result = run_training(small_config(algo, tmp_path, **changes))
     assert result.metrics["eval_return_mean"] == 1 + 2 + 3 + 4
     assert result.metrics["train_return_mean"] == 1 + 2 + 3 + 4
-    stored = load_checkpoint(result.checkpoint_path).buffer_state["storage"]["rewards"]
+    stored = load_checkpoint(result.checkpoint_path).buffer_state
+    stored = (stored_rows(stored) if "segments" in stored else stored["storage"])["rewards"]
     assert (stored == 7.0).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from checkpoint_tools import stored_rows
 from conftest import small_config
 
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -27,6 +28,6 @@ def test_the_ratio_of_updates_to_steps_is_kept(num_envs: int, tmp_path: Path) ->
 
 def test_stored_actions_are_in_model_space(tmp_path: Path) -> None:
     result = train_sac(small_config("sac", tmp_path))
-    actions = load_checkpoint(result.run_dir).buffer_state["storage"]["actions"]
+    actions = stored_rows(load_checkpoint(result.run_dir).buffer_state)["actions"]
     assert -1 <= actions.min() < -0.5
     assert 0.5 < actions.max() <= 1  # Pendulum's own bound is 2

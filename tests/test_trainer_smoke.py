@@ -39,7 +39,11 @@ def test_a_run_in_worker_processes_is_resumed_exactly(tmp_path: Path) -> None:
     half = train_ppo(small_config("ppo", tmp_path / "half", **{**changes, "total_timesteps": 96}))
     resumed = resume_training(half.run_dir, total_timesteps=192)
     one, other = (load_checkpoint(result.run_dir) for result in (whole, resumed))
-    assert (one.trainer_state["collector"]["obs"] == other.trainer_state["collector"]["obs"]).all()
+    for first, second in zip(
+        *(s.trainer_state["collector"]["envs"]["environments"] for s in (one, other)), strict=True
+    ):
+        assert (first["obs"] == second["obs"]).all()
+        assert first["generator"] == second["generator"]
     policies = [state.algorithm_state["parts"]["policy"] for state in (one, other)]
     assert all((policies[0][name] == policies[1][name]).all() for name in policies[0])
 

@@ -86,7 +86,7 @@ def train(
     from rl_training.experiment.default_manager import DefaultExperimentManager
 
     trainer = DefaultExperimentManager().setup(resolved.config, run_suffix=run_suffix)
-    _report(trainer.train(), as_json, plugin)
+    _report(trainer.train(), as_json, _code_in_use(plugin, resolved.config.env_id))
 
 
 @app.command("eval")
@@ -115,23 +115,35 @@ def resume(
     output_dir: OutputDir = None,
     eval_episodes: EvalEpisodes = None,
     device: Device = None,
+    fall_back: Annotated[
+        bool, typer.Option("--fall-back", help="If the checkpoint is damaged, use the newest one that is whole.")
+    ] = False,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, or extend one that ended."""
     _import_plugins(plugin)
+    from rl_training.errors import CheckpointError
     from rl_training.runtime.workflows import plan_resume, run_plan
 
-    plan = plan_resume(
-        checkpoint,
-        total_timesteps=total_timesteps,
-        output_dir=output_dir,
-        eval_episodes=eval_episodes,
-        device=device,
-    )
+    changes: dict[str, Any] = {
+        "total_timesteps": total_timesteps,
+        "output_dir": output_dir,
+        "eval_episodes": eval_episodes,
+        "device": device,
+    }
+    try:
+        plan = plan_resume(checkpoint, **changes)
+    except CheckpointError as error:
+        if error.fallback is None:
+            raise
+        if not fall_back and not (sys.stdin.isatty() and typer.confirm(f"{error}. Go on from there?", err=True)):
+            raise CheckpointError(f"{error}: --fall-back goes on from there") from None
+        plan = plan_resume(checkpoint, fall_back=True, **changes)
+        _say(f"going on from step {plan.global_step:,} instead")
     if plan.is_finished:
         _say(f"this run is finished at step {plan.global_step:,}; --total-timesteps with a larger number extends it")
-    _report(run_plan(plan), as_json, plugin)
+    _report(run_plan(plan), as_json, _code_in_use(plugin, plan.config.env_id))
 
 
 @app.command("config")
@@ -341,6 +353,12 @@ def _report(result: TrainResult, as_json: bool, plugins: Sequence[str] | None = 
         words += [word for plugin in plugins or [] for word in ("--plugin", plugin)]
         _say(f"saved; to go on:\n  {shlex.join(words)}")
         raise typer.Exit(128 + signal_number)
+
+
+def _code_in_use(plugins: Sequence[str] | None, env_id: str) -> list[str]:
+    """What a command that resumes the run must name as plugins."""
+    place = env_id.rpartition(":")[0]
+    return list(dict.fromkeys([*(plugins or []), *([place] if place else [])]))
 
 
 def _import_plugins(plugins: Sequence[str] | None) -> None:

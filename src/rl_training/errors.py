@@ -1,5 +1,9 @@
 """The errors a user can meet; each message names the value at fault and the remedy."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class RLTrainingError(Exception):
     """Anything this package reports on purpose."""
@@ -13,8 +17,17 @@ class EnvError(RLTrainingError):
     """An environment cannot be made or used."""
 
 
+class NonFiniteError(RLTrainingError):
+    """A number that training depends on is NaN or infinite."""
+
+
 class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged or of another kind."""
+
+    def __init__(self, message: str, fallback: Path | None = None) -> None:
+        super().__init__(message)
+        self.fallback = fallback
+        """An older checkpoint of the same run that is whole."""
 
 
 class RunExistsError(RLTrainingError, FileExistsError):

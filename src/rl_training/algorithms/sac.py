@@ -17,7 +17,16 @@ from rl_training.data.transitions import Transitions
 from rl_training.errors import EnvError
 from rl_training.models.continuous import EnsembleCritic, SquashedGaussianPolicy
 
-STEP_METRICS = ("critic_loss", "actor_loss", "alpha_loss", "alpha", "entropy", "q_mean")
+STEP_METRICS = (
+    "critic_loss",
+    "critic_grad_norm",
+    "actor_loss",
+    "actor_grad_norm",
+    "alpha_loss",
+    "alpha",
+    "entropy",
+    "q_mean",
+)
 
 
 class SACConfig(OffPolicyConfig):
@@ -123,15 +132,16 @@ class SACAlgorithm(Algorithm[SACConfig]):
         alpha = self.temperature.log_alpha.detach().exp()
         targets = self._targets(rewards, next_obs, discounts, next_noise, alpha)
         critic_loss, q_mean = self._critic_loss(obs, actions, targets)
-        descend(critic_loss, self.critic_optimizer)
+        critic_norm = descend(critic_loss, self.critic_optimizer)
         actor_loss, log_prob = self._actor_loss(obs, noise, alpha)
-        descend(actor_loss, self.actor_optimizer)
+        actor_norm = descend(actor_loss, self.actor_optimizer)
         alpha_loss = torch.zeros_like(alpha)
         if self.config.alpha == "auto":
             alpha_loss = self._alpha_loss(log_prob)
             descend(alpha_loss, self.alpha_optimizer)
         polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
-        return torch.stack([critic_loss, actor_loss, alpha_loss, alpha, -log_prob, q_mean]).detach()
+        metrics = (critic_loss, critic_norm, actor_loss, actor_norm, alpha_loss, alpha, -log_prob, q_mean)
+        return torch.stack(metrics).detach()
 
     @torch.no_grad()
     def _targets(

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data.segments import Segment, rows_per_segment
 from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import FIELDS, Array, Transitions, allocate, as_tensors
+from rl_training.data.transitions import FIELDS, Array, Storage, Transitions, allocate, as_tensors
 
 
 class ReplayBuffer:
@@ -42,6 +43,9 @@ class ReplayBuffer:
         self._flat = {name: tensor.view(-1, *tensor.shape[2:]) for name, tensor in tensors.items()}
         self._position = 0
         self._rows_stored = 0
+        self._segment_rows = rows_per_segment(self.num_rows, self.nbytes // self.num_rows)
+        self._versions = [0] * -(-self.num_rows // self._segment_rows)
+        self._writes = 0
 
     def __len__(self) -> int:
         """Number of transitions stored."""
@@ -59,8 +63,23 @@ class ReplayBuffer:
         row = self._position
         for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
             self._storage[name][row] = value
+        self._mark_changed(row)
         self._position = (row + 1) % self.num_rows
         self._rows_stored = min(self._rows_stored + 1, self.num_rows)
+
+    def cut(self) -> None:
+        """End the episodes with the newest row, because the step that follows it was lost."""
+        if self._rows_stored:
+            row = (self._position - 1) % self.num_rows
+            self._storage["truncated"][row] |= ~self._storage["terminated"][row]
+            self._mark_changed(row)
+
+    def newest(self, count: int) -> Iterator[Storage]:
+        """The last `count` rows, in order, as one or two views of them."""
+        count = min(count, self._rows_stored)
+        first = self._position - count
+        for start, stop in ((first, 0), (0, self._position)) if first < 0 else ((first, self._position),):
+            yield {name: array[start : stop or None] for name, array in self._storage.items()}
 
     def sample(self, batch_size: int) -> Transitions:
         """Draw transitions uniformly, with replacement."""
@@ -102,18 +121,36 @@ class ReplayBuffer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The stored rows, the write position and the generator."""
+        """The stored rows in segments, the write position and the generator."""
         return {
             "position": self._position,
             "rows_stored": self._rows_stored,
+            "writes": self._writes,
             "rng": self._rng.bit_generator.state,
-            "storage": {name: array[: self._rows_stored] for name, array in self._storage.items()},
+            "segments": [
+                Segment(self._versions[start // self._segment_rows], self._rows(start, start + self._segment_rows))
+                for start in range(0, self._rows_stored, self._segment_rows)
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._position = state["position"]
         self._rows_stored = state["rows_stored"]
+        self._writes = state["writes"]
         self._rng.bit_generator.state = state["rng"]
-        for name, array in state["storage"].items():
-            self._storage[name][: self._rows_stored] = array
+        start = 0
+        for segment in state["segments"]:
+            rows = len(segment.arrays["rewards"])
+            for name, target in self._rows(start, start + rows).items():
+                target[:] = segment.arrays[name]
+            if start % self._segment_rows == 0 and rows <= self._segment_rows:
+                self._versions[start // self._segment_rows] = segment.version
+            start += rows
+
+    def _rows(self, start: int, stop: int) -> Storage:
+        return {name: array[start : min(stop, self._rows_stored)] for name, array in self._storage.items()}
+
+    def _mark_changed(self, row: int) -> None:
+        self._writes += 1
+        self._versions[row // self._segment_rows] = self._writes

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import FIELDS, Array, Transitions, allocate, as_tensors
+from rl_training.data.transitions import FIELDS, Array, Storage, Transitions, allocate, as_tensors
 
 
 class RolloutBuffer:
@@ -32,6 +33,17 @@ class RolloutBuffer:
         for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
             self._storage[name][self._position] = value
         self._position += 1
+
+    def cut(self) -> None:
+        """End the episodes with the newest row, because the step that follows it was lost."""
+        if self._position:
+            row = self._position - 1
+            self._storage["truncated"][row] |= ~self._storage["terminated"][row]
+
+    def newest(self, count: int) -> Iterator[Storage]:
+        """The last `count` rows, as a view of them."""
+        rows = slice(max(0, self._position - count), self._position)
+        yield {name: array[rows] for name, array in self._storage.items()}
 
     def rollout(self) -> Transitions:
         """The full rollout, [T, N]; it shares the buffer's memory, so use it before the next `add`."""

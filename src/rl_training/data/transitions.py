@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,3 +67,24 @@ def allocate(spaces: Spaces, *leading: int) -> Storage:
 def as_tensors(storage: Storage) -> dict[str, Tensor]:
     """Tensors that share the memory of `storage`."""
     return {name: torch.from_numpy(array) for name, array in storage.items()}
+
+
+def storage_bytes(spaces: Spaces, count: int) -> int:
+    """Memory that `count` transitions take."""
+    return count * sum(array.nbytes for array in allocate(spaces, 1).values())
+
+
+def find_non_finite(rows: Mapping[str, Array]) -> tuple[str, int, int] | None:
+    """The field, row and environment of the first number in [rows, envs, ...] that is NaN or infinite."""
+    found = []
+    for order, name in enumerate(("obs", "actions", "rewards", "next_obs")):
+        array = rows[name]
+        flat = array.reshape(-1)
+        # The sum of squares is the cheapest question that every bad number answers.
+        if array.dtype.kind == "f" and not math.isfinite(flat.dot(flat)):
+            bad = ~np.isfinite(array.reshape(*array.shape[:2], -1)).all(-1)
+            found += [(int(row), order, name, int(env)) for row, env in np.argwhere(bad)[:1]]
+    if not found:
+        return None
+    row, _, name, env = min(found)
+    return name, row, env

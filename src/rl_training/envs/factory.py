@@ -7,8 +7,6 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import multiprocessing
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +15,12 @@ from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 from gymnasium.error import Error as GymnasiumError
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from pydantic import Field
 
 from rl_training.envs.episodes import EpisodeReport
-from rl_training.envs.resumable import Journal
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
+from rl_training.envs.vector import LocalVectorEnv, TrainingVectorEnv
+from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvError
 from rl_training.validation import FrozenConfig, parse_config, suggest
 
@@ -46,6 +44,10 @@ class EnvSettings(FrozenConfig):
     """Wrappers of the training environment."""
     max_episode_steps: Annotated[int, Field(gt=0)] | None = None
     """Truncate episodes at this length, instead of the environment's own limit."""
+    max_restarts: Annotated[int, Field(ge=0)] = 0
+    """How often, in the whole run, an environment that failed is made anew; the step that failed is not stored."""
+    worker_timeout: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds after which a step in a worker process counts as hung."""
 
 
 def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[str, Any]]:
@@ -67,45 +69,28 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_w
 
 def make_vector_env(
     env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, num_envs: int = 1
-) -> VectorEnv[Any, Any, Any]:
+) -> TrainingVectorEnv:
     """Make the training environments; an ended episode is reset within the step that ended it."""
     settings, _ = split_env_kwargs(env_kwargs or {})
     make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}))
-    makers = [make] * num_envs
     if settings.backend == "sync":
-        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-    make().close()  # so that a bad id or argument is reported from here, not from a worker
-    makers = [functools.partial(_make_worker_env, make, env_id, tuple(_loaded))] * num_envs
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise EnvError(
-            "a worker process is importing the script that started it, which starts workers again:"
-            " put the call that trains under `if __name__ == '__main__':`"
-        )
-    try:
-        return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP, context=_worker_context())
-    except (EOFError, ConnectionError):
-        raise EnvError("an environment's worker process ended while starting; its own words are above") from None
+        return LocalVectorEnv(make, num_envs, settings.max_restarts)
+    make_there = functools.partial(_make_with_code, make, env_id, tuple(_loaded))
+    return WorkerVectorEnv(make_there, num_envs, settings.max_restarts, settings.worker_timeout)
 
 
 def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any]) -> Env:
     settings, own = split_env_kwargs(env_kwargs)
     env: Env = EpisodeReport(_construct(env_id, own, settings.max_episode_steps))
-    return Journal(apply_reward_wrappers(env, settings.wrappers.reward))
+    return apply_reward_wrappers(env, settings.wrappers.reward)
 
 
-def _make_worker_env(make: Callable[[], Env], env_id: str, code: Sequence[str]) -> Env:
-    """Leave Ctrl-C to the main process, which finishes its step and closes the workers."""
+def _make_with_code(make: Callable[[], Env], env_id: str, code: Sequence[str]) -> Env:
+    """Make an environment in another process, where the code that registers it may not have been imported yet."""
     if ":" not in env_id and env_id not in gym.registry:
-        for place in code:  # one of the files that the main process imported has registered it
+        for place in code:
             load_code(place)
-    if multiprocessing.parent_process() is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return make()
-
-
-def _worker_context() -> str:
-    """Workers come from a clean server process where there is one: forking a process with threads is unsafe."""
-    return "forkserver" if sys.platform == "linux" else "spawn"
 
 
 def _construct(env_id: str, own: Mapping[str, Any], max_episode_steps: int | None) -> Env:
@@ -154,6 +139,13 @@ def load_code(place: str) -> ModuleType:
             raise EnvError(f"cannot import '{place}': {error}") from None
     _loaded[str(Path(place).resolve()) if place.endswith(".py") else place] = None
     return module
+
+
+def unknown_code(env_id: str) -> str | None:
+    """The file or module that making this environment would import, if nothing has imported it so far."""
+    place, colon, _ = env_id.rpartition(":")
+    is_known = not colon or place in sys.modules or place in _loaded or str(Path(place).resolve()) in _loaded
+    return None if is_known else place
 
 
 def _load_file(path: Path) -> ModuleType:

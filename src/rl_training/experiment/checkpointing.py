@@ -1,7 +1,9 @@
 """Checkpoints: a folder of safetensors and one JSON manifest. Nothing in it can run code.
 
 A checkpoint is written beside its place, synced and renamed, so a folder under its final name is whole. The manifest
-carries the schema version and the size and SHA-256 of every file; all are checked on reading.
+carries the schema version, a checksum of itself, and the size and SHA-256 of every file; all are checked on reading.
+No name in it is used as a path. A replay buffer is written in segments, and a segment that has not changed since the
+checkpoint before is a hard link to the file there.
 """
 
 from __future__ import annotations
@@ -10,21 +12,26 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from rl_training.data.segments import Segment
 from rl_training.errors import CheckpointError
+from rl_training.experiment.files import read_limited, sync_folder, write_synced
+from rl_training.experiment.migrations import OLDEST_SCHEMA, upgrade
 from rl_training.experiment.tree_codec import pack, unpack
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 SECTIONS = ("algorithm", "buffer", "trainer")
+MAX_MANIFEST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -39,17 +46,18 @@ class CheckpointState:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def save_checkpoint(path: str | Path, state: CheckpointState) -> Path:
-    """Write `state` as the folder `path`, which must not exist yet."""
+def save_checkpoint(path: str | Path, state: CheckpointState, *, base: Path | None = None) -> Path:
+    """Write `state` as the folder `path`, which must not exist yet; what is unchanged since `base` is linked."""
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"'{path}' exists already and is not overwritten")
     draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
     try:
+        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        _write_sections(draft, state)
+        _write_files(draft, state, base)
         draft.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint '{path}': {error.strerror or error}") from error
     finally:
@@ -58,21 +66,19 @@ def save_checkpoint(path: str | Path, state: CheckpointState) -> Path:
 
 
 def load_checkpoint(path: str | Path, *, include_buffer: bool = True) -> CheckpointState:
-    """Read a checkpoint; without `include_buffer` the buffer's file is not touched."""
+    """Read a checkpoint; without `include_buffer` the buffer's files are not touched."""
     folder = resolve_checkpoint(path)
+    try:
+        return _read(folder, include_buffer)
+    except CheckpointError as error:
+        raise _with_fallback(str(error), folder.parent, damaged=folder) from None
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """Raise a `CheckpointError` unless every file of the checkpoint is as it was written."""
     manifest = _read_manifest(folder)
-    sections = {
-        name: _read_section(folder, manifest, name)
-        for name in SECTIONS
-        if name in manifest["sections"] and (include_buffer or name != "buffer")
-    }
-    return CheckpointState(
-        algorithm_state=sections["algorithm"],
-        buffer_state=sections.get("buffer"),
-        trainer_state=sections["trainer"],
-        config=manifest["config"],
-        metadata=manifest["metadata"],
-    )
+    for name, entry in _files_of(manifest):
+        _check_file(folder / name, entry)
 
 
 def resolve_checkpoint(path: str | Path) -> Path:
@@ -80,135 +86,227 @@ def resolve_checkpoint(path: str | Path) -> Path:
     path = Path(path)
     if (path / MANIFEST).is_file():
         return path
-    if path.is_file() and path.name in ("last", "best"):
+    if path.name in ("last", "best") and path.is_file():
         return _follow_pointer(path)
-    if (path / "checkpoints" / "last").is_file():
-        return _follow_pointer(path / "checkpoints" / "last")
+    folder = path / "checkpoints"
+    if (folder / "last").is_file():
+        return _follow_pointer(folder / "last")
     if not path.exists():
         raise CheckpointError(f"'{path}' does not exist (looked from {Path.cwd()})")
+    if any(list_checkpoints(folder)):
+        raise _with_fallback(f"'{folder / 'last'}' is missing", folder)
     raise CheckpointError(f"'{path}' is neither a checkpoint nor a run folder with one")
 
 
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The numbered checkpoints in a run's `checkpoints/`, the newest first."""
+    found = [path for path in folder.glob("step_*") if path.name[5:].isdigit() and not path.is_symlink()]
+    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def read_pointer(pointer: Path) -> list[str]:
+    """The words in a `last` or `best`: a checkpoint's name, and for `best` its score."""
+    return read_limited(pointer, 1024).decode("utf-8", errors="replace").split()
+
+
 def _follow_pointer(pointer: Path) -> Path:
-    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    words = read_pointer(pointer)
+    name = words[0] if words else ""
     target = pointer.parent / name
-    if Path(name).name != name or not (target / MANIFEST).is_file():
-        raise CheckpointError(f"'{pointer}' points at '{name}', which is not a checkpoint beside it")
+    if Path(name).name != name or target.is_symlink() or not (target / MANIFEST).is_file():
+        raise _with_fallback(f"'{pointer}' points at '{name}', which is not a checkpoint beside it", pointer.parent)
     return target
 
 
-class CheckpointFolder:
-    """The `checkpoints/` of a run: numbered checkpoints, and `last` and `best`, which name one of them each."""
-
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        self._folder = folder
-        self._keep = keep
-
-    def save(self, step: int, write: Callable[[Path], object]) -> Path:
-        """Let `write` make the checkpoint of `step`, point `last` at it and remove what is no longer needed."""
-        path = self._folder / f"step_{step:012d}"
-        if not path.exists():
-            write(path)
-        self.point("last", path)
-        self._prune()
-        return path
-
-    def point(self, name: str, path: Path) -> None:
-        """Let `last` or `best` mean `path`."""
-        draft = self._folder / f".{name}.draft-{os.getpid()}"
-        _write_synced(draft, f"{path.name}\n".encode())
-        draft.replace(self._folder / name)
-        _sync_folder(self._folder)
-
-    def discard_after(self, step: int) -> None:
-        """Remove checkpoints of steps that a run resumed at `step` will take again."""
-        for path in self._folder.glob("step_*"):
-            if int(path.name.removeprefix("step_")) > step:
-                for pointer in (self._folder / "last", self._folder / "best"):
-                    if pointer.is_file() and pointer.read_text(encoding="utf-8").strip() == path.name:
-                        pointer.unlink()
-                shutil.rmtree(path)
-
-    def _prune(self) -> None:
-        kept = {_follow_pointer(p).name for p in (self._folder / "last", self._folder / "best") if p.is_file()}
-        found = sorted(self._folder.glob("step_*"))
-        kept.update(path.name for path in found[-self._keep :])
-        for path in found:
-            if path.name not in kept:
-                shutil.rmtree(path)
+def _with_fallback(message: str, folder: Path, damaged: Path | None = None) -> CheckpointError:
+    """The error, with the newest checkpoint of the run that is whole."""
+    for path in list_checkpoints(folder):
+        try:
+            if path != damaged:
+                verify_checkpoint(path)
+                return CheckpointError(f"{message}; '{path}' is whole", path)
+        except CheckpointError:
+            continue
+    return CheckpointError(message)
 
 
-def _write_sections(folder: Path, state: CheckpointState) -> None:
+def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> None:
     manifest: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "config": pack(state.config, {}),
-        "metadata": state.metadata,
+        "metadata": pack(state.metadata, {}),
         "sections": {},
+        "segments": [],
     }
     trees = (state.algorithm_state, state.buffer_state, state.trainer_state)
     for name, tree in zip(SECTIONS, trees, strict=True):
-        if tree is None:
-            continue
-        tensors: dict[str, torch.Tensor] = {}
-        plain = pack(tree, tensors)
-        data = safetensors.torch.save({key: tensor.clone() for key, tensor in tensors.items()})
-        file = f"{name}.safetensors"
-        _write_synced(folder / file, data)
-        digest = hashlib.sha256(data).hexdigest()
-        manifest["sections"][name] = {"file": file, "bytes": len(data), "sha256": digest, "plain": plain}
-    _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
-    _sync_folder(folder)
+        if tree is not None:
+            tensors: dict[str, torch.Tensor] = {}
+            plain = pack({key: value for key, value in tree.items() if key != "segments"}, tensors)
+            entry = _write_tensors(folder / f"{name}.safetensors", tensors)
+            manifest["sections"][name] = {**entry, "plain": plain}
+    earlier = _segments_of(base) if base is not None else []
+    for index, segment in enumerate((state.buffer_state or {}).get("segments", ())):
+        known = earlier[index] if index < len(earlier) else None
+        manifest["segments"].append(_write_segment(folder, index, segment, base, known))
+    manifest["checksum"] = _checksum(manifest)
+    write_synced(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
+    sync_folder(folder)
+
+
+def _write_segment(
+    folder: Path, index: int, segment: Segment, base: Path | None, known: dict[str, Any] | None
+) -> dict[str, Any]:
+    name = _segment_file(index)
+    rows = len(next(iter(segment.arrays.values())))
+    if base is not None and known is not None and (known["version"], known["rows"]) == (segment.version, rows):
+        try:
+            os.link(base / name, folder / name)
+        except OSError:
+            pass  # this file system has no links, or the file is gone: written anew below
+        else:
+            return known
+    tensors: dict[str, torch.Tensor] = {}
+    pack(segment.arrays, tensors)
+    return {**_write_tensors(folder / name, tensors), "version": segment.version, "rows": rows}
+
+
+def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    data = safetensors.torch.save({key: tensor.clone() for key, tensor in tensors.items()})
+    write_synced(path, data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _read(folder: Path, include_buffer: bool) -> CheckpointState:
+    manifest = _read_manifest(folder)
+    sections = {
+        name: _read_section(folder, manifest, name)
+        for name in SECTIONS
+        if name in manifest["sections"] and (include_buffer or name != "buffer")
+    }
+    if "buffer" in sections and manifest["segments"]:
+        sections["buffer"]["segments"] = [
+            Segment(entry["version"], _read_segment(folder / _segment_file(index), entry))
+            for index, entry in enumerate(manifest["segments"])
+        ]
+    sections = upgrade(sections, manifest["schema_version"])
+    return CheckpointState(
+        algorithm_state=sections["algorithm"],
+        buffer_state=sections.get("buffer"),
+        trainer_state=sections["trainer"],
+        config=unpack(manifest["config"], {}),
+        metadata=unpack(manifest["metadata"], {}),
+    )
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        manifest = json.loads(read_limited(path, MAX_MANIFEST_BYTES))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"'{path}' is damaged: {error}") from None
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if version != SCHEMA_VERSION:
-        raise CheckpointError(f"'{path}' has schema version {version!r}; this package reads {SCHEMA_VERSION}")
-    parts = {name: manifest.get(name) for name in ("config", "metadata", "sections")}
-    sections = parts["sections"] if isinstance(parts["sections"], dict) else {}
-    parts |= {name: sections.get(name) for name in ("algorithm", "trainer")}
-    parts |= {f"the state in {name}": entry.get("plain") for name, entry in sections.items() if isinstance(entry, dict)}
-    missing = [name for name, value in parts.items() if not isinstance(value, dict)]
-    if missing:
-        raise CheckpointError(f"'{path}' is damaged: it lacks {', '.join(missing)}")
-    return {**manifest, "config": unpack(manifest["config"], {})}
+    if not isinstance(version, int) or not OLDEST_SCHEMA <= version <= SCHEMA_VERSION:
+        raise CheckpointError(
+            f"'{path}' has schema version {version!r}; this package reads {OLDEST_SCHEMA} to {SCHEMA_VERSION}"
+        )
+    if version == 1:
+        manifest.setdefault("segments", [])
+    elif manifest.pop("checksum", None) != _checksum(manifest):
+        raise CheckpointError(f"'{path}' is damaged: its checksum differs")
+    wrong = _find_wrong_entry(manifest)
+    if wrong is not None:
+        raise CheckpointError(f"'{path}' is damaged: it lacks {wrong}")
+    return dict(manifest)
+
+
+def _find_wrong_entry(manifest: dict[str, Any]) -> str | None:
+    """The first thing in a manifest that is not what a reader of it expects."""
+    for name in ("config", "metadata", "sections"):
+        if not isinstance(manifest.get(name), dict):
+            return name
+    if not isinstance(manifest.get("segments"), list):
+        return "segments"
+    sections = manifest["sections"]
+    if not {"algorithm", "trainer"} <= sections.keys() <= set(SECTIONS):
+        return "the sections algorithm and trainer, or has others"
+    for name, entry in _files_of(manifest):
+        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry["sha256"], str):
+            return f"the size and checksum of {name}"
+    for name, entry in sections.items():
+        if not isinstance(entry.get("plain"), dict):
+            return f"the state in {name}"
+    if any(type(entry.get(key)) is not int for entry in manifest["segments"] for key in ("version", "rows")):
+        return "the versions of the segments"
+    return None
+
+
+def _files_of(manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, entry in manifest["sections"].items():
+        yield f"{name}.safetensors", entry
+    for index, entry in enumerate(manifest["segments"]):
+        yield _segment_file(index), entry
+
+
+def _segments_of(folder: Path) -> list[dict[str, Any]]:
+    """What an earlier checkpoint says of its segments; nothing if it cannot be read."""
+    try:
+        return list(_read_manifest(folder)["segments"])
+    except CheckpointError:
+        return []
 
 
 def _read_section(folder: Path, manifest: dict[str, Any], name: str) -> dict[str, Any]:
-    path = folder / f"{name}.safetensors"
     entry = manifest["sections"][name]
+    tensors = _read_tensors(folder / f"{name}.safetensors", entry)
+    return dict(unpack(entry["plain"], tensors))
+
+
+def _read_segment(path: Path, entry: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    arrays = {name.removeprefix("/"): tensor.numpy() for name, tensor in _read_tensors(path, entry).items()}
+    if not arrays or {len(array) if array.ndim else 0 for array in arrays.values()} != {entry["rows"]}:
+        raise CheckpointError(f"'{path}' is damaged: it does not hold {entry['rows']} rows of each field")
+    return arrays
+
+
+def _read_tensors(path: Path, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of a file, mapped into memory rather than copied."""
+    _check_file(path, entry)
     try:
-        data = path.read_bytes()
+        return dict(safetensors.torch.load_file(path))
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"'{path}' is not a safetensors file: {error}") from None
+
+
+def _check_file(path: Path, entry: dict[str, Any]) -> None:
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError(f"'{path}' is missing, or is not a plain file")
+    try:
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            raise CheckpointError(
+                f"'{path}' is damaged: it has {size:,} bytes where the manifest says {entry['bytes']:,}"
+            )
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha(file)
     except OSError as error:
         raise CheckpointError(f"cannot read '{path}': {error.strerror}") from None
-    if len(data) != entry.get("bytes") or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
-        raise CheckpointError(
-            f"'{path}' is damaged: it has {len(data)} bytes where the manifest says {entry.get('bytes')},"
-            " or its checksum differs"
-        )
-    try:
-        tensors = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise CheckpointError(f"'{path}' is not a safetensors file: {error}") from None
-    tree = unpack(entry["plain"], tensors)
-    return dict(tree)
+    if digest != entry["sha256"]:
+        raise CheckpointError(f"'{path}' is damaged: its checksum is not the one in the manifest")
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _sha(file: Any) -> str:
+    """The checksum of an open file (Python 3.10 has no `hashlib.file_digest`)."""
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _checksum(manifest: dict[str, Any]) -> str:
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _segment_file(index: int) -> str:
+    return f"replay_{index:06d}.safetensors"

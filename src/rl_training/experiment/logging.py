@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rl_training.errors import RLTrainingError
+
 EPISODE_WINDOW = 100
 LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
 
@@ -36,19 +38,32 @@ class MetricAccumulator:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self._names: tuple[str, ...] = ()
+        self._sums = torch.zeros(0, dtype=torch.float64)
         self._count = 0
         self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
         self._lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
 
-    def add_update(self, metrics: Mapping[str, Tensor]) -> None:
-        """Take in the metrics of one update."""
-        if self._sums.keys() != metrics.keys():
-            self._sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in metrics.items()}
+    def add_update(self, metrics: Mapping[str, Tensor]) -> bool:
+        """Take in the metrics of one update; returns whether one is seen not to be finite.
+
+        On the CPU the question is answered at once. Elsewhere it would make the device wait, so it is left to
+        `find_non_finite`, which the end of a round asks.
+        """
+        names = tuple(metrics)
+        values = torch.stack(tuple(metrics.values()))
+        if self._names != names:
+            self._names = names
+            self._sums = torch.zeros(len(names), dtype=torch.float64, device=values.device)
             self._count = 0
-        for name, value in metrics.items():
-            self._sums[name] += value
+        self._sums += values
         self._count += 1
+        return values.device.type == "cpu" and not math.isfinite(values.sum().item())
+
+    def find_non_finite(self) -> tuple[str, float] | None:
+        """The first metric since the last line that is NaN or infinite."""
+        sums = self._sums.tolist()
+        return next((pair for pair in zip(self._names, sums, strict=True) if not math.isfinite(pair[1])), None)
 
     def add_episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
         """Take in finished episodes."""
@@ -57,7 +72,8 @@ class MetricAccumulator:
 
     def peek(self) -> dict[str, float]:
         """The means as they stand."""
-        means = {name: total.item() / self._count for name, total in self._sums.items() if self._count}
+        sums = zip(self._names, self._sums.tolist(), strict=True)
+        means = {name: total / self._count for name, total in sums if self._count}
         if self._returns:
             means["train_return_mean"] = sum(self._returns) / len(self._returns)
             means["train_length_mean"] = sum(self._lengths) / len(self._lengths)
@@ -66,15 +82,14 @@ class MetricAccumulator:
     def collect(self) -> dict[str, float]:
         """The means, after which the updates begin anew."""
         means = self.peek()
-        for total in self._sums.values():
-            total.zero_()
+        self._sums.zero_()
         self._count = 0
         return means
 
     def state_dict(self) -> dict[str, Any]:
         """What has been gathered so far."""
         return {
-            "sums": dict(self._sums),
+            "sums": dict(zip(self._names, self._sums.unbind(), strict=True)),
             "count": self._count,
             "returns": list(self._returns),
             "lengths": list(self._lengths),
@@ -82,7 +97,9 @@ class MetricAccumulator:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._sums = dict(state["sums"])
+        self._names = tuple(state["sums"])
+        if self._names:
+            self._sums = torch.stack(tuple(state["sums"].values()))
         self._count = state["count"]
         self._returns = deque(state["returns"], maxlen=EPISODE_WINDOW)
         self._lengths = deque(state["lengths"], maxlen=EPISODE_WINDOW)
@@ -93,6 +110,7 @@ class JsonlSink:
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         """Append to `path`, after cutting it to the lines a resumed run has already taken in."""
+        self._path = path
         if path.exists():
             os.truncate(path, min(keep_bytes, path.stat().st_size))
         self._file = path.open("a", encoding="utf-8")
@@ -105,8 +123,15 @@ class JsonlSink:
     def write(self, metrics: Mapping[str, float]) -> None:
         """Append a line."""
         plain = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        self._file.write(json.dumps(plain) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(plain) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RLTrainingError(f"cannot write '{self._path}': {error.strerror or error}") from error
+
+    def sync(self) -> None:
+        """Wait until every line is on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -121,7 +146,7 @@ class TensorboardSink:
 
         # A resumed run hides the points of steps that it takes again.
         purge_step = first_step + 1 if first_step else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=1)
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Add one point to each curve."""
@@ -265,6 +290,10 @@ def _clock_time(seconds: float) -> str:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a `metrics.jsonl`; a last line that was cut off while being written is left out."""
     with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            try:
                 yield json.loads(line)
+            except ValueError:
+                raise RLTrainingError(f"line {number} of '{path}' is damaged") from None

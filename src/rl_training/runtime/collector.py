@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import Array
-from rl_training.envs.resumable import read_journals, replay_journals
+from rl_training.data.transitions import Array, Storage, find_non_finite
+from rl_training.envs.vector import TrainingVectorEnv
+from rl_training.errors import EnvError, NonFiniteError
 from rl_training.runtime.trainer import CollectResult, TrainerState
+
+NAMES = {"obs": "the observation", "actions": "the action", "rewards": "the reward", "next_obs": "the next observation"}
 
 
 class StepStore(Protocol):
@@ -24,6 +26,12 @@ class StepStore(Protocol):
     ) -> None:
         """Store the step."""
 
+    def cut(self) -> None:
+        """End all episodes with the newest row."""
+
+    def newest(self, count: int) -> Iterable[Storage]:
+        """The last `count` rows."""
+
 
 class Collector:
     """Acts in the environments and stores what happens.
@@ -32,11 +40,18 @@ class Collector:
     next episode. What is stored as `next_obs` is the final observation, which they hand over separately.
     """
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], spaces: Spaces, device: torch.device) -> None:
+    def __init__(self, envs: TrainingVectorEnv, spaces: Spaces, device: torch.device) -> None:
         self._envs = envs
         self._spaces = spaces
         self._device = device
         self._obs = np.zeros((envs.num_envs, *spaces.obs.shape), spaces.obs.dtype)
+        self.doubts: list[str] = []
+        """Why the environments may not be exactly where an uninterrupted run would have them."""
+
+    @property
+    def num_restarts(self) -> int:
+        """Environments that failed and were made anew, over the whole run."""
+        return self._envs.num_restarts
 
     @property
     def num_envs(self) -> int:
@@ -45,7 +60,7 @@ class Collector:
 
     def reset(self, seeds: list[int]) -> None:
         """Begin new episodes, each environment with its own seed."""
-        obs, _ = self._envs.reset(seed=seeds)  # type: ignore[arg-type]
+        obs, _ = self._envs.reset(seed=seeds)
         self._obs = self._as_stored(obs)
 
     def collect(
@@ -55,32 +70,40 @@ class Collector:
         returns: list[float] = []
         lengths: list[int] = []
         first_step = state.global_step
-        for _ in range(num_steps):
+        stored = 0
+        while stored < num_steps and not (stored and state.should_stop):
             actions = act(torch.from_numpy(self._obs).to(self._device)).cpu().numpy()
-            step = self._envs.step(self._spaces.action.to_env(actions))
+            try:
+                step = self._envs.step(self._spaces.action.to_env(actions))
+            except EnvError:
+                self._check_finite(store, stored, first_step, actions)  # which may be what upset the environment
+                raise
             obs, rewards, terminated, truncated = self._as_stored(step[0]), *step[1:4]
-            next_obs = obs
-            if "final_obs" in step[4]:
-                next_obs = self._with_final_obs(obs, step[4])
-                for episode_return, length in step[4]["final_info"]["episode"][terminated | truncated]:
-                    returns.append(float(episode_return))
-                    lengths.append(int(length))
+            for episode_return, length in step[4].get("episodes", ()):
+                returns.append(episode_return)
+                lengths.append(length)
+            if "restarted" in step[4]:
+                store.cut()  # a row of which a part is lost is not stored
+                self._obs = obs
+                continue
+            next_obs = self._with_final_obs(obs, step[4]) if "final_obs" in step[4] else obs
             store.add(self._obs, actions, rewards, next_obs, terminated, truncated)
             self._obs = obs
+            stored += 1
             state.global_step += self.num_envs
-            if state.should_stop:
-                break
-        return CollectResult(state.global_step - first_step, returns, lengths)
+        self._check_finite(store, stored, first_step)
+        return CollectResult(state.global_step - first_step, returns, lengths, self.num_restarts)
 
     def state_dict(self) -> dict[str, Any]:
-        """The current observations, and the journals that lead to them."""
-        return {"obs": self._obs, "journals": read_journals(self._envs)}
+        """Where the environments are."""
+        return {"envs": self._envs.state(), "doubts": list(self.doubts)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Bring the environments back; returns whether they are exactly where they were."""
-        reached = self._as_stored(np.stack(replay_journals(self._envs, state["journals"])))
-        self._obs = reached
-        return bool(np.array_equal(reached, state["obs"]))
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Bring the environments back; returns why they may not be exactly where they were."""
+        obs, doubts = self._envs.restore(state["envs"])
+        self._obs = self._as_stored(obs)
+        self.doubts = list(dict.fromkeys([*state["doubts"], *doubts]))
+        return doubts
 
     def close(self) -> None:
         """Close the environments."""
@@ -94,3 +117,17 @@ class Collector:
         for index in np.flatnonzero(info["_final_obs"]):
             next_obs[index] = info["final_obs"][index]
         return next_obs
+
+    def _check_finite(self, store: StepStore, stored: int, first_step: int, actions: Array | None = None) -> None:
+        """Raise if anything collected since `first_step` is NaN or infinite."""
+        row = 0
+        for rows in store.newest(stored):
+            found = find_non_finite(rows)
+            if found is not None:
+                name, offset, env = found
+                step = first_step + (row + offset + 1) * self.num_envs
+                value = rows[name][offset, env]
+                raise NonFiniteError(f"{NAMES[name]} of environment {env} is not finite at step {step:,}: {value}")
+            row += len(rows["rewards"])
+        if actions is not None and actions.dtype.kind == "f" and not np.isfinite(actions).all():
+            raise NonFiniteError(f"the policy's actions are not finite after step {first_step + row}: {actions}")

@@ -21,12 +21,14 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.config import AlgorithmConfig
-from rl_training.errors import ConfigError, RLTrainingError, RunExistsError
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
 from rl_training.experiment.config import TrainConfig, dump_yaml
+from rl_training.experiment.files import replace_synced
 
 WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer of one update above which threads beat their own overhead."""
+MAX_THREADS = 1024
 STEPS_FOR_COMPILING = 20_000
 """Gradient steps above which a compiled update wins back the seconds that compiling takes."""
 
@@ -115,6 +117,14 @@ class Execution:
             raise ConfigError("compile: true needs a C++ compiler (g++ or clang++) on the path; use auto or false")
         return cls(num_threads, compile_updates)
 
+    @classmethod
+    def from_metadata(cls, values: Any) -> Execution:
+        """As a checkpoint has it."""
+        match values:
+            case {"num_threads": int(threads), "compile": bool(compiled)} if 1 <= threads <= MAX_THREADS:
+                return cls(threads, compiled)
+        raise CheckpointError(f"the checkpoint's execution is not a number of threads and a choice: {values!r}")
+
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Use this number of threads inside the block, and count numbers below 1e-38 as 0.
@@ -129,6 +139,20 @@ class Execution:
         finally:
             torch.set_num_threads(before)
             torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
+def naming_misfits() -> Iterator[None]:
+    """Turn whatever a state of the wrong shape makes of the code that takes it in into one named error."""
+    try:
+        yield
+    except RLTrainingError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
+        detail = str(error).splitlines()[0] if str(error) else ""
+        raise CheckpointError(
+            f"the checkpoint does not fit its own configuration: {type(error).__name__}: {detail}"
+        ) from error
 
 
 def has_compiler() -> bool:
@@ -152,18 +176,22 @@ class TrainingRun:
 
     def write_config(self, config: TrainConfig) -> None:
         """Write `config.yaml`."""
-        path = self.run_dir / "config.yaml"
-        draft = path.with_suffix(".draft")
-        draft.write_text(dump_yaml(serialize_train_config(config)), encoding="utf-8")
-        draft.replace(path)
+        self._write("config.yaml", dump_yaml(serialize_train_config(config)))
 
     def update_metadata(self, **values: Any) -> None:
         """Change some values of `metadata.json`, all at once."""
-        path = self.run_dir / "metadata.json"
-        metadata = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps({**metadata, **values}, indent=2) + "\n", encoding="utf-8")
-        draft.replace(path)
+        metadata: Any = {}
+        with contextlib.suppress(OSError, ValueError):  # a damaged page must not keep the run from going on
+            metadata = json.loads((self.run_dir / "metadata.json").read_text(encoding="utf-8"))
+        metadata = {**(metadata if isinstance(metadata, dict) else {}), **values}
+        self._write("metadata.json", json.dumps(metadata, indent=2) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.run_dir / name
+        try:
+            replace_synced(path, text.encode())
+        except OSError as error:
+            raise RLTrainingError(f"cannot write '{path}': {error.strerror or error}") from error
 
 
 def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -> TrainingRun:
@@ -196,8 +224,9 @@ def save_training_checkpoint(
     trainer_state: dict[str, Any],
     buffer_state: dict[str, Any] | None = None,
     metadata: dict[str, Any] | None = None,
+    base: Path | None = None,
 ) -> Path:
-    """Write a checkpoint that `load_checkpoint` reads."""
+    """Write a checkpoint that `load_checkpoint` reads; what is unchanged since the checkpoint `base` is linked."""
     return save_checkpoint(
         path,
         CheckpointState(
@@ -207,6 +236,7 @@ def save_training_checkpoint(
             config=serialize_train_config(config),
             metadata={"saved": _now(), "versions": _versions(), **(metadata or {})},
         ),
+        base=base,
     )
 
 

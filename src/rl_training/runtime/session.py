@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
-from rl_training.experiment.checkpointing import CheckpointFolder
+from rl_training.errors import NonFiniteError
+from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricAccumulator, MetricSink, ProgressView
 from rl_training.runtime.callbacks import Callback
@@ -63,19 +65,24 @@ class Session:
 
     def collected(self, result: CollectResult) -> None:
         """New steps are in the buffer."""
+        if result.env_restarts > self.state.env_restarts:
+            self.view.message(f"an environment failed and was made anew ({result.env_restarts} in this run)")
+            self.state.env_restarts = result.env_restarts
         self.accumulator.add_episodes(result.episode_returns, result.episode_lengths)
         self.callbacks.on_collect_end(self.state, result)
 
     def updated(self, result: UpdateResult) -> None:
         """The algorithm has learned."""
         self.state.update_count += result.gradient_steps
-        self.accumulator.add_update(result.metrics)
+        if self.accumulator.add_update(result.metrics):
+            self._check_updates()
         self.callbacks.on_update_end(self.state, result)
 
     def end_round(self) -> None:
         """A round is done: log, evaluate and save what is due."""
         step = self.state.global_step
         self.state.epoch += 1
+        self._check_updates()
         log_due, eval_due = self._log_due.is_due(step), self._eval_due.is_due(step)
         checkpoint_due = self._checkpoint_due.is_due(step)
         is_best = self._evaluate() if eval_due else False
@@ -83,8 +90,8 @@ class Session:
             self._log()
         if checkpoint_due or is_best:
             path = self.save()
-            if is_best:
-                self.checkpoints.point("best", path)
+            if is_best and self.best_return is not None:
+                self.checkpoints.offer_best(path, self.best_return)
         self.view.update(step, self.horizon.total, self._latest)
 
     def finish(self) -> TrainResult:
@@ -93,14 +100,15 @@ class Session:
         path = self.save()
         was_interrupted = interrupting_signal(self.state.stop_reason) is not None
         if self.last_eval_step != self.state.global_step and not was_interrupted:
-            if self._evaluate():
-                self.checkpoints.point("best", path)
+            if self._evaluate() and self.best_return is not None:
+                self.checkpoints.offer_best(path, self.best_return)
             self._log()
         elif self._last_logged_step != self.state.global_step:
             self._log()
         metrics = dict(self._latest)
-        if self.best_return is not None:
-            metrics["best_eval_return_mean"] = self.best_return
+        best_score = self.checkpoints.best_score
+        if best_score is not None:
+            metrics["best_eval_return_mean"] = best_score
         return TrainResult(self.state.run_dir, path, metrics, self.state.stop_reason)
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,10 +150,22 @@ class Session:
         self.last_eval_step = self.state.global_step
         self.callbacks.on_eval_end(self.state, self.last_eval)
         score = self.last_eval["eval_return_mean"]
+        if not math.isfinite(score):
+            raise NonFiniteError(f"the evaluation's mean return is {score} at step {self.state.global_step:,}")
         is_best = self.best_return is None or score > self.best_return
         if is_best:
             self.best_return = score
         return is_best
+
+    def _check_updates(self) -> None:
+        found = self.accumulator.find_non_finite()
+        if found is not None:
+            name, value = found
+            what = "the gradient" if name.endswith("grad_norm") else name
+            raise NonFiniteError(
+                f"{what} is not finite at step {self.state.global_step:,}, gradient step"
+                f" {self.state.update_count:,}: {name} is {value}"
+            )
 
     def _log(self) -> None:
         """Write one line of what was gathered since the last."""
@@ -154,6 +174,8 @@ class Session:
             "gradient_steps": self.state.update_count,
             **self.accumulator.collect(),
         }
+        if self.state.env_restarts:
+            metrics["env_restarts"] = self.state.env_restarts
         if self.last_eval_step == self.state.global_step:
             metrics |= self.last_eval
         for sink in self.sinks:

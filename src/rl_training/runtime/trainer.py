@@ -21,6 +21,8 @@ class TrainerState:
     """Rounds of collecting and updating that are done."""
     update_count: int = 0
     """Gradient steps taken."""
+    env_restarts: int = 0
+    """Environments that failed and were made anew."""
     should_stop: bool = False
     stop_reason: str | None = None
 
@@ -40,6 +42,8 @@ class CollectResult:
     episode_returns: list[float] = field(default_factory=list)
     """Raw returns of the episodes that ended."""
     episode_lengths: list[int] = field(default_factory=list)
+    env_restarts: int = 0
+    """Environments that failed and were made anew, since the run began."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from rl_training.algorithms.base import Algorithm, Resources
-from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.algorithms.config import AlgorithmConfig, OffPolicyConfig
 from rl_training.data.spaces import describe_spaces
 from rl_training.envs.factory import make_vector_env
-from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import CheckpointFolder, CheckpointState
+from rl_training.errors import ConfigError, NonFiniteError
+from rl_training.experiment.checkpoint_folder import CheckpointFolder
+from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import JsonlSink, ProgressView, TensorboardSink, make_view
 from rl_training.experiment.registry import Loop, get_algorithm_spec
@@ -22,6 +25,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
 from rl_training.runtime.evaluation import EVAL_METRICS, Evaluator
 from rl_training.runtime.interrupts import stop_on_signals
+from rl_training.runtime.memory import check_replay_fits
 from rl_training.runtime.off_policy_loop import make_replay_buffer, off_policy_loop
 from rl_training.runtime.on_policy_loop import make_rollout_buffer, on_policy_loop
 from rl_training.runtime.run_utils import (
@@ -30,6 +34,7 @@ from rl_training.runtime.run_utils import (
     TrainingRun,
     create_training_run,
     finish_training_run,
+    naming_misfits,
     resolve_device,
     save_training_checkpoint,
 )
@@ -111,7 +116,7 @@ def run_training(
 def choose_execution(config: TrainConfig, checkpoint_state: CheckpointState | None) -> Execution:
     """Threads and compilation as the checkpoint had them, or as the configuration wants them."""
     if checkpoint_state is not None and "execution" in checkpoint_state.metadata:
-        return Execution(**checkpoint_state.metadata["execution"])
+        return Execution.from_metadata(checkpoint_state.metadata["execution"])
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     return Execution.choose(config, algo_config)
 
@@ -132,6 +137,8 @@ def make_parts(config: TrainConfig, execution: Execution) -> Parts:
         resources = Resources(device, seeds.policy_generator(device), config.num_envs, execution.compile)
         algorithm = spec.algorithm_class()(algo_config, spaces, resources)
         collector = Collector(envs, spaces, device)
+        if isinstance(algo_config, OffPolicyConfig):
+            check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps)
         make_buffer, _ = LOOPS[spec.loop]
         buffer = make_buffer(algo_config, spaces, config.num_envs, seeds.replay_generator(), device)
         evaluator = Evaluator(config.env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
@@ -157,10 +164,11 @@ def _run_session(
     tensorboard = TensorboardSink(run.run_dir / "tensorboard", first_step)
     state = TrainerState(parts.algorithm, run.run_dir)
     checkpoints = CheckpointFolder(run.checkpoints_dir)
-    checkpoints.discard_after(first_step)
+    checkpoints.go_back_to(first_step)
 
     def save() -> Path:
-        return checkpoints.save(state.global_step, lambda path: _write(path, config, parts, session, jsonl))
+        jsonl.sync()
+        return checkpoints.save(state.global_step, lambda path, base: _write(path, base, config, parts, session, jsonl))
 
     early_stopping = parts.algo_config.early_stopping
     own = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
@@ -183,17 +191,27 @@ def _run_session(
             _restore(checkpoint_state, parts, session, view)
         session.callbacks.on_train_start(state)
         _, loop = LOOPS[get_algorithm_spec(config.algo).loop]
-        loop(session, parts.algorithm, parts.collector, parts.buffer)
-        result = session.finish()
+        try:
+            loop(session, parts.algorithm, parts.collector, parts.buffer)
+            result = session.finish()
+        except NonFiniteError as error:
+            last = checkpoints.last
+            where = f"the last good checkpoint is '{last}'" if last else "no checkpoint had been written yet"
+            raise NonFiniteError(f"{error}; {where}") from error
     session.callbacks.on_train_end(state, result)
     return result
 
 
-def _write(path: Path, config: TrainConfig, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
+def _write(
+    path: Path, base: Path | None, config: TrainConfig, parts: Parts, session: Session, jsonl: JsonlSink
+) -> None:
+    algorithm_state = parts.algorithm.state_dict()
+    _check_finite(algorithm_state["parts"], session.state.global_step)
     save_training_checkpoint(
         path,
+        base=base,
         config=config,
-        algorithm_state=parts.algorithm.state_dict(),
+        algorithm_state=algorithm_state,
         buffer_state=parts.buffer.state_dict(),
         trainer_state={
             "session": session.state_dict(),
@@ -203,19 +221,32 @@ def _write(path: Path, config: TrainConfig, parts: Parts, session: Session, json
         metadata={
             "execution": {"num_threads": parts.execution.num_threads, "compile": parts.execution.compile},
             "global_step": session.state.global_step,
+            "exactness": "approximate" if parts.collector.doubts else "exact",
+            "doubts": parts.collector.doubts,
         },
     )
 
 
+def _check_finite(tree: Any, step: int, path: str = "") -> None:
+    """Refuse to save weights or optimizer state that is NaN or infinite."""
+    if isinstance(tree, (dict, list)):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            _check_finite(value, step, f"{path}/{key}" if path else str(key))
+    elif isinstance(tree, Tensor) and tree.is_floating_point() and not tree.isfinite().all():
+        raise NonFiniteError(f"the parameter or optimizer state '{path}' is not finite at step {step:,}")
+
+
 def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, view: ProgressView) -> None:
-    parts.algorithm.load_state_dict(checkpoint_state.algorithm_state)
-    parts.buffer.load_state_dict(checkpoint_state.buffer_state)
-    session.load_state_dict(checkpoint_state.trainer_state["session"])
-    if not parts.collector.load_state_dict(checkpoint_state.trainer_state["collector"]):
-        view.message(
-            "warning: the environments could not be brought back exactly to where they were;"
-            " this run continues approximately"
-        )
+    with naming_misfits():
+        parts.algorithm.load_state_dict(checkpoint_state.algorithm_state)
+        parts.buffer.load_state_dict(checkpoint_state.buffer_state)
+        session.load_state_dict(checkpoint_state.trainer_state["session"])
+        doubts = parts.collector.load_state_dict(checkpoint_state.trainer_state["collector"])
+    session.state.env_restarts = parts.collector.num_restarts
+    if doubts:
+        view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
+        for doubt in doubts:
+            view.message(f"  {doubt}")
     if session.horizon.from_step:
         view.message(
             f"the run now ends at step {session.horizon.total:,}: from step {session.horizon.from_step:,} on,"

@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from rl_training.algorithms.base import Algorithm, Resources
 from rl_training.data.spaces import Spaces
+from rl_training.envs.factory import unknown_code
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluation import Evaluator, act_on
-from rl_training.runtime.run_utils import RunSeeds, TrainingRun, resolve_device
+from rl_training.runtime.run_utils import RunSeeds, TrainingRun, naming_misfits, resolve_device
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.training import choose_execution, run_training
 
@@ -40,7 +41,8 @@ class ResumePlan:
     @property
     def global_step(self) -> int:
         """The step at which the run goes on."""
-        return int(self.state.trainer_state["session"]["global_step"])
+        with naming_misfits():
+            return int(self.state.trainer_state["session"]["global_step"])
 
 
 def load_algorithm(path: str | Path, *, device: str = "auto") -> tuple[TrainConfig, Algorithm[Any], CheckpointState]:
@@ -53,12 +55,14 @@ def load_algorithm(path: str | Path, *, device: str = "auto") -> tuple[TrainConf
 def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> Algorithm[Any]:
     """An algorithm as its `state_dict` describes it."""
     spec = get_algorithm_spec(config.algo)
+    algo_config = spec.parse_kwargs(config.algo_kwargs)
     resolved = resolve_device(config.device)
     generator = RunSeeds.from_seed(config.seed).policy_generator(resolved)
     resources = Resources(resolved, generator, config.num_envs)
-    spaces = Spaces.from_state_dict(algorithm_state["spaces"])
-    algorithm = spec.algorithm_class()(spec.parse_kwargs(config.algo_kwargs), spaces, resources)
-    algorithm.load_state_dict(algorithm_state)
+    with naming_misfits():
+        spaces = Spaces.from_state_dict(algorithm_state["spaces"])
+        algorithm = spec.algorithm_class()(algo_config, spaces, resources)
+        algorithm.load_state_dict(algorithm_state)
     return algorithm
 
 
@@ -70,7 +74,7 @@ def evaluate_checkpoint(path: str | Path, *, num_episodes: int | None = None, de
     config, algorithm, state = load_algorithm(path, device=device)
     with choose_execution(config, state).applied():
         metrics = evaluate_algorithm(config, algorithm, num_episodes)
-    return {"global_step": state.metadata["global_step"], **metrics}
+    return {"global_step": state.metadata.get("global_step", 0), **metrics}
 
 
 def evaluate_algorithm(
@@ -79,12 +83,24 @@ def evaluate_algorithm(
     """Evaluate on the seeds that belong to the run."""
     if num_episodes is not None and num_episodes < 1:
         raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
+    refuse_unknown_code(config.env_id)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
     evaluator = Evaluator(config.env_id, config.env_kwargs, seeds)
     try:
         return evaluator.evaluate(algorithm)
     finally:
         evaluator.close()
+
+
+def refuse_unknown_code(env_id: str) -> None:
+    """A checkpoint may name code as its environment, but only the user lets code run."""
+    place = unknown_code(env_id)
+    if place is not None:
+        raise EnvError(
+            f"this checkpoint's environment '{env_id}' is code that nothing has imported yet, and reading a checkpoint"
+            f" must not run code: look at '{place}', then allow it with --plugin {place} (in Python:"
+            f" rl_training.envs.factory.load_code('{place}'))"
+        )
 
 
 def predict_checkpoint(path: str | Path, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
@@ -115,10 +131,20 @@ def plan_resume(
     output_dir: str | Path | None = None,
     eval_episodes: int | None = None,
     device: str | None = None,
+    fall_back: bool = False,
 ) -> ResumePlan:
-    """Read a checkpoint and say how its run would go on: in its own folder, unless `output_dir` is given."""
-    checkpoint_path = resolve_checkpoint(path)
-    state = load_checkpoint(checkpoint_path)
+    """Read a checkpoint and say how its run would go on: in its own folder, unless `output_dir` is given.
+
+    With `fall_back`, a damaged checkpoint is passed over for the newest one of the run that is whole.
+    """
+    try:
+        checkpoint_path = resolve_checkpoint(path)
+        state = load_checkpoint(checkpoint_path)
+    except CheckpointError as error:
+        if error.fallback is None or not fall_back:
+            raise
+        checkpoint_path = error.fallback
+        state = load_checkpoint(checkpoint_path)
     if state.buffer_state is None:
         raise CheckpointError(f"'{checkpoint_path}' holds a policy only: to go on training, use a run's own checkpoint")
     changes = {
@@ -127,10 +153,13 @@ def plan_resume(
         "eval_episodes": eval_episodes,
         "device": device,
     }
+    run_dir = checkpoint_path.resolve().parent.parent
+    is_in_run = checkpoint_path.resolve().parent.name == "checkpoints" and (run_dir / "config.yaml").is_file()
+    if not is_in_run and output_dir is None:
+        changes["output_dir"] = Path("runs")  # where to write is not for a file to say
     config = TrainConfig(**state.config).replace(**{k: v for k, v in changes.items() if v is not None})
-    run_dir = checkpoint_path.parent.parent
-    is_in_run = checkpoint_path.parent.name == "checkpoints" and (run_dir / "config.yaml").is_file()
-    run = TrainingRun(run_dir) if is_in_run and output_dir is None else None
+    refuse_unknown_code(config.env_id)
+    run = TrainingRun(checkpoint_path.parent.parent) if is_in_run and output_dir is None else None
     return ResumePlan(config, checkpoint_path, state, run)
 
 
@@ -141,6 +170,7 @@ def resume_training(
     output_dir: str | Path | None = None,
     eval_episodes: int | None = None,
     device: str | None = None,
+    fall_back: bool = False,
     callbacks: Sequence[Callback] | None = None,
 ) -> TrainResult:
     """Go on training from a checkpoint or a run folder. A run that has no step left is returned as it is."""
@@ -150,6 +180,7 @@ def resume_training(
         output_dir=output_dir,
         eval_episodes=eval_episodes,
         device=device,
+        fall_back=fall_back,
     )
     return run_plan(plan, callbacks=callbacks)
 

@@ -1,0 +1,87 @@
+"""The `checkpoints/` of a run: numbered checkpoints, and `last` and `best`, which name one of them each."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from rl_training.errors import CheckpointError
+from rl_training.experiment.checkpointing import list_checkpoints, read_pointer
+from rl_training.experiment.files import replace_synced
+
+
+class CheckpointFolder:
+    """Keeps the last `keep` checkpoints and the best one."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    @property
+    def last(self) -> Path | None:
+        """The newest whole checkpoint."""
+        words = self._words("last")
+        return self._folder / words[0] if words else None
+
+    @property
+    def best_score(self) -> float | None:
+        """The score of the checkpoint that `best` names."""
+        words = self._words("best")
+        with contextlib.suppress(ValueError, IndexError):
+            return float(words[1])
+        return None
+
+    def save(self, step: int, write: Callable[[Path, Path | None], object]) -> Path:
+        """Let `write(path, base)` make the checkpoint of `step`, point `last` at it, remove what is not needed."""
+        path = self._folder / f"step_{step:012d}"
+        if not path.exists():
+            write(path, self.last)
+        self._point("last", path.name)
+        self._prune()
+        return path
+
+    def offer_best(self, path: Path, score: float) -> None:
+        """Let `best` name `path`, unless it names one with a score at least as good."""
+        if self.best_score is None or score > self.best_score:
+            self._point("best", f"{path.name} {score!r}")
+
+    def go_back_to(self, step: int) -> None:
+        """Remove checkpoints of steps that a run resumed at `step` will take again."""
+        resumed = self._folder / f"step_{step:012d}"
+        if resumed.is_dir():
+            self._point("last", resumed.name)
+        for path in list_checkpoints(self._folder):
+            if int(path.name.removeprefix("step_")) > step:
+                for name in ("last", "best"):
+                    if self._words(name)[:1] == [path.name]:
+                        (self._folder / name).unlink()
+                self._remove(path)
+        for leftover in self._folder.glob(".*.draft-*"):  # of a process that was killed
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+    def _point(self, name: str, text: str) -> None:
+        path = self._folder / name
+        try:
+            replace_synced(path, f"{text}\n".encode())
+        except OSError as error:
+            raise CheckpointError(f"cannot write '{path}': {error.strerror or error}") from error
+
+    def _words(self, name: str) -> list[str]:
+        path = self._folder / name
+        return read_pointer(path) if path.is_file() else []
+
+    def _prune(self) -> None:
+        kept = {word for name in ("last", "best") for word in self._words(name)[:1]}
+        found = list_checkpoints(self._folder)
+        kept.update(path.name for path in found[: self._keep])
+        for path in found:
+            if path.name not in kept:
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Take a checkpoint's name away first, so that a part of it is never taken for the whole."""
+        leftover = path.with_name(f".{path.name}.draft-removed")
+        path.rename(leftover)
+        shutil.rmtree(leftover)

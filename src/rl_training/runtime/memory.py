@@ -1,0 +1,48 @@
+"""How much memory there is, so that a replay buffer that cannot fit is refused before it is filled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from rl_training.data.spaces import Spaces
+from rl_training.data.transitions import storage_bytes
+from rl_training.errors import ConfigError
+
+CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def check_replay_fits(spaces: Spaces, capacity: int, total_steps: int) -> None:
+    """Refuse a replay buffer that would outgrow the memory before the run ends."""
+    count = min(capacity, total_steps)
+    needed = storage_bytes(spaces, count)
+    available = available_memory()
+    if available is not None and needed > available:
+        fitting = int(count * available / needed * 0.8)
+        raise ConfigError(
+            f"a replay of {count:,} transitions needs {_gigabytes(needed)} of memory and {_gigabytes(available)} are"
+            f" free: set algo_kwargs.buffer_capacity to {fitting:,} or less"
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be had, by the system and by the container's limit; None where it cannot be told."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024)
+    for limit, usage in CGROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))
+    if not found:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return max(0, min(found)) if found else None
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB"
