@@ -64,10 +64,10 @@ def test_a_checkpoint_is_not_overwritten_and_a_failed_write_leaves_nothing(
     with pytest.raises(CheckpointError, match="not overwritten"):
         save_checkpoint(tmp_path / "c", some_state())
 
-    def full_disk(path: Path, data: bytes) -> None:
+    def full_disk(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpointing, "write_synced", full_disk)
+    monkeypatch.setattr(checkpointing, "sync", full_disk)
     with pytest.raises(CheckpointError, match=r"other.*No space left"):
         save_checkpoint(tmp_path / "other", some_state())
     assert [path.name for path in tmp_path.iterdir()] == ["c"]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -93,3 +98,55 @@ class BrokenEnv(NoisyEnv):
         if self.time >= 3:
             raise ZeroDivisionError("the simulator exploded")
         return super().step(action)
+
+
+class FaultyEnv(NoisyEnv):
+    """Fails in one of several ways at its `after`-th step; with `once` (a file that it makes) only the first time."""
+
+    def __init__(self, fault: str, after: int = 5, action: str = "discrete", once: str | None = None) -> None:
+        super().__init__(action)
+        self.fault, self.after, self.once, self.total = fault, after, once, 0
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.total += 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.total < self.after or not self.is_first():
+            return obs, reward, terminated, truncated, info
+        if self.fault == "raise":
+            raise ZeroDivisionError("the simulator exploded")
+        if self.fault == "exit":
+            os._exit(3)
+        if self.fault == "sys.exit":
+            sys.exit("enough")
+        if self.fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.fault == "hang":
+            self.wait_for_ever()
+        bad = {"nan": np.nan, "inf": np.inf}[self.fault.partition(" ")[0]]
+        if self.fault.endswith("observation"):
+            obs = obs * bad
+        if self.fault.endswith("reward"):
+            reward = bad
+        return obs, reward, terminated, truncated, info
+
+    def is_first(self) -> bool:
+        """Whether no environment that shares the file has failed yet."""
+        try:
+            if self.once:
+                Path(self.once).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def wait_for_ever(self) -> None:
+        while True:
+            time.sleep(0.1)
+
+
+class OnlyHereEnv(NoisyEnv):
+    """Can be made in one process only."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        if os.getpid() != pid:
+            raise RuntimeError("it fails only in a worker")

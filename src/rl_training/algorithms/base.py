@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.algorithms.optim import Adam
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.data.transitions import Transitions
 
@@ -74,6 +75,11 @@ class Algorithm(ABC, Generic[ConfigT]):
     @abstractmethod
     def parts(self) -> dict[str, Stateful]:
         """The named networks, optimizers and other objects that change."""
+
+    def trained_tensors(self) -> list[Tensor]:
+        """Every parameter that an optimizer moves."""
+        optimizers = [part for part in self.parts().values() if isinstance(part, Adam)]
+        return [tensor for optimizer in optimizers for tensor in optimizer.parameters]
 
     def advance(self, global_step: int, progress: float) -> None:
         """Be told where the run is: the step, and the share of the run that is done (for schedules)."""

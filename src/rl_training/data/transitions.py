@@ -76,14 +76,15 @@ def storage_bytes(spaces: Spaces, count: int) -> int:
 
 def find_non_finite(rows: Mapping[str, Array]) -> tuple[str, int, int] | None:
     """The field, row and environment of the first number in [rows, envs, ...] that is NaN or infinite."""
-    found = []
-    for order, name in enumerate(("obs", "actions", "rewards", "next_obs")):
-        array = rows[name]
-        flat = array.reshape(-1)
+    floats = {name: rows[name] for name in ("obs", "actions", "rewards", "next_obs") if rows[name].dtype.kind == "f"}
+    with np.errstate(over="ignore", invalid="ignore"):
         # The sum of squares is the cheapest question that every bad number answers.
-        if array.dtype.kind == "f" and not math.isfinite(flat.dot(flat)):
-            bad = ~np.isfinite(array.reshape(*array.shape[:2], -1)).all(-1)
-            found += [(int(row), order, name, int(env)) for row, env in np.argwhere(bad)[:1]]
+        if math.isfinite(sum(flat.dot(flat) for flat in (array.reshape(-1) for array in floats.values()))):
+            return None
+    found = []
+    for order, (name, array) in enumerate(floats.items()):
+        bad = ~np.isfinite(array.reshape(*array.shape[:2], -1)).all(-1)
+        found += [(int(row), order, name, int(env)) for row, env in np.argwhere(bad)[:1]]
     if not found:
         return None
     row, _, name, env = min(found)

@@ -80,6 +80,8 @@ class WorkerVectorEnv(TrainingVectorEnv):
             left = None if deadline is None else deadline - time.monotonic()
             ready = [] if left is not None and left <= 0 else self._selector.select(left)
             for key, _ in ready:
+                if key.data not in awaited:
+                    continue  # a process that ended after its answer
                 answers[key.data] = self._workers[key.data].answer()
                 awaited.discard(key.data)
             if not ready:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 
 from rl_training.data.segments import Segment
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import read_limited, sync_folder, write_synced
+from rl_training.experiment.files import read_limited, sync
 from rl_training.experiment.migrations import OLDEST_SCHEMA, upgrade
 from rl_training.experiment.tree_codec import pack, unpack
 
@@ -57,7 +57,7 @@ def save_checkpoint(path: str | Path, state: CheckpointState, *, base: Path | No
         draft.mkdir(parents=True)
         _write_files(draft, state, base)
         draft.rename(path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint '{path}': {error.strerror or error}") from error
     finally:
@@ -150,8 +150,9 @@ def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> Non
         known = earlier[index] if index < len(earlier) else None
         manifest["segments"].append(_write_segment(folder, index, segment, base, known))
     manifest["checksum"] = _checksum(manifest)
-    write_synced(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
-    sync_folder(folder)
+    (folder / MANIFEST).write_bytes(json.dumps(manifest, indent=1, allow_nan=False).encode())
+    for path in (*folder.iterdir(), folder):  # all written, then all synced: many times faster than one by one
+        sync(path)
 
 
 def _write_segment(
@@ -173,7 +174,7 @@ def _write_segment(
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     data = safetensors.torch.save({key: tensor.clone() for key, tensor in tensors.items()})
-    write_synced(path, data)
+    path.write_bytes(data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 

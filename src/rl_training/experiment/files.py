@@ -10,10 +10,17 @@ from rl_training.errors import CheckpointError
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_bytes(data)
+    sync(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def replace_synced(path: Path, data: bytes) -> None:
@@ -22,18 +29,9 @@ def replace_synced(path: Path, data: bytes) -> None:
     try:
         write_synced(draft, data)
         draft.replace(path)
-        sync_folder(path.parent)
+        sync(path.parent)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_limited(path: Path, max_bytes: int) -> bytes:

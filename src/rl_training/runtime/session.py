@@ -16,6 +16,7 @@ from rl_training.experiment.logging import MetricAccumulator, MetricSink, Progre
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import Horizon, Interval
 from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.guards import ParameterGuard
 from rl_training.runtime.interrupts import interrupting_signal
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 
@@ -46,6 +47,7 @@ class Session:
         self._eval_due = Interval(self.eval_every_steps)
         self._checkpoint_due = Interval(self.config.checkpoint_every_steps)
         self._latest: dict[str, float] = {}
+        self.parameters = ParameterGuard(self.state.algorithm)
         self._last_logged_step: int | None = None
 
     @property
@@ -83,6 +85,7 @@ class Session:
         step = self.state.global_step
         self.state.epoch += 1
         self._check_updates()
+        self.parameters.check(step)
         log_due, eval_due = self._log_due.is_due(step), self._eval_due.is_due(step)
         checkpoint_due = self._checkpoint_due.is_due(step)
         is_best = self._evaluate() if eval_due else False

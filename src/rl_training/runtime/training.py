@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from rl_training.algorithms.base import Algorithm, Resources
 from rl_training.algorithms.config import AlgorithmConfig, OffPolicyConfig
 from rl_training.data.spaces import describe_spaces
@@ -205,13 +203,12 @@ def _run_session(
 def _write(
     path: Path, base: Path | None, config: TrainConfig, parts: Parts, session: Session, jsonl: JsonlSink
 ) -> None:
-    algorithm_state = parts.algorithm.state_dict()
-    _check_finite(algorithm_state["parts"], session.state.global_step)
+    session.parameters.check_all(session.state.global_step)
     save_training_checkpoint(
         path,
         base=base,
         config=config,
-        algorithm_state=algorithm_state,
+        algorithm_state=parts.algorithm.state_dict(),
         buffer_state=parts.buffer.state_dict(),
         trainer_state={
             "session": session.state_dict(),
@@ -225,15 +222,6 @@ def _write(
             "doubts": parts.collector.doubts,
         },
     )
-
-
-def _check_finite(tree: Any, step: int, path: str = "") -> None:
-    """Refuse to save weights or optimizer state that is NaN or infinite."""
-    if isinstance(tree, (dict, list)):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            _check_finite(value, step, f"{path}/{key}" if path else str(key))
-    elif isinstance(tree, Tensor) and tree.is_floating_point() and not tree.isfinite().all():
-        raise NonFiniteError(f"the parameter or optimizer state '{path}' is not finite at step {step:,}")
 
 
 def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, view: ProgressView) -> None:
