@@ -32,3 +32,7 @@ class CheckpointError(RLTrainingError):
 
 class RunExistsError(RLTrainingError, FileExistsError):
     """A run folder is already there and will not be overwritten."""
+
+
+class DatasetError(RLTrainingError):
+    """A data set is missing, damaged or does not fit."""

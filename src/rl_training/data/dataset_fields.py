@@ -1,0 +1,179 @@
+"""The fields of a data set: the names files use for them, the types they are kept in, and those that can be derived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.data.transitions import FIELDS, Array
+from rl_training.errors import DatasetError
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "obs": ("obs", "observations"),
+    "actions": ("actions", "action"),
+    "rewards": ("rewards", "reward"),
+    "next_obs": ("next_obs", "next_observations"),
+    "terminated": ("terminated", "terminations", "terminals"),
+    "truncated": ("truncated", "truncations", "timeouts"),
+    "dones": ("dones", "done"),
+}
+BLOCK_BYTES = 1 << 22
+
+
+def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
+    """Which key holds which field; a `DatasetError` says what is there if one is missing or given twice."""
+    keys = list(keys)
+    found: dict[str, str] = {}
+    for field, names in NAMES.items():
+        present = [name for name in names if name in keys]
+        if len(present) > 1:
+            raise DatasetError(f"{source} has both '{present[0]}' and '{present[1]}' for {field}: keep one of them")
+        if present:
+            found[field] = present[0]
+    missing = [field for field in ("obs", "actions", "rewards") if field not in found]
+    if "terminated" not in found and "dones" not in found:
+        missing.append("terminated")
+    if missing:
+        wanted = ", ".join(f"{field} (named {' or '.join(map(repr, NAMES[field]))})" for field in missing)
+        there = ", ".join(map(repr, sorted(keys)[:12])) or "nothing"
+        raise DatasetError(f"{source} lacks {wanted}; it has {there}")
+    return found
+
+
+def stored_dtype(field: str, dtype: np.dtype[Any], source: str) -> np.dtype[Any]:
+    """The type a field is kept in: floats as float32, images as uint8, categories as int64, endings as bool."""
+    if dtype.hasobject:
+        raise DatasetError(f"{field} of {source} is an object array, which only a pickle can hold: store plain numbers")
+    if dtype.kind not in "biuf":
+        raise DatasetError(f"{field} of {source} has dtype {dtype}: store numbers or booleans")
+    if field in ("terminated", "truncated", "dones"):
+        return np.dtype(np.bool_)
+    if field == "rewards" or dtype.kind == "f":
+        return np.dtype(np.float32)
+    if field == "actions":
+        return np.dtype(np.int64)
+    if dtype.kind == "b":
+        return np.dtype(np.float32)
+    return np.dtype(np.uint8 if dtype == np.uint8 else np.int64)
+
+
+def as_stored(field: str, value: Any, source: str) -> Array:
+    """The value as an array of the right type, in C order; it shares the input's memory where it can."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    array: Array = np.asarray(value)
+    target = stored_dtype(field, array.dtype, source)
+    if target == np.bool_ and array.dtype != np.bool_:
+        check_zero_or_one(field, array, source)
+    array = np.ascontiguousarray(array, dtype=target).view(np.ndarray).reshape(array.shape)
+    is_column = array.ndim == 2 and array.size == len(array)
+    return array.reshape(-1) if is_column and field not in ("obs", "next_obs", "actions") else array
+
+
+def derive_missing(fields: MutableMapping[str, Array]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """All six fields from those a file has, and what the reader should know about the derived ones.
+
+    `fields` is emptied on the way, so that what is copied does not stay in memory twice.
+    """
+    notes = [*_derive_endings(fields)]
+    if "next_obs" not in fields:
+        notes += _derive_next_obs(fields)
+    return {name: fields.pop(name) for name in FIELDS}, tuple(notes)
+
+
+def check_lengths(fields: Mapping[str, Array], source: str) -> None:
+    """Every field must have as many rows as the observations, and at least one."""
+    for name, array in fields.items():
+        if array.ndim == 0:
+            raise DatasetError(f"{name} of {source} is a single number: give one row for each transition")
+    count = len(fields["obs"])
+    for name, array in fields.items():
+        if len(array) != count:
+            raise DatasetError(
+                f"{name} of {source} has {len(array):,} rows and obs has {count:,}: give one row for each transition"
+            )
+    if count == 0:
+        raise DatasetError(f"{source} is empty: it has no transition")
+    for name in ("obs", "actions"):
+        if fields[name][0].size == 0:
+            raise DatasetError(f"{name} of {source} has rows of shape {fields[name].shape[1:]}, which hold no number")
+    if "next_obs" in fields and fields["next_obs"].shape != fields["obs"].shape:
+        shapes = f"{fields['next_obs'].shape[1:]} and obs {fields['obs'].shape[1:]}"
+        raise DatasetError(f"next_obs of {source} has rows of shape {shapes}: they must be alike")
+    for name in ("rewards", "terminated", "truncated", "dones"):
+        if name in fields and fields[name].ndim != 1:
+            raise DatasetError(
+                f"{name} of {source} has shape {fields[name].shape}: give one number for each transition"
+            )
+
+
+def row_blocks(*arrays: Array) -> Iterator[slice]:
+    """Slices that cover the rows, each a few megabytes, so that work on them needs little memory."""
+    row_bytes = max(1, sum(array[:1].nbytes for array in arrays))
+    size = max(1, BLOCK_BYTES // row_bytes)
+    for start in range(0, len(arrays[0]), size):
+        yield slice(start, start + size)
+
+
+def check_zero_or_one(field: str, array: Array, source: str) -> None:
+    """Refuse an ending that is neither 0 nor 1."""
+    wrong = ~((array == 0) | (array == 1))
+    if wrong.any():
+        index = int(np.flatnonzero(wrong.reshape(-1))[0])
+        value = array.reshape(-1)[index]
+        raise DatasetError(f"{field}[{index}] of {source} is {value}: an ending is 0 or 1")
+
+
+def _derive_endings(fields: MutableMapping[str, Array]) -> Iterator[str]:
+    dones = fields.pop("dones", None)
+    if "terminated" in fields and "truncated" in fields:
+        return
+    if dones is None:
+        fields["truncated"] = np.zeros_like(fields["terminated"])
+        yield (
+            "it has no 'truncated': time limits cannot be told from the middle of an episode,"
+            " so an episode cut short is seen only where the next observation does not follow"
+        )
+    elif "terminated" in fields:
+        fields["truncated"] = dones & ~fields["terminated"]
+    elif "truncated" in fields:
+        fields["terminated"] = dones & ~fields["truncated"]
+    else:
+        fields["terminated"] = dones
+        fields["truncated"] = np.zeros_like(dones)
+        yield (
+            "it has only 'dones': every ending is taken as terminated, so the value after a time limit is learned as 0,"
+            " which lowers the values of long episodes; store 'terminated' and 'truncated' apart to avoid that"
+        )
+
+
+def _derive_next_obs(fields: MutableMapping[str, Array]) -> Iterator[str]:
+    """Take each next observation from the row below, and drop the rows for which that row is another episode's."""
+    terminated, truncated = fields["terminated"], fields["truncated"]
+    keep = ~truncated | terminated
+    keep[-1] = terminated[-1]
+    dropped = np.flatnonzero(~keep)
+    if not keep.any():
+        raise DatasetError("no 'next_obs' is given and no transition is followed by another of its episode")
+    truncated = truncated.copy()
+    before = dropped[dropped > 0] - 1
+    truncated[before[~terminated[before]]] = True
+    fields["truncated"] = truncated
+    rows = np.flatnonzero(keep)
+    # A terminal state has no value, so its next observation is never used: its own stands in.
+    following = np.where(terminated[rows], rows, np.minimum(rows + 1, len(keep) - 1))
+    obs = fields.pop("obs")
+    fields["next_obs"] = obs.take(following, 0)
+    fields["obs"] = obs.take(rows, 0) if len(dropped) else obs
+    del obs
+    if len(dropped):
+        for name in ("actions", "rewards", "terminated", "truncated"):
+            fields[name] = fields.pop(name).take(rows, 0)
+    yield (
+        f"it has no 'next_obs', which is taken from the following row; {len(dropped):,} of {len(keep):,} transitions"
+        " were dropped because theirs is not in the file (the last before a time limit or the end)"
+    )

@@ -1,0 +1,189 @@
+"""Data sets from files: `npz`, `pt` and Minari, or collected on the spot; and back into an `npz` file."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, stored_dtype
+from rl_training.data.minari_datasets import read_minari
+from rl_training.data.npz_files import NpzFile
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.transitions import Array
+from rl_training.errors import DatasetError
+from rl_training.validation import suggest
+
+KINDS = ("random", "npz", "pt", "minari")
+
+
+def load_transition_dataset(
+    kind: str,
+    *,
+    dataset_path: str | Path | None = None,
+    dataset_id: str | None = None,
+    download: bool = False,
+    collect: Callable[[], TransitionDataset] | None = None,
+) -> TransitionDataset:
+    """Read a data set; what a reader should know about it (rows dropped, endings guessed) is in its `notes`.
+
+    `npz` and `pt` need `dataset_path`, `minari` needs `dataset_id`, and `random` needs `collect`, which acts at
+    random in an environment and returns what happened.
+    """
+    if kind not in KINDS:
+        raise DatasetError(f"unknown dataset_kind '{kind}'{suggest(str(kind), KINDS)}")
+    if kind == "random":
+        if collect is None:
+            raise DatasetError("dataset_kind 'random' needs an environment to act in: pass collect=, or name a file")
+        return collect()
+    if kind == "minari":
+        if dataset_id is None:
+            raise DatasetError("dataset_kind 'minari' needs dataset_id, such as 'D4RL/door/human-v2'")
+        fields, notes = read_minari(dataset_id, download=download)
+        return TransitionDataset(**fields, notes=notes)
+    path = _existing_file(kind, dataset_path)
+    return _load_npz(path) if kind == "npz" else _load_pt(path)
+
+
+def save_transition_dataset(path: str | Path, dataset: TransitionDataset) -> Path:
+    """Write an uncompressed `.npz`, which can be mapped again; a file that is there already is not overwritten."""
+    path = Path(path)
+    if path.exists():
+        raise DatasetError(f"'{path}' exists already and is not overwritten")
+    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            np.savez(file, **dataset.arrays())  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    except OSError as error:
+        raise DatasetError(f"cannot write '{path}': {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
+
+
+def mix_datasets(datasets: Sequence[TransitionDataset], weights: Sequence[float], seed: int) -> TransitionDataset:
+    """Whole episodes of each data set, so that its transitions make up its weight's share of the result.
+
+    The result is as large as it can be without repeating an episode; shares are met to the nearest episode.
+    """
+    shares = np.asarray(weights, np.float64)
+    if (
+        len(datasets) == 0
+        or shares.shape != (len(datasets),)
+        or not (shares > 0).all()
+        or not np.isfinite(shares).all()
+    ):
+        raise DatasetError(
+            f"cannot mix {len(datasets)} data sets with weights {list(weights)}: give one above 0 for each"
+        )
+    shares = shares / shares.sum()
+    _check_alike(datasets)
+    total = min(len(dataset) / share for dataset, share in zip(datasets, shares, strict=True))
+    rng = np.random.default_rng(seed)
+    chosen = [_choose_rows(dataset, share * total, rng) for dataset, share in zip(datasets, shares, strict=True)]
+    ends = np.cumsum([len(rows) for rows in chosen])
+    fields: dict[str, Any] = {}
+    for name, first in datasets[0].arrays().items():
+        fields[name] = np.empty((ends[-1], *first.shape[1:]), first.dtype)
+        for dataset, rows, end in zip(datasets, chosen, ends, strict=True):
+            fields[name][end - len(rows) : end] = dataset.arrays()[name][rows]
+    return TransitionDataset(**fields, rng=rng)
+
+
+def _choose_rows(dataset: TransitionDataset, num_wanted: float, rng: np.random.Generator) -> Array:
+    """Rows of random episodes, in file order, whose number is as near to `num_wanted` as whole episodes allow."""
+    episodes = dataset.episodes()
+    order = rng.permutation(len(episodes))
+    sizes = np.cumsum((episodes[:, 1] - episodes[:, 0])[order])
+    count = int(np.argmin(np.abs(sizes - num_wanted))) + 1
+    return np.concatenate([np.arange(start, stop) for start, stop in episodes[np.sort(order[:count])]])
+
+
+def _check_alike(datasets: Sequence[TransitionDataset]) -> None:
+    for number, dataset in enumerate(datasets[1:], start=1):
+        for name, first in datasets[0].arrays().items():
+            other = dataset.arrays()[name]
+            if (other.shape[1:], other.dtype) != (first.shape[1:], first.dtype):
+                raise DatasetError(
+                    f"{name} of data set {number} is {other.dtype} of shape {other.shape[1:]} and that of the first"
+                    f" {first.dtype} of shape {first.shape[1:]}: only data of one environment can be mixed"
+                )
+
+
+def _existing_file(kind: str, dataset_path: str | Path | None) -> Path:
+    if dataset_path is None:
+        raise DatasetError(f"dataset_kind '{kind}' needs dataset_path")
+    path = Path(dataset_path).expanduser()
+    if not path.exists():
+        raise DatasetError(f"'{path}' does not exist (looked from {Path.cwd()})")
+    if not path.is_file():
+        raise DatasetError(f"'{path}' is not a file: dataset_kind '{kind}' reads one .{kind} file")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise DatasetError(f"cannot read '{path}': {error.strerror}") from None
+    return path
+
+
+def _load_npz(path: Path) -> TransitionDataset:
+    source = f"'{path}'"
+    fields: dict[str, Array] = {}
+    unmapped = []
+    with NpzFile(path) as file:
+        for name, key in find_fields(file.keys, source).items():
+            array, is_mapped = file.read(key, partial(stored_dtype, name, source=source))
+            fields[name] = as_stored(name, array, source)
+            if not is_mapped:
+                unmapped.append(key)
+            del array
+    notes = (
+        (f"{', '.join(unmapped)} cannot be mapped (compressed or of another type) and was read",) if unmapped else ()
+    )
+    return _complete(fields, source, notes)
+
+
+def _load_pt(path: Path) -> TransitionDataset:
+    source = f"'{path}'"
+    tensors = _read_tensors(path)
+    fields: dict[str, Array] = {}
+    for name, key in find_fields(tensors, source).items():
+        tensor = tensors.pop(key)
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
+            raise DatasetError(f"'{key}' in {source} is no plain tensor: save a dict of dense tensors with torch.save")
+        if tensor.numel() * tensor.element_size() > path.stat().st_size:
+            raise DatasetError(f"'{key}' in {source} is damaged: it claims more data than the file holds")
+        fields[name] = as_stored(name, tensor, source)
+        del tensor
+    return _complete(fields, source, ())
+
+
+def _read_tensors(path: Path) -> dict[str, Any]:
+    if path.stat().st_size == 0:
+        raise DatasetError(f"'{path}' is empty: it has 0 bytes")
+    try:
+        # Tensors and plain containers only: anything else in the file is refused before it can run.
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged file fails in many ways inside the reader
+        reason = "it holds more than tensors" if "weights_only" in str(error) else str(error).split("\n")[0][:200]
+        raise DatasetError(
+            f"'{path}' cannot be read: {reason}; save a dict of tensors with torch.save, or arrays as npz"
+        ) from None
+    if not isinstance(content, dict):
+        raise DatasetError(f"'{path}' holds a {type(content).__name__}: save a dict of tensors with torch.save")
+    return {str(key): value for key, value in content.items()}
+
+
+def _complete(fields: dict[str, Array], source: str, notes: tuple[str, ...]) -> TransitionDataset:
+    check_lengths(fields, source)
+    complete, derived = derive_missing(fields)
+    return TransitionDataset(**complete, notes=(*notes, *derived))

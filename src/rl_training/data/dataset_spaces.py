@@ -1,0 +1,98 @@
+"""Recorded observations and actions against an environment's spaces: what fits is converted, the rest is named."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rl_training.data.dataset_fields import row_blocks
+from rl_training.data.spaces import ActionKind, ActionSpec, ObsSpec
+from rl_training.data.transitions import Array
+from rl_training.errors import DatasetError
+
+TOLERANCE = 1e-5
+"""How far beyond its bounds an action may lie, as a share of their distance: float32 rounds."""
+
+
+def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:
+    """Observations in the shape and type the environment has."""
+    if obs.shape[1:] != spec.shape and not (spec.shape == () and obs.shape[1:] == (1,)):
+        raise DatasetError(
+            f"{name} has rows of shape {obs.shape[1:]} and the environment's observations {spec.shape}:"
+            " the data was recorded in another environment or with other wrappers"
+        )
+    obs = obs.reshape(len(obs), *spec.shape)
+    if obs.dtype == np.int64 and spec.dtype == "float32":
+        return obs.astype(np.float32)
+    if obs.dtype != spec.dtype:
+        raise DatasetError(
+            f"{name} is {obs.dtype} and the environment's observations are {spec.dtype}:"
+            f" store them as {spec.dtype}, on the environment's scale"
+        )
+    if spec.num_categories is not None and (obs.min() < 0 or obs.max() >= spec.num_categories):
+        index = int(np.flatnonzero((obs < 0) | (obs >= spec.num_categories))[0])
+        raise DatasetError(
+            f"{name}[{index}] is {obs[index]}: the environment has categories 0 to {spec.num_categories - 1}"
+        )
+    return obs
+
+
+def actions_to_model(actions: Array, spec: ActionSpec) -> Array:
+    """Recorded actions in model space."""
+    actions = shape_actions(actions, spec)
+    outside = actions_outside(actions, spec)
+    if len(outside):
+        raise DatasetError(
+            f"{len(outside):,} of {len(actions):,} actions lie outside the action space, first actions[{outside[0]}] ="
+            f" {actions[outside[0]].tolist()}; it spans {describe_bounds(spec)}: rescale or clip them to these bounds"
+        )
+    if spec.kind is ActionKind.CONTINUOUS and np.all(spec.low == -1.0) and np.all(spec.high == 1.0):
+        return actions.reshape(len(actions), -1)
+    model = np.empty((len(actions), *spec.model_shape), spec.model_dtype)
+    for block in row_blocks(actions):
+        model[block] = spec.to_model(actions[block])
+        if spec.is_bounded and spec.kind is ActionKind.CONTINUOUS:
+            np.clip(model[block], -1.0, 1.0, out=model[block])
+    return model
+
+
+def shape_actions(actions: Array, spec: ActionSpec) -> Array:
+    """Actions as [n, *shape of the space], or a `DatasetError` if they are of another kind or size."""
+    is_float = actions.dtype.kind == "f"
+    if is_float != (spec.kind is ActionKind.CONTINUOUS):
+        remedy = "store the chosen option as an integer" if is_float else "store them as floats"
+        raise DatasetError(
+            f"actions are {actions.dtype} and the environment's action space is {spec.kind.value}: {remedy}"
+        )
+    if actions[0].size != spec.num_components or (actions.ndim > 2 and actions.shape[1:] != spec.shape):
+        raise DatasetError(
+            f"actions have rows of shape {actions.shape[1:]} and the environment's actions {spec.shape}:"
+            " the data was recorded in another environment or with other wrappers"
+        )
+    return actions.reshape(len(actions), *spec.shape)
+
+
+def actions_outside(actions: Array, spec: ActionSpec) -> Array:
+    """Rows whose action is not in the space, NaN included."""
+    if spec.kind is ActionKind.CONTINUOUS:
+        slack = np.where(np.isfinite(spec.high - spec.low), TOLERANCE * (spec.high - spec.low), 0.0)
+        low, high = spec.low - slack, spec.high + slack
+    else:
+        low, high = spec.start, spec.start + np.asarray(spec.choices).reshape(spec.shape) - 1
+    found = []
+    for block in row_blocks(actions):
+        inside = (actions[block] >= low) & (actions[block] <= high)
+        if not inside.all():
+            found.append(np.flatnonzero(~inside.reshape(len(inside), -1).all(1)) + block.start)
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def describe_bounds(spec: ActionSpec) -> str:
+    """The bounds in words: one pair if all components share them."""
+    if spec.kind is ActionKind.CONTINUOUS:
+        low, high = spec.low.reshape(-1), spec.high.reshape(-1)
+    else:
+        low = np.asarray(spec.start).reshape(-1)
+        high = low + np.asarray(spec.choices) - 1
+    if np.all(low == low[0]) and np.all(high == high[0]):
+        return f"{low[0]:g} to {high[0]:g}"
+    return f"{low.tolist()} to {high.tolist()}"

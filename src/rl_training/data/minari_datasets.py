@@ -1,0 +1,198 @@
+"""Reading data sets made by Minari, from its local folder or, when asked, downloaded first."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from rl_training.data.dataset_fields import stored_dtype
+from rl_training.data.transitions import FIELDS, Array
+from rl_training.errors import DatasetError
+
+MISSING = 'reading Minari data sets needs minari: pip install "rl-training[offline]"'
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """One part of a nested observation."""
+
+    path: tuple[str | int, ...]
+    space: Space[Any]
+    width: int
+    """How many numbers it is once flattened."""
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, self.path)) or "obs"
+
+    def follow(self, value: Any) -> Array:
+        for key in self.path:
+            value = value[key]
+        array: Array = np.asarray(value)
+        return array
+
+
+def read_minari(dataset_id: str, *, download: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The six fields of every episode, one after another, and what the reader should know about them."""
+    dataset = _open(dataset_id, download)
+    source = f"Minari data set '{dataset_id}'"
+    leaves = list(_leaves(dataset.observation_space, (), source))
+    _check_action_space(dataset.action_space, source)
+    try:
+        fields, num_unmarked = _read_episodes(dataset, leaves, source)
+    except DatasetError:
+        raise
+    except Exception as error:  # damage shows in whatever way the storage library happens to fail
+        raise DatasetError(f"{source} cannot be read: {type(error).__name__}: {error}") from None
+    notes = []
+    if not _is_plain(dataset.observation_space):
+        order = ", ".join(f"{leaf.name} ({leaf.width})" for leaf in leaves)
+        notes.append(
+            f"its observations are flattened in this order: {order};"
+            " gymnasium.wrappers.FlattenObservation gives the environment the same"
+        )
+    if num_unmarked:
+        notes.append(f"{num_unmarked:,} episodes end without a mark and are taken as truncated")
+    return fields, tuple(notes)
+
+
+def _open(dataset_id: str, download: bool) -> Any:
+    try:
+        import minari
+        from minari.dataset.minari_dataset import parse_dataset_id
+        from minari.storage.datasets_root_dir import get_dataset_path
+    except ImportError:
+        raise DatasetError(MISSING) from None
+    try:
+        parse_dataset_id(dataset_id)
+    except (ValueError, TypeError):
+        raise DatasetError(f"'{dataset_id}' is not a Minari id: write it like 'D4RL/door/human-v2'") from None
+    folder = get_dataset_path(dataset_id)
+    if not (folder / "data").is_dir():
+        if not download:
+            raise DatasetError(
+                f"Minari data set '{dataset_id}' is not in '{folder}': set MINARI_DATASETS_PATH to the folder with your"
+                f" data sets, or set dataset_download to true{_local_ids(minari)}"
+            )
+        _download(minari, dataset_id, str(folder))
+    try:
+        _refuse_hidden_environment(folder / "data")
+        return minari.load_dataset(dataset_id)
+    except ImportError:
+        raise DatasetError(MISSING) from None
+    except DatasetError:
+        raise
+    except Exception as error:  # a damaged folder fails in many ways inside minari
+        raise DatasetError(f"Minari data set '{folder}' is damaged: {type(error).__name__}: {error}") from None
+
+
+def _download(minari: Any, dataset_id: str, folder: str) -> None:
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            minari.download_dataset(dataset_id)
+    except Exception as error:  # the network, the server and their client libraries each fail in their own way
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        raise DatasetError(
+            f"could not download '{dataset_id}': {type(error).__name__}: {reason}; check the network and the id,"
+            f" or copy the data set's folder to '{folder}'"
+        ) from None
+
+
+def _local_ids(minari: Any) -> str:
+    try:
+        known = sorted(minari.list_local_datasets())
+    except Exception:  # a hint is not worth a failure
+        return ""
+    return f" (there: {', '.join(known[:8])})" if known else ""
+
+
+def _refuse_hidden_environment(data_folder: Any) -> None:
+    """Without stored spaces Minari would import and build the environment that the file names."""
+    from minari.dataset.minari_storage import MinariStorage
+
+    metadata = MinariStorage.read_raw_metadata(data_folder)
+    for name in ("observation_space", "action_space"):
+        if not isinstance(metadata.get(name), str):
+            raise DatasetError(f"'{data_folder}' does not state its {name}: record it again with Minari 0.5 or later")
+
+
+def _read_episodes(dataset: Any, leaves: list[_Leaf], source: str) -> tuple[dict[str, Any], int]:
+    fields: dict[str, Any] = {}
+    total, start, num_unmarked = dataset.total_steps, 0, 0
+    for episode in dataset.iterate_episodes():
+        obs = _observations(dataset.observation_space, episode.observations, leaves)
+        count = len(episode.rewards)
+        if len(obs) != count + 1 or len(episode.actions) != count or start + count > total:
+            raise DatasetError(
+                f"episode {episode.id} of {source} has {len(obs)} observations for {count} rewards and"
+                f" {len(episode.actions)} actions, {total:,} steps in all being announced: it is damaged"
+            )
+        truncated = np.asarray(episode.truncations, np.bool_).copy()
+        if count and not (truncated[-1] or episode.terminations[-1]):
+            truncated[-1] = True
+            num_unmarked += 1
+        values = (obs[:-1], episode.actions, episode.rewards, obs[1:], episode.terminations, truncated)
+        for name, value in zip(FIELDS, map(np.asarray, values), strict=True):
+            if name not in fields:
+                fields[name] = np.empty((total, *value.shape[1:]), stored_dtype(name, value.dtype, source))
+            fields[name][start : start + count] = value
+        start += count
+    if start == 0:
+        raise DatasetError(f"{source} is empty: it has no transition")
+    if start != total:
+        raise DatasetError(f"{source} announces {total:,} steps and has {start:,}: it is damaged")
+    return fields, num_unmarked
+
+
+def _is_plain(space: Space[Any]) -> bool:
+    return isinstance(space, (spaces.Box, spaces.Discrete))
+
+
+def _leaves(space: Space[Any], path: tuple[str | int, ...], source: str) -> Iterator[_Leaf]:
+    """Each part of an observation, in the order of its space."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            yield from _leaves(part, (*path, key), source)
+    elif isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        yield _Leaf(path, space, prod(space.shape))
+    elif isinstance(space, spaces.Discrete):
+        yield _Leaf(path, space, int(space.n))
+    elif isinstance(space, spaces.MultiDiscrete):
+        yield _Leaf(path, space, int(space.nvec.sum()))
+    else:
+        raise DatasetError(f"{source} has observations of {space}, which are not numbers")
+
+
+def _observations(space: Space[Any], value: Any, leaves: list[_Leaf]) -> Array:
+    if _is_plain(space):
+        return np.asarray(value)
+    flat = [_flatten_leaf(leaf.space, leaf.follow(value)) for leaf in leaves]
+    return np.concatenate(flat, axis=1, dtype=np.float32)
+
+
+def _flatten_leaf(space: Space[Any], values: Array) -> Array:
+    """One row of numbers for each step, as `gymnasium.spaces.flatten` makes them: categories become one-hot."""
+    if isinstance(space, spaces.Discrete):
+        return _one_hot(values.reshape(-1) - int(space.start), int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        columns = (values - space.start).reshape(len(values), -1).T
+        choices = space.nvec.reshape(-1).tolist()
+        return np.concatenate([_one_hot(column, n) for n, column in zip(choices, columns, strict=True)], axis=1)
+    return values.reshape(len(values), -1)
+
+
+def _one_hot(values: Array, num_choices: int) -> Array:
+    return (values[:, None] == np.arange(num_choices)).astype(np.float32)
+
+
+def _check_action_space(space: Space[Any], source: str) -> None:
+    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
+        raise DatasetError(f"{source} has actions of {space}: use Box, Discrete or MultiDiscrete")
