@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -109,6 +110,11 @@ def check_lengths(fields: Mapping[str, Array], source: str) -> None:
             raise DatasetError(
                 f"{name} of {source} has shape {fields[name].shape}: give one number for each transition"
             )
+
+
+def flat_rows(array: Array) -> Array:
+    """[n, ...] as [n, columns], for no rows too."""
+    return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
 def row_blocks(*arrays: Array) -> Iterator[slice]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rl_training.data.dataset_fields import row_blocks
+from rl_training.data.dataset_fields import flat_rows, row_blocks
 from rl_training.data.spaces import ActionKind, ActionSpec, ObsSpec
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
@@ -46,7 +46,7 @@ def actions_to_model(actions: Array, spec: ActionSpec) -> Array:
             f" {actions[outside[0]].tolist()}; it spans {describe_bounds(spec)}: rescale or clip them to these bounds"
         )
     if spec.kind is ActionKind.CONTINUOUS and np.all(spec.low == -1.0) and np.all(spec.high == 1.0):
-        return actions.reshape(len(actions), -1)
+        return flat_rows(actions)
     model = np.empty((len(actions), *spec.model_shape), spec.model_dtype)
     for block in row_blocks(actions):
         model[block] = spec.to_model(actions[block])
@@ -82,7 +82,7 @@ def actions_outside(actions: Array, spec: ActionSpec) -> Array:
     for block in row_blocks(actions):
         inside = (actions[block] >= low) & (actions[block] <= high)
         if not inside.all():
-            found.append(np.flatnonzero(~inside.reshape(len(inside), -1).all(1)) + block.start)
+            found.append(np.flatnonzero(~flat_rows(inside).all(1)) + block.start)
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 

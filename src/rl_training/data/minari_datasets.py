@@ -97,6 +97,8 @@ def _download(minari: Any, dataset_id: str, folder: str) -> None:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             minari.download_dataset(dataset_id)
+    except ImportError:
+        raise DatasetError('downloading needs huggingface_hub: pip install "rl-training[offline]"') from None
     except Exception as error:  # the network, the server and their client libraries each fail in their own way
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
         raise DatasetError(
@@ -190,7 +192,8 @@ def _flatten_leaf(space: Space[Any], values: Array) -> Array:
 
 
 def _one_hot(values: Array, num_choices: int) -> Array:
-    return (values[:, None] == np.arange(num_choices)).astype(np.float32)
+    one_hot: Array = (values[:, None] == np.arange(num_choices)).astype(np.float32)
+    return one_hot
 
 
 def _check_action_space(space: Space[Any], source: str) -> None:

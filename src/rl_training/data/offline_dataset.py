@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, row_blocks
+from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, flat_rows, row_blocks
 from rl_training.data.dataset_spaces import actions_to_model, obs_to_model
 from rl_training.data.spaces import Spaces
 from rl_training.data.transitions import FIELDS, Array, Transitions
@@ -126,7 +126,7 @@ class TransitionDataset:
             same = after == before
             if self.obs.dtype.kind == "f" and not same.all():
                 same |= np.isnan(after) & np.isnan(before)
-            follows[block] = same.reshape(len(same), -1).all(1)
+            follows[block] = flat_rows(same).all(1)
         return follows
 
     def episodes(self) -> Array:
