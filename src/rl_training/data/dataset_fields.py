@@ -170,16 +170,29 @@ def _derive_next_obs(fields: MutableMapping[str, Array]) -> Iterator[str]:
     truncated[before[~terminated[before]]] = True
     fields["truncated"] = truncated
     rows = np.flatnonzero(keep)
-    # A terminal state has no value, so its next observation is never used: its own stands in.
-    following = np.where(terminated[rows], rows, np.minimum(rows + 1, len(keep) - 1))
-    obs = fields.pop("obs")
-    fields["next_obs"] = obs.take(following, 0)
-    fields["obs"] = obs.take(rows, 0) if len(dropped) else obs
-    del obs
+    fields["obs"], fields["next_obs"] = _pair_with_following(fields.pop("obs"), rows, terminated)
     if len(dropped):
         for name in ("actions", "rewards", "terminated", "truncated"):
-            fields[name] = fields.pop(name).take(rows, 0)
+            fields[name] = fields.pop(name)[rows]
     yield (
         f"it has no 'next_obs', which is taken from the following row; {len(dropped):,} of {len(keep):,} transitions"
         " were dropped because theirs is not in the file (the last before a time limit or the end)"
     )
+
+
+def _pair_with_following(source: Array, rows: Array, terminated: Array) -> tuple[Array, Array]:
+    """The observations of `rows` and those of the rows after them.
+
+    A terminal state has no value, so its next observation is never used: its own stands in.
+    """
+    wanted = np.where(terminated[rows], rows, rows + 1)
+    # Most are the observation of the next kept row; only the others are fetched from the source, which may be mapped.
+    others = np.flatnonzero(wanted[:-1] != rows[1:])
+    others = np.append(others, len(rows) - 1)
+    fetched = source[wanted[others]]
+    obs = source if len(rows) == len(source) else source[rows]
+    del source
+    next_obs = np.empty_like(obs)
+    next_obs[:-1] = obs[1:]
+    next_obs[others] = fetched
+    return obs, next_obs

@@ -75,7 +75,7 @@ def actions_outside(actions: Array, spec: ActionSpec) -> Array:
     """Rows whose action is not in the space, NaN included."""
     if spec.kind is ActionKind.CONTINUOUS:
         slack = np.where(np.isfinite(spec.high - spec.low), TOLERANCE * (spec.high - spec.low), 0.0)
-        low, high = spec.low - slack, spec.high + slack
+        low, high = (spec.low - slack).astype(np.float32), (spec.high + slack).astype(np.float32)
     else:
         low, high = spec.start, spec.start + np.asarray(spec.choices).reshape(spec.shape) - 1
     found = []
