@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 
 class CountingEnv(gym.Env):
@@ -150,3 +150,29 @@ class OnlyHereEnv(NoisyEnv):
         super().__init__()
         if os.getpid() != pid:
             raise RuntimeError("it fails only in a worker")
+
+
+class NestedEnv(gym.Env):
+    """Random observations of named and numbered parts, with categories among them."""
+
+    def __init__(self, length: int = 7) -> None:
+        self.observation_space = Dict(
+            position=Box(-np.inf, np.inf, (2,), np.float64),
+            mode=Discrete(3),
+            parts=Tuple([Box(-np.inf, np.inf, (1, 2), np.float32), MultiDiscrete([2, 2])]),
+        )
+        self.action_space = Box(-2.0, 2.0, (1,), np.float32)
+        self.length, self.time = length, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict]:
+        self.time += 1
+        return self._obs(), float(self.np_random.normal()), False, self.time >= self.length, {}
+
+    def _obs(self) -> dict[str, Any]:
+        parts = (self.np_random.normal(size=(1, 2)).astype(np.float32), self.np_random.integers(0, 2, 2))
+        return {"position": self.np_random.normal(size=2), "mode": int(self.np_random.integers(3)), "parts": parts}

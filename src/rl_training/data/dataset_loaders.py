@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -67,7 +68,8 @@ def save_transition_dataset(path: str | Path, dataset: TransitionDataset) -> Pat
     except OSError as error:
         raise DatasetError(f"cannot write '{path}': {error.strerror or error}") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
     return path
 
 
@@ -146,10 +148,8 @@ def _load_npz(path: Path) -> TransitionDataset:
             if not is_mapped:
                 unmapped.append(key)
             del array
-    notes = (
-        (f"{', '.join(unmapped)} cannot be mapped (compressed or of another type) and was read",) if unmapped else ()
-    )
-    return _complete(fields, source, notes)
+    note = f"{', '.join(unmapped)}: read into memory, since compressed or converted data cannot be mapped"
+    return _complete(fields, source, (note,) if unmapped else ())
 
 
 def _load_pt(path: Path) -> TransitionDataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ def read_minari(dataset_id: str, *, download: bool) -> tuple[dict[str, Any], tup
     """The six fields of every episode, one after another, and what the reader should know about them."""
     dataset = _open(dataset_id, download)
     source = f"Minari data set '{dataset_id}'"
-    leaves = list(_leaves(dataset.observation_space, (), source))
+    description = json.loads(dataset.storage.read_raw_metadata(dataset.storage.data_path)["observation_space"])
+    leaves = list(_leaves(dataset.observation_space, description, (), source))
     _check_action_space(dataset.action_space, source)
     try:
         fields, num_unmarked = _read_episodes(dataset, leaves, source)
@@ -157,12 +159,15 @@ def _is_plain(space: Space[Any]) -> bool:
     return isinstance(space, (spaces.Box, spaces.Discrete))
 
 
-def _leaves(space: Space[Any], path: tuple[str | int, ...], source: str) -> Iterator[_Leaf]:
-    """Each part of an observation, in the order of its space."""
+def _leaves(space: Space[Any], description: Any, path: tuple[str | int, ...], source: str) -> Iterator[_Leaf]:
+    """Each part of an observation, in the order that the environment's space has them.
+
+    Minari's file describes the space in that order; the space that it makes of the description sorts its keys.
+    """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, part in parts:
-            yield from _leaves(part, (*path, key), source)
+        parts = description["subspaces"]
+        for key in parts if isinstance(space, spaces.Dict) else range(len(parts)):
+            yield from _leaves(space[key], parts[key], (*path, key), source)
     elif isinstance(space, (spaces.Box, spaces.MultiBinary)):
         yield _Leaf(path, space, prod(space.shape))
     elif isinstance(space, spaces.Discrete):

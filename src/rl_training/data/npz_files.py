@@ -63,12 +63,10 @@ class NpzFile:
         self._path = path
         self._name = f"'{path}'"
         self._archive = self._open()
-        self._members = {
-            info.filename.removesuffix(".npy"): info
-            for info in self._archive.infolist()
-            if info.filename.endswith(".npy")
-        }
-        if not self._members and any(info.filename.endswith("data.pkl") for info in self._archive.infolist()):
+        entries = self._archive.infolist()
+        self._check_index(entries)
+        self._members = {info.filename[:-4]: info for info in entries if info.filename.endswith(".npy")}
+        if not self._members and any(info.filename.endswith("data.pkl") for info in entries):
             raise DatasetError(f"{self._name} was written by torch.save: use dataset_kind 'pt'")
 
     def __enter__(self) -> NpzFile:
@@ -113,6 +111,14 @@ class NpzFile:
                 raise DatasetError(f"{self._name} is {kind}") from None
             state = "is cut off or damaged" if start.startswith(b"PK") else "is not an .npz file"
             raise DatasetError(f"{self._name} {state}: {error}") from None
+
+    def _check_index(self, entries: list[zipfile.ZipInfo]) -> None:
+        """Open every member, which compares its name with the index: a damaged name would look like a missing field."""
+        for info in entries:
+            try:
+                self._archive.open(info).close()
+            except DAMAGE as error:
+                raise DatasetError(f"'{info.filename}' in {self._name} is damaged: {error}") from None
 
     def _map(self, info: zipfile.ZipInfo, header: _Header) -> Array:
         with self._path.open("rb") as file:

@@ -1,0 +1,441 @@
+"""A fixed set of transitions: what it keeps, what it draws, its episodes, and its way into model space."""
+
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.spaces import describe_spaces
+from rl_training.data.transitions import FIELDS
+from rl_training.errors import DatasetError
+
+
+def make_fields(count: int = 60, length: int = 10, *, seed: int = 0) -> dict[str, np.ndarray]:
+    """Episodes of `length` steps; the first column of an observation is its row, so that samples can be traced."""
+    rng = np.random.default_rng(seed)
+    obs = rng.normal(size=(count, 3)).astype(np.float32)
+    obs[:, 0] = np.arange(count)
+    truncated = np.arange(count) % length == length - 1
+    next_obs = np.vstack([obs[1:], obs[:1]])
+    next_obs[truncated] += 0.5
+    return {
+        "obs": obs,
+        "actions": rng.uniform(-1, 1, (count, 2)).astype(np.float32),
+        "rewards": rng.normal(size=count).astype(np.float32),
+        "next_obs": next_obs,
+        "terminated": np.zeros(count, np.bool_),
+        "truncated": truncated,
+    }
+
+
+def make_dataset(count: int = 60, length: int = 10, **options: Any) -> TransitionDataset:
+    return TransitionDataset(**make_fields(count, length), **options)
+
+
+def hand_worked(**changes: Any) -> TransitionDataset:
+    """Seven rows: an episode that terminates, one that is truncated, one cut by a seam, one cut by the end."""
+    values = {
+        "obs": [[0.0], [1.0], [10.0], [11.0], [20.0], [30.0], [31.0]],
+        "actions": [0, 1, 0, 1, 0, 1, 0],
+        "rewards": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+        "next_obs": [[1.0], [2.0], [11.0], [12.0], [21.0], [31.0], [32.0]],
+        "terminated": [0, 1, 0, 0, 0, 0, 0],
+        "truncated": [0, 0, 0, 1, 0, 0, 0],
+    }
+    return TransitionDataset(**{**values, **changes})
+
+
+def test_arrays_of_the_right_type_are_kept_and_not_copied() -> None:
+    fields = make_fields()
+    dataset = TransitionDataset(**fields)
+    for name in FIELDS:
+        assert np.shares_memory(getattr(dataset, name), fields[name]), name
+
+
+def test_tensors_are_kept_and_not_copied() -> None:
+    tensors = {name: torch.from_numpy(array) for name, array in make_fields().items()}
+    dataset = TransitionDataset(**tensors)
+    assert np.shares_memory(dataset.obs, tensors["obs"].numpy())
+
+
+def test_the_data_cannot_be_changed_through_the_dataset_and_the_inputs_stay_writable() -> None:
+    fields = make_fields()
+    dataset = TransitionDataset(**fields)
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.obs[0] = 1.0
+    fields["obs"][0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "kept"),
+    [
+        ("obs", np.float64, np.float32),
+        ("obs", np.float16, np.float32),
+        ("obs", np.uint8, np.uint8),
+        ("obs", np.int32, np.int64),
+        ("actions", np.float64, np.float32),
+        ("actions", np.int32, np.int64),
+        ("actions", np.uint8, np.int64),
+        ("rewards", np.float64, np.float32),
+        ("rewards", np.int64, np.float32),
+        ("terminated", np.uint8, np.bool_),
+        ("truncated", np.float32, np.bool_),
+    ],
+)
+def test_each_field_is_kept_in_its_own_type(field: str, given: type, kept: type) -> None:
+    fields = make_fields()
+    fields[field] = np.abs(fields[field]).astype(given)
+    if field == "obs":
+        fields["next_obs"] = fields["next_obs"].astype(given)
+    assert getattr(TransitionDataset(**fields), field).dtype == kept
+
+
+def test_a_column_of_rewards_or_endings_is_taken_as_one_number_per_transition() -> None:
+    fields = make_fields()
+    columns = {name: fields[name][:, None] for name in ("rewards", "terminated", "truncated")}
+    dataset = TransitionDataset(**{**fields, **columns})
+    assert dataset.rewards.shape == dataset.terminated.shape == (60,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": np.zeros(59)}, "rewards of the data has 59 rows and obs has 60"),
+        ({"rewards": np.zeros((60, 2))}, "rewards of the data has shape (60, 2)"),
+        ({"next_obs": np.zeros((60, 4), np.float32)}, "next_obs of the data has rows of shape (4,) and obs (3,)"),
+        ({"next_obs": np.zeros((60, 3), np.uint8)}, "obs is float32 and next_obs uint8"),
+        ({"terminated": np.full(60, 0.5)}, "terminated[0] of the data is 0.5: an ending is 0 or 1"),
+        ({"actions": np.array([None] * 60)}, "actions of the data is an object array"),
+        ({"actions": np.array(["left"] * 60)}, "actions of the data has dtype <U4"),
+        ({"obs": np.float32(1.0)}, "obs of the data is a single number"),
+        ({"actions": np.zeros((60, 0))}, "actions of the data has rows of shape (0,)"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DatasetError) as error:
+        TransitionDataset(**{**make_fields(), **changes})
+    assert message in str(error.value)
+
+
+def test_no_transition_is_no_dataset() -> None:
+    with pytest.raises(DatasetError, match="the data is empty"):
+        TransitionDataset(**{name: array[:0] for name, array in make_fields().items()})
+
+
+def test_a_sample_holds_whole_transitions_and_every_one_of_them_is_drawn() -> None:
+    fields = make_fields()
+    batch = TransitionDataset(**fields).sample(2000)
+    rows = batch.obs[:, 0].numpy().astype(int)
+    assert set(rows) == set(range(60))
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(batch, name).numpy(), fields[name][rows])
+    assert batch.discounts is None
+
+
+def test_samples_are_drawn_evenly() -> None:
+    rows = make_dataset().sample(60_000).obs[:, 0].numpy().astype(int)
+    # 1000 expected in each of 60 cells, with a deviation of about 31.
+    assert abs(np.bincount(rows) - 1000).max() < 150
+
+
+def test_batches_drawn_at_once_are_the_parts_of_one_sample() -> None:
+    whole = make_dataset().sample(24)
+    parts = list(make_dataset().sample_batches(8, 3))
+    assert [len(part.rewards) for part in parts] == [8, 8, 8]
+    for name in FIELDS:
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+
+
+def test_one_seed_gives_one_sequence_of_samples() -> None:
+    one, same, other = (make_dataset(rng=np.random.default_rng(seed)) for seed in (1, 1, 2))
+    first = one.sample(50).obs
+    assert torch.equal(first, same.sample(50).obs)
+    assert not torch.equal(first, other.sample(50).obs)
+    assert not torch.equal(first, one.sample(50).obs)
+
+
+def test_an_array_that_lies_unaligned_in_memory_is_sampled_like_any_other() -> None:
+    fields = make_fields()
+    raw = np.empty(fields["obs"].nbytes + 1, np.uint8)
+    raw[1:] = fields["obs"].reshape(-1).view(np.uint8)
+    unaligned = raw[1:].view(np.float32).reshape(60, 3)
+    assert not unaligned.flags.aligned
+    dataset = TransitionDataset(**{**fields, "obs": unaligned})
+    assert np.shares_memory(dataset.obs, raw)
+    plain = TransitionDataset(**fields)
+    assert torch.equal(dataset.sample(100).obs, plain.sample(100).obs)
+    assert dataset.fingerprint == plain.fingerprint
+    np.testing.assert_array_equal(dataset.episodes(), plain.episodes())
+
+
+def test_read_only_arrays_are_sampled_without_a_warning() -> None:
+    fields = make_fields()
+    for array in fields.values():
+        array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batch = TransitionDataset(**fields).sample(8)
+    batch.obs.add_(1.0)
+
+
+def test_a_restored_dataset_continues_the_sequence_of_samples() -> None:
+    dataset = make_dataset(rng=np.random.default_rng(1))
+    dataset.sample(5)
+    restored = make_dataset(rng=np.random.default_rng(2))
+    restored.load_state_dict(deepcopy(dataset.state_dict()))
+    assert torch.equal(dataset.sample(50).obs, restored.sample(50).obs)
+
+
+def test_a_state_does_not_hold_the_data_and_is_refused_by_other_data() -> None:
+    state = make_dataset().state_dict()
+    assert set(state) == {"rng", "fingerprint"}
+    with pytest.raises(DatasetError, match="differs from what the run was started with"):
+        make_dataset().with_reward_transform(scale=2.0).load_state_dict(state)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_the_fingerprint_changes_with_a_single_value(field: str) -> None:
+    fields = make_fields()
+    before = TransitionDataset(**fields).fingerprint
+    changed = fields[field].copy()
+    changed.reshape(-1)[7] = ~changed.reshape(-1)[7] if changed.dtype == np.bool_ else changed.reshape(-1)[7] + 1
+    assert TransitionDataset(**{**fields, field: changed}).fingerprint != before
+    assert TransitionDataset(**fields).fingerprint == before
+
+
+def test_rewards_are_scaled_then_shifted_then_clipped_in_a_new_object() -> None:
+    dataset = hand_worked()
+    changed = dataset.with_reward_transform(scale=2.0, shift=-5.0, clip_min=-2.0, clip_max=6.0)
+    assert changed.rewards.tolist() == [-2.0, -1.0, 1.0, 3.0, 5.0, 6.0, 6.0]
+    assert dataset.rewards.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert np.shares_memory(changed.obs, dataset.obs)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "rewards"),
+    [({"clip_min": 6.0}, [6.0] * 6 + [7.0]), ({"clip_max": 2.0}, [1.0] + [2.0] * 6), ({}, [1, 2, 3, 4, 5, 6, 7])],
+)
+def test_one_clip_bound_leaves_the_other_side_open(bounds: dict[str, float], rewards: list[float]) -> None:
+    assert hand_worked().with_reward_transform(**bounds).rewards.tolist() == rewards
+
+
+def test_a_lower_clip_bound_above_the_upper_one_is_refused() -> None:
+    with pytest.raises(DatasetError, match=r"lower clip bound 2\.0 is above the upper one 1\.0"):
+        hand_worked().with_reward_transform(clip_min=2.0, clip_max=1.0)
+
+
+def test_a_done_is_either_ending() -> None:
+    assert hand_worked().dones.tolist() == [False, True, False, True, False, False, False]
+
+
+def test_episodes_end_at_marks_at_seams_and_at_the_end_of_the_data() -> None:
+    dataset = hand_worked()
+    assert dataset.episodes().tolist() == [[0, 2], [2, 4], [4, 5], [5, 7]]
+    assert dataset.episode_returns().tolist() == [3.0, 7.0, 5.0, 13.0]
+
+
+def test_a_not_a_number_that_stands_in_both_places_is_no_seam() -> None:
+    obs = np.array([[0.0], [np.nan], [2.0]], np.float32)
+    next_obs = np.array([[np.nan], [2.0], [3.0]], np.float32)
+    flags = np.zeros(3, np.bool_)
+    assert TransitionDataset(obs, [0, 0, 0], [0.0] * 3, next_obs, flags, flags).episodes().tolist() == [[0, 3]]
+
+
+def test_a_single_transition_is_an_episode() -> None:
+    dataset = TransitionDataset([[0.0]], [1], [2.0], [[1.0]], [True], [False])
+    assert dataset.episodes().tolist() == [[0, 1]]
+    assert dataset.sample(3).rewards.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_split_keeps_episodes_whole_and_loses_none() -> None:
+    train, held_out = make_dataset(count=100).split_episodes(0.3, seed=1)
+    rows = [part.obs[:, 0].astype(int) for part in (train, held_out)]
+    assert (len(rows[0]), len(rows[1])) == (70, 30)
+    assert sorted(np.concatenate(rows)) == list(range(100))
+    for part in rows:
+        assert all((np.diff(part.reshape(-1, 10)) == 1).ravel())
+    assert len(train.episodes()) == 7
+
+
+def test_a_split_follows_its_seed() -> None:
+    splits = [make_dataset(200).split_episodes(0.5, seed)[1].obs[:, 0].tolist() for seed in (1, 1, 2)]
+    assert splits[0] == splits[1] != splits[2]
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.0, 60), (1.0, 60), (0.5, 10)])
+def test_a_split_that_leaves_one_side_empty_is_refused(fraction: float, count: int) -> None:
+    with pytest.raises(DatasetError, match="cannot hold out"):
+        make_dataset(count).split_episodes(fraction, 0)
+
+
+SPACES = describe_spaces(Box(-np.inf, np.inf, (3,)), Box(np.array([0.0, -4.0]), np.array([1.0, 2.0]), dtype=np.float64))
+
+
+def test_continuous_actions_are_scaled_from_their_bounds_to_minus_one_and_one() -> None:
+    fields = make_fields(count=3)
+    fields["actions"] = np.array([[0.0, -4.0], [0.5, -1.0], [1.0, 2.0]])
+    dataset = TransitionDataset(**fields)
+    model = dataset.to_model_space(SPACES)
+    assert model.actions.tolist() == [[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]]
+    assert dataset.actions.tolist() == [[0.0, -4.0], [0.5, -1.0], [1.0, 2.0]]
+    assert np.shares_memory(model.obs, dataset.obs)
+
+
+def test_an_action_beyond_its_bound_by_rounding_is_put_on_it() -> None:
+    fields = make_fields(count=1)
+    fields["actions"] = np.array([[1.000002, 2.00001]])
+    assert TransitionDataset(**fields).to_model_space(SPACES).actions.tolist() == [[1.0, 1.0]]
+
+
+def test_bounds_of_minus_one_and_one_need_no_copy() -> None:
+    spaces = describe_spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))
+    dataset = make_dataset()
+    assert np.shares_memory(dataset.to_model_space(spaces).actions, dataset.actions)
+
+
+def test_discrete_actions_count_from_zero() -> None:
+    spaces = describe_spaces(Box(-1, 1, (3,)), Discrete(3, start=5))
+    fields = make_fields(count=3)
+    for actions in (np.array([5, 7, 6]), np.array([[5], [7], [6]])):
+        dataset = TransitionDataset(**{**fields, "actions": actions})
+        assert dataset.to_model_space(spaces).actions.tolist() == [0, 2, 1]
+
+
+def test_multi_discrete_actions_are_flat() -> None:
+    spaces = describe_spaces(Box(-1, 1, (3,)), MultiDiscrete([[2, 3], [4, 5]]))
+    fields = make_fields(count=1)
+    dataset = TransitionDataset(**{**fields, "actions": [[[1, 2], [3, 4]]]})
+    assert dataset.to_model_space(spaces).actions.tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "spaces", "message"),
+    [
+        (
+            {},
+            (Box(-1, 1, (4,)), Box(-1, 1, (2,))),
+            "obs has rows of shape (3,) and the environment's observations (4,)",
+        ),
+        (
+            {},
+            (Box(0, 255, (3,), np.uint8), Box(-1, 1, (2,))),
+            "obs is float32 and the environment's observations are uint8",
+        ),
+        ({}, (Box(-1, 1, (3,)), Discrete(2)), "store the chosen option as an integer"),
+        (
+            {},
+            (Box(-1, 1, (3,)), Box(-1, 1, (3,))),
+            "actions have rows of shape (2,) and the environment's actions (3,)",
+        ),
+        ({}, (Box(-1, 1, (3,)), Box(0, 1, (2,))), "actions lie outside the action space, first actions["),
+        ({"actions": np.full((60, 2), np.nan)}, (Box(-1, 1, (3,)), Box(-1, 1, (2,))), "60 of 60 actions lie outside"),
+        ({"actions": [0] * 59 + [2]}, (Box(-1, 1, (3,)), Discrete(2)), "first actions[59] = 2; it spans 0 to 1"),
+        ({"actions": [0] * 60}, (Box(-1, 1, (3,)), Box(-1, 1, (1,))), "store them as floats"),
+    ],
+)
+def test_data_of_another_environment_is_refused_with_the_field_at_fault(
+    changes: dict[str, Any], spaces: tuple[Any, Any], message: str
+) -> None:
+    dataset = TransitionDataset(**{**make_fields(), **changes})
+    with pytest.raises(DatasetError) as error:
+        dataset.to_model_space(describe_spaces(*spaces))
+    assert message in str(error.value)
+
+
+def test_a_category_that_the_environment_lacks_is_refused() -> None:
+    dataset = hand_worked(obs=[0, 1, 2, 3, 4, 5, 9], next_obs=[1, 2, 3, 4, 5, 6, 7])
+    with pytest.raises(DatasetError, match=r"obs\[6\] is 9: the environment has categories 0 to 7"):
+        dataset.to_model_space(describe_spaces(Discrete(8), Discrete(2)))
+
+
+def test_the_names_that_files_use_are_understood_in_a_dict() -> None:
+    fields = make_fields()
+    names = ("observations", "action", "reward", "next_observations", "terminals", "timeouts")
+    dataset = TransitionDataset.from_dict(dict(zip(names, fields.values(), strict=True)) | {"extra": "ignored"})
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(dataset, name), fields[name])
+    assert dataset.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("endings", "terminated", "truncated"),
+    [
+        ({"terminated": [0, 1, 0], "truncated": [0, 0, 1]}, [0, 1, 0], [0, 0, 1]),
+        ({"terminated": [0, 1, 0], "dones": [0, 1, 1]}, [0, 1, 0], [0, 0, 1]),
+        ({"truncated": [0, 0, 1], "dones": [0, 1, 1]}, [0, 1, 0], [0, 0, 1]),
+        ({"dones": [0, 1, 1]}, [0, 1, 1], [0, 0, 0]),
+        ({"terminated": [0, 1, 0]}, [0, 1, 0], [0, 0, 0]),
+    ],
+)
+def test_endings_are_told_apart_as_far_as_the_data_allows(
+    endings: dict[str, list[int]], terminated: list[int], truncated: list[int]
+) -> None:
+    rest = {"obs": np.zeros((3, 1)), "next_obs": np.zeros((3, 1)), "actions": [0, 0, 0], "rewards": [0, 0, 0]}
+    dataset = TransitionDataset.from_dict({**rest, **endings})
+    assert dataset.terminated.astype(int).tolist() == terminated
+    assert dataset.truncated.astype(int).tolist() == truncated
+
+
+def test_what_dones_alone_cost_is_said() -> None:
+    fields = make_fields()
+    fields["dones"] = fields.pop("terminated") | fields.pop("truncated")
+    (note,) = TransitionDataset.from_dict(fields).notes
+    assert "every ending is taken as terminated" in note
+
+
+def test_without_next_observations_seams_are_dropped_and_the_final_observation_stays_the_next_one() -> None:
+    """Rows 0-2 are truncated, 3-4 terminate, 5-6 are cut by the end of the file."""
+    dataset = TransitionDataset.from_dict(
+        {
+            "observations": np.arange(7.0)[:, None],
+            "actions": np.arange(7),
+            "rewards": np.arange(7.0),
+            "terminals": [0, 0, 0, 0, 1, 0, 0],
+            "timeouts": [0, 0, 1, 0, 0, 0, 0],
+        }
+    )
+    assert dataset.obs[:, 0].tolist() == [0.0, 1.0, 3.0, 4.0, 5.0]
+    assert dataset.next_obs[:, 0].tolist() == [1.0, 2.0, 4.0, 4.0, 6.0]
+    assert dataset.actions.tolist() == [0, 1, 3, 4, 5]
+    assert dataset.terminated.astype(int).tolist() == [0, 0, 0, 1, 0]
+    assert dataset.truncated.astype(int).tolist() == [0, 1, 0, 0, 1]
+    assert dataset.episodes().tolist() == [[0, 2], [2, 4], [4, 5]]
+    assert "2 of 7 transitions were dropped" in dataset.notes[0]
+
+
+def test_a_last_row_that_terminates_is_kept_without_next_observations() -> None:
+    dataset = TransitionDataset.from_dict(
+        {"obs": [[0.0], [1.0]], "actions": [0, 1], "rewards": [0.0, 1.0], "terminated": [0, 1], "truncated": [0, 1]}
+    )
+    assert dataset.next_obs[:, 0].tolist() == [1.0, 1.0]
+    assert dataset.rewards.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("remove", "message"),
+    [
+        ("obs", "the data lacks obs (named 'obs' or 'observations')"),
+        ("actions", "lacks actions (named 'actions' or 'action')"),
+        ("terminated", "lacks terminated"),
+    ],
+)
+def test_a_missing_field_is_named_with_what_is_there(remove: str, message: str) -> None:
+    fields = make_fields()
+    del fields[remove]
+    with pytest.raises(DatasetError) as error:
+        TransitionDataset.from_dict(fields)
+    assert message in str(error.value)
+    assert "it has 'actions'" in str(error.value) or remove == "actions"
+
+
+def test_a_field_under_two_names_is_refused() -> None:
+    fields = make_fields()
+    with pytest.raises(DatasetError, match="both 'obs' and 'observations'"):
+        TransitionDataset.from_dict({**fields, "observations": fields["obs"]})
