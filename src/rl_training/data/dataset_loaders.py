@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -171,8 +172,10 @@ def _read_tensors(path: Path) -> dict[str, Any]:
     if path.stat().st_size == 0:
         raise DatasetError(f"'{path}' is empty: it has 0 bytes")
     try:
-        # Tensors and plain containers only: anything else in the file is refused before it can run.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is odd about the file is said by the error
+            # Tensors and plain containers only: anything else in the file is refused before it can run.
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a damaged file fails in many ways inside the reader
         reason = "it holds more than tensors" if "weights_only" in str(error) else str(error).split("\n")[0][:200]
         raise DatasetError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -166,7 +166,8 @@ def _leaves(space: Space[Any], description: Any, path: tuple[str | int, ...], so
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = description["subspaces"]
-        for key in parts if isinstance(space, spaces.Dict) else range(len(parts)):
+        keys: Iterable[Any] = parts if isinstance(space, spaces.Dict) else range(len(parts))
+        for key in keys:
             yield from _leaves(space[key], parts[key], (*path, key), source)
     elif isinstance(space, (spaces.Box, spaces.MultiBinary)):
         yield _Leaf(path, space, prod(space.shape))

@@ -22,11 +22,10 @@ class StepModel:
         self._dataset = dataset
         rows = np.linspace(0, len(dataset) - 1, min(len(dataset), NUM_ROWS)).astype(np.int64)
         rows = rows[~dataset.dones[rows]]
-        obs, following = self._flat(dataset.obs, rows), self._flat(dataset.next_obs, rows)
-        rows = rows[np.isfinite(obs).all(1) & np.isfinite(following).all(1)]
+        for array in (dataset.obs, dataset.actions, dataset.next_obs):
+            rows = rows[np.isfinite(self._flat(array, rows)).all(1)]
         self._weights: Array | None = None
-        self._scale = np.zeros(obs.shape[1])
-        self._spread = np.zeros(obs.shape[1])
+        self._scale = self._spread = np.zeros(dataset.obs[0].size)
         if len(rows) >= 20:
             self._fit(rows)
 
@@ -38,7 +37,8 @@ class StepModel:
     def misses(self, rows: Array | slice) -> Array:
         """The miss of each row in each column that moves, [rows, columns]; 3 is a large one."""
         moving = self._scale > 0
-        misses: Array = np.abs(self._residuals(rows)[:, moving]) / self._scale[moving]
+        with np.errstate(invalid="ignore"):
+            misses: Array = np.abs(self._residuals(rows)[:, moving]) / self._scale[moving]
         return misses
 
     def leaps(self, rows: Array | slice) -> Array:
