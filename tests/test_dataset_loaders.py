@@ -221,6 +221,13 @@ class TestNpz:
                 num_refused += 1
         assert num_refused > 0.5 * len(content) / 7
 
+    def test_a_flipped_bit_deep_inside_mapped_data(self, tmp_path: Path) -> None:
+        path = save_transition_dataset(tmp_path / "data.npz", make_dataset(20_000))
+        content = bytearray(path.read_bytes())
+        content[100_000] ^= 1
+        path.write_bytes(content)
+        assert "'obs' in" in refusal(path)
+
     def test_a_header_that_promises_more_than_there_is(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "good.npz", **make_fields())
         with zipfile.ZipFile(tmp_path / "good.npz") as good, zipfile.ZipFile(tmp_path / "data.npz", "w") as bad:

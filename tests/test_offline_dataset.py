@@ -391,21 +391,21 @@ def test_what_dones_alone_cost_is_said() -> None:
 
 
 def test_without_next_observations_seams_are_dropped_and_the_final_observation_stays_the_next_one() -> None:
-    """Rows 0-2 are truncated, 3-4 terminate, 5-6 are cut by the end of the file."""
+    """Rows 0-2 are truncated, 3-4 terminate at the time limit, 5-6 are cut by the end of the file."""
     dataset = TransitionDataset.from_dict(
         {
             "observations": np.arange(7.0)[:, None],
             "actions": np.arange(7),
             "rewards": np.arange(7.0),
             "terminals": [0, 0, 0, 0, 1, 0, 0],
-            "timeouts": [0, 0, 1, 0, 0, 0, 0],
+            "timeouts": [0, 0, 1, 0, 1, 0, 0],
         }
     )
     assert dataset.obs[:, 0].tolist() == [0.0, 1.0, 3.0, 4.0, 5.0]
     assert dataset.next_obs[:, 0].tolist() == [1.0, 2.0, 4.0, 4.0, 6.0]
     assert dataset.actions.tolist() == [0, 1, 3, 4, 5]
     assert dataset.terminated.astype(int).tolist() == [0, 0, 0, 1, 0]
-    assert dataset.truncated.astype(int).tolist() == [0, 1, 0, 0, 1]
+    assert dataset.truncated.astype(int).tolist() == [0, 1, 0, 1, 1]
     assert dataset.episodes().tolist() == [[0, 2], [2, 4], [4, 5]]
     assert "2 of 7 transitions were dropped" in dataset.notes[0]
 

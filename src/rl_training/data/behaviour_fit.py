@@ -11,6 +11,8 @@ from rl_training.data.transitions import Array
 
 NUM_FIT_ROWS = 10_000
 NUM_TEST_ROWS = 1_000
+MAX_NUMBERS = 20_000_000
+"""Images are judged by fewer rows."""
 NUM_FEATURES = 256
 NUM_NEIGHBOURS = 10
 
@@ -62,7 +64,8 @@ def _split_rows(dataset: TransitionDataset) -> tuple[Array, Array]:
 
 
 def _finite_sample(dataset: TransitionDataset, rows: Array, count: int, rng: np.random.Generator) -> Array:
-    rows = rng.choice(rows, min(len(rows), count), replace=False)
+    count = min(len(rows), count, max(200, MAX_NUMBERS // dataset.obs[0].size))
+    rows = rng.choice(rows, count, replace=False)
     finite = np.isfinite(flat_rows(dataset.obs[rows])).all(1)
     finite &= np.isfinite(flat_rows(dataset.actions[rows])).all(1)
     return rows[finite]

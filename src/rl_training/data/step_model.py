@@ -9,6 +9,8 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.transitions import Array
 
 NUM_ROWS = 20_000
+MAX_NUMBERS = 4_000_000
+"""Wide observations are fitted on fewer rows."""
 MAX_WIDTH = 512
 """Wider observations are guessed to stay as they are."""
 TRIM = 0.2
@@ -20,7 +22,8 @@ class StepModel:
 
     def __init__(self, dataset: TransitionDataset) -> None:
         self._dataset = dataset
-        rows = np.linspace(0, len(dataset) - 1, min(len(dataset), NUM_ROWS)).astype(np.int64)
+        count = min(len(dataset), NUM_ROWS, max(100, MAX_NUMBERS // dataset.obs[0].size))
+        rows = np.linspace(0, len(dataset) - 1, count).astype(np.int64)
         rows = rows[~dataset.dones[rows]]
         for array in (dataset.obs, dataset.actions, dataset.next_obs):
             rows = rows[np.isfinite(self._flat(array, rows)).all(1)]
