@@ -1,0 +1,104 @@
+"""A training process that can kill itself at a chosen instant; its one argument is a JSON object.
+
+`config` begins a run with the suffix `suffix`, or `resume` names the run folder to go on with. `kill` is a kind of
+instant and a count: `["update", 3]` is the third step of an optimizer. `file` and `half` count operations on files:
+before the n-th one, or in the middle of writing the n-th file. `signal` is what to send (SIGKILL), `to_group` sends
+it to the whole process group, as a terminal does, and `times` is how often.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rl_training.algorithms.optim import Adam
+from rl_training.cli import main
+from rl_training.envs.factory import load_code
+from rl_training.envs.vector import TrainingVectorEnv
+from rl_training.experiment.config import dump_yaml
+from rl_training.runtime import evaluation
+
+FILE_OPERATIONS = ("fsync", "link", "mkdir", "rename", "replace", "rmdir", "truncate", "unlink")
+
+
+class Trap:
+    """Sends the signal at the n-th call."""
+
+    def __init__(self, count: int, number: int, to_group: bool, times: int) -> None:
+        self.calls_left, self.number, self.to_group, self.times = count, number, to_group, times
+
+    @property
+    def is_next(self) -> bool:
+        return self.calls_left == 1
+
+    def __call__(self) -> None:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            for _ in range(self.times):
+                (os.killpg if self.to_group else os.kill)(0 if self.to_group else os.getpid(), self.number)
+                time.sleep(0.01)
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def trapped(*args: Any, **kwargs: Any) -> Any:
+            self()
+            return function(*args, **kwargs)
+
+        return trapped
+
+
+def set_trap(kind: str, trap: Trap) -> None:
+    """Put the trap where the instants of a kind are."""
+    if kind == "collect":
+        TrainingVectorEnv.step = trap.before(TrainingVectorEnv.step)  # type: ignore[method-assign]
+    elif kind == "update":
+        Adam.step = trap.before(Adam.step)  # type: ignore[method-assign]
+    elif kind == "eval":
+        evaluation.act_on = trap.before(evaluation.act_on)
+    elif kind == "file":
+        for name in FILE_OPERATIONS:
+            setattr(os, name, trap.before(getattr(os, name)))
+    elif kind == "half":
+        os.fsync = _half_written(trap, os.fsync)
+    else:
+        raise ValueError(f"unknown kind of instant: {kind}")
+
+
+def _half_written(trap: Trap, fsync: Callable[[int], None]) -> Callable[[int], None]:
+    """A sync before which, when the trap springs, the second half of the file has not been written yet."""
+
+    def trapped(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            if trap.is_next:
+                os.truncate(descriptor, status.st_size // 2)
+            trap()
+        fsync(descriptor)
+
+    return trapped
+
+
+def run(order: dict[str, Any]) -> int:
+    """Train as ordered, through the command line."""
+    load_code(str(Path(__file__).parent / "toy_envs.py"))
+    if order.get("kill"):
+        kind, count = order["kill"]
+        number = signal.Signals[order.get("signal", "SIGKILL")]
+        trap = Trap(count, number, order.get("to_group", False), order.get("times", 1))
+        set_trap(kind, trap)
+    if order.get("resume"):
+        return main(["resume", "--checkpoint", order["resume"]])
+    path = Path(order["config"]["output_dir"]) / f"{order['suffix']}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump_yaml(order["config"]))
+    return main(["train", "--config", str(path), "--run-suffix", order["suffix"]])
+
+
+if __name__ == "__main__":
+    sys.exit(run(json.loads(sys.argv[1])))

@@ -1,0 +1,161 @@
+"""Nothing is lost: a run that is killed again and again ends exactly where one ends that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TESTS, small_config
+from test_conformance import ALGOS, assert_same_end
+
+from rl_training.experiment.checkpointing import list_checkpoints, resolve_checkpoint, verify_checkpoint
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import Loop, get_algorithm_spec
+from rl_training.runtime.run_utils import serialize_train_config
+from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.training import run_training
+
+KILLS_IN_ALL = 27
+KILLS_OF_EACH = max(4, -(-KILLS_IN_ALL // len(ALGOS)))
+PATIENCE_SECONDS = 120
+STEPS = 256
+RUN: dict[str, Any] = {
+    "total_timesteps": STEPS,
+    "log_interval": 16,
+    "checkpoint_interval": 32,
+    "eval_episodes": 1,
+    "env_kwargs": {"max_episode_steps": 20},
+}
+ALGO_KWARGS = {"eval_interval": 64}
+Kill = tuple[str, int]
+survived: list[Kill] = []
+
+
+def plan_of(algo: str) -> list[Kill]:
+    """Instants of all kinds; which count they have, and which come again, differs between the algorithms."""
+    chance = random.Random(algo)
+    online = get_algorithm_spec(algo).loop in (Loop.ON_POLICY, Loop.OFF_POLICY)
+    kinds: list[Callable[[], Kill]] = [
+        lambda: ("collect" if online else "update", chance.randint(36, 60) if online else chance.randint(4, 12)),
+        lambda: ("file", chance.randint(10, 70)),
+        lambda: ("eval", chance.randint(1, 25)),
+        lambda: ("update", chance.randint(1, 12)),
+        lambda: ("half", chance.randint(3, 16)),
+    ]
+    return [kinds[index % len(kinds)]() for index in range(KILLS_OF_EACH)]
+
+
+def launch(order: dict[str, Any], folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """Start a fresh interpreter that trains, or goes on training."""
+    return subprocess.Popen(
+        [sys.executable, str(TESTS / "killed_run.py"), json.dumps(order)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        _, error = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, error
+
+
+class Victim:
+    """A run that is continued in one process after the other, with a new folder while it has no checkpoint."""
+
+    def __init__(self, algo: str, folder: Path, **changes: Any) -> None:
+        settings = {**RUN, **changes, "algo_kwargs": {**ALGO_KWARGS, **changes.get("algo_kwargs", {})}}
+        self.config = small_config(algo, folder / "runs", **settings)
+        self.folder = folder
+        self.lives = 0
+        folder.mkdir()
+
+    @property
+    def run_dir(self) -> Path:
+        (found,) = self.config.output_dir.glob("*__life*")
+        return found
+
+    def live(self, kill: Kill | None = None, **environment: str) -> subprocess.Popen[str]:
+        self.lives += 1
+        order: dict[str, Any] = {"kill": kill}
+        if self.has_checkpoint():
+            order["resume"] = str(self.run_dir)
+        else:
+            shutil.rmtree(self.config.output_dir, ignore_errors=True)
+            order |= {"config": serialize_train_config(self.config), "suffix": f"life{self.lives}"}
+        return launch(order, self.folder, **environment)
+
+    def has_checkpoint(self) -> bool:
+        return any(self.config.output_dir.glob("*/checkpoints/last"))
+
+    def die(self, kill: Kill, **environment: str) -> None:
+        """Live until the kill, which must come."""
+        code, error = finish(self.live(kill, **environment))
+        assert code == -9, f"{kill} did not come in life {self.lives}: exit code {code}: {error}"
+        self.check(kill)
+
+    def check(self, kill: Kill) -> None:
+        """What must be true of the folder of a run that was killed."""
+        survived.append(kill)
+        for path in self.config.output_dir.glob("*/checkpoints"):
+            if (path / "last").exists():
+                resolve_checkpoint(path.parent)
+            for checkpoint in list_checkpoints(path):
+                verify_checkpoint(checkpoint)
+        for path in self.config.output_dir.glob("*/metrics.jsonl"):
+            steps = [line["global_step"] for line in read_metrics(path)]
+            assert steps == sorted(set(steps)), kill
+        assert len(self.leftovers()) <= 1, (kill, self.leftovers())
+
+    def leftovers(self) -> list[Path]:
+        return [*self.config.output_dir.glob("*/.*"), *self.config.output_dir.glob("*/checkpoints/.*")]
+
+    def end(self) -> TrainResult:
+        """Live to the end."""
+        code, error = finish(self.live())
+        assert code == 0, error
+        assert self.leftovers() == []
+        assert json.loads((self.run_dir / "metadata.json").read_text())["status"] == "finished"
+        return TrainResult(self.run_dir, resolve_checkpoint(self.run_dir), {})
+
+
+def assert_same_run(victim: Victim, folder: Path) -> None:
+    """The victim, brought to its end, left what a run in one piece leaves."""
+    killed = victim.end()
+    whole = run_training(victim.config.replace(output_dir=folder))
+    assert_same_end(whole, killed)
+    assert_same_folders(whole.run_dir, killed.run_dir)
+
+
+def assert_same_folders(one: Path, other: Path) -> None:
+    """Both keep the same checkpoints, and `last` and `best` name the same."""
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    checkpoints = one / "checkpoints", other / "checkpoints"
+    assert len({tuple(sorted(path.name for path in folder.iterdir())) for folder in checkpoints}) == 1
+    for name in ("last", "best"):
+        assert len({(folder / name).read_text() for folder in checkpoints}) == 1, name
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_run_killed_again_and_again_ends_as_one_that_never_was(algo: str, tmp_path: Path) -> None:
+    victim = Victim(algo, tmp_path / "killed")
+    for kill in plan_of(algo):
+        victim.die(kill)
+    assert_same_run(victim, tmp_path / "whole")
+    print(f"{algo}: survived {len(survived)} kills so far")
