@@ -8,6 +8,7 @@ it to the whole process group, as a terminal does, and `times` is how often.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -100,5 +101,36 @@ def run(order: dict[str, Any]) -> int:
     return main(["train", "--config", str(path), "--run-suffix", order["suffix"]])
 
 
+def sweep(order: dict[str, Any], first: int, every: int) -> int:
+    """Kill a run before its n-th operation on a file and bring it to its end, for every n there is.
+
+    Each life is a fork of this process, which has imported everything and trained nothing.
+    """
+    for name in ("rl_training.runtime.workflows", "tensorboard.summary.writer.record_writer", "gymnasium.envs"):
+        importlib.import_module(name)
+    for count in range(first, 10_000, every):
+        suffix = f"life{count}"
+        code = _fork({**order, "suffix": suffix, "kill": ["file", count]})
+        if code == 0:
+            return 0
+        assert code == -signal.SIGKILL, f"life {count} ended with {code}"
+        found = [str(path.parent.parent) for path in Path(order["config"]["output_dir"]).glob(f"*__{suffix}/*/last")]
+        if found:
+            code = _fork({"resume": found[0]})
+            assert code == 0, f"life {count} could not be resumed: {code}"
+    raise AssertionError("the run never ended")
+
+
+def _fork(order: dict[str, Any]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(run(order))
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 if __name__ == "__main__":
-    sys.exit(run(json.loads(sys.argv[1])))
+    given = json.loads(sys.argv[1])
+    sys.exit(sweep(given, *given["sweep"]) if "sweep" in given else run(given))

@@ -8,8 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,3 +157,22 @@ def test_a_run_killed_again_and_again_ends_as_one_that_never_was(algo: str, tmp_
         victim.die(kill)
     assert_same_run(victim, tmp_path / "whole")
     print(f"{algo}: survived {len(survived)} kills so far")
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(algo: str, tmp_path: Path) -> None:
+    changes = {"total_timesteps": 48, "log_interval": 16, "checkpoint_interval": 16, "eval_episodes": 1}
+    kwargs = {"eval_interval": 32, "learning_starts": 8} if algo == "dqn" else {"eval_interval": 32}
+    env_kwargs = {"max_episode_steps": 20}
+    config = small_config(algo, tmp_path / "killed", algo_kwargs=kwargs, env_kwargs=env_kwargs, **changes)
+    order = {"config": serialize_train_config(config), "sweep": [1, 1]}
+    code, error = finish(launch(order, tmp_path))
+    assert code == 0, error
+    whole = run_training(config.replace(output_dir=tmp_path / "whole"))
+    ended = [path.parent.parent for path in (tmp_path / "killed").glob("*/checkpoints/last")]
+    assert len(ended) > 20
+    for run_dir in ended:
+        assert_same_end(whole, TrainResult(run_dir, resolve_checkpoint(run_dir), {}))
+        assert_same_folders(whole.run_dir, run_dir)
+        assert json.loads((run_dir / "metadata.json").read_text())["status"] == "finished"
+    print(f"{algo}: survived a kill at each of {len(ended)} operations on files")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import list_checkpoints, read_pointer
-from rl_training.experiment.files import replace_synced
+from rl_training.experiment.files import DRAFT, naming_write, remove_drafts, replace_synced
 
 
 class CheckpointFolder:
@@ -39,7 +39,8 @@ class CheckpointFolder:
         if not path.exists():
             write(path, self.last)
         self._point("last", path.name)
-        self._prune()
+        with naming_write(self._folder, CheckpointError):
+            self._prune()
         return path
 
     def offer_best(self, path: Path, score: float) -> None:
@@ -48,25 +49,23 @@ class CheckpointFolder:
             self._point("best", f"{path.name} {score!r}")
 
     def go_back_to(self, step: int) -> None:
-        """Remove checkpoints of steps that a run resumed at `step` will take again."""
+        """Remove checkpoints of steps that a run resumed at `step` will take again, and what a killed process left."""
         resumed = self._folder / f"step_{step:012d}"
         if resumed.is_dir():
             self._point("last", resumed.name)
-        for path in list_checkpoints(self._folder):
-            if int(path.name.removeprefix("step_")) > step:
-                for name in ("last", "best"):
-                    if self._words(name)[:1] == [path.name]:
-                        (self._folder / name).unlink()
-                self._remove(path)
-        for leftover in self._folder.glob(".*.draft-*"):  # of a process that was killed
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        with naming_write(self._folder, CheckpointError):
+            remove_drafts(self._folder)
+            for path in list_checkpoints(self._folder):
+                if int(path.name.removeprefix("step_")) > step:
+                    for name in ("last", "best"):
+                        if self._words(name)[:1] == [path.name]:
+                            (self._folder / name).unlink()
+                    self._remove(path)
 
     def _point(self, name: str, text: str) -> None:
         path = self._folder / name
-        try:
+        with naming_write(path, CheckpointError):
             replace_synced(path, f"{text}\n".encode())
-        except OSError as error:
-            raise CheckpointError(f"cannot write '{path}': {error.strerror or error}") from error
 
     def _words(self, name: str) -> list[str]:
         path = self._folder / name
@@ -82,6 +81,6 @@ class CheckpointFolder:
 
     def _remove(self, path: Path) -> None:
         """Take a checkpoint's name away first, so that a part of it is never taken for the whole."""
-        leftover = path.with_name(f".{path.name}.draft-removed")
+        leftover = path.with_name(f".{path.name}{DRAFT}removed")
         path.rename(leftover)
         shutil.rmtree(leftover)

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 
 from rl_training.data.segments import Segment
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import read_limited, sync
+from rl_training.experiment.files import draft_beside, read_limited, sync
 from rl_training.experiment.migrations import OLDEST_SCHEMA, upgrade
 from rl_training.experiment.tree_codec import pack, unpack
 
@@ -51,7 +51,7 @@ def save_checkpoint(path: str | Path, state: CheckpointState, *, base: Path | No
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"'{path}' exists already and is not overwritten")
-    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
+    draft = draft_beside(path)
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)

@@ -2,10 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, RLTrainingError
+
+DRAFT = ".draft-"
+
+
+class AppendedFile:
+    """A file that grows by whole pieces: one that does not fit on the disk is taken back."""
+
+    def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
+        """Open `path` at its end, after cutting it to `keep_bytes` where that is less than it has."""
+        self._path = path
+        with naming_write(path):
+            # Unbuffered: bytes that could not be written must not be tried again when the file is closed.
+            self._file = path.open("ab", buffering=0)
+            if keep_bytes is not None and keep_bytes < self.num_bytes:
+                self._file.truncate(keep_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the file as it stands."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def append(self, data: bytes) -> None:
+        """Add a piece."""
+        before = self.num_bytes
+        rest = memoryview(data)
+        with naming_write(self._path):
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(before)
+                raise
+
+    def sync(self) -> None:
+        """Wait until every piece is on the disk."""
+        with naming_write(self._path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@contextlib.contextmanager
+def naming_write(path: Path, error_class: type[RLTrainingError] = RLTrainingError) -> Iterator[None]:
+    """Turn a failure of the disk into an error that names what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise error_class(f"cannot write '{path}': {error.strerror or error}") from error
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -25,13 +79,24 @@ def sync(path: Path) -> None:
 
 def replace_synced(path: Path, data: bytes) -> None:
     """Give a file new content: at any moment it has the old one or the new one, never a part."""
-    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
+    draft = draft_beside(path)
     try:
         write_synced(draft, data)
         draft.replace(path)
         sync(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def draft_beside(path: Path) -> Path:
+    """Where to write what is to become `path`."""
+    return path.with_name(f".{path.name}{DRAFT}{os.getpid()}")
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what a process that was killed left half done."""
+    for leftover in folder.glob(f".*{DRAFT}*"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def read_limited(path: Path, max_bytes: int) -> bytes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import os
+import socket
 import sys
 import time
 from collections import deque
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import RLTrainingError
+from rl_training.experiment.files import AppendedFile, naming_write
 
 EPISODE_WINDOW = 100
 LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
@@ -106,32 +108,25 @@ class MetricAccumulator:
 
 
 class JsonlSink:
-    """`metrics.jsonl`: one object a line, flushed line by line."""
+    """`metrics.jsonl`: one object a line, handed to the system line by line."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         """Append to `path`, after cutting it to the lines a resumed run has already taken in."""
-        self._path = path
-        if path.exists():
-            os.truncate(path, min(keep_bytes, path.stat().st_size))
-        self._file = path.open("a", encoding="utf-8")
+        self._file = AppendedFile(path, keep_bytes)
 
     @property
     def num_bytes(self) -> int:
         """Length of the file as it stands."""
-        return self._file.tell()
+        return self._file.num_bytes
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Append a line."""
         plain = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        try:
-            self._file.write(json.dumps(plain) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise RLTrainingError(f"cannot write '{self._path}': {error.strerror or error}") from error
+        self._file.append((json.dumps(plain) + "\n").encode())
 
     def sync(self) -> None:
         """Wait until every line is on the disk."""
-        os.fsync(self._file.fileno())
+        self._file.sync()
 
     def close(self) -> None:
         """Close the file."""
@@ -139,26 +134,46 @@ class JsonlSink:
 
 
 class TensorboardSink:
-    """Scalars for TensorBoard."""
+    """Scalars for TensorBoard.
+
+    The events are written from here and at once: TensorBoard's own writer does it in a thread, where a full disk is
+    a traceback on the screen and no error.
+    """
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        # A resumed run hides the points of steps that it takes again.
-        purge_step = first_step + 1 if first_step else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=1)
+        with naming_write(folder):
+            folder.mkdir(exist_ok=True)
+        # TensorBoard reads the files of a run in the order of their names.
+        self._file = AppendedFile(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}")
+        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if first_step:  # a resumed run hides the points of steps that it takes again
+            start = SessionLog(status=SessionLog.START)
+            self._append(Event(wall_time=time.time(), step=first_step + 1, session_log=start))
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Add one point to each curve."""
-        step = int(metrics["global_step"])
-        for name, value in metrics.items():
-            if name != "global_step":
-                group = "eval" if name.startswith("eval_") else "train"
-                self._writer.add_scalar(f"{group}/{name}", value, step)
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        points = [
+            Summary.Value(tag=f"{'eval' if name.startswith('eval_') else 'train'}/{name}", simple_value=value)
+            for name, value in metrics.items()
+            if name != "global_step"
+        ]
+        self._append(Event(wall_time=time.time(), step=int(metrics["global_step"]), summary=Summary(value=points)))
 
     def close(self) -> None:
-        """Write out what is buffered."""
-        self._writer.close()
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, event: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        self._file.append(record.getvalue())
 
 
 class ProgressView(Protocol):

@@ -21,15 +21,21 @@ def stop_on_signals(state: TrainerState) -> Iterator[None]:
         yield
         return
 
+    seen: list[int] = []
+
     def handle(number: int, frame: FrameType | None) -> None:
-        if state.should_stop:
-            print("interrupted again: leaving without saving", file=sys.stderr, flush=True)
+        if seen:
             raise KeyboardInterrupt
+        seen.append(number)
         state.request_stop(INTERRUPTED + signal.Signals(number).name)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except KeyboardInterrupt:
+        # Said here: in the handler, printing fails if the signal came while something was being printed.
+        print("interrupted again: leaving without saving", file=sys.stderr, flush=True)
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

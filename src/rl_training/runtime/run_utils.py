@@ -24,7 +24,8 @@ from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
 from rl_training.experiment.config import TrainConfig, dump_yaml
-from rl_training.experiment.files import replace_synced
+from rl_training.experiment.files import naming_write, remove_drafts, replace_synced
+from rl_training.runtime.interrupts import interrupting_signal
 
 WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer of one update above which threads beat their own overhead."""
@@ -180,34 +181,53 @@ class TrainingRun:
 
     def update_metadata(self, **values: Any) -> None:
         """Change some values of `metadata.json`, all at once."""
+        self._write("metadata.json", json.dumps({**self._metadata(), **values}, indent=2) + "\n")
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether its last process was killed, failed or was interrupted before it had done all it had to do."""
+        metadata = self._metadata()
+        is_interrupted = interrupting_signal(metadata.get("stop_reason")) is not None
+        return metadata.get("status") not in ("finished", "stopped") or is_interrupted
+
+    def go_on(self, config: TrainConfig) -> None:
+        """Begin a new process of the run, and clear away what a killed one left half done."""
+        with naming_write(self.run_dir):
+            remove_drafts(self.run_dir)
+        self.write_config(config)
+        self.update_metadata(status="running")
+
+    def _metadata(self) -> dict[str, Any]:
         metadata: Any = {}
         with contextlib.suppress(OSError, ValueError):  # a damaged page must not keep the run from going on
             metadata = json.loads((self.run_dir / "metadata.json").read_text(encoding="utf-8"))
-        metadata = {**(metadata if isinstance(metadata, dict) else {}), **values}
-        self._write("metadata.json", json.dumps(metadata, indent=2) + "\n")
+        return metadata if isinstance(metadata, dict) else {}
 
     def _write(self, name: str, text: str) -> None:
         path = self.run_dir / name
-        try:
+        with naming_write(path):
             replace_synced(path, text.encode())
-        except OSError as error:
-            raise RLTrainingError(f"cannot write '{path}': {error.strerror or error}") from error
 
 
 def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -> TrainingRun:
     """Make a new run folder with its `config.yaml` and `metadata.json`; an existing folder is refused."""
     stem = f"{safe_name(config.algo)}__{safe_name(config.env_id)}__seed{config.seed}"
     run = TrainingRun(_make_new_folder(config.output_dir, stem, run_suffix))
-    run.checkpoints_dir.mkdir()
-    run.write_config(config)
-    run.update_metadata(
-        command=[Path(sys.argv[0]).name, *sys.argv[1:]],
-        created=_now(),
-        seed=config.seed,
-        versions=_versions(),
-        git_commit=_git_commit(),
-        status="running",
-    )
+    try:
+        with naming_write(run.checkpoints_dir):
+            run.checkpoints_dir.mkdir()
+        run.write_config(config)
+        run.update_metadata(
+            command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+            created=_now(),
+            seed=config.seed,
+            versions=_versions(),
+            git_commit=_git_commit(),
+            status="running",
+        )
+    except BaseException:
+        shutil.rmtree(run.run_dir, ignore_errors=True)  # nothing has been trained in it
+        raise
     return run
 
 

@@ -108,7 +108,7 @@ class Session:
             self._log()
         elif self._last_logged_step != self.state.global_step:
             self._log()
-        metrics = dict(self._latest)
+        metrics = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count, **self._latest}
         best_score = self.checkpoints.best_score
         if best_score is not None:
             metrics["best_eval_return_mean"] = best_score
@@ -128,6 +128,7 @@ class Session:
             "best_return": self.best_return,
             "last_eval": dict(self.last_eval),
             "last_eval_step": self.last_eval_step,
+            "last_logged_step": self._last_logged_step,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -143,6 +144,13 @@ class Session:
         self.best_return = state["best_return"]
         self.last_eval = dict(state["last_eval"])
         self.last_eval_step = state["last_eval_step"]
+        self._last_logged_step = state.get("last_logged_step")  # older checkpoints have none
+
+    def offer_restored(self) -> None:
+        """Let `best` name the checkpoint the run goes on from, if a kill came before that was done."""
+        path, is_evaluated = self.checkpoints.last, self.last_eval_step == self.state.global_step
+        if path is not None and is_evaluated and self.best_return == self.last_eval["eval_return_mean"]:
+            self.checkpoints.offer_best(path, self.best_return)
 
     def _intervals(self) -> tuple[Interval, Interval, Interval]:
         return self._log_due, self._eval_due, self._checkpoint_due

@@ -12,7 +12,7 @@ from rl_training.algorithms.base import Algorithm, Resources
 from rl_training.algorithms.config import AlgorithmConfig, OffPolicyConfig
 from rl_training.data.spaces import describe_spaces
 from rl_training.envs.factory import make_vector_env
-from rl_training.errors import ConfigError, NonFiniteError
+from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
@@ -22,7 +22,7 @@ from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
 from rl_training.runtime.evaluation import EVAL_METRICS, Evaluator
-from rl_training.runtime.interrupts import stop_on_signals
+from rl_training.runtime.interrupts import interrupting_signal, stop_on_signals
 from rl_training.runtime.memory import check_replay_fits
 from rl_training.runtime.off_policy_loop import make_replay_buffer, off_policy_loop
 from rl_training.runtime.on_policy_loop import make_rollout_buffer, on_policy_loop
@@ -94,17 +94,19 @@ def run_training(
         stack.enter_context(execution.applied())
         parts = make_parts(config, execution)
         stack.callback(parts.close)
+        stop_reason = None
         if run is None:
             run = create_training_run(config, run_suffix=run_suffix)
         else:
-            run.write_config(config)
-            run.update_metadata(status="running")
+            stop_reason = _reason_that_stands(config, run, checkpoint_state)
+            run.go_on(config)
         view = make_view(checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0)
         stack.callback(view.close)
         try:
-            result = _run_session(config, parts, run, view, checkpoint_state, callbacks)
+            result = _run_session(config, parts, run, view, checkpoint_state, callbacks, stop_reason)
         except BaseException as error:
-            finish_training_run(run, status="failed", reason=f"{type(error).__name__}: {error}")
+            with contextlib.suppress(RLTrainingError):  # a full disk, say: the first error is the one to tell
+                finish_training_run(run, status="failed", reason=f"{type(error).__name__}: {error}")
             raise
     status = "finished" if result.stop_reason is None else "stopped"
     finish_training_run(run, status=status, reason=result.stop_reason)
@@ -117,6 +119,17 @@ def choose_execution(config: TrainConfig, checkpoint_state: CheckpointState | No
         return Execution.from_metadata(checkpoint_state.metadata["execution"])
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     return Execution.choose(config, algo_config)
+
+
+def _reason_that_stands(config: TrainConfig, run: TrainingRun, checkpoint_state: CheckpointState | None) -> str | None:
+    """Why the run had decided to stop, if its process was killed before it could say so and end."""
+    if checkpoint_state is None or not run.was_cut_short:
+        return None
+    with naming_misfits():
+        session = checkpoint_state.trainer_state["session"]
+        reason: str | None = session["stop_reason"]
+        is_extended = session["horizon"]["total"] != config.total_timesteps
+    return None if is_extended or interrupting_signal(reason) is not None else reason
 
 
 def make_parts(config: TrainConfig, execution: Execution) -> Parts:
@@ -153,16 +166,14 @@ def _run_session(
     view: ProgressView,
     checkpoint_state: CheckpointState | None,
     callbacks: Sequence[Callback] | None,
+    stop_reason: str | None,
 ) -> TrainResult:
     trainer_state = checkpoint_state.trainer_state if checkpoint_state else None
     is_same_run = trainer_state is not None and (run.run_dir / "metrics.jsonl").exists()
     keep_bytes = trainer_state["metrics_bytes"] if trainer_state and is_same_run else 0
     first_step = trainer_state["session"]["global_step"] if trainer_state else 0
-    jsonl = JsonlSink(run.run_dir / "metrics.jsonl", keep_bytes)
-    tensorboard = TensorboardSink(run.run_dir / "tensorboard", first_step)
     state = TrainerState(parts.algorithm, run.run_dir)
     checkpoints = CheckpointFolder(run.checkpoints_dir)
-    checkpoints.go_back_to(first_step)
 
     def save() -> Path:
         jsonl.sync()
@@ -177,21 +188,31 @@ def _run_session(
         callbacks=CallbackList([*own, *(callbacks or [])]),
         evaluator=parts.evaluator,
         checkpoints=checkpoints,
-        sinks=(jsonl, tensorboard),
+        sinks=(),
         view=view,
         save=save,
         eval_every_steps=parts.algo_config.eval_interval or max(1, config.total_timesteps // 10),
     )
-    with contextlib.closing(jsonl), contextlib.closing(tensorboard), stop_on_signals(state):
+    with contextlib.ExitStack() as stack, stop_on_signals(state):
         if checkpoint_state is None:
             parts.collector.reset(RunSeeds.from_seed(config.seed).env_seeds(config.num_envs))
         else:
             _restore(checkpoint_state, parts, session, view)
+        # Only now that the run is known to go on from this checkpoint is anything newer removed; and its metrics
+        # after its checkpoints, which count on them.
+        checkpoints.go_back_to(first_step)
+        session.offer_restored()
+        jsonl = stack.enter_context(contextlib.closing(JsonlSink(run.run_dir / "metrics.jsonl", keep_bytes)))
+        tensorboard = stack.enter_context(contextlib.closing(TensorboardSink(run.run_dir / "tensorboard", first_step)))
+        session.sinks = (jsonl, tensorboard)
+        if stop_reason is not None:
+            state.request_stop(stop_reason)
         session.callbacks.on_train_start(state)
         _, loop = LOOPS[get_algorithm_spec(config.algo).loop]
         try:
             loop(session, parts.algorithm, parts.collector, parts.buffer)
             result = session.finish()
+            jsonl.sync()
         except NonFiniteError as error:
             last = checkpoints.last
             where = f"the last good checkpoint is '{last}'" if last else "no checkpoint had been written yet"

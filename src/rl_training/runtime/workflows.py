@@ -35,8 +35,9 @@ class ResumePlan:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is no step left to take."""
-        return self.global_step >= self.config.total_timesteps
+        """Whether there is nothing left to do: no step, and no closing evaluation that a killed process owes."""
+        is_closed = self.run is None or not self.run.was_cut_short
+        return self.global_step >= self.config.total_timesteps and is_closed
 
     @property
     def global_step(self) -> int:
