@@ -19,14 +19,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
+
 from rl_training.algorithms.optim import Adam
 from rl_training.cli import main
+from rl_training.data import segments
 from rl_training.envs.factory import load_code
 from rl_training.envs.vector import TrainingVectorEnv
 from rl_training.experiment.config import dump_yaml
 from rl_training.runtime import evaluation
 
 FILE_OPERATIONS = ("fsync", "link", "mkdir", "rename", "replace", "rmdir", "truncate", "unlink")
+
+
+class EndlessEnv(gym.Env[Any, Any]):
+    """A step of it never ends; a file tells that it has begun."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        Path(f"endless{os.getpid()}").touch()
+        while True:
+            time.sleep(60)
 
 
 class Trap:
@@ -87,6 +106,7 @@ def _half_written(trap: Trap, fsync: Callable[[int], None]) -> Callable[[int], N
 
 def run(order: dict[str, Any]) -> int:
     """Train as ordered, through the command line."""
+    segments.SEGMENT_BYTES = order.get("segment_bytes", segments.SEGMENT_BYTES)
     load_code(str(Path(__file__).parent / "toy_envs.py"))
     if order.get("kill"):
         kind, count = order["kill"]
@@ -114,10 +134,11 @@ def sweep(order: dict[str, Any], first: int, every: int) -> int:
         if code == 0:
             return 0
         assert code == -signal.SIGKILL, f"life {count} ended with {code}"
-        found = [str(path.parent.parent) for path in Path(order["config"]["output_dir"]).glob(f"*__{suffix}/*/last")]
-        if found:
-            code = _fork({"resume": found[0]})
-            assert code == 0, f"life {count} could not be resumed: {code}"
+        for pointer in Path(order["config"]["output_dir"]).glob(f"*__{suffix}/checkpoints/last"):
+            run_dir = pointer.parent.parent
+            if json.loads((run_dir / "metadata.json").read_text())["status"] == "running":
+                code = _fork({**order, "resume": str(run_dir)})
+                assert code == 0, f"life {count} could not be resumed: {code}"
     raise AssertionError("the run never ended")
 
 

@@ -8,6 +8,8 @@ import random
 import shutil
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from conftest import TESTS, small_config
 from test_conformance import ALGOS, assert_same_end
 
+from rl_training.data import segments
 from rl_training.experiment.checkpointing import list_checkpoints, resolve_checkpoint, verify_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import Loop, get_algorithm_spec
@@ -34,9 +37,16 @@ RUN: dict[str, Any] = {
     "eval_episodes": 1,
     "env_kwargs": {"max_episode_steps": 20},
 }
-ALGO_KWARGS = {"eval_interval": 64}
+ALGO_KWARGS: dict[Loop, dict[str, Any]] = {Loop.OFF_POLICY: {"buffer_capacity": 100}}
+SEGMENT_BYTES = 1 << 10
+"""So small that a checkpoint of these runs has segments to link."""
 Kill = tuple[str, int]
 survived: list[Kill] = []
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", SEGMENT_BYTES)
 
 
 def plan_of(algo: str) -> list[Kill]:
@@ -55,8 +65,9 @@ def plan_of(algo: str) -> list[Kill]:
 
 def launch(order: dict[str, Any], folder: Path, **environment: str) -> subprocess.Popen[str]:
     """Start a fresh interpreter that trains, or goes on training."""
+    text = json.dumps({"segment_bytes": SEGMENT_BYTES, **order})
     return subprocess.Popen(
-        [sys.executable, str(TESTS / "killed_run.py"), json.dumps(order)],
+        [sys.executable, str(TESTS / "killed_run.py"), text],
         cwd=folder,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -78,7 +89,8 @@ class Victim:
     """A run that is continued in one process after the other, with a new folder while it has no checkpoint."""
 
     def __init__(self, algo: str, folder: Path, **changes: Any) -> None:
-        settings = {**RUN, **changes, "algo_kwargs": {**ALGO_KWARGS, **changes.get("algo_kwargs", {})}}
+        own = {"eval_interval": 64, **ALGO_KWARGS.get(get_algorithm_spec(algo).loop, {})}
+        settings = {**RUN, **changes, "algo_kwargs": {**own, **changes.get("algo_kwargs", {})}}
         self.config = small_config(algo, folder / "runs", **settings)
         self.folder = folder
         self.lives = 0
@@ -101,6 +113,13 @@ class Victim:
 
     def has_checkpoint(self) -> bool:
         return any(self.config.output_dir.glob("*/checkpoints/last"))
+
+    def is_running(self) -> bool:
+        return bool(json.loads((self.run_dir / "metadata.json").read_text())["status"] == "running")
+
+    def has_new_lines(self) -> bool:
+        """Whether the process of this life has written events."""
+        return len(list((self.run_dir / "tensorboard").glob("events*"))) >= self.lives
 
     def die(self, kill: Kill, **environment: str) -> None:
         """Live until the kill, which must come."""
@@ -159,20 +178,95 @@ def test_a_run_killed_again_and_again_ends_as_one_that_never_was(algo: str, tmp_
     print(f"{algo}: survived {len(survived)} kills so far")
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(algo: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algo", "first", "every", "kwargs", "status"),
+    [
+        ("ppo", 1, 1, {}, "finished"),
+        ("dqn", 12, 5, {"learning_starts": 8, "buffer_capacity": 30}, "finished"),
+        ("dqn", 30, 2, {"learning_starts": 8, "early_stopping": {"target_value": 1.0}}, "stopped"),
+    ],
+)
+def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(
+    algo: str, first: int, every: int, kwargs: dict[str, Any], status: str, tmp_path: Path
+) -> None:
     changes = {"total_timesteps": 48, "log_interval": 16, "checkpoint_interval": 16, "eval_episodes": 1}
-    kwargs = {"eval_interval": 32, "learning_starts": 8} if algo == "dqn" else {"eval_interval": 32}
+    algo_kwargs = {"eval_interval": 32, **kwargs}
     env_kwargs = {"max_episode_steps": 20}
-    config = small_config(algo, tmp_path / "killed", algo_kwargs=kwargs, env_kwargs=env_kwargs, **changes)
-    order = {"config": serialize_train_config(config), "sweep": [1, 1]}
+    config = small_config(algo, tmp_path / "killed", algo_kwargs=algo_kwargs, env_kwargs=env_kwargs, **changes)
+    order = {"config": serialize_train_config(config), "sweep": [first, every]}
     code, error = finish(launch(order, tmp_path))
     assert code == 0, error
     whole = run_training(config.replace(output_dir=tmp_path / "whole"))
     ended = [path.parent.parent for path in (tmp_path / "killed").glob("*/checkpoints/last")]
-    assert len(ended) > 20
+    assert len(ended) > 10
     for run_dir in ended:
         assert_same_end(whole, TrainResult(run_dir, resolve_checkpoint(run_dir), {}))
         assert_same_folders(whole.run_dir, run_dir)
-        assert json.loads((run_dir / "metadata.json").read_text())["status"] == "finished"
+        metadata = json.loads((run_dir / "metadata.json").read_text())
+        assert (metadata["status"], metadata["stop_reason"]) == (status, whole.stop_reason)
     print(f"{algo}: survived a kill at each of {len(ended)} operations on files")
+
+
+def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    victim = Victim("ppo", tmp_path / "killed", total_timesteps=20_000, checkpoint_interval=256, log_interval=64)
+    for _ in range(3):
+        process = victim.live()
+        wait_until(lambda: victim.has_checkpoint() and victim.is_running() and victim.has_new_lines(), process)
+        time.sleep(chance.uniform(0.0, 1.5))
+        process.kill()
+        code, error = finish(process)
+        assert code == -9, error
+        victim.check(("outside", victim.lives))
+    assert_same_run(victim, tmp_path / "whole")
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            pytest.fail("it ended, or took too long" + (f": {finish(process)}" if process else ""))
+        time.sleep(0.02)
+
+
+def processes_marked(mark: str) -> list[int]:
+    """The processes that have `mark` in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+class TestWorkerProcesses:
+    def test_they_end_with_a_killed_run_which_then_goes_on(self, tmp_path: Path) -> None:
+        mark = f"RL_TRAINING_TEST={uuid.uuid4()}"
+        env_kwargs = {"backend": "async", "max_episode_steps": 20}
+        (tmp_path / "temporary").mkdir()
+        victim = Victim("ppo", tmp_path / "killed", num_envs=2, total_timesteps=256, env_kwargs=env_kwargs)
+        for kill in [("collect", 60), ("file", 30)]:
+            victim.die(kill, RL_TRAINING_TEST=mark.partition("=")[2], TMPDIR=str(tmp_path / "temporary"))
+            wait_until(lambda: not processes_marked(mark))
+        assert list((tmp_path / "temporary").glob("rl_training*")) == []
+        assert_same_run(victim, tmp_path / "whole")
+
+    def test_they_end_even_from_within_a_step_that_never_ends(self, tmp_path: Path) -> None:
+        mark = f"RL_TRAINING_TEST={uuid.uuid4()}"
+        changes = {"env_id": f"{TESTS / 'killed_run.py'}:EndlessEnv", "num_envs": 2, "env_kwargs": {"backend": "async"}}
+        victim = Victim("ppo", tmp_path / "killed", **changes)
+        process = victim.live(RL_TRAINING_TEST=mark.partition("=")[2])
+        wait_until(lambda: len(list(tmp_path.glob("killed/endless*"))) == 2, process)
+        process.kill()
+        assert finish(process)[0] == -9
+        wait_until(lambda: not processes_marked(mark))
+
+
+def test_the_suite_kills_often_enough() -> None:
+    planned = [kill for algo in ALGOS for kill in plan_of(algo)]
+    assert len(planned) >= 25
+    assert {kind for kind, _ in planned} == {"collect", "update", "eval", "file", "half"}
+    print(f"survived {len(survived)} kills of fresh processes: {survived}")

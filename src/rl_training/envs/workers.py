@@ -161,7 +161,7 @@ def _serve(connection: multiprocessing.connection.Connection[Any, Any], make: Ma
     # The main process decides when to end: it finishes its step, saves, and closes the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(trace_path,), daemon=True).start()
     with Path(trace_path).open("w", encoding="utf-8") as trace:
         faulthandler.enable(trace)
         if hasattr(faulthandler, "register"):
@@ -186,9 +186,10 @@ def _carry_out(connection: Any, call: Callable[[], Any], *, send_result: bool = 
     return result
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(trace_path: str) -> None:
     """Leave when the main process is gone, even from within a step that never ends."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+        Path(trace_path).unlink(missing_ok=True)
         os._exit(1)
