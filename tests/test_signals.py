@@ -1,0 +1,123 @@
+"""Ctrl-C and SIGTERM at any moment: the run is saved, and the command it prints goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TESTS, small_config
+from test_conformance import assert_same_end
+from test_kill import assert_same_folders, processes_marked, wait_until
+
+from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.run_utils import serialize_train_config
+from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.training import run_training
+from rl_training.runtime.workflows import resume_training
+
+PATIENCE_SECONDS = 120
+CODES = {"SIGINT": 130, "SIGTERM": 143}
+RUN: dict[str, Any] = {
+    "total_timesteps": 128,
+    "log_interval": 16,
+    "checkpoint_interval": 32,
+    "eval_episodes": 1,
+    "num_envs": 2,
+    "algo_kwargs": {"eval_interval": 64, "num_steps": 8},
+}
+
+
+def config_for(folder: Path, backend: str) -> TrainConfig:
+    return small_config("ppo", folder, **RUN, env_kwargs={"backend": backend, "max_episode_steps": 20})
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, error = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, error
+
+
+def interrupt(config: TrainConfig, folder: Path, kind: str, count: int, signal: str, times: int = 1) -> Any:
+    """Train in a process group of its own, to the whole of which the signal is sent, as a terminal does."""
+    mark = str(uuid.uuid4())
+    order = {
+        "config": serialize_train_config(config),
+        "suffix": "x",
+        "kill": [kind, count],
+        "signal": signal,
+        "to_group": True,
+        "times": times,
+    }
+    process = subprocess.Popen(
+        [sys.executable, str(TESTS / "killed_run.py"), json.dumps(order)],
+        cwd=folder,
+        env={**os.environ, "RL_TRAINING_TEST": mark},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    answer = finish(process)
+    if sys.platform.startswith("linux"):
+        wait_until(lambda: not processes_marked(f"RL_TRAINING_TEST={mark}"))
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "count", "signal"),
+    [
+        ("sync", "collect", 19, "SIGINT"),
+        ("sync", "update", 5, "SIGTERM"),
+        ("sync", "eval", 3, "SIGINT"),
+        ("sync", "file", 20, "SIGTERM"),
+        ("async", "collect", 19, "SIGTERM"),
+        ("async", "update", 5, "SIGINT"),
+        ("async", "eval", 3, "SIGTERM"),
+        ("async", "file", 20, "SIGINT"),
+    ],
+)
+def test_a_signal_saves_the_run_and_the_printed_command_goes_on(
+    backend: str, kind: str, count: int, signal: str, tmp_path: Path
+) -> None:
+    code, out, error = interrupt(config_for(tmp_path / "runs", backend), tmp_path, kind, count, signal)
+    assert code == CODES[signal], error
+    assert "Traceback" not in error
+    assert f"stop_reason=interrupted by {signal}" in out
+    (run_dir,) = (tmp_path / "runs").glob("*__x")
+    verify_checkpoint(resolve_checkpoint(run_dir))
+    (command,) = [line.strip() for line in error.splitlines() if " resume " in line]
+    resumed = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    whole = run_training(config_for(tmp_path / "whole", "sync"))
+    assert shlex.split(command)[-1] == str(run_dir)
+    assert_same_end(whole, TrainResult(run_dir, resolve_checkpoint(run_dir), {}))
+    assert_same_folders(whole.run_dir, run_dir)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "count"),
+    [("sync", "collect", 19), ("sync", "eval", 3), ("sync", "file", 42), ("async", "collect", 19)],
+)
+def test_a_second_ctrl_c_leaves_at_once_and_loses_no_checkpoint(
+    backend: str, kind: str, count: int, tmp_path: Path
+) -> None:
+    code, out, error = interrupt(config_for(tmp_path / "runs", backend), tmp_path, kind, count, "SIGINT", times=2)
+    assert (code, out) == (130, ""), error
+    assert "interrupted again" in error
+    assert "Traceback" not in error
+    (run_dir,) = (tmp_path / "runs").glob("*__x")
+    verify_checkpoint(resolve_checkpoint(run_dir))
+    whole = run_training(config_for(tmp_path / "whole", "sync"))
+    assert_same_end(whole, resume_training(run_dir))
+    assert_same_folders(whole.run_dir, run_dir)
