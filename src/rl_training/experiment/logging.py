@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -216,14 +217,12 @@ class PlainView:
         if dict(metrics) != self._last and (now >= self._next_line or step >= total):
             self._last = dict(metrics)
             self._next_line = now + 1.0
-            print(
-                f"step {step:,}/{total:,}  {_describe(metrics, self._clock.rate(step), step, total)}",
-                file=sys.stderr,
-            )
+            self.message(f"step {step:,}/{total:,}  {_describe(metrics, self._clock.rate(step), step, total)}")
 
     def message(self, text: str) -> None:
-        """Print the line."""
-        print(text, file=sys.stderr, flush=True)
+        """Print the line; a reader that is gone, or a full disk under a log, is no reason to end a run."""
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Nothing to tidy."""
