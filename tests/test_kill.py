@@ -22,9 +22,11 @@ from rl_training.data import segments
 from rl_training.experiment.checkpointing import list_checkpoints, resolve_checkpoint, verify_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import Loop, get_algorithm_spec
+from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run_utils import serialize_train_config
-from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.training import run_training
+from rl_training.runtime.workflows import resume_training
 
 KILLS_IN_ALL = 27
 KILLS_OF_EACH = max(4, -(-KILLS_IN_ALL // len(ALGOS)))
@@ -270,3 +272,16 @@ def test_the_suite_kills_often_enough() -> None:
     assert len(planned) >= 25
     assert {kind for kind, _ in planned} == {"collect", "update", "eval", "file", "half"}
     print(f"survived {len(survived)} kills of fresh processes: {survived}")
+
+
+def test_an_extension_is_not_forgotten_if_the_run_fails_before_its_next_checkpoint(tmp_path: Path) -> None:
+    class Fail(Callback):
+        def on_collect_end(self, trainer: TrainerState, result: object) -> None:
+            raise ZeroDivisionError
+
+    first, second = (run_training(small_config("ppo", tmp_path / name, total_timesteps=64)) for name in "ab")
+    with pytest.raises(ZeroDivisionError):
+        resume_training(first.run_dir, total_timesteps=128, callbacks=[Fail()])
+    extended = resume_training(first.run_dir)
+    assert extended.metrics["global_step"] == 128
+    assert_same_end(resume_training(second.run_dir, total_timesteps=128), extended)

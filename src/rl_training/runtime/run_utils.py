@@ -23,7 +23,7 @@ import torch
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
-from rl_training.experiment.config import TrainConfig, dump_yaml
+from rl_training.experiment.config import TrainConfig, dump_yaml, load_config_file
 from rl_training.experiment.files import naming_write, remove_drafts, replace_synced
 from rl_training.runtime.interrupts import interrupting_signal
 
@@ -189,6 +189,13 @@ class TrainingRun:
         metadata = self._metadata()
         is_interrupted = interrupting_signal(metadata.get("stop_reason")) is not None
         return metadata.get("status") not in ("finished", "stopped") or is_interrupted
+
+    def wanted_timesteps(self) -> int | None:
+        """How far its last process was to go, which its checkpoints do not know if it was extended and killed soon."""
+        with contextlib.suppress(ConfigError):
+            value = load_config_file(self.run_dir / "config.yaml").get("total_timesteps")
+            return value if isinstance(value, int) and value > 0 else None
+        return None
 
     def go_on(self, config: TrainConfig) -> None:
         """Begin a new process of the run, and clear away what a killed one left half done."""

@@ -158,9 +158,11 @@ def plan_resume(
     is_in_run = checkpoint_path.resolve().parent.name == "checkpoints" and (run_dir / "config.yaml").is_file()
     if not is_in_run and output_dir is None:
         changes["output_dir"] = Path("runs")  # where to write is not for a file to say
+    run = TrainingRun(checkpoint_path.parent.parent) if is_in_run and output_dir is None else None
+    if run is not None and run.was_cut_short and total_timesteps is None:
+        changes["total_timesteps"] = run.wanted_timesteps()
     config = TrainConfig(**state.config).replace(**{k: v for k, v in changes.items() if v is not None})
     refuse_unknown_code(config.env_id)
-    run = TrainingRun(checkpoint_path.parent.parent) if is_in_run and output_dir is None else None
     return ResumePlan(config, checkpoint_path, state, run)
 
 
