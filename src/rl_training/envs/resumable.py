@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import deque
+import random
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
-MAX_ARRAY_BYTES = 1 << 16
-MAX_ITEMS = 4096
-"""Larger attributes are left to the replay of the journal."""
-KNOWN_INEXACT = {"BipedalWalker": "the ground contacts of BipedalWalker are not the same after a replay"}
+from rl_training.envs import atari
+from rl_training.envs.attributes import is_same, put_back, take_down
 
 
 class Step(NamedTuple):
@@ -28,27 +26,47 @@ class Step(NamedTuple):
     """Raw return and length of the episode that ended."""
 
 
+class BeforeReset(NamedTuple):
+    """What the beginning of an episode depends on."""
+
+    seed: int | None
+    generator: dict[str, Any] | None
+    attributes: list[dict[str, Any]]
+    emulator: bytes | None
+    """A snapshot of the Atari emulator, of which only the generators are saved."""
+
+
 class ResumableEnv:
     """An environment that resets itself when an episode ends and knows how to get back to where it is.
 
-    Most simulators cannot be copied, but do again what they did before. So the generator's state before the last
-    reset and the actions since are kept; restoring sets the generator, resets and plays the actions, through all
-    wrappers. Plain attributes that then still differ (a count of episodes, say) are set to what they were. An
-    environment with `get_state` and `set_state` is asked instead, and so is the Atari emulator.
+    Most simulators cannot be copied, but do again what they did before. So what the last reset began from (the
+    generators and the plain attributes) and the actions since are kept; restoring puts these back, resets and plays
+    the actions, through all wrappers. Plain attributes that then still differ (a clock, say) are set to what they
+    were. An environment with `get_state` and `set_state` is asked instead.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
-        self._seed: int | None = None
-        self._generator_before_reset: dict[str, Any] | None = None
+        self._before = BeforeReset(None, None, [], None)
         self._actions: list[Any] = []
         self._obs: Any = None
 
+    @property
+    def keeps_own_state(self) -> bool:
+        """Whether the environment itself says where it is; otherwise its episode is played again."""
+        return _keeps_own_state(self.env.unwrapped)
+
     def reset(self, seed: int | None = None) -> Any:
         """Begin an episode, and a new page of the journal."""
-        self._seed = seed
-        self._generator_before_reset = None if seed is not None else _generator_state(self.env)
+        core = self.env.unwrapped
+        self._before = BeforeReset(
+            seed,
+            None if seed is not None else _generator_state(self.env),
+            [take_down(layer) for layer in _layers(self.env)],
+            atari.snapshot(core) if seed is None and atari.is_atari(core) else None,
+        )
         self._actions = []
+        _renew_world(core)
         self._obs, _ = self.env.reset(seed=seed)
         return self._obs
 
@@ -59,33 +77,36 @@ class ResumableEnv:
         if not (terminated or truncated):
             self._obs = obs
             return Step(obs, float(reward), False, False)
-        return Step(self.reset(), float(reward), bool(terminated), bool(truncated), obs, info.get("episode"))
+        final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array
+        return Step(self.reset(), float(reward), bool(terminated), bool(truncated), final_obs, info.get("episode"))
 
     def state(self) -> dict[str, Any]:
-        """Everything `restore` needs, and what may keep it from being exact."""
+        """Everything `restore` needs."""
         own = _own_state(self.env)
+        before = self._before
         return {
-            "seed": self._seed,
-            "generator_before_reset": self._generator_before_reset,
+            "seed": before.seed,
+            "generator_before_reset": before.generator,
+            "attributes_before_reset": before.attributes if own is None else None,
+            "emulator_before_reset": None if before.emulator is None else atari.read_generators(before.emulator),
             "actions": np.stack(self._actions) if self._actions and own is None else None,
             "own": own,
             "generator": _generator_state(self.env),
-            "attributes": [_plain_attributes(layer) for layer in _layers(self.env, with_core=own is None)],
+            "attributes": [take_down(layer) for layer in _layers(self.env, with_core=own is None)],
             "obs": copy.deepcopy(self._obs),
-            "caveats": [text for name, text in KNOWN_INEXACT.items() if type(self.env.unwrapped).__name__ == name],
         }
 
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
         """Go back to where `state` was taken. Returns the observation there, and why it may not be exactly there."""
-        doubts: list[str] = list(state["caveats"])
+        doubts: list[str] = []
         if state["own"] is not None:
             self._restore_own(state, doubts)
         else:
             self._replay(state, doubts)
         layers = _layers(self.env, with_core=state["own"] is None)
         for layer, saved in zip(layers, state["attributes"] or (), strict=False):
-            _set_attributes(layer, saved)
-        if state["generator"] is not None and not _same(_generator_state(self.env), state["generator"]):
+            put_back(layer, saved)
+        if state["generator"] is not None and not is_same(_generator_state(self.env), state["generator"]):
             if state["own"] is None:
                 doubts.append("its random generator is not where it was")
             _set_generator(self.env, state["generator"])
@@ -96,10 +117,9 @@ class ResumableEnv:
         self.env.close()
 
     def _replay(self, state: dict[str, Any], doubts: list[str]) -> None:
-        if state["seed"] is None:
-            _set_generator(self.env, state["generator_before_reset"])
+        world_chance = _global_generators()
+        self._set_before_reset(state, doubts)
         obs = self.reset(state["seed"])
-        self._generator_before_reset = state["generator_before_reset"]
         for action in [] if state["actions"] is None else state["actions"]:
             self._actions.append(action)
             obs, _, terminated, truncated, _ = self.env.step(action)
@@ -108,14 +128,29 @@ class ResumableEnv:
                 self._obs = self.reset()
                 return
         self._obs = obs
-        if not _same(obs, state["obs"]):
+        if not is_same(obs, state["obs"]):
             doubts.append("replaying its actions led to another observation")
+        for name, was in world_chance.items():
+            if not is_same(_global_generators()[name], was):
+                doubts.append(
+                    f"it draws from {name}'s global random generator, which is not saved (use self.np_random)"
+                )
+
+    def _set_before_reset(self, state: dict[str, Any], doubts: list[str]) -> None:
+        for layer, saved in zip(_layers(self.env), state.get("attributes_before_reset") or (), strict=False):
+            put_back(layer, saved)
+        core = self.env.unwrapped
+        if state["seed"] is None:
+            _set_generator(self.env, state["generator_before_reset"])
+            if state.get("emulator_before_reset") is not None:
+                atari.set_generators(core, state["emulator_before_reset"])
+            elif atari.is_atari(core):
+                doubts.append("the generators of its Atari emulator were not saved")
 
     def _restore_own(self, state: dict[str, Any], doubts: list[str]) -> None:
         self.reset(state["seed"])
-        self._generator_before_reset = state["generator_before_reset"]
         _set_own_state(self.env, state["own"])
-        if not _same(_own_state(self.env), state["own"]):
+        if not is_same(_own_state(self.env), state["own"]):
             doubts.append("its get_state after set_state returns something else")
         self._obs = state["obs"]
 
@@ -123,19 +158,12 @@ class ResumableEnv:
 def _own_state(env: gym.Env[Any, Any]) -> Any:
     """The state as the environment itself gives it, if it does."""
     core: Any = env.unwrapped
-    if hasattr(core, "ale"):
-        return np.frombuffer(core.clone_state(include_rng=True).serialize(), np.uint8).copy()
     return copy.deepcopy(core.get_state()) if _keeps_own_state(core) else None
 
 
 def _set_own_state(env: gym.Env[Any, Any], state: Any) -> None:
     core: Any = env.unwrapped
-    if hasattr(core, "ale"):
-        from ale_py import ALEState
-
-        core.restore_state(ALEState(state.tobytes()))
-    else:
-        core.set_state(copy.deepcopy(state))
+    core.set_state(copy.deepcopy(state))
 
 
 def _keeps_own_state(core: Any) -> bool:
@@ -148,7 +176,19 @@ def _keeps_own_state(core: Any) -> bool:
     return True
 
 
-def _layers(env: gym.Env[Any, Any], *, with_core: bool) -> list[gym.Env[Any, Any]]:
+def _renew_world(core: Any) -> None:
+    """Give a Box2D environment a new world for its new episode.
+
+    BipedalWalker and CarRacing clear their world and use it again. What earlier episodes leave in it (the order of
+    its contacts) changes the last bits of the next one, which no replay in a new world repeats.
+    """
+    world = getattr(core, "world", None)
+    if type(world).__name__ == "b2World" and hasattr(core, "_destroy"):
+        core._destroy()
+        core.world = type(world)(gravity=world.gravity)
+
+
+def _layers(env: gym.Env[Any, Any], *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
     """The wrappers from the outside in, and the environment itself."""
     layers = [env]
     while isinstance(layers[-1], gym.Wrapper):
@@ -167,46 +207,5 @@ def _set_generator(env: gym.Env[Any, Any], state: dict[str, Any] | None) -> None
         env.unwrapped.np_random.bit_generator.state = state
 
 
-def _plain_attributes(layer: gym.Env[Any, Any]) -> dict[str, Any]:
-    """A copy of the attributes that are numbers, words, small arrays, or lists of these."""
-    return {name: copy.deepcopy(value) for name, value in vars(layer).items() if name != "env" and _is_plain(value)}
-
-
-def _set_attributes(layer: gym.Env[Any, Any], saved: dict[str, Any]) -> None:
-    """Give the attributes that differ their saved values; the others may be shared with the simulator."""
-    for name, value in saved.items():
-        current = vars(layer).get(name)
-        if name not in vars(layer) or _same(current, value):
-            continue
-        if isinstance(current, np.ndarray) and isinstance(value, np.ndarray) and current.shape == value.shape:
-            current[...] = value
-        else:
-            setattr(layer, name, _as_before(value, current))
-
-
-def _as_before(value: Any, current: Any) -> Any:
-    """`value` in the type of `current`, where a file does not tell a tuple or a numpy number from others."""
-    if isinstance(current, deque):
-        return deque(value, maxlen=current.maxlen)
-    if isinstance(current, (tuple, np.generic)) and value is not None:
-        return type(current)(value)
-    return value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.nbytes <= MAX_ARRAY_BYTES and value.dtype.kind in "biuf"
-    if isinstance(value, (list, tuple, deque)):
-        return len(value) <= MAX_ITEMS and all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, (bool, int, float, str, np.bool_, np.integer, np.floating))
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two trees of plain values are equal to the bit; a file turns tuples into lists."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f")
-    if isinstance(one, (list, tuple, deque)) and isinstance(other, (list, tuple, deque)):
-        return len(one) == len(other) and all(_same(*pair) for pair in zip(one, other, strict=True))
-    return bool(one == other) or (one != one and other != other)
+def _global_generators() -> dict[str, Any]:
+    return {"numpy": np.random.get_state(legacy=False), "Python": random.getstate()}

@@ -32,12 +32,13 @@ def _from_1(sections: Sections) -> Sections:
             {
                 "seed": journal["seed"],
                 "generator_before_reset": journal["generator"],
+                "attributes_before_reset": None,
+                "emulator_before_reset": None,
                 "actions": journal["actions"],
                 "own": None,
                 "generator": None,
                 "attributes": None,
                 "obs": obs,
-                "caveats": [],
             }
             for journal, obs in zip(old["journals"], old["obs"], strict=True)
         ]

@@ -1,0 +1,142 @@
+"""The plain attributes of an environment or a wrapper: taken down as what a file may hold, and put back."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import random
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+MAX_ARRAY_BYTES = 1 << 16
+MAX_ITEMS = 4096
+"""Larger attributes are left to the replay of the journal."""
+SKIPPED = frozenset(
+    "env spec _cached_spec metadata _metadata observation_space _observation_space action_space _action_space"
+    " _saved_kwargs _ezpickle_args _ezpickle_kwargs render_mode _np_random _np_random_seed".split()
+)
+"""Of these, the generator is kept apart and the rest does not change."""
+IMMUTABLE = (type(None), bool, int, float, str)
+CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", deque: "deque", set: "set", dict: "dict"}
+UNKNOWN: Any = object()
+
+
+def take_down(layer: Any) -> dict[str, Any]:
+    """Numbers, words, small arrays, containers of these, random generators, and objects made of nothing else."""
+    codes = {name: _encode(value) for name, value in vars(layer).items() if name not in SKIPPED}
+    return {name: code for name, code in codes.items() if code is not UNKNOWN}
+
+
+def put_back(layer: Any, saved: Mapping[str, Any]) -> None:
+    """Give the attributes that differ their saved values; the others may be shared with the simulator."""
+    for name, code in saved.items():
+        is_present = name in vars(layer)
+        if name in SKIPPED or (not is_present and hasattr(type(layer), name)):
+            continue
+        current = vars(layer).get(name)
+        current_code = _encode(current)
+        if is_present and (current_code is UNKNOWN or is_same(current_code, code)):
+            continue
+        restored = _restore(current, code)
+        if restored is not current:
+            setattr(layer, name, restored)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two trees of plain values are equal to the bit; a file turns tuples into lists."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        if one.dtype != other.dtype:
+            return np.array_equal(one, other)
+        return one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return False
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(is_same(*pair) for pair in zip(one, other, strict=True))
+    return bool(one == other) or (one != one and other != other)
+
+
+def _encode(value: Any, *, inside_object: bool = False) -> Any:
+    """A copy of `value` in lists, arrays and dictionaries with a `kind`; UNKNOWN if it is not plain."""
+    if type(value) in IMMUTABLE:
+        return value
+    if isinstance(value, np.ndarray):
+        is_plain = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8 and value.nbytes <= MAX_ARRAY_BYTES
+        return value.copy() if is_plain else UNKNOWN
+    if isinstance(value, np.generic):
+        return {"kind": "number", "value": np.array(value)} if value.dtype.kind in "biuf" else UNKNOWN
+    if type(value) in CONTAINERS:
+        return _encode_container(value, inside_object)
+    if isinstance(value, np.random.Generator):
+        return {"kind": "generator", "state": copy.deepcopy(dict(value.bit_generator.state))}
+    if type(value) is random.Random:
+        return {"kind": "random", "state": value.getstate()}
+    return UNKNOWN if inside_object or not _has_only_data(value) else _encode_object(value)
+
+
+def _encode_container(value: Any, inside_object: bool) -> Any:
+    if len(value) > MAX_ITEMS:
+        return UNKNOWN
+    items = []
+    for item in value.items() if isinstance(value, dict) else value:
+        code = _encode(item, inside_object=inside_object)
+        if code is UNKNOWN:
+            return UNKNOWN
+        items.append(code)
+    if type(value) is list:
+        return items
+    if isinstance(value, set):
+        items.sort(key=repr)  # a set has no order of its own, and another process may give it another
+    code = {"kind": CONTAINERS[type(value)], "items": items}
+    return {**code, "length_limit": value.maxlen} if isinstance(value, deque) else code
+
+
+def _encode_object(value: Any) -> Any:
+    codes = {name: _encode(item, inside_object=True) for name, item in vars(value).items()}
+    return UNKNOWN if any(code is UNKNOWN for code in codes.values()) else {"kind": "object", "attributes": codes}
+
+
+def _has_only_data(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (gym.Env, gym.Space, enum.Enum))
+
+
+def _restore(current: Any, code: Any) -> Any:
+    """The value that `code` stands for: `current` itself, changed in place, where others may hold it too."""
+    if isinstance(current, np.ndarray) and isinstance(code, np.ndarray) and _fits(current, code):
+        current[...] = code
+        return current
+    if isinstance(code, np.ndarray):
+        return code.copy()
+    kind = code["kind"] if isinstance(code, dict) else None
+    if kind == "generator" and isinstance(current, np.random.Generator):
+        current.bit_generator.state = code["state"]
+    elif kind == "random" and isinstance(current, random.Random):
+        version, words, gauss = code["state"]["items"] if isinstance(code["state"], dict) else code["state"]
+        current.setstate((version, tuple(words), gauss))
+    elif kind == "object" and _has_only_data(current):
+        put_back(current, code["attributes"])
+    elif kind not in ("generator", "random", "object"):
+        return _decode(code)
+    return current
+
+
+def _decode(code: Any) -> Any:
+    if isinstance(code, list):
+        return [_decode(item) for item in code]
+    if not isinstance(code, dict):
+        return code.copy() if isinstance(code, np.ndarray) else code
+    if code["kind"] == "number":
+        return code["value"][()]
+    items = [_decode(item) for item in code["items"]]
+    if code["kind"] == "deque":
+        return deque(items, maxlen=code["length_limit"])
+    return {"tuple": tuple, "set": set, "dict": dict}[code["kind"]](items)
+
+
+def _fits(current: Any, code: Any) -> bool:
+    return bool(current.flags.writeable and current.shape == code.shape and current.dtype == code.dtype)
