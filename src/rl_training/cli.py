@@ -208,6 +208,36 @@ def algos(
 
 
 @app.command()
+def doctor(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="env_kwargs of the environment.", metavar="[KEY=VALUE]...")
+    ] = None,
+    env: Annotated[str | None, typer.Option("--env", help="An environment to examine (default: the machine).")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to watch it for.")] = 600,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the environment and the actions.")] = 0,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """Examine an environment: can it be trained on, and a run on it resumed exactly? Or show the machine."""
+    _import_plugins(plugin)
+    from rl_training.experiment.config import parse_overrides
+    from rl_training.runtime.doctor_view import print_machine, print_report
+
+    if env is None:
+        if words:
+            raise RLTrainingError(f"{' '.join(words)!r} are settings of an environment: name it with --env")
+        print_machine(as_json)
+        return
+    from rl_training.runtime.env_doctor import examine_environment
+
+    settings = parse_overrides([f"env_kwargs.{word.removeprefix('env_kwargs.')}" for word in words or []])
+    report = examine_environment(env, settings.get("env_kwargs"), steps=steps, seed=seed)
+    print_report(report, as_json)
+    if report.has_errors:
+        raise typer.Exit(1)
+
+
+@app.command()
 def plot(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     out: Annotated[Path | None, typer.Option("--out", help="PNG to write (default: in the run folder).")] = None,

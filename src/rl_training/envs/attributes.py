@@ -15,10 +15,11 @@ import numpy as np
 MAX_ARRAY_BYTES = 1 << 16
 MAX_ITEMS = 4096
 """Larger attributes are left to the replay of the journal."""
-SKIPPED = frozenset(
-    "env spec _cached_spec metadata _metadata observation_space _observation_space action_space _action_space"
-    " _saved_kwargs _ezpickle_args _ezpickle_kwargs render_mode _np_random _np_random_seed".split()
-)
+SKIPPED = {
+    *("env", "spec", "_cached_spec", "metadata", "_metadata", "render_mode"),
+    *("observation_space", "_observation_space", "action_space", "_action_space"),
+    *("_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs", "_np_random", "_np_random_seed"),
+}
 """Of these, the generator is kept apart and the rest does not change."""
 IMMUTABLE = (type(None), bool, int, float, str)
 CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", deque: "deque", set: "set", dict: "dict"}

@@ -117,7 +117,7 @@ class ResumableEnv:
         self.env.close()
 
     def _replay(self, state: dict[str, Any], doubts: list[str]) -> None:
-        world_chance = _global_generators()
+        before = _global_generators()
         self._set_before_reset(state, doubts)
         obs = self.reset(state["seed"])
         for action in [] if state["actions"] is None else state["actions"]:
@@ -130,11 +130,9 @@ class ResumableEnv:
         self._obs = obs
         if not is_same(obs, state["obs"]):
             doubts.append("replaying its actions led to another observation")
-        for name, was in world_chance.items():
+        for name, was in before.items():
             if not is_same(_global_generators()[name], was):
-                doubts.append(
-                    f"it draws from {name}'s global random generator, which is not saved (use self.np_random)"
-                )
+                doubts.append(f"it draws from {name}'s global generator, which is not saved (use self.np_random)")
 
     def _set_before_reset(self, state: dict[str, Any], doubts: list[str]) -> None:
         for layer, saved in zip(_layers(self.env), state.get("attributes_before_reset") or (), strict=False):
@@ -182,10 +180,11 @@ def _renew_world(core: Any) -> None:
     BipedalWalker and CarRacing clear their world and use it again. What earlier episodes leave in it (the order of
     its contacts) changes the last bits of the next one, which no replay in a new world repeats.
     """
-    world = getattr(core, "world", None)
+    world: Any = getattr(core, "world", None)
     if type(world).__name__ == "b2World" and hasattr(core, "_destroy"):
         core._destroy()
-        core.world = type(world)(gravity=world.gravity)
+        make_world: Any = type(world)
+        core.world = make_world(gravity=world.gravity)
 
 
 def _layers(env: gym.Env[Any, Any], *, with_core: bool = True) -> list[gym.Env[Any, Any]]:

@@ -1,0 +1,133 @@
+"""Proof that an environment can be left and brought back: restored copies against one that was never left."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from rl_training.envs.attributes import is_same
+from rl_training.envs.resumable import ResumableEnv, Step
+from rl_training.experiment.tree_codec import pack, unpack
+
+NUM_POINTS = 12
+STEPS_COMPARED = 50
+NAMES = {
+    "obs": "the observation",
+    "reward": "the reward",
+    "terminated": "the termination",
+    "truncated": "the truncation",
+    "final_obs": "the last observation of an episode",
+    "episode": "the return or length of an episode",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a restored environment first did something else than the one that was never left."""
+
+    at_step: int
+    """The step at which the state was taken."""
+    after_steps: int
+    """How many steps later they differed; 0 is right after restoring."""
+    what: str
+
+
+@dataclass(frozen=True)
+class ResumeProof:
+    """What was compared and what came of it."""
+
+    num_points: int
+    num_episodes: int
+    method: str
+    doubts: tuple[str, ...]
+    """What restoring itself complained of."""
+    difference: Difference | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every restored environment went on exactly as the original did."""
+        return self.difference is None and not self.doubts
+
+
+def prove_resume(make: Callable[[], gym.Env[Any, Any]], *, steps: int, seed: int) -> ResumeProof:
+    """Take the state at a dozen points of a walk, restore each into a new environment, and compare what follows.
+
+    Each state goes through the form in which a checkpoint holds it.
+    """
+    actions = draw_actions(make, steps, seed)
+    ends = [index for index, step in enumerate(_walk(make, actions, seed)[0]) if step.terminated or step.truncated]
+    points = choose_points(ends, steps)
+    steps_taken, states, method = _walk(make, actions, seed, points)
+    doubts: list[str] = []
+    differences: list[Difference] = []
+    for point, state in zip(points, states, strict=True):
+        restored = ResumableEnv(make())
+        try:
+            _, reasons = restored.restore(state)
+            doubts += reasons
+            differences += _compare(restored, point, actions[point:], steps_taken[point : point + STEPS_COMPARED])
+        finally:
+            restored.close()
+    first = min(differences, key=lambda found: (found.after_steps, found.at_step), default=None)
+    return ResumeProof(len(points), len(ends), method, tuple(dict.fromkeys(doubts)), first)
+
+
+def draw_actions(make: Callable[[], gym.Env[Any, Any]], steps: int, seed: int) -> list[Any]:
+    """Random actions, the same for the same seed."""
+    env = make()
+    space = copy.deepcopy(env.action_space)
+    env.close()
+    space.seed(seed)
+    return [space.sample() for _ in range(steps)]
+
+
+def choose_points(ends: Sequence[int], steps: int) -> list[int]:
+    """The start, just before and just after the first and the last endings, and points spread between these."""
+    last = steps - 1
+    chosen = [0, *(point for end in (*ends[:2], *ends[-2:]) for point in (end, end + 1))]
+    spread = [round(last * (index + 0.5) / NUM_POINTS) for index in range(NUM_POINTS)]
+    missing = max(3, NUM_POINTS - len(set(chosen)))
+    chosen += spread[:: max(1, len(spread) // missing)]
+    return sorted({min(point, last) for point in chosen})
+
+
+def _walk(
+    make: Callable[[], gym.Env[Any, Any]], actions: Sequence[Any], seed: int, points: Sequence[int] = ()
+) -> tuple[list[Step], list[dict[str, Any]], str]:
+    """Take the actions; returns the steps, the states before the steps at `points`, and how these are restored."""
+    env = ResumableEnv(make())
+    try:
+        env.reset(seed)
+        taken: list[Step] = []
+        states = []
+        for index, action in enumerate(actions):
+            if index in points:
+                states.append(_through_a_file(env.state()))
+            taken.append(copy.deepcopy(env.step(action)))  # the environment may write into the same arrays again
+        method = "its own get_state and set_state" if env.keeps_own_state else "replaying the episode's actions"
+        return taken, states, method
+    finally:
+        env.close()
+
+
+def _through_a_file(state: dict[str, Any]) -> Any:
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(pack(state, tensors))
+    return unpack(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()})
+
+
+def _compare(env: ResumableEnv, point: int, actions: Sequence[Any], expected: Sequence[Step]) -> list[Difference]:
+    """The first difference, if there is one."""
+    for index, (action, wanted) in enumerate(zip(actions, expected, strict=False)):
+        step = env.step(action)
+        for name, words in NAMES.items():
+            was, now = getattr(wanted, name), getattr(step, name)
+            if not is_same(was, now):
+                return [Difference(point, index + 1, words)]
+    return []
