@@ -23,6 +23,10 @@ SKIPPED = {
 """Of these, the generator is kept apart and the rest does not change."""
 IMMUTABLE = (type(None), bool, int, float, str)
 CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", deque: "deque", set: "set", dict: "dict"}
+BIT_GENERATORS: dict[str, Any] = {
+    bits.__name__: bits
+    for bits in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
 UNKNOWN: Any = object()
 
 
@@ -114,16 +118,21 @@ def _restore(current: Any, code: Any) -> Any:
     if isinstance(code, np.ndarray):
         return code.copy()
     kind = code["kind"] if isinstance(code, dict) else None
-    if kind == "generator" and isinstance(current, np.random.Generator):
-        current.bit_generator.state = code["state"]
-    elif kind == "random" and isinstance(current, random.Random):
-        version, words, gauss = code["state"]["items"] if isinstance(code["state"], dict) else code["state"]
-        current.setstate((version, tuple(words), gauss))
-    elif kind == "object" and _has_only_data(current):
-        put_back(current, code["attributes"])
-    elif kind not in ("generator", "random", "object"):
-        return _decode(code)
-    return current
+    if kind == "generator":
+        name = code["state"]["bit_generator"]
+        generator = current if isinstance(current, np.random.Generator) else np.random.Generator(BIT_GENERATORS[name]())
+        generator.bit_generator.state = code["state"]
+        return generator
+    if kind == "random":
+        source = current if isinstance(current, random.Random) else random.Random()
+        version, words, gauss = code["state"]
+        source.setstate((version, tuple(words), gauss))
+        return source
+    if kind == "object":  # only the attributes are known, not how to make another
+        if _has_only_data(current):
+            put_back(current, code["attributes"])
+        return current
+    return _decode(code)
 
 
 def _decode(code: Any) -> Any:

@@ -99,10 +99,14 @@ class ResumableEnv:
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
         """Go back to where `state` was taken. Returns the observation there, and why it may not be exactly there."""
         doubts: list[str] = []
+        before = _global_generators()
         if state["own"] is not None:
             self._restore_own(state, doubts)
         else:
             self._replay(state, doubts)
+        for name, generator in _global_generators().items():
+            if not is_same(generator, before[name]):
+                doubts.append(f"it draws from {name}'s global generator, which is not saved: use self.np_random")
         layers = _layers(self.env, with_core=state["own"] is None)
         for layer, saved in zip(layers, state["attributes"] or (), strict=False):
             put_back(layer, saved)
@@ -117,7 +121,6 @@ class ResumableEnv:
         self.env.close()
 
     def _replay(self, state: dict[str, Any], doubts: list[str]) -> None:
-        before = _global_generators()
         self._set_before_reset(state, doubts)
         obs = self.reset(state["seed"])
         for action in [] if state["actions"] is None else state["actions"]:
@@ -130,9 +133,6 @@ class ResumableEnv:
         self._obs = obs
         if not is_same(obs, state["obs"]):
             doubts.append("replaying its actions led to another observation")
-        for name, was in before.items():
-            if not is_same(_global_generators()[name], was):
-                doubts.append(f"it draws from {name}'s global generator, which is not saved (use self.np_random)")
 
     def _set_before_reset(self, state: dict[str, Any], doubts: list[str]) -> None:
         for layer, saved in zip(_layers(self.env), state.get("attributes_before_reset") or (), strict=False):

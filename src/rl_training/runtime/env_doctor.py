@@ -85,11 +85,12 @@ def examine_environment(
         spaces = describe_spaces(env.observation_space, env.action_space)
         findings += [*_judge_spaces(env, spaces), *_judge_actions(spaces)]
         check = "runs"
-        seen = watch(env, draw_actions(make, steps, seed), seed)
+        seen = watch(env, draw_actions(env.action_space, steps, seed), seed)
         findings += [*_judge_conduct(seen), *_judge_episodes(env, seen), *_judge_size(spaces, seen)]
         env.close()
         if check not in seen.faults:
-            findings += _judge_chance(lambda: make_env(env_id, env_kwargs), seen, steps, seed)
+            actions = draw_actions(env.action_space, min(steps, 200), seed)
+            findings += _judge_chance(lambda: make_env(env_id, env_kwargs), seen, actions, seed)
             exactness, finding = _judge_resume(make, steps, seed)
             findings.append(finding)
     except RLTrainingError as error:
@@ -177,8 +178,7 @@ def _judge_size(spaces: Spaces, seen: Conduct) -> Iterator[Finding]:
     yield Finding("memory", Level.OK if fits else Level.WARNING, text, remedy)
 
 
-def _judge_chance(make: Callable[[], Env], seen: Conduct, steps: int, seed: int) -> Iterator[Finding]:
-    actions = draw_actions(make, min(steps, 200), seed)
+def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], seed: int) -> Iterator[Finding]:
     first, again = _trace(make, actions, seed), _trace(make, actions, seed)
     place = next((index for index, pair in enumerate(zip(first, again, strict=False)) if not is_same(*pair)), None)
     drawn = f"it draws from the global generator of {' and '.join(seen.global_generators)}"
@@ -222,7 +222,8 @@ def _judge_resume(make: Callable[[], Env], steps: int, seed: int) -> tuple[str, 
     except (Exception, SystemExit) as error:
         text = f"saving or restoring it raised {type(error).__name__}: {error}"
         return "unknown", Finding("resume", Level.ERROR, text, "let get_state return numbers, arrays, lists and dicts")
-    how = f"{proof.num_points} states in {proof.num_episodes:,} episodes, restored by {proof.method}"
+    cut = f" cut at {proof.length_limit:,} steps" if proof.length_limit else ""
+    how = f"{proof.num_points} states in {proof.num_episodes:,} episodes{cut}, restored by {proof.method}"
     if proof.is_exact:
         return "exact", Finding("resume", Level.OK, f"exact: {how}, went on as if never left")
     remedy = "give it get_state() and set_state(state), and all its chance from self.np_random"

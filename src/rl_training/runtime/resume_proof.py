@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from rl_training.envs.attributes import is_same
 from rl_training.envs.resumable import ResumableEnv, Step
+from rl_training.envs.vector import MakeEnv
 from rl_training.experiment.tree_codec import pack, unpack
 
 NUM_POINTS = 12
@@ -44,6 +46,8 @@ class ResumeProof:
 
     num_points: int
     num_episodes: int
+    length_limit: int | None
+    """Where episodes were cut, if none ended by itself."""
     method: str
     doubts: tuple[str, ...]
     """What restoring itself complained of."""
@@ -55,14 +59,20 @@ class ResumeProof:
         return self.difference is None and not self.doubts
 
 
-def prove_resume(make: Callable[[], gym.Env[Any, Any]], *, steps: int, seed: int) -> ResumeProof:
-    """Take the state at a dozen points of a walk, restore each into a new environment, and compare what follows.
+def prove_resume(make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_POINTS) -> ResumeProof:
+    """Take the state at about `num_points` points of a walk, restore each into a new environment, and compare what follows.
 
     Each state goes through the form in which a checkpoint holds it.
     """
-    actions = draw_actions(make, steps, seed)
-    ends = [index for index, step in enumerate(_walk(make, actions, seed)[0]) if step.terminated or step.truncated]
-    points = choose_points(ends, steps)
+    example = make()
+    actions = draw_actions(example.action_space, steps, seed)
+    example.close()
+    ends = _find_ends(make, actions, seed)
+    length_limit = None if ends else max(1, steps // 4)
+    if length_limit is not None:  # what a reset does must be seen, too
+        make = functools.partial(_make_with_limit, make, length_limit)
+        ends = _find_ends(make, actions, seed)
+    points = choose_points(ends, steps, num_points)
     steps_taken, states, method = _walk(make, actions, seed, points)
     doubts: list[str] = []
     differences: list[Difference] = []
@@ -75,30 +85,36 @@ def prove_resume(make: Callable[[], gym.Env[Any, Any]], *, steps: int, seed: int
         finally:
             restored.close()
     first = min(differences, key=lambda found: (found.after_steps, found.at_step), default=None)
-    return ResumeProof(len(points), len(ends), method, tuple(dict.fromkeys(doubts)), first)
+    return ResumeProof(len(points), len(ends), length_limit, method, tuple(dict.fromkeys(doubts)), first)
 
 
-def draw_actions(make: Callable[[], gym.Env[Any, Any]], steps: int, seed: int) -> list[Any]:
+def draw_actions(action_space: gym.Space[Any], steps: int, seed: int) -> list[Any]:
     """Random actions, the same for the same seed."""
-    env = make()
-    space = copy.deepcopy(env.action_space)
-    env.close()
+    space = copy.deepcopy(action_space)
     space.seed(seed)
     return [space.sample() for _ in range(steps)]
 
 
-def choose_points(ends: Sequence[int], steps: int) -> list[int]:
+def choose_points(ends: Sequence[int], steps: int, num_points: int = NUM_POINTS) -> list[int]:
     """The start, just before and just after the first and the last endings, and points spread between these."""
     last = steps - 1
-    chosen = [0, *(point for end in (*ends[:2], *ends[-2:]) for point in (end, end + 1))]
-    spread = [round(last * (index + 0.5) / NUM_POINTS) for index in range(NUM_POINTS)]
-    missing = max(3, NUM_POINTS - len(set(chosen)))
-    chosen += spread[:: max(1, len(spread) // missing)]
+    count = max(1, num_points // 6)
+    chosen = [0, *(point for end in (*ends[:count], *ends[-count:]) for point in (end, end + 1))]
+    num_spread = max(num_points // 4, num_points - len(set(chosen)))
+    chosen += [round(last * (index + 0.5) / num_spread) for index in range(num_spread)]
     return sorted({min(point, last) for point in chosen})
 
 
+def _make_with_limit(make: MakeEnv, length_limit: int) -> gym.Env[Any, Any]:
+    return gym.wrappers.TimeLimit(make(), length_limit)
+
+
+def _find_ends(make: MakeEnv, actions: Sequence[Any], seed: int) -> list[int]:
+    return [index for index, step in enumerate(_walk(make, actions, seed)[0]) if step.terminated or step.truncated]
+
+
 def _walk(
-    make: Callable[[], gym.Env[Any, Any]], actions: Sequence[Any], seed: int, points: Sequence[int] = ()
+    make: MakeEnv, actions: Sequence[Any], seed: int, points: Sequence[int] = ()
 ) -> tuple[list[Step], list[dict[str, Any]], str]:
     """Take the actions; returns the steps, the states before the steps at `points`, and how these are restored."""
     env = ResumableEnv(make())
