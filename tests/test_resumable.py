@@ -96,9 +96,8 @@ def make_atari(game: str = "Breakout", **kwargs: Any) -> gym.Env:
 @pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
 def test_atari_with_sticky_actions_is_exact(game: str) -> None:
     make_atari().close()
-    proof = prove_resume(
-        lambda: make_atari(game, obs_type="ram", repeat_action_probability=0.5, max_episode_steps=80), steps=250, seed=0, num_points=6
-    )
+    kwargs = {"obs_type": "ram", "repeat_action_probability": 0.5, "max_episode_steps": 80}
+    proof = prove_resume(lambda: make_atari(game, **kwargs), steps=250, seed=0, num_points=6)
     assert proof.num_episodes >= 3
     assert proof.is_exact, proof
 
@@ -198,8 +197,7 @@ def test_hostile_emulator_bytes_cannot_be_loaded_from_a_state() -> None:
     make_atari().close()
     code = (
         "import gymnasium as gym, ale_py, numpy as np; gym.register_envs(ale_py);"
-        "from rl_training.envs.episodes import EpisodeReport
-from rl_training.envs.resumable import ResumableEnv; env = ResumableEnv(gym.make('ALE/Pong-v5'));"
+        "from rl_training.envs.resumable import ResumableEnv; env = ResumableEnv(gym.make('ALE/Pong-v5'));"
         "env.reset(0); env.step(0); state = env.state(); assert state['own'] is None;"
         "state['own'] = np.zeros(14438, np.uint8)\n"
         "try:\n    env.restore(state)\nexcept AttributeError:\n    print('refused')"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import itertools
 import random
 from collections import deque
 from collections.abc import Mapping
@@ -13,8 +14,10 @@ import gymnasium as gym
 import numpy as np
 
 MAX_ARRAY_BYTES = 1 << 16
-MAX_ITEMS = 4096
-"""Larger attributes are left to the replay of the journal."""
+MAX_ITEMS = 1024
+MAX_DEPTH = 2
+"""Attributes that are larger, or containers in containers in containers, are left to the replay of the journal:
+what is taken down at every reset must be little."""
 SKIPPED = {
     *("env", "spec", "_cached_spec", "metadata", "_metadata", "render_mode"),
     *("observation_space", "_observation_space", "action_space", "_action_space"),
@@ -66,7 +69,7 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
-def _encode(value: Any, *, inside_object: bool = False) -> Any:
+def _encode(value: Any, *, depth: int = 0, inside_object: bool = False) -> Any:
     """A copy of `value` in lists, arrays and dictionaries with a `kind`; UNKNOWN if it is not plain."""
     if type(value) in IMMUTABLE:
         return value
@@ -76,7 +79,7 @@ def _encode(value: Any, *, inside_object: bool = False) -> Any:
     if isinstance(value, np.generic):
         return {"kind": "number", "value": np.array(value)} if value.dtype.kind in "biuf" else UNKNOWN
     if type(value) in CONTAINERS:
-        return _encode_container(value, inside_object)
+        return _encode_container(value, depth + 1, inside_object)
     if isinstance(value, np.random.Generator):
         return {"kind": "generator", "state": copy.deepcopy(dict(value.bit_generator.state))}
     if type(value) is random.Random:
@@ -84,12 +87,12 @@ def _encode(value: Any, *, inside_object: bool = False) -> Any:
     return UNKNOWN if inside_object or not _has_only_data(value) else _encode_object(value)
 
 
-def _encode_container(value: Any, inside_object: bool) -> Any:
-    if len(value) > MAX_ITEMS:
+def _encode_container(value: Any, depth: int, inside_object: bool) -> Any:
+    if len(value) > MAX_ITEMS or depth > MAX_DEPTH:
         return UNKNOWN
-    items = []
-    for item in value.items() if isinstance(value, dict) else value:
-        code = _encode(item, inside_object=inside_object)
+    items: list[Any] = []
+    for item in itertools.chain.from_iterable(value.items()) if isinstance(value, dict) else value:
+        code = _encode(item, depth=depth, inside_object=inside_object)
         if code is UNKNOWN:
             return UNKNOWN
         items.append(code)
@@ -145,7 +148,9 @@ def _decode(code: Any) -> Any:
     items = [_decode(item) for item in code["items"]]
     if code["kind"] == "deque":
         return deque(items, maxlen=code["length_limit"])
-    return {"tuple": tuple, "set": set, "dict": dict}[code["kind"]](items)
+    if code["kind"] == "dict":
+        return dict(zip(items[::2], items[1::2], strict=True))
+    return tuple(items) if code["kind"] == "tuple" else set(items)
 
 
 def _fits(current: Any, code: Any) -> bool:

@@ -60,9 +60,9 @@ class ResumeProof:
 
 
 def prove_resume(make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_POINTS) -> ResumeProof:
-    """Take the state at about `num_points` points of a walk, restore each into a new environment, and compare what follows.
+    """Take the state at points of a walk, restore each into a new environment, and compare what follows.
 
-    Each state goes through the form in which a checkpoint holds it.
+    There are about `num_points` of them. Each state goes through the form in which a checkpoint holds it.
     """
     example = make()
     actions = draw_actions(example.action_space, steps, seed)
