@@ -111,6 +111,6 @@ class Algorithm(ABC, Generic[ConfigT]):
         for name, part in self.parts().items():
             part.load_state_dict(state["parts"][name])
         self.generator.set_state(state["generator"].cpu())
-        self.global_step = state["global_step"]
-        self.progress = state["progress"]
-        self.counters = dict(state["counters"])
+        self.global_step = int(state["global_step"])
+        self.progress = float(state["progress"])
+        self.counters |= {name: int(count) for name, count in state["counters"].items()}

@@ -82,6 +82,8 @@ class Adam:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, into the same tensors."""
         for own, saved in zip([*self._first, *self._second], [*state["first"], *state["second"]], strict=True):
+            if own.shape != saved.shape:
+                raise ValueError(f"a moment of shape {tuple(saved.shape)} does not fit {tuple(own.shape)}")
             own.copy_(saved)
         self._step.copy_(state["step"])
         self._learning_rate.copy_(state["learning_rate"])

@@ -15,7 +15,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run_utils import save_training_checkpoint
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.training import run_training
-from rl_training.runtime.workflows import evaluate_algorithm, load_algorithm, predict
+from rl_training.runtime.workflows import evaluate_algorithm, load_algorithm, predict, stored_step
 
 SelfT = TypeVar("SelfT", bound="AlgorithmAPI")
 
@@ -67,7 +67,7 @@ class AlgorithmAPI:
             raise CheckpointError(f"'{path}' holds '{config.algo}', not '{cls.algo}'")
         loaded = cls(config)
         loaded._algorithm = algorithm
-        loaded._global_step = state.metadata["global_step"]
+        loaded._global_step = stored_step(state)
         return loaded
 
     def _trained(self) -> Algorithm[Any]:

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from rl_training.data.segments import Segment, rows_per_segment
 from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import FIELDS, Array, Storage, Transitions, allocate, as_tensors
+from rl_training.data.transitions import (
+    FIELDS,
+    Array,
+    Storage,
+    Transitions,
+    allocate,
+    as_index,
+    as_tensors,
+    copy_rows,
+)
 
 
 class ReplayBuffer:
@@ -135,18 +144,20 @@ class ReplayBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._position = state["position"]
-        self._rows_stored = state["rows_stored"]
-        self._writes = state["writes"]
+        self._position = as_index(state["position"], self.num_rows - 1)
+        self._rows_stored = as_index(state["rows_stored"], self.num_rows)
+        self._writes = int(state["writes"])
         self._rng.bit_generator.state = state["rng"]
         start = 0
         for segment in state["segments"]:
             rows = len(segment.arrays["rewards"])
             for name, target in self._rows(start, start + rows).items():
-                target[:] = segment.arrays[name]
+                copy_rows(name, segment.arrays[name], target)
             if start % self._segment_rows == 0 and rows <= self._segment_rows:
                 self._versions[start // self._segment_rows] = segment.version
             start += rows
+        if start != self._rows_stored:
+            raise ValueError(f"the segments hold {start} rows where {self._rows_stored} are stored")
 
     def _rows(self, start: int, stop: int) -> Storage:
         return {name: array[start : min(stop, self._rows_stored)] for name, array in self._storage.items()}

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 
 from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import FIELDS, Array, Storage, Transitions, allocate, as_tensors
+from rl_training.data.transitions import (
+    FIELDS,
+    Array,
+    Storage,
+    Transitions,
+    allocate,
+    as_index,
+    as_tensors,
+    copy_rows,
+)
 
 
 class RolloutBuffer:
@@ -62,6 +71,6 @@ class RolloutBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a partly filled rollout."""
-        self._position = state["position"]
-        for name, array in state["storage"].items():
-            self._storage[name][: self._position] = array
+        self._position = as_index(state["position"], self.num_steps)
+        for name, array in self._storage.items():
+            copy_rows(name, state["storage"][name], array[: self._position])

@@ -136,7 +136,34 @@ class Spaces:
         obs, action = dict(state["obs"]), dict(state["action"])
         obs["shape"] = tuple(obs["shape"])
         action.update(kind=ActionKind(action["kind"]), shape=tuple(action["shape"]), choices=tuple(action["choices"]))
-        return cls(ObsSpec(**obs), ActionSpec(**action))
+        spaces = cls(ObsSpec(**obs), ActionSpec(**action))
+        spaces._check()
+        return spaces
+
+    def equals(self, other: Spaces) -> bool:
+        """Whether observations and actions mean the same in both."""
+        mine, its = self.state_dict(), other.state_dict()
+        return mine["obs"] == its["obs"] and all(
+            np.array_equal(value, its["action"][name]) for name, value in mine["action"].items()
+        )
+
+    def _check(self) -> None:
+        """Raise a `ValueError` unless `describe_spaces` could have made this."""
+        obs, action = self.obs, self.action
+        categories = () if obs.num_categories is None else (obs.num_categories,)
+        for number in (*obs.shape, *categories, *action.shape, *action.choices):
+            if type(number) is not int or number < 1:
+                raise ValueError(f"{number!r:.100} is not a size of a space")
+        if obs.dtype not in (("float32", "uint8") if obs.num_categories is None else ("int64",)):
+            raise ValueError(f"observations cannot be of type {obs.dtype!r:.100}")
+        is_continuous = action.kind is ActionKind.CONTINUOUS
+        if np.dtype(action.dtype).kind not in ("f" if is_continuous else "iu"):
+            raise ValueError(f"actions cannot be of type {action.dtype!r:.100}")
+        arrays = (action.low, action.high) if is_continuous else (action.start,)
+        if any(not isinstance(array, np.ndarray) or array.shape != action.shape for array in arrays):
+            raise ValueError("the bounds of the actions are not of their shape")
+        if len(action.choices) != (0 if is_continuous else action.num_components):
+            raise ValueError("the choices of the actions are not of their shape")
 
 
 def describe_spaces(observation_space: Space[Any], action_space: Space[Any]) -> Spaces:

@@ -69,6 +69,20 @@ def as_tensors(storage: Storage) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in storage.items()}
 
 
+def as_index(value: Any, largest: int) -> int:
+    """A saved position, if it lies within a store whose last one is `largest`."""
+    if type(value) is not int or not 0 <= value <= largest:
+        raise ValueError(f"{value!r:.100} is not a position from 0 to {largest}")
+    return value
+
+
+def copy_rows(name: str, saved: Array, target: Array) -> None:
+    """Put saved rows of a field back in their place; nothing is stretched to fit."""
+    if saved.shape != target.shape or saved.dtype != target.dtype:
+        raise ValueError(f"saved '{name}' {saved.dtype}{saved.shape} does not fit {target.dtype}{target.shape}")
+    target[:] = saved
+
+
 def storage_bytes(spaces: Spaces, count: int) -> int:
     """Memory that `count` transitions take."""
     return count * sum(array.nbytes for array in allocate(spaces, 1).values())

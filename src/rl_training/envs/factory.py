@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -144,8 +145,12 @@ def load_code(place: str) -> ModuleType:
 def unknown_code(env_id: str) -> str | None:
     """The file or module that making this environment would import, if nothing has imported it so far."""
     place, colon, _ = env_id.rpartition(":")
-    is_known = not colon or place in sys.modules or place in _loaded or str(Path(place).resolve()) in _loaded
-    return None if is_known else place
+    if not colon or place in sys.modules or place in _loaded:
+        return None
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is no path
+        if str(Path(place).resolve()) in _loaded:
+            return None
+    return place
 
 
 def _load_file(path: Path) -> ModuleType:

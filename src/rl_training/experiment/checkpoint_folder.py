@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpointing import list_checkpoints, read_pointer
-from rl_training.experiment.files import DRAFT, naming_write, remove_drafts, replace_synced
+from rl_training.experiment.checkpointing import list_checkpoints
+from rl_training.experiment.files import DRAFT, naming_write, remove_drafts
+from rl_training.experiment.pointers import read_pointer, write_pointer
 
 
 class CheckpointFolder:
@@ -36,7 +37,7 @@ class CheckpointFolder:
     def save(self, step: int, write: Callable[[Path, Path | None], object]) -> Path:
         """Let `write(path, base)` make the checkpoint of `step`, point `last` at it, remove what is not needed."""
         path = self._folder / f"step_{step:012d}"
-        if not path.exists():
+        if path.is_symlink() or not path.exists():
             write(path, self.last)
         self._point("last", path.name)
         with naming_write(self._folder, CheckpointError):
@@ -63,15 +64,17 @@ class CheckpointFolder:
                     self._remove(path)
 
     def _point(self, name: str, text: str) -> None:
-        path = self._folder / name
-        with naming_write(path, CheckpointError):
-            replace_synced(path, f"{text}\n".encode())
+        write_pointer(self._folder / name, text)
 
     def _words(self, name: str) -> list[str]:
-        path = self._folder / name
-        return read_pointer(path) if path.is_file() else []
+        """What a pointer says; nothing if it is missing or damaged, since it is then about to be written anew."""
+        with contextlib.suppress(CheckpointError):
+            return read_pointer(self._folder / name)
+        return []
 
     def _prune(self) -> None:
+        if (self._folder / "best").exists() and not self._words("best"):
+            return  # which one is the best cannot be told any more, so none is removed
         kept = {word for name in ("last", "best") for word in self._words(name)[:1]}
         found = list_checkpoints(self._folder)
         kept.update(path.name for path in found[: self._keep])

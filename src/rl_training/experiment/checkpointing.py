@@ -8,6 +8,7 @@ checkpoint before is a hard link to the file there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,18 +16,18 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 from rl_training.data.segments import Segment
 from rl_training.errors import CheckpointError
 from rl_training.experiment.files import draft_beside, read_limited, sync
 from rl_training.experiment.migrations import OLDEST_SCHEMA, upgrade
-from rl_training.experiment.tree_codec import pack, unpack
+from rl_training.experiment.pointers import CHECKPOINT_NAME, read_pointer
+from rl_training.experiment.tree_codec import as_array, pack, unpack_dict
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -78,7 +79,8 @@ def verify_checkpoint(folder: Path) -> None:
     """Raise a `CheckpointError` unless every file of the checkpoint is as it was written."""
     manifest = _read_manifest(folder)
     for name, entry in _files_of(manifest):
-        _check_file(folder / name, entry)
+        with _open_checked(folder / name, entry):
+            pass
 
 
 def resolve_checkpoint(path: str | Path) -> Path:
@@ -100,21 +102,21 @@ def resolve_checkpoint(path: str | Path) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The numbered checkpoints in a run's `checkpoints/`, the newest first."""
-    found = [path for path in folder.glob("step_*") if path.name[5:].isdigit() and not path.is_symlink()]
+    found = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name) and _is_folder(path)]
     return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
 
 
-def read_pointer(pointer: Path) -> list[str]:
-    """The words in a `last` or `best`: a checkpoint's name, and for `best` its score."""
-    return read_limited(pointer, 1024).decode("utf-8", errors="replace").split()
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _follow_pointer(pointer: Path) -> Path:
-    words = read_pointer(pointer)
-    name = words[0] if words else ""
-    target = pointer.parent / name
-    if Path(name).name != name or target.is_symlink() or not (target / MANIFEST).is_file():
-        raise _with_fallback(f"'{pointer}' points at '{name}', which is not a checkpoint beside it", pointer.parent)
+    try:
+        target = pointer.parent / read_pointer(pointer)[0]
+        if not _is_folder(target) or not (target / MANIFEST).is_file():
+            raise CheckpointError(f"'{pointer}' points at '{target.name}', which is not a checkpoint beside it")
+    except CheckpointError as error:
+        raise _with_fallback(str(error), pointer.parent) from None
     return target
 
 
@@ -195,8 +197,8 @@ def _read(folder: Path, include_buffer: bool) -> CheckpointState:
         algorithm_state=sections["algorithm"],
         buffer_state=sections.get("buffer"),
         trainer_state=sections["trainer"],
-        config=unpack(manifest["config"], {}),
-        metadata=unpack(manifest["metadata"], {}),
+        config=unpack_dict(manifest["config"], {}, "config"),
+        metadata=unpack_dict(manifest["metadata"], {}, "metadata"),
     )
 
 
@@ -207,13 +209,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"'{path}' is damaged: {error}") from None
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if not isinstance(version, int) or not OLDEST_SCHEMA <= version <= SCHEMA_VERSION:
+    if type(version) is not int or not OLDEST_SCHEMA <= version <= SCHEMA_VERSION:
         raise CheckpointError(
-            f"'{path}' has schema version {version!r}; this package reads {OLDEST_SCHEMA} to {SCHEMA_VERSION}"
+            f"'{path}' has schema version {version!r:.100}; this package reads {OLDEST_SCHEMA} to {SCHEMA_VERSION}"
         )
-    if version == 1:
+    checksum = manifest.pop("checksum", None)
+    if version == 1 and checksum is None:
         manifest.setdefault("segments", [])
-    elif manifest.pop("checksum", None) != _checksum(manifest):
+    elif checksum != _checksum(manifest):
         raise CheckpointError(f"'{path}' is damaged: its checksum differs")
     wrong = _find_wrong_entry(manifest)
     if wrong is not None:
@@ -232,7 +235,11 @@ def _find_wrong_entry(manifest: dict[str, Any]) -> str | None:
     if not {"algorithm", "trainer"} <= sections.keys() <= set(SECTIONS):
         return "the sections algorithm and trainer, or has others"
     for name, entry in _files_of(manifest):
-        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry["sha256"], str):
+        if (
+            not isinstance(entry, dict)
+            or type(entry.get("bytes")) is not int
+            or not isinstance(entry.get("sha256"), str)
+        ):
             return f"the size and checksum of {name}"
     for name, entry in sections.items():
         if not isinstance(entry.get("plain"), dict):
@@ -259,45 +266,51 @@ def _segments_of(folder: Path) -> list[dict[str, Any]]:
 
 def _read_section(folder: Path, manifest: dict[str, Any], name: str) -> dict[str, Any]:
     entry = manifest["sections"][name]
-    tensors = _read_tensors(folder / f"{name}.safetensors", entry)
-    return dict(unpack(entry["plain"], tensors))
+    path = folder / f"{name}.safetensors"
+    with _open_checked(path, entry) as file, _naming_bad_tensors(path):
+        return unpack_dict(entry["plain"], safetensors.torch.load(file.read()), name)
 
 
 def _read_segment(path: Path, entry: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    arrays = {name.removeprefix("/"): tensor.numpy() for name, tensor in _read_tensors(path, entry).items()}
+    """The arrays of a file, mapped into memory rather than copied: a replay can be as large as the memory."""
+    with _open_checked(path, entry), _naming_bad_tensors(path):
+        tensors = safetensors.torch.load_file(path)
+    arrays = {name.removeprefix("/"): as_array(tensor, name) for name, tensor in tensors.items()}
     if not arrays or {len(array) if array.ndim else 0 for array in arrays.values()} != {entry["rows"]}:
         raise CheckpointError(f"'{path}' is damaged: it does not hold {entry['rows']} rows of each field")
     return arrays
 
 
-def _read_tensors(path: Path, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of a file, mapped into memory rather than copied."""
-    _check_file(path, entry)
+@contextlib.contextmanager
+def _naming_bad_tensors(path: Path) -> Iterator[None]:
     try:
-        return dict(safetensors.torch.load_file(path))
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"'{path}' is not a safetensors file: {error}") from None
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library has no one error for what can be wrong with a file
+        raise CheckpointError(f"'{path}' is not a safetensors file: {error!s:.300}") from None
 
 
-def _check_file(path: Path, entry: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def _open_checked(path: Path, entry: dict[str, Any]) -> Iterator[BinaryIO]:
+    """The file, open at its beginning, if its size and checksum are the ones in the manifest."""
     if path.is_symlink() or not path.is_file():
         raise CheckpointError(f"'{path}' is missing, or is not a plain file")
     try:
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise CheckpointError(
-                f"'{path}' is damaged: it has {size:,} bytes where the manifest says {entry['bytes']:,}"
-            )
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha(file)
+            size = os.fstat(file.fileno()).st_size
+            if size != entry["bytes"]:
+                said = entry["bytes"]
+                raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes where the manifest says {said:,}")
+            if _sha(file) != entry["sha256"]:
+                raise CheckpointError(f"'{path}' is damaged: its checksum is not the one in the manifest")
+            file.seek(0)
+            yield file
     except OSError as error:
         raise CheckpointError(f"cannot read '{path}': {error.strerror}") from None
-    if digest != entry["sha256"]:
-        raise CheckpointError(f"'{path}' is damaged: its checksum is not the one in the manifest")
 
 
-def _sha(file: Any) -> str:
-    """The checksum of an open file (Python 3.10 has no `hashlib.file_digest`)."""
+def _sha(file: BinaryIO) -> str:
     digest = hashlib.sha256()
     while chunk := file.read(1 << 20):
         digest.update(chunk)
@@ -305,7 +318,10 @@ def _sha(file: Any) -> str:
 
 
 def _checksum(manifest: dict[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    try:
+        text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise CheckpointError("the manifest is nested too deeply") from None
     return hashlib.sha256(text.encode()).hexdigest()
 
 

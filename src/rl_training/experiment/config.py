@@ -15,6 +15,7 @@ from rl_training.errors import ConfigError
 from rl_training.validation import FrozenConfig, config_error, suggest
 
 PositiveInt = Annotated[int, Field(gt=0)]
+MAX_THREADS = 1024
 
 
 class TrainConfig(FrozenConfig):
@@ -32,9 +33,9 @@ class TrainConfig(FrozenConfig):
     """Folder that holds the run folders."""
     device: str = "auto"
     """Where tensors live: auto, cpu, cuda, cuda:1, mps."""
-    num_envs: PositiveInt = 1
+    num_envs: Annotated[int, Field(gt=0, le=1_000_000)] = 1
     """Environments stepped together."""
-    eval_episodes: PositiveInt = 5
+    eval_episodes: Annotated[int, Field(gt=0, le=1_000_000)] = 5
     """Episodes of one evaluation."""
     log_interval: PositiveInt | None = None
     """Steps between two lines of metrics (by default a hundredth of the run)."""
@@ -42,7 +43,7 @@ class TrainConfig(FrozenConfig):
     """Steps between two checkpoints (by default a tenth of the run)."""
     tags: tuple[str, ...] = ()
     """Free words, kept with the run."""
-    num_threads: PositiveInt | Literal["auto"] = "auto"
+    num_threads: Annotated[int, Field(gt=0, le=MAX_THREADS)] | Literal["auto"] = "auto"
     """Threads of the tensor library: `auto` chooses by the size of the networks and batches."""
     compile: bool | Literal["auto"] = "auto"
     """Turn updates into compiled graphs: `auto` does so where the run is long enough to win."""
@@ -51,7 +52,7 @@ class TrainConfig(FrozenConfig):
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment, and ours: backend, wrappers, max_episode_steps."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:

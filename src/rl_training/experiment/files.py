@@ -63,8 +63,9 @@ def naming_write(path: Path, error_class: type[RLTrainingError] = RLTrainingErro
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    path.write_bytes(data)
+    """Write a new file and wait until it is on the disk."""
+    with path.open("xb") as file:  # "x": a link that someone left in its place is not followed
+        file.write(data)
     sync(path)
 
 
@@ -80,6 +81,7 @@ def sync(path: Path) -> None:
 def replace_synced(path: Path, data: bytes) -> None:
     """Give a file new content: at any moment it has the old one or the new one, never a part."""
     draft = draft_beside(path)
+    draft.unlink(missing_ok=True)
     try:
         write_synced(draft, data)
         draft.replace(path)
@@ -96,7 +98,8 @@ def draft_beside(path: Path) -> Path:
 def remove_drafts(folder: Path) -> None:
     """Remove what a process that was killed left half done."""
     for leftover in folder.glob(f".*{DRAFT}*"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        is_folder = leftover.is_dir() and not leftover.is_symlink()
+        shutil.rmtree(leftover) if is_folder else leftover.unlink()
 
 
 def read_limited(path: Path, max_bytes: int) -> bytes:

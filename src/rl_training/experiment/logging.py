@@ -113,6 +113,8 @@ class JsonlSink:
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         """Append to `path`, after cutting it to the lines a resumed run has already taken in."""
+        if path.is_file():
+            keep_bytes = path.read_bytes()[:keep_bytes].rfind(b"\n") + 1  # whole lines only
         self._file = AppendedFile(path, keep_bytes)
 
     @property
@@ -303,11 +305,18 @@ def _clock_time(seconds: float) -> str:
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a `metrics.jsonl`; a last line that was cut off while being written is left out."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
-            except ValueError:
-                raise RLTrainingError(f"line {number} of '{path}' is damaged") from None
+                metrics = json.loads(line)
+            except (ValueError, RecursionError):
+                metrics = None
+            if not isinstance(metrics, dict) or not all(_is_metric(value) for value in metrics.values()):
+                raise RLTrainingError(f"line {number} of '{path}' is damaged")
+            yield metrics
+
+
+def _is_metric(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.logging import read_metrics
+
+
+def _has(line: Mapping[str, Any], *names: str) -> bool:
+    """Whether a line of metrics holds all of these."""
+    return all(line.get(name) is not None for name in names)
 
 
 def plot_learning_curve(run_dir: Path, out: Path | None = None) -> Path:
@@ -24,18 +31,21 @@ def plot_learning_curve(run_dir: Path, out: Path | None = None) -> Path:
         ("train_return_mean", "training (mean of the last 100 episodes)", "-"),
         ("eval_return_mean", "evaluation (deterministic policy)", "o-"),
     ):
-        points = [(line["global_step"], line[name]) for line in lines if line.get(name) is not None]
+        points = [(line["global_step"], line[name]) for line in lines if _has(line, "global_step", name)]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
-    bands = [line for line in lines if line.get("eval_return_std") is not None]
+    bands = [line for line in lines if _has(line, "global_step", "eval_return_mean", "eval_return_std")]
     steps = [line["global_step"] for line in bands]
     low = [line["eval_return_mean"] - line["eval_return_std"] for line in bands]
     high = [line["eval_return_mean"] + line["eval_return_std"] for line in bands]
     axes.fill_between(steps, low, high, color="C1", alpha=0.15, linewidth=0)
     axes.set(xlabel="environment steps", ylabel="return", title=run_dir.name)
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", frameon=False)
+    if axes.lines:
+        axes.legend(loc="best", frameon=False)
     target = out or run_dir / "learning_curve.png"
+    if out is None and target.is_symlink():
+        raise RLTrainingError(f"'{target}' is a link: remove it, or say where to write with --out")
     try:
         figure.savefig(target)
     except (OSError, ValueError) as error:

@@ -11,10 +11,15 @@ import torch
 from rl_training.errors import CheckpointError
 
 TENSOR, ARRAY, FLOAT = "$tensor", "$array", "$float"
+NOT_FINITE = ("nan", "inf", "-inf")
+MAX_DEPTH = 64
+"""Levels of nesting that a file may have; far deeper ones would exhaust the interpreter's stack."""
 
 
 def pack(tree: Any, tensors: dict[str, torch.Tensor], prefix: str = "") -> Any:
     """Return `tree` as plain JSON values; each tensor and array goes to `tensors` under its path."""
+    if prefix.count("/") > MAX_DEPTH:
+        raise TypeError(f"state is nested deeper than {MAX_DEPTH} levels: '{prefix}'")
     if isinstance(tree, dict):
         for key in tree:
             if not isinstance(key, str) or key.startswith("$"):
@@ -37,18 +42,40 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor], prefix: str = "") -> Any:
     raise TypeError(f"state at '{prefix}' has type {type(tree).__name__}, which cannot be saved")
 
 
-def unpack(plain: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def unpack(plain: Any, tensors: dict[str, torch.Tensor], depth: int = 0) -> Any:
     """The inverse of `pack` (tuples come back as lists)."""
+    if depth > MAX_DEPTH:
+        raise CheckpointError(f"the manifest is nested deeper than {MAX_DEPTH} levels")
     if isinstance(plain, list):
-        return [unpack(value, tensors) for value in plain]
+        return [unpack(value, tensors, depth + 1) for value in plain]
     if not isinstance(plain, dict):
         return plain
     if len(plain) == 1:
         ((key, value),) = plain.items()
-        if key in (TENSOR, ARRAY):
-            if value not in tensors:
-                raise CheckpointError(f"the manifest names tensor '{value}', which its file does not hold")
-            return tensors[value] if key == TENSOR else tensors[value].numpy()
-        if key == FLOAT:
-            return float(value)
-    return {key: unpack(value, tensors) for key, value in plain.items()}
+        if key in (TENSOR, ARRAY, FLOAT):
+            return _unpack_leaf(key, value, tensors)
+    return {key: unpack(value, tensors, depth + 1) for key, value in plain.items()}
+
+
+def unpack_dict(plain: Any, tensors: dict[str, torch.Tensor], what: str) -> dict[str, Any]:
+    """Like `unpack`, for what must come out as names and values."""
+    tree = unpack(plain, tensors)
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"the manifest's {what} must be names and values, not {type(tree).__name__}")
+    return tree
+
+
+def as_array(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
+    """A tensor of a file as an array, if its type of number is one that arrays have."""
+    try:
+        return tensor.numpy()
+    except TypeError:
+        raise CheckpointError(f"the array '{name}' has the unsupported type {tensor.dtype}") from None
+
+
+def _unpack_leaf(key: str, value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if key == FLOAT and value in NOT_FINITE:
+        return float(value)
+    if key == FLOAT or not isinstance(value, str) or value not in tensors:
+        raise CheckpointError(f"the manifest names {key} {value!r:.100}, which its file does not hold")
+    return tensors[value] if key == TENSOR else as_array(tensors[value], value)

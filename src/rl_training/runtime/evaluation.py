@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.data.transitions import Array
 from rl_training.envs.factory import make_env
 
@@ -38,6 +39,11 @@ class Evaluator:
         self._seeds = [int(seed) for seed in seeds]
         count = min(len(self._seeds), MAX_ENVS)
         self._envs = [make_env(env_id, env_kwargs, with_wrappers=False) for _ in range(count)]
+
+    @property
+    def spaces(self) -> Spaces:
+        """The spaces of the environments."""
+        return describe_spaces(self._envs[0].observation_space, self._envs[0].action_space)
 
     def evaluate(self, algorithm: Algorithm[Any]) -> dict[str, float]:
         """Mean and spread of the raw return over the episodes."""

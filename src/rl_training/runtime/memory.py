@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from rl_training.data.spaces import Spaces
@@ -27,6 +28,27 @@ def check_replay_fits(spaces: Spaces, capacity: int, total_steps: int) -> None:
             f"a replay of {count:,} transitions needs {_gigabytes(needed)} of memory and {_gigabytes(available)} are"
             f" free: set algo_kwargs.buffer_capacity to {fitting:,} or less"
         )
+
+
+def check_batch_fits(spaces: Spaces, batch_size: int) -> None:
+    """Refuse a batch that no memory could hold."""
+    needed, available = storage_bytes(spaces, batch_size), available_memory()
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"a batch of {batch_size:,} transitions needs {_gigabytes(needed)} of memory and {_gigabytes(available)}"
+            " are free: set algo_kwargs.batch_size lower"
+        )
+
+
+@contextlib.contextmanager
+def naming_lack_of_memory() -> Iterator[None]:
+    """Say which setting asks for more than the system will promise."""
+    try:
+        yield
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise ConfigError(
+            f"the buffer cannot be made ({error}): set algo_kwargs.buffer_capacity or algo_kwargs.num_steps lower"
+        ) from None
 
 
 def available_memory() -> int | None:

@@ -23,13 +23,13 @@ import torch
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
-from rl_training.experiment.config import TrainConfig, dump_yaml, load_config_file
-from rl_training.experiment.files import naming_write, remove_drafts, replace_synced
+from rl_training.experiment.config import MAX_THREADS, TrainConfig, dump_yaml, load_config_file
+from rl_training.experiment.files import naming_write, read_limited, remove_drafts, replace_synced
 from rl_training.runtime.interrupts import interrupting_signal
 
 WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer of one update above which threads beat their own overhead."""
-MAX_THREADS = 1024
+MAX_METADATA_BYTES = 1 << 24
 STEPS_FOR_COMPILING = 20_000
 """Gradient steps above which a compiled update wins back the seconds that compiling takes."""
 
@@ -124,7 +124,7 @@ class Execution:
         match values:
             case {"num_threads": int(threads), "compile": bool(compiled)} if 1 <= threads <= MAX_THREADS:
                 return cls(threads, compiled)
-        raise CheckpointError(f"the checkpoint's execution is not a number of threads and a choice: {values!r}")
+        raise CheckpointError(f"the checkpoint's execution is not a number of threads and a choice: {values!r:.100}")
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -149,10 +149,10 @@ def naming_misfits() -> Iterator[None]:
         yield
     except RLTrainingError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
-        detail = str(error).splitlines()[0] if str(error) else ""
+    except Exception as error:
+        detail = str(error).splitlines()[0] if str(error).strip() else ""
         raise CheckpointError(
-            f"the checkpoint does not fit its own configuration: {type(error).__name__}: {detail}"
+            f"the checkpoint does not fit its own configuration: {type(error).__name__}: {detail:.300}"
         ) from error
 
 
@@ -174,6 +174,16 @@ class TrainingRun:
 
     def __fspath__(self) -> str:
         return str(self.run_dir)
+
+    def refuse_links(self) -> None:
+        """A run that goes on writes to these; in a stranger's folder they could lead anywhere."""
+        for name in ("checkpoints", "tensorboard", "metrics.jsonl"):
+            path = self.run_dir / name
+            is_plain = path.is_file() if name == "metrics.jsonl" else path.is_dir()
+            if path.is_symlink() or (path.exists() and not is_plain):
+                raise CheckpointError(
+                    f"'{path}' is a link or something else that is not the run's own: remove it, or give --output-dir"
+                )
 
     def write_config(self, config: TrainConfig) -> None:
         """Write `config.yaml`."""
@@ -206,8 +216,9 @@ class TrainingRun:
 
     def _metadata(self) -> dict[str, Any]:
         metadata: Any = {}
-        with contextlib.suppress(OSError, ValueError):  # a damaged page must not keep the run from going on
-            metadata = json.loads((self.run_dir / "metadata.json").read_text(encoding="utf-8"))
+        # A damaged page must not keep the run from going on.
+        with contextlib.suppress(CheckpointError, ValueError, RecursionError):
+            metadata = json.loads(read_limited(self.run_dir / "metadata.json", MAX_METADATA_BYTES))
         return metadata if isinstance(metadata, dict) else {}
 
     def _write(self, name: str, text: str) -> None:

@@ -23,7 +23,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
 from rl_training.runtime.evaluation import EVAL_METRICS, Evaluator
 from rl_training.runtime.interrupts import interrupting_signal, stop_on_signals
-from rl_training.runtime.memory import check_replay_fits
+from rl_training.runtime.memory import check_batch_fits, check_replay_fits, naming_lack_of_memory
 from rl_training.runtime.off_policy_loop import make_replay_buffer, off_policy_loop
 from rl_training.runtime.on_policy_loop import make_rollout_buffer, on_policy_loop
 from rl_training.runtime.run_utils import (
@@ -150,8 +150,10 @@ def make_parts(config: TrainConfig, execution: Execution) -> Parts:
         collector = Collector(envs, spaces, device)
         if isinstance(algo_config, OffPolicyConfig):
             check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps)
+            check_batch_fits(spaces, algo_config.batch_size)
         make_buffer, _ = LOOPS[spec.loop]
-        buffer = make_buffer(algo_config, spaces, config.num_envs, seeds.replay_generator(), device)
+        with naming_lack_of_memory():
+            buffer = make_buffer(algo_config, spaces, config.num_envs, seeds.replay_generator(), device)
         evaluator = Evaluator(config.env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
     except BaseException:
         envs.close()

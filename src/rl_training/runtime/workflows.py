@@ -20,6 +20,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluation import Evaluator, act_on
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun, naming_misfits, resolve_device
+from rl_training.runtime.saved_state import check_network_size, check_trainer_state
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.training import choose_execution, run_training
 
@@ -60,11 +61,17 @@ def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> A
     resolved = resolve_device(config.device)
     generator = RunSeeds.from_seed(config.seed).policy_generator(resolved)
     resources = Resources(resolved, generator, config.num_envs)
+    spaces = _read_spaces(algorithm_state)
+    check_network_size(algo_config, spaces, algorithm_state)
     with naming_misfits():
-        spaces = Spaces.from_state_dict(algorithm_state["spaces"])
         algorithm = spec.algorithm_class()(algo_config, spaces, resources)
         algorithm.load_state_dict(algorithm_state)
     return algorithm
+
+
+def _read_spaces(algorithm_state: dict[str, Any]) -> Spaces:
+    with naming_misfits():
+        return Spaces.from_state_dict(algorithm_state["spaces"])
 
 
 def evaluate_checkpoint(path: str | Path, *, num_episodes: int | None = None, device: str = "auto") -> dict[str, float]:
@@ -75,7 +82,15 @@ def evaluate_checkpoint(path: str | Path, *, num_episodes: int | None = None, de
     config, algorithm, state = load_algorithm(path, device=device)
     with choose_execution(config, state).applied():
         metrics = evaluate_algorithm(config, algorithm, num_episodes)
-    return {"global_step": state.metadata.get("global_step", 0), **metrics}
+    return {"global_step": stored_step(state), **metrics}
+
+
+def stored_step(state: CheckpointState) -> int:
+    """The step at which a checkpoint was written."""
+    step = state.metadata.get("global_step", 0)
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"the checkpoint's global_step should be a number of steps, not {step!r:.100}")
+    return step
 
 
 def evaluate_algorithm(
@@ -88,6 +103,8 @@ def evaluate_algorithm(
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
     evaluator = Evaluator(config.env_id, config.env_kwargs, seeds)
     try:
+        if not evaluator.spaces.equals(algorithm.spaces):
+            raise EnvError(f"environment '{config.env_id}' has other spaces than the one the policy was trained in")
         return evaluator.evaluate(algorithm)
     finally:
         evaluator.close()
@@ -154,16 +171,29 @@ def plan_resume(
         "eval_episodes": eval_episodes,
         "device": device,
     }
-    run_dir = checkpoint_path.resolve().parent.parent
-    is_in_run = checkpoint_path.resolve().parent.name == "checkpoints" and (run_dir / "config.yaml").is_file()
-    if not is_in_run and output_dir is None:
+    run_dir = _run_folder_of(checkpoint_path)
+    if run_dir is None and output_dir is None:
         changes["output_dir"] = Path("runs")  # where to write is not for a file to say
-    run = TrainingRun(checkpoint_path.parent.parent) if is_in_run and output_dir is None else None
+    run = TrainingRun(run_dir) if run_dir is not None and output_dir is None else None
     if run is not None and run.was_cut_short and total_timesteps is None:
         changes["total_timesteps"] = run.wanted_timesteps()
     config = TrainConfig(**state.config).replace(**{k: v for k, v in changes.items() if v is not None})
     refuse_unknown_code(config.env_id)
+    check_trainer_state(state.trainer_state, config.num_envs)
+    spaces = _read_spaces(state.algorithm_state)
+    check_network_size(get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs), spaces, state.algorithm_state)
+    if run is not None:
+        run.refuse_links()
     return ResumePlan(config, checkpoint_path, state, run)
+
+
+def _run_folder_of(checkpoint_path: Path) -> Path | None:
+    """The run folder that a checkpoint lies in, as the user wrote it where that is the same folder."""
+    real = checkpoint_path.resolve()
+    if real.parent.name != "checkpoints" or not (real.parent.parent / "config.yaml").is_file():
+        return None
+    written = checkpoint_path.parent.parent
+    return written if written.resolve() == real.parent.parent else real.parent.parent
 
 
 def resume_training(

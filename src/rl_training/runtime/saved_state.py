@@ -1,0 +1,106 @@
+"""What a checkpoint claims of itself, checked before anything is made, written or removed because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.data.spaces import Spaces
+from rl_training.errors import CheckpointError
+
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Saved(BaseModel):
+    """A part of a state: what it names must be there and of this type; more may be there."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Horizon(_Saved):
+    total: Count
+    from_step: Count
+    from_progress: Share
+
+
+class _Interval(_Saved):
+    every: Count
+    passed: Count
+
+
+class _Accumulator(_Saved):
+    sums: dict[str, Any]
+    count: Count
+    returns: list[float]
+    lengths: list[float]
+
+
+class _Session(_Saved):
+    global_step: Count
+    epoch: Count
+    update_count: Count
+    horizon: _Horizon
+    intervals: list[_Interval]
+    accumulator: _Accumulator
+    best_return: float | None
+    last_eval: dict[str, float]
+    last_eval_step: Count | None
+
+
+class _Environments(_Saved):
+    environments: list[dict[str, Any]]
+    num_restarts: Count
+    seeds: list[Count | None]
+
+
+class _Collector(_Saved):
+    envs: _Environments
+    doubts: list[str]
+
+
+class _TrainerState(_Saved):
+    session: _Session
+    metrics_bytes: Count
+    collector: _Collector | None = None
+
+
+def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
+    """Raise a `CheckpointError` unless the counters are counters and there are `num_envs` environments."""
+    try:
+        saved = _TrainerState(**trainer_state)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"the checkpoint's trainer state is wrong at '{where:.100}': {first['msg']}") from None
+    if not all(isinstance(total, Tensor) and total.dim() == 0 for total in saved.session.accumulator.sums.values()):
+        raise CheckpointError("the checkpoint's trainer state is wrong at 'session.accumulator.sums'")
+    if saved.collector is not None:
+        envs = saved.collector.envs
+        if not len(envs.environments) == len(envs.seeds) == num_envs:
+            raise CheckpointError(
+                f"the checkpoint holds {len(envs.environments)} environments, not num_envs={num_envs}"
+            )
+
+
+def check_network_size(config: AlgorithmConfig, spaces: Spaces, algorithm_state: dict[str, Any]) -> None:
+    """Refuse layers that are larger than what the checkpoint holds, before memory is asked for them."""
+    outputs = sum(spaces.action.choices) or spaces.action.num_components
+    sizes = (spaces.obs.num_features, *config.hidden_sizes, outputs)
+    needed = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
+    held = sum(tensor.numel() for tensor in _tensors(algorithm_state))
+    if needed > held:
+        raise CheckpointError(f"the checkpoint holds {held:,} numbers and its layers {sizes} need {needed:,}")
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (dict, list)):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tensors(value)
