@@ -95,6 +95,8 @@ def resolve_checkpoint(path: str | Path) -> Path:
         return _follow_pointer(folder / "last")
     if not path.exists():
         raise CheckpointError(f"'{path}' does not exist (looked from {Path.cwd()})")
+    if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
+        raise _with_fallback(f"'{path / MANIFEST}' is missing, or is not a plain file", path.parent, damaged=path)
     if any(list_checkpoints(folder)):
         raise _with_fallback(f"'{folder / 'last'}' is missing", folder)
     raise CheckpointError(f"'{path}' is neither a checkpoint nor a run folder with one")

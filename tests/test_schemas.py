@@ -1,0 +1,65 @@
+"""Checkpoints of every schema there has been: they load, act as they did when they were written, and go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TESTS
+from test_conformance import assert_equal
+
+from rl_training.experiment.checkpointing import SCHEMA_VERSION, load_checkpoint
+from rl_training.experiment.migrations import OLDEST_SCHEMA
+from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
+
+FIXTURES = TESTS / "fixtures"
+EXPECTED = sorted(FIXTURES.glob("schema_*/*.json"))
+every_fixture = pytest.mark.parametrize("expected", EXPECTED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+
+
+def test_there_are_fixtures_of_every_schema() -> None:
+    versions = range(OLDEST_SCHEMA, SCHEMA_VERSION + 1)
+    assert sorted(path.name for path in FIXTURES.glob("schema_*")) == [f"schema_{version}" for version in versions]
+    for version in versions:
+        assert any(path.parent.name == f"schema_{version}" for path in EXPECTED)
+
+
+def test_there_is_a_fixture_of_every_algorithm_in_the_current_schema() -> None:
+    """A new algorithm, or a new schema, needs one: run tests/fixtures/make.py."""
+    names = {path.stem for path in EXPECTED if path.parent.name == f"schema_{SCHEMA_VERSION}"}
+    assert names == {spec.name for spec in list_algorithm_specs()}
+
+
+@every_fixture
+def test_it_predicts_what_it_predicted(expected: Path) -> None:
+    values = json.loads(expected.read_text())
+    actions = predict_checkpoint(expected.with_suffix(""), np.array(values["obs"]))
+    np.testing.assert_allclose(actions, values["actions"], rtol=0, atol=1e-6)
+    metrics = evaluate_checkpoint(expected.with_suffix(""), num_episodes=1, device="cpu")
+    assert metrics["global_step"] == values["global_step"]
+
+
+@every_fixture
+def test_it_goes_on_to_its_end_the_same_way_each_time(expected: Path, tmp_path: Path) -> None:
+    ends = []
+    for name in ("one", "other"):
+        checkpoint = shutil.copytree(expected.with_suffix(""), tmp_path / name / "step_000000000072")
+        result = resume_training(checkpoint, output_dir=tmp_path / f"{name}_runs")
+        assert result.metrics["global_step"] == 128
+        assert result.metrics["gradient_steps"] > 0
+        ends.append(load_checkpoint(result.checkpoint_path))
+    assert_equal(ends[0].algorithm_state, ends[1].algorithm_state)
+    assert_equal(ends[0].buffer_state, ends[1].buffer_state)
+    assert ends[0].trainer_state["collector"]["doubts"] == []
+
+
+@every_fixture
+def test_it_names_no_place_of_the_machine_that_wrote_it(expected: Path) -> None:
+    manifest = (expected.with_suffix("") / "manifest.json").read_text()
+    assert '"/' not in manifest.replace('": "/', "")
+    assert json.loads(manifest)["config"]["output_dir"] == "runs"
+    assert json.loads(manifest)["schema_version"] == int(expected.parent.name.removeprefix("schema_"))
