@@ -69,8 +69,8 @@ def as_array(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
     """A tensor of a file as an array, if its type of number is one that arrays have."""
     try:
         return tensor.numpy()
-    except TypeError:
-        raise CheckpointError(f"the array '{name}' has the unsupported type {tensor.dtype}") from None
+    except (TypeError, ValueError):
+        raise CheckpointError(f"the array '{name}' has an unsupported type or shape: {tensor.dtype}") from None
 
 
 def _unpack_leaf(key: str, value: Any, tensors: dict[str, torch.Tensor]) -> Any:
