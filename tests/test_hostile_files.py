@@ -20,6 +20,7 @@ from checkpoint_tools import forge_manifest, make_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import rl_training
 from rl_training.api.algorithms import PPO
 from rl_training.cli import main
 from rl_training.envs.factory import load_code
@@ -389,6 +390,17 @@ ABSURD: dict[str, Callable[[dict[str, Any]], object]] = {
     "self": set_config(self=1),
 }
 
+
+def run_elsewhere(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a process in a folder, with the package that is under test here."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(rl_training.__file__).parent.parent)}
+    process = subprocess.run(
+        words, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=environment
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process
+
+
 PROBE = """
 import resource, sys
 sys.path.insert(0, sys.argv[2])
@@ -417,8 +429,7 @@ def test_absurd_sizes_are_refused_before_memory_is_asked_for(originals: dict[str
             target.rename(target.parent.parent / f"{algo} {name} checkpoint")
             target.parent.rmdir()
     words = [sys.executable, "-c", PROBE, str(tmp_path / "all"), str(Path(__file__).parent)]
-    process = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
+    process = run_elsewhere(words, tmp_path)
     *problems, (word, megabytes) = [line.split(maxsplit=1) for line in process.stdout.splitlines()]
     assert problems == []
     assert word == "largest"
@@ -451,6 +462,8 @@ for place in sorted(Path(allowed[0]).iterdir()):
         if line.startswith(secret) or "Popen" in line or "socket" in line:
             print(place.name, line)
     touched.clear()
+open(secret + "/evil.py").close()
+print("noticed", touched)
 """
 
 
@@ -476,11 +489,33 @@ def test_nothing_outside_the_folder_is_touched(originals: dict[str, Path], tmp_p
         forge_manifest(Path(shutil.copytree(source, tmp_path / "all" / name)), change)
     before = snapshot(secret)
     words = [sys.executable, "-c", AUDIT, str(tmp_path / "all"), str(Path(__file__).parent), str(secret)]
-    process = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    lines = [line for line in process.stdout.splitlines() if "git" not in line]
+    process = run_elsewhere(words, tmp_path)
+    *lines, control = [line for line in process.stdout.splitlines() if "git" not in line]
     assert lines == []
+    assert control == f"noticed ['{secret / 'evil.py'}']"
     assert snapshot(secret) == before
+
+
+def test_where_a_resumed_run_writes_is_not_for_a_file_to_say(
+    ppo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Path(shutil.copytree(resolve_checkpoint(ppo_run), tmp_path / "received"))
+    forge_manifest(checkpoint, set_config(output_dir=str(tmp_path / "elsewhere")))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    result = resume_training(checkpoint, total_timesteps=128)
+    assert result.run_dir.resolve().parent == tmp_path / "here" / "runs"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_run_goes_on_in_its_own_folder_however_its_checkpoint_is_named(
+    ppo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "link").symlink_to(resolve_checkpoint(ppo_run))
+    assert plan_resume(tmp_path / "far" / "link").run.run_dir == ppo_run
+    monkeypatch.chdir(ppo_run / "checkpoints")
+    assert plan_resume(resolve_checkpoint(ppo_run).name).run.run_dir == ppo_run
 
 
 # Any change of the manifest
