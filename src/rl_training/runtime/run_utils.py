@@ -177,9 +177,9 @@ class TrainingRun:
 
     def refuse_links(self) -> None:
         """A run that goes on writes to these; in a stranger's folder they could lead anywhere."""
-        for name in ("checkpoints", "tensorboard", "metrics.jsonl"):
+        for name in ("checkpoints", "tensorboard", "metrics.jsonl", "config.yaml"):
             path = self.run_dir / name
-            is_plain = path.is_file() if name == "metrics.jsonl" else path.is_dir()
+            is_plain = path.is_file() if path.suffix else path.is_dir()
             if path.is_symlink() or (path.exists() and not is_plain):
                 raise CheckpointError(
                     f"'{path}' is a link or something else that is not the run's own: remove it, or give --output-dir"

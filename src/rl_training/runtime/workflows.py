@@ -175,15 +175,15 @@ def plan_resume(
     if run_dir is None and output_dir is None:
         changes["output_dir"] = Path("runs")  # where to write is not for a file to say
     run = TrainingRun(run_dir) if run_dir is not None and output_dir is None else None
-    if run is not None and run.was_cut_short and total_timesteps is None:
-        changes["total_timesteps"] = run.wanted_timesteps()
-    config = TrainConfig(**state.config).replace(**{k: v for k, v in changes.items() if v is not None})
-    refuse_unknown_code(config.env_id)
-    check_trainer_state(state.trainer_state, config.num_envs)
-    spaces = _read_spaces(state.algorithm_state)
-    check_network_size(get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs), spaces, state.algorithm_state)
     if run is not None:
         run.refuse_links()
+        if run.was_cut_short and total_timesteps is None:
+            changes["total_timesteps"] = run.wanted_timesteps()
+    config = TrainConfig(**state.config).replace(**{k: v for k, v in changes.items() if v is not None})
+    refuse_unknown_code(config.env_id)
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    check_network_size(algo_config, _read_spaces(state.algorithm_state), state.algorithm_state)
+    check_trainer_state(state.trainer_state, config.num_envs)
     return ResumePlan(config, checkpoint_path, state, run)
 
 
