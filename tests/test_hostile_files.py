@@ -451,7 +451,8 @@ touched = []
 def note(event, arguments):
     if event in ("open", "os.rename", "os.remove", "os.link", "os.symlink", "os.truncate", "os.mkdir", "os.rmdir",
                  "shutil.rmtree", "os.listdir", "os.chmod"):
-        paths = [path for path in arguments[: 1 if event == "open" else 2] if isinstance(path, (str, bytes, os.PathLike))]
+        arguments = arguments[: 1 if event == "open" else 2]
+        paths = [path for path in arguments if isinstance(path, (str, bytes, os.PathLike))]
         touched.extend(os.path.abspath(os.fsdecode(path)) for path in paths)
     if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "socket.connect"):
         touched.append(f"{event} {arguments[:2]}")
