@@ -97,7 +97,7 @@ def _half_written(trap: Trap, fsync: Callable[[int], None]) -> Callable[[int], N
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
             if trap.is_next:
-                os.truncate(descriptor, status.st_size // 2)
+                os.truncate(Path(f"/proc/self/fd/{descriptor}").readlink(), status.st_size // 2)
             trap()
         fsync(descriptor)
 

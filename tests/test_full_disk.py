@@ -121,7 +121,7 @@ def test_a_full_disk_ends_the_run_which_goes_on_once_there_is_room(
 def fill_before(monkeypatch: pytest.MonkeyPatch, disk: Path, is_meant: Callable[[Path], bool], count: int = 1) -> Path:
     """Fill the disk just before the `count`-th write of a file that is meant."""
     calls = 0
-    write = files.write_synced
+    write = files.write_new
 
     def write_on_full_disk(path: Path, data: bytes) -> None:
         nonlocal calls
@@ -130,8 +130,8 @@ def fill_before(monkeypatch: pytest.MonkeyPatch, disk: Path, is_meant: Callable[
             fill(disk / "ballast")
         write(path, data)
 
-    monkeypatch.setattr(files, "write_synced", write_on_full_disk)
-    monkeypatch.setattr(checkpointing, "write_synced", write_on_full_disk)
+    monkeypatch.setattr(files, "write_new", write_on_full_disk)
+    monkeypatch.setattr(checkpointing, "write_new", write_on_full_disk)
     return disk / "ballast"
 
 

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -248,12 +249,13 @@ class TestWorkerProcesses:
     def test_they_end_with_a_killed_run_which_then_goes_on(self, tmp_path: Path) -> None:
         mark = f"RL_TRAINING_TEST={uuid.uuid4()}"
         env_kwargs = {"backend": "async", "max_episode_steps": 20}
-        (tmp_path / "temporary").mkdir()
+        temporary = Path(tempfile.mkdtemp())  # a short path: sockets are made in it
         victim = Victim("ppo", tmp_path / "killed", num_envs=2, total_timesteps=256, env_kwargs=env_kwargs)
         for kill in [("collect", 60), ("file", 30)]:
-            victim.die(kill, RL_TRAINING_TEST=mark.partition("=")[2], TMPDIR=str(tmp_path / "temporary"))
+            victim.die(kill, RL_TRAINING_TEST=mark.partition("=")[2], TMPDIR=str(temporary))
             wait_until(lambda: not processes_marked(mark))
-        assert list((tmp_path / "temporary").glob("rl_training*")) == []
+        assert list(temporary.glob("rl_training*")) == []
+        shutil.rmtree(temporary)
         assert_same_run(victim, tmp_path / "whole")
 
     def test_they_end_even_from_within_a_step_that_never_ends(self, tmp_path: Path) -> None:

@@ -87,8 +87,10 @@ class ReplayBuffer:
         """The last `count` rows, in order, as one or two views of them."""
         count = min(count, self._rows_stored)
         first = self._position - count
-        for start, stop in ((first, 0), (0, self._position)) if first < 0 else ((first, self._position),):
-            yield {name: array[start : stop or None] for name, array in self._storage.items()}
+        if first < 0:
+            yield {name: array[first:] for name, array in self._storage.items()}
+        if self._position:
+            yield {name: array[max(0, first) : self._position] for name, array in self._storage.items()}
 
     def sample(self, batch_size: int) -> Transitions:
         """Draw transitions uniformly, with replacement."""

@@ -24,7 +24,7 @@ import torch
 
 from rl_training.data.segments import Segment
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import draft_beside, read_limited, sync
+from rl_training.experiment.files import draft_beside, read_limited, sync, write_new
 from rl_training.experiment.migrations import OLDEST_SCHEMA, upgrade
 from rl_training.experiment.pointers import CHECKPOINT_NAME, read_pointer
 from rl_training.experiment.tree_codec import as_array, pack, unpack_dict
@@ -154,9 +154,11 @@ def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> Non
         known = earlier[index] if index < len(earlier) else None
         manifest["segments"].append(_write_segment(folder, index, segment, base, known))
     manifest["checksum"] = _checksum(manifest)
-    (folder / MANIFEST).write_bytes(json.dumps(manifest, indent=1, allow_nan=False).encode())
-    for path in (*folder.iterdir(), folder):  # all written, then all synced: many times faster than one by one
-        sync(path)
+    write_new(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
+    for path in folder.iterdir():  # all written, then all synced: many times faster than one by one
+        if path.stat().st_nlink == 1:  # a linked file is on the disk already
+            sync(path)
+    sync(folder)
 
 
 def _write_segment(
@@ -178,7 +180,7 @@ def _write_segment(
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     data = safetensors.torch.save({key: tensor.clone() for key, tensor in tensors.items()})
-    path.write_bytes(data)
+    write_new(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 

@@ -62,11 +62,10 @@ def naming_write(path: Path, error_class: type[RLTrainingError] = RLTrainingErro
         raise error_class(f"cannot write '{path}': {error.strerror or error}") from error
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file and wait until it is on the disk."""
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that is not there yet."""
     with path.open("xb") as file:  # "x": a link that someone left in its place is not followed
         file.write(data)
-    sync(path)
 
 
 def sync(path: Path) -> None:
@@ -83,7 +82,8 @@ def replace_synced(path: Path, data: bytes) -> None:
     draft = draft_beside(path)
     draft.unlink(missing_ok=True)
     try:
-        write_synced(draft, data)
+        write_new(draft, data)
+        sync(draft)
         draft.replace(path)
         sync(path.parent)
     finally:
