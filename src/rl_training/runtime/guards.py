@@ -12,7 +12,7 @@ from rl_training.errors import NonFiniteError
 
 
 class ParameterGuard:
-    """Asks after each round, cheaply, whether every parameter that an optimizer moves is finite.
+    """Asks, cheaply, whether every parameter that an optimizer moves is finite.
 
     A bad parameter spoils the metrics of the next update, which are asked first. This finds the rest, such as an
     infinite weight behind a unit that saturates.

@@ -20,6 +20,9 @@ from rl_training.runtime.guards import ParameterGuard
 from rl_training.runtime.interrupts import interrupting_signal
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 
+UPDATES_BETWEEN_CHECKS = 8
+"""Gradient steps between two looks at the parameters, which cost a hundredth of a small update."""
+
 
 @dataclass
 class Session:
@@ -48,6 +51,7 @@ class Session:
         self._checkpoint_due = Interval(self.config.checkpoint_every_steps)
         self._latest: dict[str, float] = {}
         self.parameters = ParameterGuard(self.state.algorithm)
+        self._check_parameters_at = 0
         self._last_logged_step: int | None = None
 
     @property
@@ -85,9 +89,11 @@ class Session:
         step = self.state.global_step
         self.state.epoch += 1
         self._check_updates()
-        self.parameters.check(step)
         log_due, eval_due = self._log_due.is_due(step), self._eval_due.is_due(step)
         checkpoint_due = self._checkpoint_due.is_due(step)
+        if eval_due or checkpoint_due or self.state.update_count >= self._check_parameters_at:
+            self.parameters.check(step)
+            self._check_parameters_at = self.state.update_count + UPDATES_BETWEEN_CHECKS
         is_best = self._evaluate() if eval_due else False
         if log_due or eval_due:
             self._log()
