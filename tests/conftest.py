@@ -24,6 +24,14 @@ SMALL: dict[Loop, dict[str, Any]] = {
     },
 }
 ENV_OF = {"sac": "Pendulum-v1"}
+LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
+"""These are begun first, so that no worker is left alone with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long files first; within a file nothing moves."""
+    order = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 @pytest.fixture(autouse=True)
