@@ -168,7 +168,11 @@ def _serve(connection: multiprocessing.connection.Connection[Any, Any], make: Ma
             faulthandler.register(signal.SIGUSR1, trace)
         env = _carry_out(connection, lambda: ResumableEnv(make()), send_result=False)
         while env is not None:
-            command, values = connection.recv()
+            try:
+                command, values = connection.recv()
+            except EOFError:  # the main process is gone, and cannot remove the file any more
+                Path(trace_path).unlink(missing_ok=True)
+                return
             if command == "close":
                 env.close()
                 return
