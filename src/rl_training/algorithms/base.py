@@ -81,6 +81,9 @@ class Algorithm(ABC, Generic[ConfigT]):
         optimizers = [part for part in self.parts().values() if isinstance(part, Adam)]
         return [tensor for optimizer in optimizers for tensor in optimizer.parameters]
 
+    def fit_observations(self, obs: Tensor) -> None:
+        """Be shown a part of the data's observations, before the first update; by default nothing is learned of it."""
+
     def advance(self, global_step: int, progress: float) -> None:
         """Be told where the run is: the step, and the share of the run that is done (for schedules)."""
         self.global_step = global_step

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rl_training.models.mlp import Activation
 from rl_training.validation import FrozenConfig
@@ -113,3 +114,54 @@ class OffPolicyConfig(AlgorithmConfig):
     def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
         """The ratio of updates to steps, times the steps."""
         return total_timesteps * self.gradient_steps // self.train_frequency
+
+
+class OfflineConfig(AlgorithmConfig):
+    """What the offline loop and its data set read."""
+
+    dataset_kind: Literal["random", "npz", "pt", "minari"] = "random"
+    """Where the transitions come from: random actions in the environment, a file, or a Minari data set."""
+    dataset_path: Path | None = None
+    """The file to read, where the kind is npz or pt."""
+    dataset_id: str | None = None
+    """The name of the data set, where the kind is minari."""
+    dataset_download: bool = False
+    """Fetch the data set if it is not on this machine, where the kind is minari."""
+    dataset_check: Literal["error", "warn"] = "error"
+    """What to do when the data does not fit the environment: stop, or warn and go on."""
+    reward_scale: float = 1.0
+    """Factor of every reward."""
+    reward_shift: float = 0.0
+    """Added to every reward once it is scaled."""
+    reward_clip_min: float | None = None
+    """Least reward, once scaled and shifted."""
+    reward_clip_max: float | None = None
+    """Greatest reward, once scaled and shifted."""
+    normalize_obs: bool = False
+    """Scale observations by the mean and the deviation of those in the data."""
+    batch_size: PositiveInt = 256
+    """Transitions in one update."""
+
+    @model_validator(mode="after")
+    def _data_can_be_found(self) -> OfflineConfig:
+        needed = {"npz": "dataset_path", "pt": "dataset_path", "minari": "dataset_id"}.get(self.dataset_kind)
+        if needed and getattr(self, needed) is None:
+            raise ValueError(f"dataset_kind '{self.dataset_kind}' needs {needed}")
+        for source in ("dataset_path", "dataset_id"):
+            value = getattr(self, source)
+            if self.dataset_kind == "random" and value is not None:
+                raise ValueError(
+                    f"{source} is '{value}', but dataset_kind 'random' reads no data: set dataset_kind too"
+                )
+        low, high = self.reward_clip_min, self.reward_clip_max
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"reward_clip_min {low} lies above reward_clip_max {high}: exchange them")
+        return self
+
+    def samples_per_update(self) -> int:
+        """The batch."""
+        return self.batch_size
+
+    def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
+        """Offline, a step is an update."""
+        return total_timesteps

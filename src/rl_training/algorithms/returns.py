@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -41,3 +42,23 @@ def polyak(source: Iterable[Tensor], target: Iterable[Tensor], tau: float) -> No
 def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
     """1 where the predictions are perfect, 0 where they are no better than a constant."""
     return 1.0 - (targets - predictions).var(correction=0) / (targets.var(correction=0) + 1e-8)
+
+
+def ensemble_mse(values: Tensor, targets: Tensor) -> Tensor:
+    """The mean squared error of each member's values [E, B] from the targets [B], summed over the members."""
+    return (values - targets).square().mean(1).sum()
+
+
+def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
+    """Squared errors, of which those above 0 weigh `expectile` and the others the rest of 1 (IQL eq. 5)."""
+    return (torch.where(errors > 0.0, expectile, 1.0 - expectile) * errors.square()).mean()
+
+
+def exponential_weights(scores: Tensor, max_weight: float) -> Tensor:
+    """`exp(scores)`, at most `max_weight`; the limit comes first, so that nothing overflows."""
+    return scores.clamp(max=math.log(max_weight)).exp()
+
+
+def smoothed_actions(actions: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:
+    """Actions moved by clipped noise, within their bounds (TD3 eq. 14)."""
+    return (actions + (scale * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)

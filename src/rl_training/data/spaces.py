@@ -7,7 +7,7 @@ space is bounded, discrete actions count from 0. Environment space is what `env.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -110,6 +110,10 @@ class Spaces:
     obs: ObsSpec
     action: ActionSpec
 
+    def encoded(self) -> Spaces:
+        """The same, once an encoder has turned each observation into a flat vector of floats."""
+        return replace(self, obs=ObsSpec((self.obs.num_features,), "float32"))
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to act later without the environment."""
         action = self.action
@@ -169,6 +173,18 @@ class Spaces:
 def describe_spaces(observation_space: Space[Any], action_space: Space[Any]) -> Spaces:
     """Read the two spaces of an environment, or raise an `EnvError` that says what is supported."""
     return Spaces(_describe_observation(observation_space), _describe_action(action_space))
+
+
+def require_bounded_box(spaces: Spaces, algorithm: str, alternatives: str) -> None:
+    """Raise an `EnvError` unless [-1, 1] can be mapped onto every component of an action."""
+    action = spaces.action
+    if action.kind is not ActionKind.CONTINUOUS:
+        raise EnvError(f"{algorithm} needs a Box action space; for Discrete actions use {alternatives}")
+    if not action.is_bounded:
+        raise EnvError(
+            f"{algorithm} needs a Box action space with finite bounds, not from {action.low} to {action.high}:"
+            " gymnasium.wrappers.TransformAction can give it some"
+        )
 
 
 def _describe_observation(space: Space[Any]) -> ObsSpec:

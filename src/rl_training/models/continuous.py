@@ -81,3 +81,7 @@ class EnsembleCritic(nn.Module):
         """Each member's value of each pair, [members, B]."""
         values: Tensor = self.networks(torch.cat([self.encoder(obs), actions], -1))
         return values.squeeze(-1)
+
+    def first(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """The first member's value of each pair, [B], at a fraction of the work."""
+        return self.networks.member(0, torch.cat([self.encoder(obs), actions], -1)).squeeze(-1)

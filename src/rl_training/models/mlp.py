@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from itertools import pairwise
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,14 @@ Activation = Literal["relu", "tanh"]
 Initialization = Literal["uniform", "orthogonal"]
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def frozen_copy(module: ModuleT) -> ModuleT:
+    """A copy that no gradient reaches: what a target network begins as."""
+    return deepcopy(module).requires_grad_(False)
 
 
 class _Perceptron(nn.Module):
@@ -91,6 +100,13 @@ class EnsembleMLP(_Perceptron):
             x = self._activation(torch.baddbmm(bias, x, weight))
         output: Tensor = torch.bmm(x, last_weight) + last_bias
         return output
+
+    def member(self, index: int, x: Tensor) -> Tensor:
+        """Evaluate one member alone: [B, in] becomes [B, out]."""
+        *hidden, (last_weight, last_bias) = self._layers()
+        for weight, bias in hidden:
+            x = self._activation(torch.addmm(bias[index], x, weight[index]))
+        return torch.addmm(last_bias[index], x, last_weight[index])
 
 
 class MLP(_Perceptron):
