@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from rl_training.algorithms.config import Schedule, value_at
-from rl_training.algorithms.returns import explained_variance, gae, polyak
+from rl_training.algorithms.returns import (
+    ensemble_mse,
+    expectile_loss,
+    explained_variance,
+    exponential_weights,
+    gae,
+    polyak,
+    smoothed_actions,
+)
 
 
 def column(*numbers):
@@ -132,3 +140,31 @@ def test_schedule_moves_from_start_to_end(kind, progress, expected):
 
 def test_a_number_stays_the_same_at_every_progress():
     assert [value_at(0.3, progress) for progress in (0.0, 0.5, 1.0)] == [0.3, 0.3, 0.3]
+
+
+# The errors 2, -1 and 0 weigh 0.7, 0.3 and nothing: (0.7 * 4 + 0.3 * 1 + 0) / 3.
+@pytest.mark.parametrize(("expectile", "expected"), [(0.7, 3.1 / 3), (0.5, 2.5 / 3), (0.9, 3.7 / 3), (1.0, 4.0 / 3)])
+def test_the_expectile_loss_equals_the_hand_worked_example(expectile, expected):
+    assert expectile_loss(torch.tensor([2.0, -1.0, 0.0]), expectile).item() == pytest.approx(expected)
+
+
+def test_the_value_that_least_expectile_loss_gives_leans_to_the_greater_numbers():
+    numbers = torch.tensor([0.0, 10.0])
+    candidates = torch.linspace(0, 10, 1001)
+    best = min(candidates, key=lambda value: expectile_loss(numbers - value, 0.9).item())
+    assert best.item() == pytest.approx(9.0, abs=0.01)  # 0.9 * (10 - v) = 0.1 * v
+
+
+def test_exponential_weights_are_cut_above_and_never_overflow():
+    weights = exponential_weights(torch.tensor([-1e30, -1.0, 0.0, 1.0, 4.0, 1e30]), 10.0)
+    np.testing.assert_allclose(weights, [0.0, np.exp(-1), 1.0, np.e, 10.0, 10.0], rtol=1e-6)
+
+
+def test_smoothed_actions_clip_the_noise_and_then_the_action():
+    actions, noise = torch.tensor([0.0, 0.0, 0.0, 0.9, -0.9]), torch.tensor([1.0, 4.0, -4.0, 4.0, -1.0])
+    np.testing.assert_allclose(smoothed_actions(actions, noise, 0.2, 0.5), [0.2, 0.5, -0.5, 1.0, -1.0], rtol=1e-6)
+
+
+def test_the_errors_of_an_ensemble_are_averaged_over_the_batch_and_summed_over_the_members():
+    values = torch.tensor([[1.0, 2.0], [0.0, 5.0]])
+    assert ensemble_mse(values, torch.tensor([1.0, 4.0])).item() == pytest.approx((0 + 4) / 2 + (1 + 1) / 2)

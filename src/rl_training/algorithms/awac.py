@@ -95,11 +95,11 @@ class AWACAlgorithm(Algorithm[AWACConfig]):
     ) -> Tensor:
         """Functions of tensors alone; returns the metrics of `STEP_METRICS` as one tensor."""
         obs, next_obs = self.encoder(obs), self.encoder(next_obs)
-        values = self.critic(obs, actions)  # [2, B]
+        values, mean = self.critic(obs, actions), self.actor.mode(obs)  # [2, B], [B, A]
+        # Before the critics move, so that the values they learn from serve here too.
+        advantages = values.detach().amin(0) - self._own_values(obs, mean, noise)
         critic_loss = ensemble_mse(values, self._targets(rewards, next_obs, discounts, next_noise))
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
-        mean = self.actor.mode(obs)
-        advantages = self._advantages(obs, actions, mean, noise)
         weights = exponential_weights(advantages / self.config.awac_lambda, self.config.max_advantage_weight)
         actor_loss = (weights * self.actor.surprise(mean, actions)).mean()  # AWAC algorithm 1, the actor's step
         actor_grad_norm = descend(actor_loss, self.actor_optimizer)
@@ -115,9 +115,7 @@ class AWACAlgorithm(Algorithm[AWACConfig]):
         return rewards + discounts * next_values
 
     @torch.no_grad()
-    def _advantages(self, obs: Tensor, actions: Tensor, mean: Tensor, noise: Tensor) -> Tensor:
-        """How much better than an action the policy would draw each action of the data is."""
-        both_actions = torch.cat([actions, self.actor.moved(mean, noise)])
-        values, own_values = self.critic(torch.cat([obs, obs]), both_actions).amin(0).chunk(2)
-        advantages: Tensor = values - own_values
-        return advantages
+    def _own_values(self, obs: Tensor, mean: Tensor, noise: Tensor) -> Tensor:
+        """Value of an action that the policy would draw, by the lesser of the critics."""
+        own_values: Tensor = self.critic(obs, self.actor.moved(mean, noise)).amin(0)
+        return own_values

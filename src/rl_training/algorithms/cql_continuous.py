@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Resources, Stateful
 from rl_training.algorithms.config import value_at
-from rl_training.algorithms.optim import Adam, descend
-from rl_training.algorithms.returns import ensemble_mse, polyak
+from rl_training.algorithms.optim import Adam, descend, descend_along
+from rl_training.algorithms.returns import polyak
 from rl_training.algorithms.sac import Temperature
 from rl_training.data.spaces import Spaces
 from rl_training.models.continuous import EnsembleCritic, SquashedGaussianPolicy
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rl_training.algorithms.cql import CQLConfig
 
 MAX_MULTIPLIER = 1e6
+ROWS_AT_ONCE = 1024
+"""Pairs of observation and action the critics learn from before the next: few enough to stay in the cache."""
 
 
 class ContinuousRule:
@@ -111,16 +113,10 @@ class ContinuousRule:
             next_actions, next_log_probs = self.actor(next_obs, next_noise)
             own_actions, own_log_probs = self.actor(obs, own_noise[1:])
         targets = self._targets(rewards, next_obs, discounts, next_actions[0], alpha * next_log_probs[0])
+        all_actions = torch.cat([actions.unsqueeze(0), uniform, own_actions, next_actions[1:]])  # [1 + 3N, B, A]
         uniform_log_probs = torch.full_like(own_log_probs, -self._num_components * math.log(2.0))
-        candidates = torch.cat([uniform, own_actions, next_actions[1:]])  # [3N, B, A]
         log_probs = torch.cat([uniform_log_probs, own_log_probs, next_log_probs[1:]])  # [3N, B]
-        values, gaps = self._values_and_gaps(obs, actions, candidates, log_probs)
-        td_loss = ensemble_mse(values, targets)
-        multiplier = self._step_multiplier(gaps.detach())
-        # The authors' code weighs the whole squared error against cql_alpha, where eq. 4 of the paper weighs half.
-        critic_loss = td_loss + multiplier * self._config.cql_alpha * gaps.sum()
-        critic_grad_norm = descend(critic_loss, self.critic_optimizer)
-        metrics = [td_loss, gaps.mean(), multiplier, critic_loss, critic_grad_norm, values.mean()]
+        metrics = self._step_critics(obs, all_actions, log_probs, targets)
         metrics += self._step_actor(obs, own_noise[0], alpha)
         polyak(self.critic.parameters(), self.target_critic.parameters(), self._config.tau)
         return torch.stack(metrics).detach()
@@ -135,30 +131,44 @@ class ContinuousRule:
             next_values = next_values - next_costs
         return rewards + discounts * next_values
 
-    def _values_and_gaps(
-        self, obs: Tensor, actions: Tensor, candidates: Tensor, log_probs: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Each critic's values of the data's actions [2, B], and how far the soft maximum lies above them, [2].
+    def _step_critics(self, obs: Tensor, actions: Tensor, log_probs: Tensor, targets: Tensor) -> list[Tensor]:
+        """One step down the loss of the whole batch, of which a few rows at a time are worked on."""
+        multiplier = self.multiplier.log_alpha.detach().exp().clamp(max=MAX_MULTIPLIER)
+        num_parts = -(-actions.shape[0] * len(obs) // ROWS_AT_ONCE)
+        rows = (obs.chunk(num_parts), actions.chunk(num_parts, 1), log_probs.chunk(num_parts, 1))
+        gradients: tuple[Tensor, ...] = ()
+        terms = obs.new_zeros(3)
+        for part in zip(*rows, targets.chunk(num_parts), strict=True):
+            part_terms = self._critic_terms(*part) / len(obs)
+            # CQL eq. 4, weighed as in the authors' code, which takes the whole squared error where the paper halves it.
+            loss = part_terms[0] + multiplier * self._config.cql_alpha * part_terms[1]
+            part_gradients = torch.autograd.grad(loss, self.critic_optimizer.parameters)
+            gradients = torch._foreach_add(gradients, part_gradients) if gradients else part_gradients
+            terms = terms + part_terms.detach()
+        grad_norm = descend_along(gradients, self.critic_optimizer)
+        td_loss, gap, q_mean = terms[0], 0.5 * terms[1], 0.5 * terms[2]
+        critic_loss = td_loss + 2.0 * multiplier * self._config.cql_alpha * gap
+        if self._config.lagrange_threshold is not None:
+            self._step_multiplier(gap - self._config.lagrange_threshold)
+        return [td_loss, gap, multiplier, critic_loss, grad_norm, q_mean]
 
-        The candidates are weighed by their densities (CQL appendix F). As in the authors' code their sum is not
-        divided by their number: that adds a constant, which `lagrange_threshold` counts on.
+    def _critic_terms(self, obs: Tensor, actions: Tensor, log_probs: Tensor, targets: Tensor) -> Tensor:
+        """Squared error, conservative gap and value of the data's actions (the first), summed over rows and critics.
+
+        The other actions are weighed by their densities (CQL appendix F). As in the authors' code their sum is not
+        divided by their number: that would only move the gap, and with it what `lagrange_threshold` means.
         """
-        all_actions = torch.cat([actions.unsqueeze(0), candidates])  # [1 + 3N, B, A]
-        count, size = all_actions.shape[:2]
-        all_obs = obs.expand(count, -1, -1).flatten(0, 1)
-        all_values = self.critic(all_obs, all_actions.flatten(0, 1)).view(2, count, size)
-        values, candidate_values = all_values[:, 0], all_values[:, 1:]
-        soft_maxima = (candidate_values - log_probs).logsumexp(1)  # [2, B]
-        return values, (soft_maxima - values).mean(1)  # CQL eq. 4
+        count, size = actions.shape[:2]
+        every_obs = obs.expand(count, -1, -1).flatten(0, 1)
+        all_values = self.critic(every_obs, actions.flatten(0, 1)).view(2, count, size)
+        values = all_values[:, 0]
+        gaps = (all_values[:, 1:] - log_probs).logsumexp(1) - values  # [2, size]
+        return torch.stack([(values - targets).square().sum(), gaps.sum(), values.sum()])
 
-    def _step_multiplier(self, gaps: Tensor) -> Tensor:
-        """The multiplier for this step: 1, or with a threshold one that rises while the gap is above it."""
-        threshold = self._config.lagrange_threshold
+    def _step_multiplier(self, excess: Tensor) -> None:
+        """Raise the multiplier while the gap exceeds the threshold, lower it otherwise (CQL eq. 30)."""
         multiplier = self.multiplier.log_alpha.exp().clamp(max=MAX_MULTIPLIER)
-        if threshold is not None:
-            loss = -multiplier * self._config.cql_alpha * (gaps.mean() - threshold)  # CQL eq. 30
-            descend(loss, self.multiplier_optimizer)
-        return multiplier.detach()
+        descend(-multiplier * self._config.cql_alpha * excess, self.multiplier_optimizer)
 
     def _step_actor(self, obs: Tensor, noise: Tensor, alpha: Tensor) -> list[Tensor]:
         """SAC's step of the actor and the temperature."""

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 Activation = Literal["relu", "tanh"]
 Initialization = Literal["uniform", "orthogonal"]
 
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "tanh": torch.tanh}
+# In place: a layer's sums are not needed again, and to fetch fresh memory can take longer than to fill it.
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh": torch.tanh_}
 
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
