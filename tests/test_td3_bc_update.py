@@ -73,18 +73,16 @@ def test_a_whole_update_equals_numpy():
 
 
 def test_the_actor_loss_equals_a_hand_worked_example():
-    algorithm = make(bc_alpha=2.5, normalize_obs=False)
-    with torch.no_grad():
-        for parameter in (*algorithm.actor.parameters(), *algorithm.critic.parameters()):
-            parameter.zero_()
-        # The policy's action is 0 in both components, and its value is -4 by the first critic, 9 by the second.
-        algorithm.critic.networks.biases[-1].copy_(torch.tensor([-4.0, 9.0]).view(2, 1, 1))
+    algorithm = make(bc_alpha=2.5)
+    for parameter in algorithm.actor.parameters():
+        parameter.data.zero_()  # so that the policy's action is 0 in both components
+    algorithm.critic.first = lambda obs, actions: torch.tensor([-4.0, 2.0])
     actions = torch.tensor([[1.0, 0.0], [-0.5, 0.5]])
     loss, imitation_loss = algorithm._actor_loss(torch.zeros(2, 3), actions)
     # Squared distances 1, 0, 0.25 and 0.25: their mean is 0.375.
-    # lambda = 2.5 / |-4| = 0.625, so the loss is 0.375 - 0.625 * -4 = 2.875.
+    # lambda = 2.5 / ((4 + 2) / 2) = 5 / 6, and the mean value is -1: the loss is 0.375 + 5 / 6.
     assert imitation_loss.item() == pytest.approx(0.375)
-    assert loss.item() == pytest.approx(2.875)
+    assert loss.item() == pytest.approx(0.375 + 5 / 6)
 
 
 def test_the_actor_and_the_targets_move_at_every_third_update_alone_when_the_delay_is_three():

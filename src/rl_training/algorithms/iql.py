@@ -63,19 +63,15 @@ class IQLAlgorithm(Algorithm[IQLConfig]):
         self.encoder = ObsEncoder(spaces.obs, normalize=config.normalize_obs).to(self.device)
         sizes, activation, generator = config.hidden_sizes, config.activation, self.generator
         inputs = spaces.encoded()
-        self.actor = make_imitation_policy(config.policy, inputs, sizes, activation=activation, generator=generator).to(
-            self.device
-        )
-        self.critic = EnsembleCritic(inputs, sizes, num_members=2, activation=activation, generator=generator).to(
-            self.device
-        )
+        self.actor = make_imitation_policy(config.policy, inputs, sizes, activation=activation, generator=generator)
+        self.critic = EnsembleCritic(inputs, sizes, num_members=2, activation=activation, generator=generator)
+        self.value = MLP(self.encoder.num_features, sizes, 1, activation=activation, generator=generator)
+        for network in (self.actor, self.critic, self.value):
+            network.to(self.device)
         self.target_critic = frozen_copy(self.critic)
-        self.value = MLP(self.encoder.num_features, sizes, 1, activation=activation, generator=generator).to(
-            self.device
-        )
-        self.actor_optimizer = Adam(self.actor.parameters())
-        self.critic_optimizer = Adam(self.critic.parameters())
         self.value_optimizer = Adam(self.value.parameters())
+        self.critic_optimizer = Adam(self.critic.parameters())
+        self.actor_optimizer = Adam(self.actor.parameters())
         self._step = compiled(self._gradient_step, resources.compile)
 
     @classmethod
