@@ -123,6 +123,8 @@ class OfflineConfig(AlgorithmConfig):
     """Where the transitions come from: random actions in the environment, a file, or a Minari data set."""
     dataset_path: Path | None = None
     """The file to read, where the kind is npz or pt."""
+    dataset_size: PositiveInt = 10_000
+    """Steps of random actions to take, where the kind is random."""
     dataset_id: str | None = None
     """The name of the data set, where the kind is minari."""
     dataset_download: bool = False
@@ -141,6 +143,11 @@ class OfflineConfig(AlgorithmConfig):
     """Scale observations by the mean and the deviation of those in the data."""
     batch_size: PositiveInt = 256
     """Transitions in one update."""
+
+    @property
+    def reward_transform(self) -> tuple[float, float, float | None, float | None]:
+        """Scale, shift, and the two clip bounds."""
+        return self.reward_scale, self.reward_shift, self.reward_clip_min, self.reward_clip_max
 
     @model_validator(mode="after")
     def _data_can_be_found(self) -> OfflineConfig:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Resources, Stateful
 from rl_training.algorithms.config import value_at
-from rl_training.algorithms.optim import Adam, descend, descend_along
-from rl_training.algorithms.returns import polyak
+from rl_training.algorithms.optim import Adam, descend
+from rl_training.algorithms.returns import ensemble_mse, polyak
 from rl_training.algorithms.sac import Temperature
 from rl_training.data.spaces import Spaces
 from rl_training.models.continuous import EnsembleCritic, SquashedGaussianPolicy
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rl_training.algorithms.cql import CQLConfig
 
 MAX_MULTIPLIER = 1e6
-ROWS_AT_ONCE = 1024
-"""Pairs of observation and action the critics learn from before the next: few enough to stay in the cache."""
 
 
 class ContinuousRule:
@@ -132,28 +130,21 @@ class ContinuousRule:
         return rewards + discounts * next_values
 
     def _step_critics(self, obs: Tensor, actions: Tensor, log_probs: Tensor, targets: Tensor) -> list[Tensor]:
-        """One step down the loss of the whole batch, of which a few rows at a time are worked on."""
-        multiplier = self.multiplier.log_alpha.detach().exp().clamp(max=MAX_MULTIPLIER)
-        num_parts = -(-actions.shape[0] * len(obs) // ROWS_AT_ONCE)
-        rows = (obs.chunk(num_parts), actions.chunk(num_parts, 1), log_probs.chunk(num_parts, 1))
-        gradients: tuple[Tensor, ...] = ()
-        terms = obs.new_zeros(3)
-        for part in zip(*rows, targets.chunk(num_parts), strict=True):
-            part_terms = self._critic_terms(*part) / len(obs)
-            # CQL eq. 4, weighed as in the authors' code, which takes the whole squared error where the paper halves it.
-            loss = part_terms[0] + multiplier * self._config.cql_alpha * part_terms[1]
-            part_gradients = torch.autograd.grad(loss, self.critic_optimizer.parameters)
-            gradients = torch._foreach_add(gradients, part_gradients) if gradients else part_gradients
-            terms = terms + part_terms.detach()
-        grad_norm = descend_along(gradients, self.critic_optimizer)
-        td_loss, gap, q_mean = terms[0], 0.5 * terms[1], 0.5 * terms[2]
-        critic_loss = td_loss + 2.0 * multiplier * self._config.cql_alpha * gap
+        """Towards the targets, and down where the soft maximum lies above the values of the data's actions."""
+        values, gaps = self._values_and_gaps(obs, actions, log_probs)
+        td_loss = ensemble_mse(values, targets)
+        multiplier = self.multiplier.log_alpha.exp().clamp(max=MAX_MULTIPLIER)
+        # CQL eq. 4, weighed as in the authors' code, which takes the whole squared error where the paper halves it.
+        critic_loss = td_loss + multiplier.detach() * self._config.cql_alpha * gaps.sum()
+        grad_norm = descend(critic_loss, self.critic_optimizer)
+        gap = gaps.detach().mean()
         if self._config.lagrange_threshold is not None:
-            self._step_multiplier(gap - self._config.lagrange_threshold)
-        return [td_loss, gap, multiplier, critic_loss, grad_norm, q_mean]
+            excess = gap - self._config.lagrange_threshold
+            descend(-multiplier * self._config.cql_alpha * excess, self.multiplier_optimizer)  # CQL appendix F
+        return [td_loss, gap, multiplier, critic_loss, grad_norm, values.mean()]
 
-    def _critic_terms(self, obs: Tensor, actions: Tensor, log_probs: Tensor, targets: Tensor) -> Tensor:
-        """Squared error, conservative gap and value of the data's actions (the first), summed over rows and critics.
+    def _values_and_gaps(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Each critic's values of the data's actions (the first) [2, B], and its mean conservative gap [2].
 
         The other actions are weighed by their densities (CQL appendix F). As in the authors' code their sum is not
         divided by their number: that would only move the gap, and with it what `lagrange_threshold` means.
@@ -162,13 +153,8 @@ class ContinuousRule:
         every_obs = obs.expand(count, -1, -1).flatten(0, 1)
         all_values = self.critic(every_obs, actions.flatten(0, 1)).view(2, count, size)
         values = all_values[:, 0]
-        gaps = (all_values[:, 1:] - log_probs).logsumexp(1) - values  # [2, size]
-        return torch.stack([(values - targets).square().sum(), gaps.sum(), values.sum()])
-
-    def _step_multiplier(self, excess: Tensor) -> None:
-        """Raise the multiplier while the gap exceeds the threshold, lower it otherwise (CQL eq. 30)."""
-        multiplier = self.multiplier.log_alpha.exp().clamp(max=MAX_MULTIPLIER)
-        descend(-multiplier * self._config.cql_alpha * excess, self.multiplier_optimizer)
+        soft_maxima = (all_values[:, 1:] - log_probs).logsumexp(1)  # [2, B]
+        return values, (soft_maxima - values).mean(1)
 
     def _step_actor(self, obs: Tensor, noise: Tensor, alpha: Tensor) -> list[Tensor]:
         """SAC's step of the actor and the temperature."""

@@ -91,11 +91,7 @@ class Adam:
 
 def descend(loss: Tensor, optimizer: Adam, max_grad_norm: float | None = None) -> Tensor:
     """Take one optimizer step down `loss` and return the norm of the gradient (before clipping)."""
-    return descend_along(torch.autograd.grad(loss, optimizer.parameters), optimizer, max_grad_norm)
-
-
-def descend_along(gradients: tuple[Tensor, ...], optimizer: Adam, max_grad_norm: float | None = None) -> Tensor:
-    """`descend`, where the gradient is already there."""
+    gradients = torch.autograd.grad(loss, optimizer.parameters)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     scale = None if max_grad_norm is None else (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     optimizer.step(gradients, scale)
