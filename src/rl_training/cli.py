@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_training.cli_data import app as data_app
 from rl_training.errors import RLTrainingError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.add_typer(data_app, name="data")
 
 Words = Annotated[list[str] | None, typer.Argument(help=WORDS_HELP, metavar="[ALGO ENV_ID] [KEY=VALUE]...")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
@@ -93,15 +96,26 @@ def train(
 def evaluate(
     checkpoint: CheckpointPath,
     eval_episodes: EvalEpisodes = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Judge by this file or Minari id instead of an environment.")
+    ] = None,
+    fqe_updates: Annotated[int, typer.Option("--fqe-updates", min=1, help="Updates of that estimate.")] = 10_000,
     device: Device = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a checkpoint, or a run's last one, on the run's evaluation seeds."""
+    """Evaluate a checkpoint, or a run's last one, on the run's evaluation seeds, or by recorded data alone."""
     _import_plugins(plugin)
-    from rl_training.runtime.workflows import evaluate_checkpoint
+    from rl_training.runtime.workflows import evaluate_checkpoint, evaluate_checkpoint_offline
 
-    metrics = evaluate_checkpoint(checkpoint, num_episodes=eval_episodes, device=device or "auto")
+    if dataset is None:
+        metrics = evaluate_checkpoint(checkpoint, num_episodes=eval_episodes, device=device or "auto")
+    else:
+        from rl_training.cli_data import load_source
+
+        metrics = evaluate_checkpoint_offline(
+            checkpoint, load_source(dataset), num_updates=fqe_updates, device=device or "auto"
+        )
     if as_json:
         print(json.dumps(metrics))
     else:
@@ -330,12 +344,18 @@ def _resolve(words: Sequence[str], file: Path | None, flags: Mapping[str, Any]) 
             _say(f"using preset {preset.parent.name}/{preset.name}")
     if file is not None:
         layers.append((f"file {file}", load_config_file(file)))
-    elif len(names) < 2 and not {"algo", "env_id"} <= names.keys() | overrides.keys():
+    elif not _says_what_to_train({**names, **overrides}):
         raise ConfigError("say what to train: ALGO ENV_ID (train ppo CartPole-v1) or --config FILE")
     layers.append(("command line", names))
     layers.append(("command line", flags))
     layers.append(("command line", overrides))
     return resolve_config(layers)
+
+
+def _says_what_to_train(given: Mapping[str, Any]) -> bool:
+    from rl_training.experiment.registry import learns_offline
+
+    return "algo" in given and ("env_id" in given or learns_offline(str(given["algo"])))
 
 
 def _configuration_rows(resolved: ResolvedConfig) -> list[tuple[str, Any, str]]:
@@ -385,9 +405,9 @@ def _report(result: TrainResult, as_json: bool, plugins: Sequence[str] | None = 
         raise typer.Exit(128 + signal_number)
 
 
-def _code_in_use(plugins: Sequence[str] | None, env_id: str) -> list[str]:
+def _code_in_use(plugins: Sequence[str] | None, env_id: str | None) -> list[str]:
     """What a command that resumes the run must name as plugins."""
-    place = env_id.rpartition(":")[0]
+    place = (env_id or "").rpartition(":")[0]
     return list(dict.fromkeys([*(plugins or []), *([place] if place else [])]))
 
 

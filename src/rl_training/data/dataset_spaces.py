@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rl_training.data.dataset_fields import flat_rows, row_blocks
-from rl_training.data.spaces import ActionKind, ActionSpec, ObsSpec
+from rl_training.data.spaces import ActionKind, ActionSpec, ObsSpec, Spaces
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
 
 TOLERANCE = 1e-5
 """How far beyond its bounds an action may lie, as a share of their distance: float32 rounds."""
+
+
+def infer_spaces(dataset: Any) -> Spaces:
+    """The spaces that the recorded rows span, for data without an environment."""
+    obs, actions = dataset.obs, dataset.actions
+    if obs.dtype == np.int64 and obs.ndim == 1:
+        obs_spec = ObsSpec((), "int64", int(max(obs.max(), dataset.next_obs.max())) + 1)
+    else:
+        obs_spec = ObsSpec(obs.shape[1:], "uint8" if obs.dtype == np.uint8 else "float32")
+    if actions.dtype.kind != "f":
+        if actions.ndim > 1 and actions[0].size != 1:
+            raise DatasetError("several discrete actions a step need an env_id, which knows how many options each has")
+        return Spaces(obs_spec, ActionSpec(ActionKind.DISCRETE, (), "int64", (int(actions.max()) + 1,), np.asarray(0)))
+    low, high = actions.min(0).astype(np.float64), actions.max(0).astype(np.float64)
+    if np.all(low >= -1.0 - TOLERANCE) and np.all(high <= 1.0 + TOLERANCE):
+        low, high = np.full_like(low, -1.0), np.full_like(high, 1.0)
+    return Spaces(obs_spec, ActionSpec(ActionKind.CONTINUOUS, actions.shape[1:], "float32", low=low, high=high))
 
 
 def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:

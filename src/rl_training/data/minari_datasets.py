@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -205,3 +206,34 @@ def _one_hot(values: Array, num_choices: int) -> Array:
 def _check_action_space(space: Space[Any], source: str) -> None:
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
         raise DatasetError(f"{source} has actions of {space}: use Box, Discrete or MultiDiscrete")
+
+
+def write_minari(dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]) -> None:
+    """Write a new local Minari data set of whole episodes."""
+    try:
+        import minari
+        from minari.data_collector import EpisodeBuffer
+    except ImportError:
+        raise DatasetError(MISSING) from None
+    buffers = []
+    for number, (start, stop) in enumerate(dataset.episodes()):
+        observations = np.concatenate([dataset.obs[start:stop], dataset.next_obs[stop - 1 : stop]])
+        buffers.append(
+            EpisodeBuffer(
+                id=number,
+                observations=observations.astype(observation_space.dtype),
+                actions=dataset.actions[start:stop].astype(action_space.dtype),
+                rewards=dataset.rewards[start:stop],
+                terminations=dataset.terminated[start:stop],
+                truncations=dataset.truncated[start:stop],
+                infos={},
+            )
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about an author, a description and the like
+            minari.create_dataset_from_buffers(
+                dataset_id, buffers, observation_space=observation_space, action_space=action_space
+            )
+    except (ValueError, OSError) as error:
+        raise DatasetError(f"cannot write Minari data set '{dataset_id}': {error}") from None

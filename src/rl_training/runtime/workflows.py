@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_training.algorithms.base import Algorithm, Resources
+from rl_training.algorithms.config import OfflineConfig
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import Spaces
 from rl_training.envs.factory import unknown_code
 from rl_training.errors import CheckpointError, ConfigError, EnvError
@@ -19,6 +21,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluation import Evaluator, act_on
+from rl_training.runtime.offline_evaluation import fitted_q_evaluation
+from rl_training.runtime.recording import disturbed, record_transitions
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun, naming_misfits, resolve_device
 from rl_training.runtime.saved_state import check_network_size, check_trainer_state
 from rl_training.runtime.trainer import TrainResult
@@ -93,15 +97,29 @@ def stored_step(state: CheckpointState) -> int:
     return step
 
 
+def evaluate_checkpoint_offline(
+    path: str | Path, dataset: TransitionDataset, *, num_updates: int = 10_000, device: str = "auto"
+) -> dict[str, float]:
+    """Judge a checkpoint by recorded transitions alone (fitted Q evaluation), with the run's own reward settings."""
+    config, algorithm, state = load_algorithm(path, device=device)
+    data = dataset.to_model_space(algorithm.spaces)
+    if isinstance(algorithm.config, OfflineConfig):
+        data = data.with_reward_transform(*algorithm.config.reward_transform)
+    with choose_execution(config, state).applied():
+        score = fitted_q_evaluation(algorithm, data, num_updates=num_updates, seed=config.seed)
+    return {"global_step": stored_step(state), **score.as_dict()}
+
+
 def evaluate_algorithm(
     config: TrainConfig, algorithm: Algorithm[Any], num_episodes: int | None = None
 ) -> dict[str, float]:
     """Evaluate on the seeds that belong to the run."""
     if num_episodes is not None and num_episodes < 1:
         raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
-    refuse_unknown_code(config.env_id)
+    env_id = config.required_env_id
+    refuse_unknown_code(env_id)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
-    evaluator = Evaluator(config.env_id, config.env_kwargs, seeds)
+    evaluator = Evaluator(env_id, config.env_kwargs, seeds)
     try:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"environment '{config.env_id}' has other spaces than the one the policy was trained in")
@@ -119,6 +137,21 @@ def refuse_unknown_code(env_id: str) -> None:
             f" must not run code: look at '{place}', then allow it with --plugin {place} (in Python:"
             f" rl_training.envs.factory.load_code('{place}'))"
         )
+
+
+def record_checkpoint(
+    path: str | Path, num_steps: int, *, seed: int = 0, epsilon: float = 0.0, noise: float = 0.0
+) -> tuple[TransitionDataset, str]:
+    """What the deterministic policy of a checkpoint does in its environment, and that environment's id.
+
+    A share `epsilon` of the actions is random, and continuous ones get noise of that deviation on [-1, 1].
+    """
+    config, algorithm, _ = load_algorithm(path, device="cpu")
+    env_id = config.required_env_id
+    refuse_unknown_code(env_id)
+    env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))
+    act = disturbed(algorithm, epsilon, noise, np.random.default_rng(action_seed))
+    return record_transitions(env_id, config.env_kwargs, num_steps, env_seed, lambda spaces: act), env_id
 
 
 def predict_checkpoint(path: str | Path, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
@@ -180,7 +213,8 @@ def plan_resume(
         if run.was_cut_short and total_timesteps is None:
             changes["total_timesteps"] = run.wanted_timesteps()
     config = TrainConfig(**state.config).replace(**{k: v for k, v in changes.items() if v is not None})
-    refuse_unknown_code(config.env_id)
+    if config.env_id is not None:
+        refuse_unknown_code(config.env_id)
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     check_network_size(algo_config, _read_spaces(state.algorithm_state), state.algorithm_state)
     check_trainer_state(state.trainer_state, config.num_envs)

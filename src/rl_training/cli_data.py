@@ -1,0 +1,152 @@
+"""The `data` commands: record, mix and examine data sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_training.data.offline_dataset import TransitionDataset
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+Out = Annotated[Path | None, typer.Option("--out", help="The .npz file to write.")]
+Minari = Annotated[str | None, typer.Option("--minari", help="A new Minari data set to write instead: name-v0.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the environment, the actions and the choice.")]
+Plugins = Annotated[list[str] | None, typer.Option("--plugin", help="Module or file.py to import first.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback()
+def _data() -> None:
+    """Record, mix and examine data sets of transitions."""
+
+
+@app.command()
+def collect(
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to record.")],
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="The agent: a run or a checkpoint.")] = None,
+    env: Annotated[str | None, typer.Option("--env", help="Instead of an agent: random actions in this one.")] = None,
+    out: Out = None,
+    minari: Minari = None,
+    epsilon: Annotated[float, typer.Option("--epsilon", min=0, max=1, help="Share of random actions.")] = 0.0,
+    noise: Annotated[float, typer.Option("--noise", min=0, help="Deviation of noise on [-1, 1] actions.")] = 0.0,
+    seed: Seed = 0,
+    plugin: Plugins = None,
+) -> None:
+    """Record what a trained agent, or random actions, do: `data collect --checkpoint RUN --steps 10000 --out a.npz`."""
+    if (out is None) == (minari is None):
+        raise ConfigError("say where to write: either --out FILE.npz or --minari name-v0")
+    if (checkpoint is None) == (env is None):
+        raise ConfigError("say who acts: either --checkpoint RUN or --env ENV_ID (random actions)")
+    _import_plugins(plugin)
+    from rl_training.runtime.recording import record_random_actions
+    from rl_training.runtime.workflows import record_checkpoint
+
+    if checkpoint is not None:
+        dataset, env = record_checkpoint(checkpoint, steps, seed=seed, epsilon=epsilon, noise=noise)
+    else:
+        import numpy as np
+
+        assert env is not None
+        dataset = record_random_actions(env, {}, steps, np.random.SeedSequence(seed))
+    if out is not None:
+        from rl_training.data.dataset_loaders import save_transition_dataset
+
+        print(f"file={save_transition_dataset(out, dataset)}")
+    else:
+        from rl_training.data.minari_datasets import write_minari
+        from rl_training.envs.factory import make_env
+
+        assert minari is not None
+        example = make_env(env)
+        write_minari(minari, dataset, example.observation_space, example.action_space)
+        example.close()
+        print(f"minari={minari}")
+    _print_returns(dataset)
+
+
+@app.command()
+def mix(
+    words: Annotated[list[str], typer.Argument(help="Files to mix.", metavar="FILE...")],
+    out: Annotated[Path, typer.Option("--out", help="The .npz file to write.")],
+    weights: Annotated[list[float] | None, typer.Option("--weights", help="Share of each file.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Mix whole episodes of several files: `data mix a.npz b.npz --weights 0.5 0.5 --out mixed.npz`."""
+    from rl_training.data.dataset_loaders import mix_datasets, save_transition_dataset
+
+    # Words after the first number of --weights reach us as files; no file is called 0.5.
+    numbers = [word for word in words if _is_number(word)]
+    files = [word for word in words if not _is_number(word)]
+    shares = [*(weights or []), *map(float, numbers)] or [1.0] * len(files)
+    dataset = mix_datasets([load_source(file) for file in files], shares, seed)
+    print(f"file={save_transition_dataset(out, dataset)}")
+    _print_returns(dataset)
+
+
+@app.command()
+def check(
+    source: Annotated[str, typer.Argument(help="A .npz or .pt file, or the id of a Minari data set.")],
+    env: Annotated[str | None, typer.Option("--env", help="Hold it against this environment's spaces.")] = None,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """Examine a data set: what is wrong with it, what to do about it, and which algorithm fits. Errors exit 1."""
+    _import_plugins(plugin)
+    from rl_training.data.dataset_checks import Level, check_dataset
+    from rl_training.data.spaces import describe_spaces
+    from rl_training.experiment.dataset_report import render_report
+
+    spaces = None
+    if env is not None:
+        from rl_training.envs.factory import make_env
+
+        example = make_env(env)
+        spaces = describe_spaces(example.observation_space, example.action_space)
+        example.close()
+    report = check_dataset(load_source(source), spaces)
+    if as_json:
+        print(json.dumps(report.to_dict()))
+    else:
+        from rich.console import Console
+
+        Console().print(render_report(report))
+    if any(finding.level is Level.ERROR for finding in report.findings):
+        raise typer.Exit(1)
+
+
+def load_source(source: str) -> TransitionDataset:
+    """The data set in a file, or the Minari data set of that id."""
+    from rl_training.data.dataset_loaders import load_transition_dataset
+
+    kind = Path(source).suffix.removeprefix(".")
+    if kind in ("npz", "pt"):
+        return load_transition_dataset(kind, dataset_path=source)
+    return load_transition_dataset("minari", dataset_id=source)
+
+
+def _print_returns(dataset: TransitionDataset) -> None:
+    returns: Any = dataset.episode_returns()
+    print(f"transitions={len(dataset)} episodes={len(returns)} return_mean={returns.mean():.2f}")
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _import_plugins(plugins: list[str] | None) -> None:
+    if plugins:
+        from rl_training.envs.factory import load_code
+
+        for plugin in plugins:
+            load_code(plugin)

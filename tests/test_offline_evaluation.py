@@ -1,0 +1,92 @@
+"""Fitted Q evaluation: values that are known by hand, and the command that gives them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from rl_training.cli import main
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.spaces import describe_spaces
+from rl_training.errors import DatasetError
+from rl_training.runtime.offline_evaluation import discounted_return, fitted_q_evaluation
+
+BOX = Box(-1, 1, (2,), np.float32)
+
+
+def policy(action: Any, action_space: Any, gamma: float = 0.9) -> Any:
+    """An algorithm that always does the same."""
+    dtype = torch.int64 if isinstance(action_space, Discrete) else torch.float32
+
+    def act(obs: torch.Tensor, *, explore: bool) -> torch.Tensor:
+        return torch.tensor(action, dtype=dtype).expand(len(obs), *np.shape(action))
+
+    spaces = describe_spaces(BOX, action_space)
+    return SimpleNamespace(spaces=spaces, config=SimpleNamespace(gamma=gamma), device=torch.device("cpu"), act=act)
+
+
+def one_step_worlds(actions: np.ndarray, rewards: np.ndarray) -> TransitionDataset:
+    """Episodes of one step that terminate."""
+    count = len(rewards)
+    obs = np.random.default_rng(0).uniform(-1, 1, (count, 2)).astype(np.float32)
+    return TransitionDataset(obs, actions, rewards, obs[::-1].copy(), np.ones(count, bool), np.zeros(count, bool))
+
+
+def test_the_value_is_the_policys_and_not_the_behaviours() -> None:
+    actions = np.random.default_rng(1).uniform(-1, 1, (2000, 1)).astype(np.float32)
+    data = one_step_worlds(actions, 1.0 - (actions[:, 0] - 0.5) ** 2)
+    score = fitted_q_evaluation(policy([0.5], Box(-1, 1, (1,), np.float32)), data, num_updates=400, learning_rate=3e-3)
+    assert score.fqe_return_mean == pytest.approx(1.0, abs=0.05)
+    assert score.behaviour_return_mean == pytest.approx(1 - 0.25 - 1 / 3, abs=0.1)
+    assert score.fqe_return_low <= score.fqe_return_mean <= score.fqe_return_high
+    assert score.held_out_episodes == 400
+
+
+def test_discrete_actions_have_values_too() -> None:
+    actions = np.random.default_rng(1).integers(0, 3, 2000)
+    data = one_step_worlds(actions, actions.astype(np.float32))
+    score = fitted_q_evaluation(policy(2, Discrete(3)), data, num_updates=400, learning_rate=3e-3)
+    assert score.fqe_return_mean == pytest.approx(2.0, abs=0.05)
+
+
+def test_a_world_without_end_is_worth_its_endless_sum() -> None:
+    count, length = 1000, 10
+    obs = np.zeros((count, 2), np.float32)
+    truncated = np.arange(count) % length == length - 1
+    actions = np.zeros((count, 1), np.float32)
+    data = TransitionDataset(obs, actions, np.ones(count), obs, np.zeros(count, bool), truncated)
+    algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.5)
+    score = fitted_q_evaluation(algorithm, data, num_updates=1500, batch_size=32, learning_rate=3e-3)
+    assert score.fqe_return_mean == pytest.approx(2.0, abs=0.1)
+    assert score.behaviour_return_mean == pytest.approx((1 - 0.5**10) / 0.5, abs=1e-5)
+
+
+def test_discounting_by_hand() -> None:
+    assert discounted_return(np.array([1.0, 2.0, 4.0]), 0.5) == 1 + 1 + 1
+
+
+def test_too_few_episodes_are_refused() -> None:
+    data = one_step_worlds(np.zeros((1, 1), np.float32), np.ones(1, np.float32))
+    with pytest.raises(DatasetError, match="1 episodes"):
+        fitted_q_evaluation(policy([0.0], Box(-1, 1, (1,), np.float32)), data, num_updates=1)
+
+
+def test_a_checkpoint_is_judged_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "collect", "--env", "Pendulum-v1", "--steps", "1000", "--out", "a.npz"]) == 0
+    words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=a.npz", "algo_kwargs.hidden_sizes=[8]"]
+    assert main(["train", "--total-timesteps", "20", "--run-suffix", "x", "algo=iql", *words]) == 0
+    capsys.readouterr()
+    command = ["eval", "--checkpoint", "runs/iql__offline__seed0__x", "--dataset", "a.npz", "--fqe-updates", "30"]
+    assert main([*command, "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)
+    assert {"fqe_return_mean", "fqe_return_low", "fqe_return_high", "behaviour_return_mean"} <= metrics.keys()
+    assert metrics["global_step"] == 20
+    assert metrics["held_out_episodes"] == 1
