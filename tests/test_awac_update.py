@@ -8,7 +8,6 @@ from numpy_reference import (
     NUM_ACTIONS,
     StepWatch,
     arrays,
-    assert_compiled_equals_plain,
     assert_moved_by_tau,
     coming_normals,
     critic,
@@ -79,7 +78,3 @@ def test_actions_at_the_bounds_have_a_likelihood_and_a_gradient():
 def test_an_action_far_better_or_worse_than_the_policys_keeps_the_loss_finite():
     algorithm = make(awac_lambda=1e-6)
     assert all(metric.isfinite() for metric in algorithm.update(make_batch()).metrics.values())
-
-
-def test_a_compiled_update_equals_a_plain_one():
-    assert_compiled_equals_plain(AWACAlgorithm, small(AWACConfig, normalize_obs=True))

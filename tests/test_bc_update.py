@@ -8,7 +8,6 @@ from numpy_reference import (
     BATCH,
     StepWatch,
     arrays,
-    assert_compiled_equals_plain,
     doubles,
     gaussian_log_density,
     make_algorithm,
@@ -115,7 +114,3 @@ def test_exploring_draws_discrete_actions_by_their_probabilities():
     drawn = algorithm.act(obs, explore=True)
     np.testing.assert_allclose(torch.bincount(drawn, minlength=3) / len(obs), probabilities, atol=0.01)
     assert algorithm.act(obs, explore=False).unique().tolist() == [probabilities.argmax()]
-
-
-def test_a_compiled_update_equals_a_plain_one():
-    assert_compiled_equals_plain(BCAlgorithm, small(BCConfig, policy="gaussian", normalize_obs=True))

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, small_config
+from conftest import ENV_OF, TESTS, small_config
 
 from rl_training.data.segments import Segment
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.experiment.registry import learns_offline, list_algorithm_specs
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.training import run_training
@@ -114,6 +114,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(algo: str, tm
 def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
     algo: str, num_envs: int, event: str, step: int, tmp_path: Path
 ) -> None:
+    if event == "collect" and learns_offline(algo):
+        event = "update"
     changes = {"num_envs": num_envs, "total_timesteps": 192, "algo_kwargs": {"eval_interval": 64}}
     whole = run_training(small_config(algo, tmp_path / "whole", **changes))
     stopped = run_training(small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(step, event)])
@@ -193,12 +195,15 @@ def test_the_number_of_updates_does_not_depend_on_the_number_of_environments(alg
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_a_failing_environment_ends_the_run_with_its_own_error(algo: str, tmp_path: Path) -> None:
-    kind = "box" if algo == "sac" else "discrete"
+    kind = "box" if ENV_OF.get(algo) == "Pendulum-v1" else "discrete"
     changes = {"env_id": f"{TESTS / 'toy_envs.py'}:BrokenEnv", "env_kwargs": {"action": kind}}
     with pytest.raises(
         EnvError, match=r"(?s)environment 0 of 1 failed in step.*ZeroDivisionError: the simulator exploded"
     ):
         run_training(small_config(algo, tmp_path, **changes))
+    if learns_offline(algo):
+        assert not any(tmp_path.iterdir())  # it failed while the data was collected
+        return
     (run_dir,) = tmp_path.iterdir()
     metadata = json.loads((run_dir / "metadata.json").read_text())
     assert metadata["status"] == "failed"

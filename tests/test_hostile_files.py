@@ -569,9 +569,7 @@ def test_any_change_of_a_manifest_is_harmless(algo: str, originals: dict[str, Pa
     obs = np.linspace(-1, 1, 5 * int(np.prod(algorithm.spaces.obs.shape))).reshape(5, *algorithm.spaces.obs.shape)
     expected = predict(algorithm, obs)
 
-    @settings(
-        max_examples=1500, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
-    )
+    @settings(max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(st.lists(st.tuples(st.sampled_from(places), ODD_VALUES), min_size=1, max_size=2))
     def change(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
         manifest = copy.deepcopy(whole)

@@ -7,7 +7,6 @@ from numpy_reference import (
     LEARNING_RATE,
     StepWatch,
     arrays,
-    assert_compiled_equals_plain,
     assert_moved_by_tau,
     critic,
     doubles,
@@ -114,7 +113,3 @@ def test_a_huge_advantage_weighs_as_much_as_is_allowed_and_stays_finite():
     loss = algorithm._actor_loss(torch.zeros(3, 3), torch.zeros(3, 2), weights)
     one = algorithm.actor.imitation_loss(torch.zeros(1, 3), torch.zeros(1, 2))
     assert loss.item() == pytest.approx((100.0 + 1.0 + 0.0) / 3.0 * one.item(), rel=1e-5)
-
-
-def test_a_compiled_update_equals_a_plain_one():
-    assert_compiled_equals_plain(IQLAlgorithm, small(IQLConfig, normalize_obs=True))

@@ -54,7 +54,7 @@ def test_it_goes_on_to_its_end_the_same_way_each_time(expected: Path, tmp_path: 
         ends.append(load_checkpoint(result.checkpoint_path))
     assert_equal(ends[0].algorithm_state, ends[1].algorithm_state)
     assert_equal(ends[0].buffer_state, ends[1].buffer_state)
-    assert ends[0].trainer_state["collector"]["doubts"] == []
+    assert ends[0].metadata["exactness"] == "exact"
 
 
 @every_fixture

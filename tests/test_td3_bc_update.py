@@ -8,7 +8,6 @@ from numpy_reference import (
     NUM_ACTIONS,
     StepWatch,
     arrays,
-    assert_compiled_equals_plain,
     assert_moved_by_tau,
     coming_normals,
     critic,
@@ -131,7 +130,3 @@ def test_one_member_of_the_critics_alone_gives_what_it_gives_among_both():
     critics, batch = make().critic, make_batch()
     values = critics(batch.obs, batch.actions)
     torch.testing.assert_close(critics.first(batch.obs, batch.actions), values[0], rtol=0, atol=1e-6)
-
-
-def test_a_compiled_update_equals_a_plain_one():
-    assert_compiled_equals_plain(TD3BCAlgorithm, small(TD3BCConfig, policy_delay=2))

@@ -6,18 +6,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import DQN, PPO, SAC
+    from rl_training.api.algorithms import AWAC, BC, CQL, DQN, IQL, PPO, SAC, TD3BC
     from rl_training.experiment.config import TrainConfig
 
 __version__ = "0.1.0"
 
-__all__ = ["DQN", "PPO", "SAC", "TrainConfig", "__version__"]
+__all__ = ["AWAC", "BC", "CQL", "DQN", "IQL", "PPO", "SAC", "TD3BC", "TrainConfig", "__version__"]
 
 _HOMES = {
     "TrainConfig": "rl_training.experiment.config",
     "PPO": "rl_training.api.algorithms",
     "DQN": "rl_training.api.algorithms",
     "SAC": "rl_training.api.algorithms",
+    "CQL": "rl_training.api.algorithms",
+    "AWAC": "rl_training.api.algorithms",
+    "IQL": "rl_training.api.algorithms",
+    "TD3BC": "rl_training.api.algorithms",
+    "BC": "rl_training.api.algorithms",
 }
 
 

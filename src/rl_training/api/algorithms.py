@@ -101,3 +101,33 @@ class SAC(AlgorithmAPI):
     """Soft actor-critic."""
 
     algo = "sac"
+
+
+class BC(AlgorithmAPI):
+    """Behaviour cloning."""
+
+    algo = "bc"
+
+
+class TD3BC(AlgorithmAPI):
+    """TD3 with behaviour cloning."""
+
+    algo = "td3_bc"
+
+
+class IQL(AlgorithmAPI):
+    """Implicit Q-learning."""
+
+    algo = "iql"
+
+
+class AWAC(AlgorithmAPI):
+    """Advantage-weighted actor-critic."""
+
+    algo = "awac"
+
+
+class CQL(AlgorithmAPI):
+    """Conservative Q-learning."""
+
+    algo = "cql"

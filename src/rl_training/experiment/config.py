@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.registry import learns_offline
 from rl_training.validation import FrozenConfig, config_error, suggest
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -23,8 +24,8 @@ class TrainConfig(FrozenConfig):
 
     algo: str
     """Name of the algorithm, as `rl-training algos` lists it."""
-    env_id: str
-    """A Gymnasium id, module:ClassName or path/to/file.py:ClassName."""
+    env_id: str | None = None
+    """A Gymnasium id, module:ClassName or path/to/file.py:ClassName; offline it may be left out."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of every random number of the run."""
     total_timesteps: PositiveInt = 100_000
@@ -57,11 +58,20 @@ class TrainConfig(FrozenConfig):
             super().__init__(**values)
         except ValidationError as error:
             raise config_error(type(self), error, "the configuration") from None
+        if self.env_id is None and not learns_offline(self.algo):
+            raise ConfigError("missing key 'env_id' for the configuration")
 
     @field_validator("algo")
     @classmethod
     def _lower_case(cls, value: str) -> str:
         return value.lower()
+
+    @property
+    def required_env_id(self) -> str:
+        """`env_id`, where it is needed."""
+        if self.env_id is None:
+            raise ConfigError("missing key 'env_id' for the configuration: this needs an environment")
+        return self.env_id
 
     @property
     def log_every_steps(self) -> int:

@@ -21,6 +21,7 @@ class Loop(enum.Enum):
 
     ON_POLICY = "on_policy"
     OFF_POLICY = "off_policy"
+    OFFLINE = "offline"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,41 @@ _SPECS: dict[str, AlgorithmSpec] = {
             "rl_training.algorithms.sac:SACConfig",
             Loop.OFF_POLICY,
         ),
+        AlgorithmSpec(
+            "bc",
+            "behaviour cloning; bounded Box and Discrete actions",
+            "rl_training.algorithms.bc:BCAlgorithm",
+            "rl_training.algorithms.bc:BCConfig",
+            Loop.OFFLINE,
+        ),
+        AlgorithmSpec(
+            "td3_bc",
+            "TD3 with behaviour cloning; bounded Box actions",
+            "rl_training.algorithms.td3_bc:TD3BCAlgorithm",
+            "rl_training.algorithms.td3_bc:TD3BCConfig",
+            Loop.OFFLINE,
+        ),
+        AlgorithmSpec(
+            "iql",
+            "implicit Q-learning; bounded Box actions",
+            "rl_training.algorithms.iql:IQLAlgorithm",
+            "rl_training.algorithms.iql:IQLConfig",
+            Loop.OFFLINE,
+        ),
+        AlgorithmSpec(
+            "awac",
+            "advantage-weighted actor-critic; bounded Box actions",
+            "rl_training.algorithms.awac:AWACAlgorithm",
+            "rl_training.algorithms.awac:AWACConfig",
+            Loop.OFFLINE,
+        ),
+        AlgorithmSpec(
+            "cql",
+            "conservative Q-learning; bounded Box and Discrete actions",
+            "rl_training.algorithms.cql:CQLAlgorithm",
+            "rl_training.algorithms.cql:CQLConfig",
+            Loop.OFFLINE,
+        ),
     )
 }
 
@@ -85,6 +121,12 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
     if spec is None:
         raise ConfigError(f"unknown algorithm '{name}'{suggest(name, _SPECS)}")
     return spec
+
+
+def learns_offline(name: str) -> bool:
+    """Whether an algorithm of that name needs no environment."""
+    spec = _SPECS.get(name.lower())
+    return spec is not None and spec.loop is Loop.OFFLINE
 
 
 def list_algorithm_specs() -> list[AlgorithmSpec]:

@@ -68,6 +68,10 @@ class Interval:
         self._passed = max(passed, self._passed)
         return is_due
 
+    def steps_left(self, step: int) -> int:
+        """Steps until the next multiple."""
+        return self.every - step % self.every
+
     def state_dict(self) -> dict[str, Any]:
         """How many multiples have been passed, and of what."""
         return {"every": self.every, "passed": self._passed}

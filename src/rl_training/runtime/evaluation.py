@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.data.transitions import Array
 from rl_training.envs.factory import make_env
+from rl_training.errors import EnvError
 
 MAX_ENVS = 8
 MAX_EPISODE_STEPS = 100_000
@@ -65,7 +68,8 @@ class Evaluator:
             actions = act_on(algorithm, np.stack([episode.obs for episode in active]), deterministic=True)
             still_active = []
             for episode, action in zip(active, actions, strict=True):
-                episode.obs, reward, terminated, truncated, _ = episode.env.step(action)
+                with self._naming_faults(episode.index, f"at action {action.tolist()}"):
+                    episode.obs, reward, terminated, truncated, _ = episode.env.step(action)
                 episode.total += float(reward)
                 episode.length += 1
                 if not (terminated or truncated or episode.length >= MAX_EPISODE_STEPS):
@@ -84,8 +88,19 @@ class Evaluator:
             env.close()
 
     def _begin(self, index: int, env: gym.Env[Any, Any]) -> _Episode:
-        obs, _ = env.reset(seed=self._seeds[index])
+        with self._naming_faults(index, "in reset"):
+            obs, _ = env.reset(seed=self._seeds[index])
         return _Episode(index, env, obs)
+
+    @contextlib.contextmanager
+    def _naming_faults(self, index: int, where: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise EnvError(
+                f"the environment of evaluation episode {index} (seed {self._seeds[index]}) failed {where}:"
+                f" it raised {type(error).__name__}: {error}\nits own traceback:\n{traceback.format_exc().rstrip()}"
+            ) from error
 
 
 def act_on(algorithm: Algorithm[Any], obs: Array, *, deterministic: bool) -> Array:

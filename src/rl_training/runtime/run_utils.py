@@ -25,6 +25,7 @@ from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, Ru
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
 from rl_training.experiment.config import MAX_THREADS, TrainConfig, dump_yaml, load_config_file
 from rl_training.experiment.files import naming_write, read_limited, remove_drafts, replace_synced
+from rl_training.runtime.allocator import keep_freed_memory
 from rl_training.runtime.interrupts import interrupting_signal
 
 WORK_FOR_TWO_THREADS = 8_000_000
@@ -71,11 +72,12 @@ class RunSeeds:
     policy: np.random.SeedSequence
     replay: np.random.SeedSequence
     evaluation: np.random.SeedSequence
+    data: np.random.SeedSequence
 
     @classmethod
     def from_seed(cls, seed: int) -> RunSeeds:
         """Split the seed."""
-        return cls(*np.random.SeedSequence(seed).spawn(4))
+        return cls(*np.random.SeedSequence(seed).spawn(5))
 
     def env_seeds(self, num_envs: int) -> list[int]:
         """One seed for each training environment."""
@@ -133,6 +135,7 @@ class Execution:
         The optimizer's moments of units that have gone quiet decay into such numbers, on which a processor is slow.
         """
         before = torch.get_num_threads()
+        keep_freed_memory()
         torch.set_flush_denormal(True)
         torch.set_num_threads(self.num_threads)
         try:
@@ -229,7 +232,7 @@ class TrainingRun:
 
 def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -> TrainingRun:
     """Make a new run folder with its `config.yaml` and `metadata.json`; an existing folder is refused."""
-    stem = f"{safe_name(config.algo)}__{safe_name(config.env_id)}__seed{config.seed}"
+    stem = f"{safe_name(config.algo)}__{safe_name(config.env_id or 'offline')}__seed{config.seed}"
     run = TrainingRun(_make_new_folder(config.output_dir, stem, run_suffix))
     try:
         with naming_write(run.checkpoints_dir):

@@ -32,7 +32,7 @@ class Session:
     state: TrainerState
     horizon: Horizon
     callbacks: Callback
-    evaluator: Evaluator
+    evaluator: Evaluator | None
     checkpoints: CheckpointFolder
     sinks: Sequence[MetricSink]
     view: ProgressView
@@ -65,6 +65,12 @@ class Session:
         return self.state.global_step < self.horizon.total
 
     @property
+    def steps_to_next_event(self) -> int:
+        """Steps until the next line, evaluation, checkpoint or the end, whichever comes first."""
+        step = self.state.global_step
+        return min(self.horizon.total - step, *(due.steps_left(step) for due in self._intervals()))
+
+    @property
     def progress(self) -> float:
         """The share of the run that is done."""
         return self.horizon.progress(self.state.global_step)
@@ -89,7 +95,7 @@ class Session:
         step = self.state.global_step
         self.state.epoch += 1
         self._check_updates()
-        log_due, eval_due = self._log_due.is_due(step), self._eval_due.is_due(step)
+        log_due, eval_due = self._log_due.is_due(step), self._eval_due.is_due(step) and self.evaluator is not None
         checkpoint_due = self._checkpoint_due.is_due(step)
         if eval_due or checkpoint_due or self.state.update_count >= self._check_parameters_at:
             self.parameters.check(step)
@@ -108,7 +114,7 @@ class Session:
         # Saved before the closing evaluation, so that a resumed run goes on as if it had never stopped here.
         path = self.save()
         was_interrupted = interrupting_signal(self.state.stop_reason) is not None
-        if self.last_eval_step != self.state.global_step and not was_interrupted:
+        if self.evaluator is not None and self.last_eval_step != self.state.global_step and not was_interrupted:
             if self._evaluate() and self.best_return is not None:
                 self.checkpoints.offer_best(path, self.best_return)
             self._log()
@@ -163,6 +169,7 @@ class Session:
 
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
+        assert self.evaluator is not None
         self.last_eval = self.evaluator.evaluate(self.state.algorithm)
         self.last_eval_step = self.state.global_step
         self.callbacks.on_eval_end(self.state, self.last_eval)

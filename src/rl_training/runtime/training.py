@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rl_training.algorithms.base import Algorithm, Resources
-from rl_training.algorithms.config import AlgorithmConfig, OffPolicyConfig
-from rl_training.data.spaces import describe_spaces
-from rl_training.envs.factory import make_vector_env
 from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
@@ -19,13 +13,12 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import JsonlSink, ProgressView, TensorboardSink, make_view
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.runtime.callbacks import Callback, CallbackList
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
-from rl_training.runtime.evaluation import EVAL_METRICS, Evaluator
 from rl_training.runtime.interrupts import interrupting_signal, stop_on_signals
-from rl_training.runtime.memory import check_batch_fits, check_replay_fits, naming_lack_of_memory
-from rl_training.runtime.off_policy_loop import make_replay_buffer, off_policy_loop
-from rl_training.runtime.on_policy_loop import make_rollout_buffer, on_policy_loop
+from rl_training.runtime.off_policy_loop import off_policy_loop
+from rl_training.runtime.offline_loop import offline_loop
+from rl_training.runtime.on_policy_loop import on_policy_loop
+from rl_training.runtime.parts import Parts, make_parts
 from rl_training.runtime.run_utils import (
     Execution,
     RunSeeds,
@@ -33,34 +26,16 @@ from rl_training.runtime.run_utils import (
     create_training_run,
     finish_training_run,
     naming_misfits,
-    resolve_device,
     save_training_checkpoint,
 )
 from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
-from rl_training.validation import suggest
 
-LOOPS: dict[Loop, tuple[Callable[..., Any], Callable[..., None]]] = {
-    Loop.ON_POLICY: (make_rollout_buffer, on_policy_loop),
-    Loop.OFF_POLICY: (make_replay_buffer, off_policy_loop),
+LOOPS: dict[Loop, Callable[..., None]] = {
+    Loop.ON_POLICY: on_policy_loop,
+    Loop.OFF_POLICY: off_policy_loop,
+    Loop.OFFLINE: offline_loop,
 }
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a run is assembled from, before it has a folder."""
-
-    algo_config: AlgorithmConfig
-    algorithm: Algorithm[Any]
-    collector: Collector
-    buffer: Any
-    evaluator: Evaluator
-    execution: Execution
-
-    def close(self) -> None:
-        """Close all environments."""
-        self.collector.close()
-        self.evaluator.close()
 
 
 def train_algorithm(
@@ -102,6 +77,8 @@ def run_training(
             run.go_on(config)
         view = make_view(checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0)
         stack.callback(view.close)
+        for note in parts.notes:
+            view.message(note)
         try:
             result = _run_session(config, parts, run, view, checkpoint_state, callbacks, stop_reason)
         except BaseException as error:
@@ -130,35 +107,6 @@ def _reason_that_stands(config: TrainConfig, run: TrainingRun, checkpoint_state:
         reason: str | None = session["stop_reason"]
         is_extended = session["horizon"]["total"] != config.total_timesteps
     return None if is_extended or interrupting_signal(reason) is not None else reason
-
-
-def make_parts(config: TrainConfig, execution: Execution) -> Parts:
-    """Make and check everything the run needs; a mistake in the configuration is found here."""
-    spec = get_algorithm_spec(config.algo)
-    algo_config = spec.parse_kwargs(config.algo_kwargs)
-    metric = algo_config.early_stopping.metric if algo_config.early_stopping else None
-    if metric is not None and metric not in EVAL_METRICS:
-        raise ConfigError(f"early_stopping watches unknown metric '{metric}'{suggest(metric, EVAL_METRICS)}")
-    device = resolve_device(config.device)
-    seeds = RunSeeds.from_seed(config.seed)
-    envs = make_vector_env(config.env_id, config.env_kwargs, num_envs=config.num_envs)
-    try:
-        spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
-        spec.algorithm_class().check_spaces(spaces)
-        resources = Resources(device, seeds.policy_generator(device), config.num_envs, execution.compile)
-        algorithm = spec.algorithm_class()(algo_config, spaces, resources)
-        collector = Collector(envs, spaces, device)
-        if isinstance(algo_config, OffPolicyConfig):
-            check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps)
-            check_batch_fits(spaces, algo_config.batch_size)
-        make_buffer, _ = LOOPS[spec.loop]
-        with naming_lack_of_memory():
-            buffer = make_buffer(algo_config, spaces, config.num_envs, seeds.replay_generator(), device)
-        evaluator = Evaluator(config.env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
-    except BaseException:
-        envs.close()
-        raise
-    return Parts(algo_config, algorithm, collector, buffer, evaluator, execution)
 
 
 def _run_session(
@@ -197,7 +145,7 @@ def _run_session(
     )
     with contextlib.ExitStack() as stack, stop_on_signals(state):
         if checkpoint_state is None:
-            parts.collector.reset(RunSeeds.from_seed(config.seed).env_seeds(config.num_envs))
+            parts.begin(RunSeeds.from_seed(config.seed))
         else:
             _restore(checkpoint_state, parts, session, view)
         # Only now that the run is known to go on from this checkpoint is anything newer removed; and its metrics
@@ -210,7 +158,7 @@ def _run_session(
         if stop_reason is not None:
             state.request_stop(stop_reason)
         session.callbacks.on_train_start(state)
-        _, loop = LOOPS[get_algorithm_spec(config.algo).loop]
+        loop = LOOPS[get_algorithm_spec(config.algo).loop]
         try:
             loop(session, parts.algorithm, parts.collector, parts.buffer)
             result = session.finish()
@@ -227,6 +175,7 @@ def _write(
     path: Path, base: Path | None, config: TrainConfig, parts: Parts, session: Session, jsonl: JsonlSink
 ) -> None:
     session.parameters.check_all(session.state.global_step)
+    doubts = parts.collector.doubts if parts.collector else []
     save_training_checkpoint(
         path,
         base=base,
@@ -235,14 +184,14 @@ def _write(
         buffer_state=parts.buffer.state_dict(),
         trainer_state={
             "session": session.state_dict(),
-            "collector": parts.collector.state_dict(),
+            "collector": parts.collector.state_dict() if parts.collector else None,
             "metrics_bytes": jsonl.num_bytes,
         },
         metadata={
             "execution": {"num_threads": parts.execution.num_threads, "compile": parts.execution.compile},
             "global_step": session.state.global_step,
-            "exactness": "approximate" if parts.collector.doubts else "exact",
-            "doubts": parts.collector.doubts,
+            "exactness": "approximate" if doubts else "exact",
+            "doubts": doubts,
         },
     )
 
@@ -252,8 +201,10 @@ def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, 
         parts.algorithm.load_state_dict(checkpoint_state.algorithm_state)
         parts.buffer.load_state_dict(checkpoint_state.buffer_state)
         session.load_state_dict(checkpoint_state.trainer_state["session"])
-        doubts = parts.collector.load_state_dict(checkpoint_state.trainer_state["collector"])
-    session.state.env_restarts = parts.collector.num_restarts
+        doubts = []
+        if parts.collector is not None:
+            doubts = parts.collector.load_state_dict(checkpoint_state.trainer_state["collector"])
+            session.state.env_restarts = parts.collector.num_restarts
     if doubts:
         view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
         for doubt in doubts:

@@ -1,0 +1,159 @@
+"""What a run is assembled from: made and checked before the run has a folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.base import Algorithm, Resources
+from rl_training.algorithms.config import AlgorithmConfig, OfflineConfig, OffPolicyConfig
+from rl_training.data.dataset_checks import Level, check_dataset
+from rl_training.data.dataset_loaders import load_transition_dataset
+from rl_training.data.dataset_spaces import infer_spaces
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.spaces import Spaces, describe_spaces
+from rl_training.envs.factory import make_vector_env
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.evaluation import EVAL_METRICS, Evaluator
+from rl_training.runtime.memory import check_batch_fits, check_replay_fits, naming_lack_of_memory
+from rl_training.runtime.off_policy_loop import make_replay_buffer
+from rl_training.runtime.on_policy_loop import make_rollout_buffer
+from rl_training.runtime.recording import record_random_actions
+from rl_training.runtime.run_utils import Execution, RunSeeds, resolve_device
+from rl_training.validation import suggest
+
+OBSERVATIONS_AT_ONCE = 65_536
+BUFFERS = {Loop.ON_POLICY: make_rollout_buffer, Loop.OFF_POLICY: make_replay_buffer}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The objects of a run. Offline there is no collector, and the data set is the buffer."""
+
+    algo_config: AlgorithmConfig
+    algorithm: Algorithm[Any]
+    collector: Collector | None
+    buffer: Any
+    evaluator: Evaluator | None
+    execution: Execution
+    notes: Sequence[str] = ()
+    """What the user should know of the data."""
+
+    def begin(self, seeds: RunSeeds) -> None:
+        """Set up what a resumed run would take from its checkpoint."""
+        if self.collector is not None:
+            self.collector.reset(seeds.env_seeds(self.collector.num_envs))
+        else:
+            obs = self.buffer.obs
+            for start in range(0, len(obs), OBSERVATIONS_AT_ONCE):
+                part = torch.from_numpy(obs[start : start + OBSERVATIONS_AT_ONCE].copy())
+                self.algorithm.fit_observations(part.to(self.algorithm.device))
+
+    def close(self) -> None:
+        """Close all environments."""
+        for part in (self.collector, self.evaluator):
+            if part is not None:
+                part.close()
+
+
+def make_parts(config: TrainConfig, execution: Execution) -> Parts:
+    """Make and check everything the run needs; a mistake in the configuration is found here."""
+    spec = get_algorithm_spec(config.algo)
+    algo_config = spec.parse_kwargs(config.algo_kwargs)
+    metric = algo_config.early_stopping.metric if algo_config.early_stopping else None
+    if metric is not None and metric not in EVAL_METRICS:
+        raise ConfigError(f"early_stopping watches unknown metric '{metric}'{suggest(metric, EVAL_METRICS)}")
+    with contextlib.ExitStack() as on_failure:
+        if isinstance(algo_config, OfflineConfig):
+            parts = _make_offline_parts(config, spec, algo_config, execution, on_failure)
+        else:
+            parts = _make_online_parts(config, spec, algo_config, execution, on_failure)
+        on_failure.pop_all()
+    return parts
+
+
+def _make_online_parts(
+    config: TrainConfig,
+    spec: AlgorithmSpec,
+    algo_config: AlgorithmConfig,
+    execution: Execution,
+    on_failure: contextlib.ExitStack,
+) -> Parts:
+    seeds, env_id = RunSeeds.from_seed(config.seed), config.required_env_id
+    envs = make_vector_env(env_id, config.env_kwargs, num_envs=config.num_envs)
+    on_failure.callback(envs.close)
+    spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
+    algorithm = _make_algorithm(config, spec, algo_config, spaces, execution)
+    if isinstance(algo_config, OffPolicyConfig):
+        check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps)
+        check_batch_fits(spaces, algo_config.batch_size)
+    with naming_lack_of_memory():
+        make_buffer: Any = BUFFERS[spec.loop]
+        buffer = make_buffer(algo_config, spaces, config.num_envs, seeds.replay_generator(), algorithm.device)
+    evaluator = Evaluator(env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
+    return Parts(algo_config, algorithm, Collector(envs, spaces, algorithm.device), buffer, evaluator, execution)
+
+
+def _make_offline_parts(
+    config: TrainConfig,
+    spec: AlgorithmSpec,
+    algo_config: OfflineConfig,
+    execution: Execution,
+    on_failure: contextlib.ExitStack,
+) -> Parts:
+    seeds = RunSeeds.from_seed(config.seed)
+    evaluator = None
+    if config.env_id is not None:
+        evaluator = Evaluator(config.env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
+        on_failure.callback(evaluator.close)
+    elif algo_config.early_stopping is not None:
+        raise ConfigError("early_stopping watches evaluations, and there are none without an env_id")
+    data = _load_data(config, algo_config)
+    spaces = infer_spaces(data) if evaluator is None else evaluator.spaces
+    notes = [*data.notes, *_check_data(data, spaces, algo_config)]
+    algorithm = _make_algorithm(config, spec, algo_config, spaces, execution)
+    check_batch_fits(spaces, algo_config.batch_size)
+    dataset = data.to_model_space(spaces).with_reward_transform(*algo_config.reward_transform)
+    dataset = dataset.with_sampler(rng=seeds.replay_generator(), device=algorithm.device)
+    return Parts(algo_config, algorithm, None, dataset, evaluator, execution, notes)
+
+
+def _make_algorithm(
+    config: TrainConfig, spec: AlgorithmSpec, algo_config: AlgorithmConfig, spaces: Spaces, execution: Execution
+) -> Algorithm[Any]:
+    spec.algorithm_class().check_spaces(spaces)
+    device = resolve_device(config.device)
+    generator = RunSeeds.from_seed(config.seed).policy_generator(device)
+    return spec.algorithm_class()(algo_config, spaces, Resources(device, generator, config.num_envs, execution.compile))
+
+
+def _load_data(config: TrainConfig, algo_config: OfflineConfig) -> TransitionDataset:
+    def collect() -> TransitionDataset:
+        return record_random_actions(
+            config.required_env_id, config.env_kwargs, algo_config.dataset_size, RunSeeds.from_seed(config.seed).data
+        )
+
+    return load_transition_dataset(
+        algo_config.dataset_kind,
+        dataset_path=algo_config.dataset_path,
+        dataset_id=algo_config.dataset_id,
+        download=algo_config.dataset_download,
+        collect=collect,
+    )
+
+
+def _check_data(data: TransitionDataset, spaces: Spaces, algo_config: OfflineConfig) -> list[str]:
+    """The cheap half of the data doctor: errors stop the run unless it is told to warn only."""
+    findings = check_dataset(data, spaces, thorough=False).findings
+    errors = [finding for finding in findings if finding.level is Level.ERROR]
+    if errors and algo_config.dataset_check == "error":
+        more = "`rl-training data check` tells all of it, dataset_check: warn trains anyway"
+        raise DatasetError(f"{errors[0].found}: {errors[0].remedy} ({more})")
+    return [f"{finding.level.value}: {finding.found}" for finding in findings if finding.level is not Level.INFO]

@@ -1,0 +1,169 @@
+"""Training from a file: with an environment to judge by and without, and what is refused before a run exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_config
+
+from rl_training import TrainConfig
+from rl_training.cli import main
+from rl_training.data.dataset_loaders import load_transition_dataset, save_transition_dataset
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.errors import ConfigError, DatasetError, RLTrainingError
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.logging import read_metrics
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.recording import record_random_actions
+from rl_training.runtime.trainer import TrainerState
+from rl_training.runtime.training import run_training
+from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = record_random_actions("Pendulum-v1", {}, 500, np.random.SeedSequence(0))
+    return save_transition_dataset(tmp_path_factory.mktemp("data") / "pendulum.npz", data)
+
+
+def from_file(algo: str, output_dir: Path, file: Path, **changes: Any) -> TrainConfig:
+    own = {"dataset_kind": "npz", "dataset_path": file, **changes.pop("algo_kwargs", {})}
+    return small_config(algo, output_dir, algo_kwargs=own, **changes)
+
+
+def altered(file: Path, target: Path, **changes: Any) -> Path:
+    """A copy of the file with some fields changed by functions."""
+    arrays = {name: array.copy() for name, array in load_transition_dataset("npz", dataset_path=file).arrays().items()}
+    for name, change in changes.items():
+        arrays[name] = change(arrays[name])
+    return save_transition_dataset(target, TransitionDataset(**arrays))
+
+
+def test_a_run_from_a_file_counts_updates(file: Path, tmp_path: Path) -> None:
+    options = {"eval_interval": 50}
+    result = run_training(from_file("iql", tmp_path, file, total_timesteps=120, log_interval=30, algo_kwargs=options))
+    assert result.metrics["global_step"] == result.metrics["gradient_steps"] == 120
+    lines = list(read_metrics(result.run_dir / "metrics.jsonl"))
+    assert {line["global_step"] for line in lines} == {30, 50, 60, 90, 100, 120}
+    assert [line["global_step"] for line in lines if "eval_episodes" in line] == [50, 100, 120]
+
+
+def test_without_an_environment_there_is_a_policy_and_no_score(file: Path, tmp_path: Path) -> None:
+    result = run_training(from_file("td3_bc", tmp_path, file, env_id=None))
+    assert result.run_dir.name.startswith("td3_bc__offline__seed1")
+    assert "eval_return_mean" not in result.metrics
+    assert predict_checkpoint(result.run_dir, np.zeros((4, 3))).shape == (4, 1)
+    with pytest.raises(ConfigError, match="env_id"):
+        evaluate_checkpoint(result.run_dir)
+    resumed = resume_training(result.run_dir, total_timesteps=160)
+    assert resumed.metrics["global_step"] == 160
+
+
+def test_an_online_algorithm_needs_an_environment() -> None:
+    with pytest.raises(ConfigError, match="missing key 'env_id' for the configuration"):
+        TrainConfig(algo="ppo")
+
+
+def test_rewards_are_transformed_and_actions_brought_to_model_space(file: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Watch(Callback):
+        def on_train_start(self, trainer: TrainerState) -> None:
+            update = trainer.algorithm.update
+            trainer.algorithm.update = lambda batch: (seen.append(batch), update(batch))[1]  # type: ignore[method-assign]
+
+    options = {"reward_scale": 0.1, "reward_shift": 1.0, "reward_clip_min": 0.0}
+    run_training(from_file("awac", tmp_path, file, algo_kwargs=options), callbacks=[Watch()])
+    rewards = torch.cat([batch.rewards for batch in seen])
+    actions = torch.cat([batch.actions for batch in seen])
+    assert rewards.min() == 0.0
+    assert 0.8 < rewards.max() <= 1.0
+    assert actions.abs().max() <= 1.0
+    assert actions.abs().max() > 0.9  # Pendulum's own bound is 2
+
+
+def test_the_scale_of_the_data_travels_with_the_policy(file: Path, tmp_path: Path) -> None:
+    result = run_training(from_file("td3_bc", tmp_path, file))
+    _, algorithm, _ = load_algorithm(result.run_dir)
+    obs = load_transition_dataset("npz", dataset_path=file).obs
+    normalizer = algorithm.encoder.normalizer
+    np.testing.assert_allclose(normalizer.mean, obs.mean(0, dtype=np.float64), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(normalizer.variance, obs.var(0, dtype=np.float64), rtol=1e-4)
+
+
+def test_other_data_is_refused_when_a_run_goes_on(file: Path, tmp_path: Path) -> None:
+    mine = altered(file, tmp_path / "mine.npz")
+    result = run_training(from_file("iql", tmp_path / "runs", mine))
+    mine.unlink()
+    altered(file, mine, rewards=lambda rewards: rewards + 1)
+    with pytest.raises(RLTrainingError, match="the data differs from what the run was started with"):
+        resume_training(result.run_dir, total_timesteps=256)
+    assert load_checkpoint(result.run_dir).metadata["global_step"] == 128
+
+
+def poke(index: Any, value: float) -> Any:
+    def change(array: np.ndarray) -> np.ndarray:
+        array[index] = value
+        return array
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"obs": poke((3, 1), np.nan)}, "obs"),
+        ({"rewards": poke(7, np.inf)}, "rewards"),
+        ({"actions": poke((5, 0), 9.0)}, "actions"),
+    ],
+)
+def test_bad_data_is_refused_before_a_run_exists_unless_told_to_warn(
+    changes: dict[str, Any], words: str, file: Path, tmp_path: Path
+) -> None:
+    bad = altered(file, tmp_path / "bad.npz", **changes)
+    with pytest.raises(DatasetError, match=words):
+        run_training(from_file("iql", tmp_path / "runs", bad))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"nothing\.npz' does not exist"):
+        run_training(from_file("bc", tmp_path / "runs", tmp_path / "nothing.npz"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_goes_through_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "collect", "--env", "CartPole-v1", "--steps", "400", "--out", "a.npz"]) == 0
+    assert main(["data", "collect", "--env", "CartPole-v1", "--steps", "400", "--seed", "2", "--out", "b.npz"]) == 0
+    assert main(["data", "mix", "a.npz", "b.npz", "--weights", "0.5", "0.5", "--out", "c.npz"]) == 0
+    assert main(["data", "check", "c.npz", "--env", "CartPole-v1"]) == 0
+    assert "nothing wrong found" in capsys.readouterr().out
+    words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=c.npz", "algo_kwargs.hidden_sizes=[8]"]
+    assert main(["train", "bc", "CartPole-v1", "--total-timesteps", "40", "--run-suffix", "x", *words]) == 0
+    run_dir = "runs/bc__CartPole-v1__seed0__x"
+    record = ["data", "collect", "--checkpoint", run_dir, "--steps", "50", "--out", "d.npz"]
+    assert main([*record, "--epsilon", "0.3"]) == 0
+    assert len(load_transition_dataset("npz", dataset_path="d.npz")) == 50
+    assert main(record) == 2
+    assert "not overwritten" in capsys.readouterr().err
+
+
+def test_damaged_data_exits_1(file: Path, tmp_path: Path, capsys: Any) -> None:
+    bad = altered(file, tmp_path / "bad.npz", obs=poke((3, 1), np.nan))
+    assert main(["data", "check", str(bad)]) == 1
+    assert "obs" in capsys.readouterr().out
+    assert main(["data", "check", str(tmp_path / "nothing.npz")]) == 2
+
+
+def test_a_recording_repeats_with_its_seed_and_ends_marked() -> None:
+    first, same, other = (
+        record_random_actions("Pendulum-v1", {}, 250, np.random.SeedSequence(seed)) for seed in (1, 1, 2)
+    )
+    assert first.fingerprint == same.fingerprint != other.fingerprint
+    assert first.truncated[[199, 249]].all()
+    assert first.truncated.sum() == 2
