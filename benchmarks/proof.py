@@ -47,6 +47,10 @@ BARS = {
     "ppo/cartpole": Bar("last", 475, "5", "500 on 5 of 5 (SB3)"),
     "dqn/cartpole": Bar("best", 475, "median", "last policy 500, 500, 500, 192, 19 (SB3)"),
     "sac/pendulum": Bar("last", -200, "5", "-144, -158, -132 (SB3, 3 seeds)"),
+    "td3_bc/pendulum": Bar("last", -200, "3", "none here; random actions score about -1200"),
+    "iql/pendulum": Bar("last", -500, "3", "the same"),
+    "awac/pendulum": Bar("last", -500, "3", "the same"),
+    "cql/pendulum": Bar("last", -500, "3", "the same"),
 }
 
 
