@@ -30,7 +30,7 @@ from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import resume_training
 
 KILLS_IN_ALL = 27
-KILLS_OF_EACH = max(4, -(-KILLS_IN_ALL // len(ALGOS)))
+KILLS_OF_EACH = max(5, -(-KILLS_IN_ALL // len(ALGOS)))
 PATIENCE_SECONDS = 120
 STEPS = 256
 RUN: dict[str, Any] = {
