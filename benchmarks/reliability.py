@@ -77,8 +77,8 @@ def guard_share(algo: str, env_id: str, steps: int, compile_updates: bool) -> fl
     ParameterGuard.check = guards.around(kept[0])  # type: ignore[method-assign]
     Collector._check_finite = guards.around(kept[1])  # type: ignore[method-assign]
     Session._check_updates = guards.around(kept[2])  # type: ignore[method-assign]
-    for key, (make, run) in loops.items():
-        training.LOOPS[key] = (make, loop.around(run))
+    for key, run in loops.items():
+        training.LOOPS[key] = loop.around(run)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             training.run_training(TrainConfig(**values))

@@ -90,3 +90,5 @@ def test_a_checkpoint_is_judged_by_a_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert {"fqe_return_mean", "fqe_return_low", "fqe_return_high", "behaviour_return_mean"} <= metrics.keys()
     assert metrics["global_step"] == 20
     assert metrics["held_out_episodes"] == 1
+    assert main([*command, "--eval-episodes", "3"]) == 2
+    assert "--eval-episodes means nothing" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from rl_training import TrainConfig
 from rl_training.cli import main
 from rl_training.data.dataset_loaders import load_transition_dataset, save_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.errors import ConfigError, DatasetError, RLTrainingError
+from rl_training.errors import ConfigError, DatasetError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.runtime.callbacks import Callback
@@ -121,13 +121,55 @@ def poke(index: Any, value: float) -> Any:
         ({"actions": poke((5, 0), 9.0)}, "actions"),
     ],
 )
-def test_bad_data_is_refused_before_a_run_exists_unless_told_to_warn(
+def test_bad_data_is_refused_before_a_run_exists(
     changes: dict[str, Any], words: str, file: Path, tmp_path: Path
 ) -> None:
     bad = altered(file, tmp_path / "bad.npz", **changes)
     with pytest.raises(DatasetError, match=words):
         run_training(from_file("iql", tmp_path / "runs", bad))
     assert not (tmp_path / "runs").exists()
+
+
+def test_told_to_warn_a_run_says_what_is_wrong_and_clips_actions(file: Path, tmp_path: Path, capsys: Any) -> None:
+    bad = altered(file, tmp_path / "bad.npz", actions=poke((5, 0), 9.0))
+    result = run_training(from_file("iql", tmp_path / "runs", bad, algo_kwargs={"dataset_check": "warn"}))
+    assert result.metrics["global_step"] == 128
+    assert "error: " in capsys.readouterr().err
+
+
+def test_told_to_warn_a_nan_that_is_drawn_ends_the_run(file: Path, tmp_path: Path) -> None:
+    bad = altered(file, tmp_path / "bad.npz", rewards=poke(slice(None), np.nan))
+    with pytest.raises(NonFiniteError, match="critic_loss is not finite at step 1"):
+        run_training(from_file("iql", tmp_path / "runs", bad, algo_kwargs={"dataset_check": "warn"}))
+
+
+def test_a_recording_goes_into_a_minari_data_set_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    words = ["data", "collect", "--env", "Pendulum-v1", "--steps", "450", "--seed", "3"]
+    assert main([*words, "--minari", "pendulum/random-v0"]) == 0
+    assert main([*words, "--out", str(tmp_path / "same.npz")]) == 0
+    one = load_transition_dataset("minari", dataset_id="pendulum/random-v0")
+    other = load_transition_dataset("npz", dataset_path=tmp_path / "same.npz")
+    for name, array in other.arrays().items():
+        np.testing.assert_array_equal(one.arrays()[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.npz", "--noise", "0.1"], "--noise disturb"),
+        (["collect", "--steps", "9", "--out", "a.npz"], "say who acts"),
+        (["collect", "--env", "CartPole-v1", "--steps", "9"], "say where to write"),
+        (["mix", "nothing.npz", "--out", "a.npz"], "'nothing.npz' does not exist"),
+        (["check", "nothing.npz"], "'nothing.npz' does not exist"),
+    ],
+)
+def test_a_data_command_that_makes_no_sense_is_refused(words: list[str], part: str, capsys: Any) -> None:
+    assert main(["data", *words]) == 2
+    assert part in capsys.readouterr().err
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

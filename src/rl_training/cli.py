@@ -108,6 +108,8 @@ def evaluate(
     _import_plugins(plugin)
     from rl_training.runtime.workflows import evaluate_checkpoint, evaluate_checkpoint_offline
 
+    if dataset is not None and eval_episodes is not None:
+        raise RLTrainingError("--dataset judges without an environment, so --eval-episodes means nothing beside it")
     if dataset is None:
         metrics = evaluate_checkpoint(checkpoint, num_episodes=eval_episodes, device=device or "auto")
     else:

@@ -44,6 +44,8 @@ def collect(
         raise ConfigError("say where to write: either --out FILE.npz or --minari name-v0")
     if (checkpoint is None) == (env is None):
         raise ConfigError("say who acts: either --checkpoint RUN or --env ENV_ID (random actions)")
+    if env is not None and (epsilon or noise):
+        raise ConfigError("--epsilon and --noise disturb an agent: with --env all actions are random already")
     _import_plugins(plugin)
     from rl_training.runtime.recording import record_random_actions
     from rl_training.runtime.workflows import record_checkpoint

@@ -130,7 +130,7 @@ class OfflineConfig(AlgorithmConfig):
     dataset_download: bool = False
     """Fetch the data set if it is not on this machine, where the kind is minari."""
     dataset_check: Literal["error", "warn"] = "error"
-    """What to do when the data does not fit the environment: stop, or warn and go on."""
+    """What to do about errors in the data: stop, or warn, clip actions to their bounds and go on."""
     reward_scale: float = 1.0
     """Factor of every reward."""
     reward_shift: float = 0.0

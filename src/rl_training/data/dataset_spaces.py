@@ -55,9 +55,11 @@ def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:
     return obs
 
 
-def actions_to_model(actions: Array, spec: ActionSpec) -> Array:
-    """Recorded actions in model space."""
+def actions_to_model(actions: Array, spec: ActionSpec, *, clip: bool = False) -> Array:
+    """Recorded actions in model space; with `clip`, continuous ones beyond their bounds are moved onto them."""
     actions = shape_actions(actions, spec)
+    if clip and spec.kind is ActionKind.CONTINUOUS:
+        actions = np.clip(actions, spec.low, spec.high).astype(actions.dtype)
     outside = actions_outside(actions, spec)
     if len(outside):
         raise DatasetError(

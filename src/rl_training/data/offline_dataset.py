@@ -109,12 +109,12 @@ class TransitionDataset:
             rewards = np.clip(rewards, clip_min, clip_max)
         return self._changed(rewards=rewards)
 
-    def to_model_space(self, spaces: Spaces) -> TransitionDataset:
+    def to_model_space(self, spaces: Spaces, *, clip_actions: bool = False) -> TransitionDataset:
         """The same data as networks see it, or a `DatasetError` that says what does not fit the environment."""
         return self._changed(
             obs=obs_to_model("obs", self.obs, spaces.obs),
             next_obs=obs_to_model("next_obs", self.next_obs, spaces.obs),
-            actions=actions_to_model(self.actions, spaces.action),
+            actions=actions_to_model(self.actions, spaces.action, clip=clip_actions),
         )
 
     @cached_property

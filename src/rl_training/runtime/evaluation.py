@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.data.transitions import Array
 from rl_training.envs.factory import make_env
+from rl_training.envs.vector import describe_error
 from rl_training.errors import EnvError
 
 MAX_ENVS = 8
@@ -68,8 +68,10 @@ class Evaluator:
             actions = act_on(algorithm, np.stack([episode.obs for episode in active]), deterministic=True)
             still_active = []
             for episode, action in zip(active, actions, strict=True):
-                with self._naming_faults(episode.index, f"at action {action.tolist()}"):
+                try:
                     episode.obs, reward, terminated, truncated, _ = episode.env.step(action)
+                except Exception as error:
+                    raise self._fault(episode.index, f"at action {action.tolist()}", error) from error
                 episode.total += float(reward)
                 episode.length += 1
                 if not (terminated or truncated or episode.length >= MAX_EPISODE_STEPS):
@@ -88,19 +90,17 @@ class Evaluator:
             env.close()
 
     def _begin(self, index: int, env: gym.Env[Any, Any]) -> _Episode:
-        with self._naming_faults(index, "in reset"):
+        try:
             obs, _ = env.reset(seed=self._seeds[index])
+        except Exception as error:
+            raise self._fault(index, "in reset", error) from error
         return _Episode(index, env, obs)
 
-    @contextlib.contextmanager
-    def _naming_faults(self, index: int, where: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            raise EnvError(
-                f"the environment of evaluation episode {index} (seed {self._seeds[index]}) failed {where}:"
-                f" it raised {type(error).__name__}: {error}\nits own traceback:\n{traceback.format_exc().rstrip()}"
-            ) from error
+    def _fault(self, index: int, where: str, error: Exception) -> EnvError:
+        return EnvError(
+            f"the environment of evaluation episode {index} (seed {self._seeds[index]}) failed {where}:"
+            f" {describe_error(error)}\nits own traceback:\n{traceback.format_exc().rstrip()}"
+        )
 
 
 def act_on(algorithm: Algorithm[Any], obs: Array, *, deterministic: bool) -> Array:

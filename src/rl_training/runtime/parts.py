@@ -120,7 +120,8 @@ def _make_offline_parts(
     notes = [*data.notes, *_check_data(data, spaces, algo_config)]
     algorithm = _make_algorithm(config, spec, algo_config, spaces, execution)
     check_batch_fits(spaces, algo_config.batch_size)
-    dataset = data.to_model_space(spaces).with_reward_transform(*algo_config.reward_transform)
+    dataset = data.to_model_space(spaces, clip_actions=algo_config.dataset_check == "warn")
+    dataset = dataset.with_reward_transform(*algo_config.reward_transform)
     dataset = dataset.with_sampler(rng=seeds.replay_generator(), device=algorithm.device)
     return Parts(algo_config, algorithm, None, dataset, evaluator, execution, notes)
 
