@@ -1,0 +1,125 @@
+"""Train the offline algorithms on medium-replay data next to d3rlpy, on several seeds, and keep the scores.
+
+    python benchmarks/offline_datasets.py                                the data, once
+    python benchmarks/offline_study.py --peer-python PEERS/bin/python    what is still missing of the scores
+
+The peer's environment: torch==2.13.0 first, then d3rlpy==2.8.0 and gymnasium[mujoco]. Both sides get the same file, the
+same settings, the same number of updates and the same starts of episodes. Scores go to
+benchmarks/results/offline_study.json, one at a time, so a study that was interrupted goes on; `benchmarks/proof.py`
+makes the page of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKER = Path(__file__).with_name("offline_worker.py")
+DATASETS = ROOT / "benchmarks" / "datasets"
+RESULTS = ROOT / "benchmarks" / "results"
+RAW = RESULTS / "offline_study.json"
+ALGOS = ("bc", "td3_bc", "iql", "awac", "cql")
+CONTENDERS = ("ours", "d3rlpy")
+COMMON = {"bc": {"learning_rate": 1e-3, "policy": "deterministic"}, "cql": {"cql_alpha": 5.0, "actor_learning_rate": 3e-4}}
+STUDIES: dict[str, dict[str, Any]] = {
+    "Pendulum-v1-medium-replay": {
+        "env_id": "Pendulum-v1", "updates": 10_000, "hidden_sizes": [64, 64], "reward_scale": 0.1, "episodes": 100,
+    },
+    "HalfCheetah-v5-medium-replay": {
+        "env_id": "HalfCheetah-v5", "updates": 15_000, "hidden_sizes": [128, 128], "episodes": 20,
+    },
+}  # fmt: skip
+
+
+def run(contender: str, algo: str, dataset: str, seed: int, peer_python: str) -> dict[str, Any]:
+    """One training and its score, in a process of its own on one thread."""
+    settings = {**COMMON, **STUDIES[dataset], "seed": seed}
+    python = sys.executable if contender == "ours" else peer_python
+    file = str(DATASETS / f"{dataset}.npz")
+    command = [python, str(WORKER), "score", contender, algo, file, settings["env_id"], json.dumps(settings)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if answer.returncode:
+        raise SystemExit(f"{contender} {algo} failed on {dataset}:\n{answer.stderr[-3000:]}")
+    result = json.loads(answer.stdout.splitlines()[-1])
+    return {"score": round(result["score"], 1), "seconds": round(result["seconds"])}
+
+
+def section() -> list[str]:
+    """What the scores say, for docs/results.md."""
+    if not RAW.is_file():
+        return []
+    record = json.loads(RAW.read_text())
+    datasets = json.loads((RESULTS / "offline_datasets.json").read_text())
+    lines = ["", "## Offline, next to d3rlpy", ""]
+    for name, settings in STUDIES.items():
+        facts = datasets[name]
+        behaviour = facts["return_mean"]
+        sizes = "x".join(map(str, settings["hidden_sizes"]))
+        lines += [
+            f"**{name}**: {facts['transitions']:,} transitions of mean return {behaviour} (fingerprint"
+            f" `{facts['fingerprint'][:16]}`); {settings['updates']:,} updates, hidden {sizes}, score over"
+            f" {settings['episodes']} episodes.",
+            "",
+            "| algorithm | ours, each seed | mean | d3rlpy 2.8.0, each seed | mean | beats the behaviour and BC | not worse than d3rlpy |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        scores = {
+            (contender, algo): list(record[name].get(contender, {}).get(algo, {}).values())
+            for contender in CONTENDERS
+            for algo in ALGOS
+        }
+        for algo in ALGOS:
+            own, peer = ([run["score"] for run in scores[contender, algo]] for contender in CONTENDERS)
+            if not own or not peer:
+                continue
+            imitated = [run["score"] for run in scores["ours", "bc"]]
+            wins = sum(mine > max(behaviour, bc) for mine, bc in zip(own, imitated, strict=False))
+            beats = "" if algo == "bc" else f"{wins} of {len(own)}"
+            spread = statistics.stdev(peer) if len(peer) > 1 else 0.0
+            holds = "yes" if statistics.mean(own) >= statistics.mean(peer) - spread else "**no**"
+            columns = [
+                algo,
+                ", ".join(f"{score:.0f}" for score in own),
+                f"{statistics.mean(own):.0f}",
+                ", ".join(f"{score:.0f}" for score in peer),
+                f"{statistics.mean(peer):.0f}",
+                beats,
+                holds,
+            ]
+            lines.append(f"| {' | '.join(columns)} |")
+        lines.append("")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="*", default=list(STUDIES), help=", ".join(STUDIES))
+    parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON"), help="python with d3rlpy installed")
+    parser.add_argument("--algos", nargs="*", default=list(ALGOS))
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    if not arguments.peer_python:
+        raise SystemExit("say where d3rlpy is: --peer-python PEERS/bin/python (or PEER_PYTHON=…)")
+    for seed in range(arguments.seeds):
+        for dataset in arguments.datasets:
+            for algo in arguments.algos:
+                for contender in CONTENDERS:
+                    record = json.loads(RAW.read_text()) if RAW.is_file() else {}
+                    runs = record.setdefault(dataset, {}).setdefault(contender, {}).setdefault(algo, {})
+                    if str(seed) in runs:
+                        continue
+                    runs[str(seed)] = run(contender, algo, dataset, seed, arguments.peer_python)
+                    RAW.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+                    print(dataset, algo, contender, "seed", seed, runs[str(seed)], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""One turn of an offline benchmark: train one contender, ours or d3rlpy, at equal settings and report as JSON.
+
+    python benchmarks/offline_worker.py score ours iql FILE.npz ENV_ID SETTINGS
+    python benchmarks/offline_worker.py speed d3rlpy iql THREADS
+
+d3rlpy runs under the python of an environment of its own, so nothing of this package is imported for it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+Predict = Callable[[Any], Any]
+"""Actions for a batch of observations."""
+
+
+def our_config(name: str, settings: dict[str, Any], **keys: Any) -> Any:
+    from rl_training import TrainConfig
+
+    own: dict[str, Any] = {
+        "batch_size": 256,
+        "hidden_sizes": settings["hidden_sizes"],
+        "reward_scale": settings.get("reward_scale", 1.0),
+        "normalize_obs": True,
+        **settings.get(name, {}),
+    }
+    return TrainConfig(algo=name, seed=settings["seed"], total_timesteps=settings["updates"], algo_kwargs=own, **keys)
+
+
+def train_ours(name: str, file: str, env_id: str, settings: dict[str, Any]) -> Predict:
+    from rl_training.runtime.training import run_training
+    from rl_training.runtime.workflows import load_algorithm, predict
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = our_config(name, settings, output_dir=folder, num_threads=1, compile=True)
+        source = {"dataset_kind": "npz", "dataset_path": file}
+        result = run_training(config.replace(env_id=None, algo_kwargs={**config.algo_kwargs, **source}))
+        _, algorithm, _ = load_algorithm(result.checkpoint_path)
+    return lambda obs: predict(algorithm, obs)
+
+
+def make_peer(name: str, settings: dict[str, Any]) -> Any:
+    """The same algorithm of d3rlpy, with what differs from ours in its defaults set to ours."""
+    import d3rlpy
+    from d3rlpy import algos
+    from d3rlpy.models import VectorEncoderFactory
+    from d3rlpy.optimizers import AdamFactory
+    from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
+
+    own = settings.get(name, {})
+    encoder = VectorEncoderFactory(list(settings["hidden_sizes"]))
+    both = {"actor_encoder_factory": encoder, "critic_encoder_factory": encoder}
+    common = {
+        "batch_size": 256,
+        "observation_scaler": d3rlpy.preprocessing.StandardObservationScaler(),
+        "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler(),
+        "reward_scaler": d3rlpy.preprocessing.MultiplyRewardScaler(settings.get("reward_scale", 1.0)),
+    }
+    if name == "bc":
+        return algos.BCConfig(**common, learning_rate=1e-3, encoder_factory=encoder)
+    if name == "td3_bc":
+        return algos.TD3PlusBCConfig(**common, **both, alpha=own.get("bc_alpha", 2.5))
+    if name == "iql":
+        falling = AdamFactory(lr_scheduler_factory=CosineAnnealingLRFactory(T_max=settings["updates"]))
+        return algos.IQLConfig(
+            **common,
+            **both,
+            value_encoder_factory=encoder,
+            actor_optim_factory=falling,
+            expectile=own.get("expectile", 0.7),
+            weight_temp=own.get("beta", 3.0),
+        )
+    if name == "awac":
+        return algos.AWACConfig(**common, **both, lam=own.get("awac_lambda", 1.0 / 3.0))
+    assert name == "cql"
+    return algos.CQLConfig(
+        **common,
+        **both,
+        actor_learning_rate=own.get("actor_learning_rate", 3e-5),
+        temp_learning_rate=own.get("actor_learning_rate", 3e-5),
+        alpha_learning_rate=0.0,
+        conservative_weight=own.get("cql_alpha", 10.0),
+    )
+
+
+def train_peer(name: str, file: str, env_id: str, settings: dict[str, Any]) -> Predict:
+    import d3rlpy
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    d3rlpy.seed(settings["seed"])
+    data = np.load(file)
+    dataset = d3rlpy.dataset.MDPDataset(
+        data["obs"], data["actions"], data["rewards"], data["terminated"], data["truncated"]
+    )
+    algo = make_peer(name, settings).create(device="cpu")
+    # d3rlpy would learn the bounds of the actions from the data; ours are the environment's.
+    space: Any = gymnasium.make(env_id).action_space
+    algo.config.action_scaler.__init__(minimum=space.low, maximum=space.high)
+    adapter = d3rlpy.logging.NoopAdapterFactory()
+    algo.fit(dataset, settings["updates"], settings["updates"], logger_adapter=adapter, show_progress=False)
+    return lambda obs: algo.predict(obs.astype(np.float32))
+
+
+def score(predict: Predict, env_id: str, episodes: int) -> list[float]:
+    """Returns of whole episodes, the same starts for every contender."""
+    returns = []
+    env = gymnasium.make(env_id)
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=10_000 + episode)
+        total, done = 0.0, False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(predict(obs[None])[0])
+            total += float(reward)
+            done = terminated or truncated
+        returns.append(total)
+    return returns
+
+
+def measure_speed(contender: str, name: str, threads: int) -> dict[str, float]:
+    """Updates a second with sampling, on 20,000 made-up transitions of 17 and 6 dimensions."""
+    raise NotImplementedError
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    _, task, contender, name, *rest = sys.argv
+    if task == "score":
+        file, env_id, settings = rest[0], rest[1], json.loads(rest[2])
+        start = time.monotonic()
+        predict = (train_ours if contender == "ours" else train_peer)(name, file, env_id, settings)
+        seconds = time.monotonic() - start
+        returns = score(predict, env_id, settings["episodes"])
+        print(json.dumps({"score": float(np.mean(returns)), "seconds": seconds, "file": Path(file).name}))
+
+
+if __name__ == "__main__":
+    main()
