@@ -27,7 +27,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 RAW = RESULTS / "offline_study.json"
 ALGOS = ("bc", "td3_bc", "iql", "awac", "cql")
 CONTENDERS = ("ours", "d3rlpy")
-COMMON = {"bc": {"learning_rate": 1e-3, "policy": "deterministic"}, "cql": {"cql_alpha": 5.0, "actor_learning_rate": 3e-4}}
+COMMON = {
+    "bc": {"learning_rate": 1e-3, "policy": "deterministic"},
+    "cql": {"cql_alpha": 5.0, "actor_learning_rate": 3e-4},
+}
 STUDIES: dict[str, dict[str, Any]] = {
     "Pendulum-v1-medium-replay": {
         "env_id": "Pendulum-v1", "updates": 10_000, "hidden_sizes": [64, 64], "reward_scale": 0.1, "episodes": 100,

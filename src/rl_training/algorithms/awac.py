@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
-from rl_training.algorithms.config import Fraction, OfflineConfig, PositiveFloat, value_at
+from rl_training.algorithms.config import FineTunedConfig, Fraction, PositiveFloat, value_at
 from rl_training.algorithms.optim import Adam, compiled, descend
 from rl_training.algorithms.returns import ensemble_mse, exponential_weights, polyak
 from rl_training.data.spaces import Spaces, require_bounded_box
@@ -19,7 +19,7 @@ from rl_training.models.policies import TanhMeanGaussianPolicy
 STEP_METRICS = ("critic_loss", "critic_grad_norm", "q_mean", "advantage_mean", "actor_loss", "actor_grad_norm")
 
 
-class AWACConfig(OfflineConfig):
+class AWACConfig(FineTunedConfig):
     """Settings of AWAC."""
 
     awac_lambda: PositiveFloat = 1.0 / 3.0

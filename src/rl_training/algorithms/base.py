@@ -98,6 +98,15 @@ class Algorithm(ABC, Generic[ConfigT]):
         columns = [torch.randint(n, (count,), generator=self.generator, device=self.device) for n in action.choices]
         return columns[0] if action.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
 
+    def disturbed(self, actions: Tensor, amount: float) -> Tensor:
+        """Actions with noise of that deviation where they are continuous, else with that share of random ones."""
+        if self.spaces.action.kind is ActionKind.CONTINUOUS:
+            noise = torch.empty_like(actions).normal_(generator=self.generator)
+            return (actions + amount * noise).clamp(-1.0, 1.0)
+        is_random = torch.rand(len(actions), generator=self.generator, device=self.device) < amount
+        is_random = is_random.view(-1, *[1] * (actions.dim() - 1))
+        return torch.where(is_random, self.random_actions(len(actions)), actions)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything `act` and `update` depend on."""
         return {

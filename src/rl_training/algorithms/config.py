@@ -169,6 +169,35 @@ class OfflineConfig(AlgorithmConfig):
         """The batch."""
         return self.batch_size
 
+
+class OnlineStageConfig(FrozenConfig):
+    """How a run that began on recorded data goes on in the environment."""
+
+    after_updates: PositiveInt
+    """Updates on the data before the first step in the environment; what is left of total_timesteps are steps."""
+    offline_ratio: Fraction = 0.5
+    """Share of each batch that is still drawn from the data."""
+    buffer_capacity: PositiveInt = 1_000_000
+    """Steps of its own that the agent keeps for replay."""
+    learning_starts: Annotated[int, Field(ge=0)] = 1000
+    """Steps taken with the policy learned so far before the first update."""
+    train_frequency: PositiveInt = 1
+    """Environment steps (over all environments) between two rounds of updates."""
+    gradient_steps: PositiveInt = 1
+    """Updates in one round."""
+    exploration: Fraction = 0.1
+    """Deviation of the noise added to Box actions in [-1, 1], or share of random Discrete actions."""
+
+
+class FineTunedConfig(OfflineConfig):
+    """What an algorithm reads that can go on in the environment."""
+
+    online: OnlineStageConfig | None = None
+    """Go on in the environment after a number of updates on the data."""
+
     def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
-        """Offline, a step is an update."""
-        return total_timesteps
+        """Offline a step is an update; online their ratio is chosen."""
+        if self.online is None:
+            return total_timesteps
+        offline = min(total_timesteps, self.online.after_updates)
+        return offline + (total_timesteps - offline) * self.online.gradient_steps // self.online.train_frequency

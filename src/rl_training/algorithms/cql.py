@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
 from rl_training.algorithms.config import (
+    FineTunedConfig,
     Fraction,
     NonNegativeFloat,
-    OfflineConfig,
     PositiveFloat,
     PositiveInt,
     Scheduled,
@@ -27,7 +27,7 @@ from rl_training.models.encoders import ObsEncoder
 BOX_ONLY = ("actor_learning_rate", "num_cql_samples", "alpha", "target_entropy", "backup_entropy", "lagrange_threshold")
 
 
-class CQLConfig(OfflineConfig):
+class CQLConfig(FineTunedConfig):
     """Settings of CQL."""
 
     learning_rate: Scheduled = 3e-4

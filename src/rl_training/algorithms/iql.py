@@ -7,9 +7,9 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
 from rl_training.algorithms.config import (
+    FineTunedConfig,
     Fraction,
     NonNegativeFloat,
-    OfflineConfig,
     PositiveFloat,
     Schedule,
     Scheduled,
@@ -36,7 +36,7 @@ STEP_METRICS = (
 )
 
 
-class IQLConfig(OfflineConfig):
+class IQLConfig(FineTunedConfig):
     """Settings of IQL."""
 
     learning_rate: Scheduled = 3e-4

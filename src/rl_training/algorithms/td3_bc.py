@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
-from rl_training.algorithms.config import Fraction, NonNegativeFloat, OfflineConfig, PositiveInt, value_at
+from rl_training.algorithms.config import FineTunedConfig, Fraction, NonNegativeFloat, PositiveInt, value_at
 from rl_training.algorithms.optim import Adam, compiled, descend
 from rl_training.algorithms.returns import ensemble_mse, polyak, smoothed_actions
 from rl_training.data.spaces import Spaces, require_bounded_box
@@ -20,7 +20,7 @@ CRITIC_METRICS = ("critic_loss", "critic_grad_norm", "q_mean")
 ACTOR_METRICS = ("actor_loss", "actor_grad_norm", "imitation_loss")
 
 
-class TD3BCConfig(OfflineConfig):
+class TD3BCConfig(FineTunedConfig):
     """Settings of TD3+BC."""
 
     bc_alpha: NonNegativeFloat = 2.5

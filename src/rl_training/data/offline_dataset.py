@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,21 @@ from rl_training.data.dataset_spaces import actions_to_model, obs_to_model
 from rl_training.data.spaces import Spaces
 from rl_training.data.transitions import FIELDS, Array, Transitions
 from rl_training.errors import DatasetError
+
+
+@dataclass(frozen=True)
+class RewardTransform:
+    """Scale, then shift, then clip."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+    clip_min: float | None = None
+    clip_max: float | None = None
+
+    def __call__(self, rewards: Array) -> Array:
+        """The transformed rewards, which must be float32."""
+        rewards = rewards * np.float32(self.scale) + np.float32(self.shift)
+        return rewards if self.clip_min is self.clip_max is None else np.clip(rewards, self.clip_min, self.clip_max)
 
 
 class TransitionDataset:
@@ -104,10 +120,7 @@ class TransitionDataset:
         """The same data with each reward scaled, then shifted, then clipped."""
         if clip_min is not None and clip_max is not None and clip_min > clip_max:
             raise DatasetError(f"the lower clip bound {clip_min} is above the upper one {clip_max}")
-        rewards = self.rewards * np.float32(scale) + np.float32(shift)
-        if clip_min is not None or clip_max is not None:
-            rewards = np.clip(rewards, clip_min, clip_max)
-        return self._changed(rewards=rewards)
+        return self._changed(rewards=RewardTransform(scale, shift, clip_min, clip_max)(self.rewards))
 
     def to_model_space(self, spaces: Spaces, *, clip_actions: bool = False) -> TransitionDataset:
         """The same data as networks see it, or a `DatasetError` that says what does not fit the environment."""

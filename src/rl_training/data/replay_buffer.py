@@ -151,7 +151,7 @@ class ReplayBuffer:
         self._writes = int(state["writes"])
         self._rng.bit_generator.state = state["rng"]
         start = 0
-        for segment in state["segments"]:
+        for segment in state.get("segments", ()):  # an empty store has none
             rows = len(segment.arrays["rewards"])
             for name, target in self._rows(start, start + rows).items():
                 copy_rows(name, segment.arrays[name], target)

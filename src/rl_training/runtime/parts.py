@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Algorithm, Resources
-from rl_training.algorithms.config import AlgorithmConfig, OfflineConfig, OffPolicyConfig
+from rl_training.algorithms.config import AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
 from rl_training.data.dataset_checks import Level, check_dataset
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.dataset_spaces import infer_spaces
-from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.mixed_replay import MixedReplay
+from rl_training.data.offline_dataset import RewardTransform, TransitionDataset
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.envs.factory import make_vector_env
 from rl_training.errors import ConfigError, DatasetError
@@ -35,7 +37,7 @@ BUFFERS = {Loop.ON_POLICY: make_rollout_buffer, Loop.OFF_POLICY: make_replay_buf
 
 @dataclass(frozen=True)
 class Parts:
-    """The objects of a run. Offline there is no collector, and the data set is the buffer."""
+    """The objects of a run. Offline there is no collector, and the data set is the buffer or a part of it."""
 
     algo_config: AlgorithmConfig
     algorithm: Algorithm[Any]
@@ -43,6 +45,7 @@ class Parts:
     buffer: Any
     evaluator: Evaluator | None
     execution: Execution
+    dataset: TransitionDataset | None = None
     notes: Sequence[str] = ()
     """What the user should know of the data."""
 
@@ -50,8 +53,8 @@ class Parts:
         """Set up what a resumed run would take from its checkpoint."""
         if self.collector is not None:
             self.collector.reset(seeds.env_seeds(self.collector.num_envs))
-        else:
-            obs = self.buffer.obs
+        if self.dataset is not None:
+            obs = self.dataset.obs
             for start in range(0, len(obs), OBSERVATIONS_AT_ONCE):
                 part = torch.from_numpy(obs[start : start + OBSERVATIONS_AT_ONCE].copy())
                 self.algorithm.fit_observations(part.to(self.algorithm.device))
@@ -122,8 +125,19 @@ def _make_offline_parts(
     check_batch_fits(spaces, algo_config.batch_size)
     dataset = data.to_model_space(spaces, clip_actions=algo_config.dataset_check == "warn")
     dataset = dataset.with_reward_transform(*algo_config.reward_transform)
-    dataset = dataset.with_sampler(rng=seeds.replay_generator(), device=algorithm.device)
-    return Parts(algo_config, algorithm, None, dataset, evaluator, execution, notes)
+    rng = seeds.replay_generator()
+    dataset = dataset.with_sampler(rng=rng, device=algorithm.device)
+    if not isinstance(algo_config, FineTunedConfig) or algo_config.online is None:
+        return Parts(algo_config, algorithm, None, dataset, evaluator, execution, dataset, notes)
+    online = algo_config.online
+    envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
+    on_failure.callback(envs.close)
+    check_replay_fits(spaces, online.buffer_capacity, config.total_timesteps - online.after_updates)
+    with naming_lack_of_memory():
+        replay = ReplayBuffer(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
+    buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransform(*algo_config.reward_transform))
+    collector = Collector(envs, spaces, algorithm.device)
+    return Parts(algo_config, algorithm, collector, buffer, evaluator, execution, dataset, notes)
 
 
 def _make_algorithm(
