@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.data.transitions import Array
 from rl_training.envs.factory import make_env
+from rl_training.envs.reference_scores import normalized_score
 from rl_training.envs.vector import describe_error
 from rl_training.errors import EnvError
 
@@ -22,6 +24,7 @@ MAX_ENVS = 8
 MAX_EPISODE_STEPS = 100_000
 """Where an episode without an end of its own is cut."""
 EVAL_METRICS = ("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes")
+NORMALIZED_SCORE = "eval_normalized_score"
 
 
 @dataclass
@@ -40,8 +43,14 @@ class Evaluator:
 
     def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], seeds: Sequence[int]) -> None:
         self._seeds = [int(seed) for seed in seeds]
+        self._normalize = partial(normalized_score, env_id, env_kwargs)
         count = min(len(self._seeds), MAX_ENVS)
         self._envs = [make_env(env_id, env_kwargs, with_wrappers=False) for _ in range(count)]
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What an evaluation tells."""
+        return EVAL_METRICS if self._normalize(0.0) is None else (*EVAL_METRICS, NORMALIZED_SCORE)
 
     @property
     def spaces(self) -> Spaces:
@@ -49,14 +58,13 @@ class Evaluator:
         return describe_spaces(self._envs[0].observation_space, self._envs[0].action_space)
 
     def evaluate(self, algorithm: Algorithm[Any]) -> dict[str, float]:
-        """Mean and spread of the raw return over the episodes."""
+        """Mean and spread of the raw return over the episodes, and the normalized score where references are known."""
         returns, lengths = self.run_episodes(algorithm)
-        return {
-            "eval_return_mean": float(np.mean(returns)),
-            "eval_return_std": float(np.std(returns)),
-            "eval_length_mean": float(np.mean(lengths)),
-            "eval_episodes": len(returns),
-        }
+        mean = float(np.mean(returns))
+        values = (mean, float(np.std(returns)), float(np.mean(lengths)), len(returns))
+        metrics = dict(zip(EVAL_METRICS, values, strict=True))
+        normalized = self._normalize(mean)
+        return metrics if normalized is None else {**metrics, NORMALIZED_SCORE: normalized}
 
     def run_episodes(self, algorithm: Algorithm[Any]) -> tuple[list[float], list[int]]:
         """Return and length of each episode, in the order of the seeds."""

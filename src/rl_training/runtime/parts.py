@@ -23,7 +23,7 @@ from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluation import EVAL_METRICS, Evaluator
+from rl_training.runtime.evaluation import Evaluator
 from rl_training.runtime.memory import check_batch_fits, check_replay_fits, naming_lack_of_memory
 from rl_training.runtime.off_policy_loop import make_replay_buffer
 from rl_training.runtime.on_policy_loop import make_rollout_buffer
@@ -70,16 +70,24 @@ def make_parts(config: TrainConfig, execution: Execution) -> Parts:
     """Make and check everything the run needs; a mistake in the configuration is found here."""
     spec = get_algorithm_spec(config.algo)
     algo_config = spec.parse_kwargs(config.algo_kwargs)
-    metric = algo_config.early_stopping.metric if algo_config.early_stopping else None
-    if metric is not None and metric not in EVAL_METRICS:
-        raise ConfigError(f"early_stopping watches unknown metric '{metric}'{suggest(metric, EVAL_METRICS)}")
     with contextlib.ExitStack() as on_failure:
         if isinstance(algo_config, OfflineConfig):
             parts = _make_offline_parts(config, spec, algo_config, execution, on_failure)
         else:
             parts = _make_online_parts(config, spec, algo_config, execution, on_failure)
+        _check_watched_metric(algo_config, parts.evaluator)
         on_failure.pop_all()
     return parts
+
+
+def _check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | None) -> None:
+    if algo_config.early_stopping is None:
+        return
+    if evaluator is None:
+        raise ConfigError("early_stopping watches evaluations, and there are none without an env_id")
+    metric, known = algo_config.early_stopping.metric, evaluator.metric_names
+    if metric not in known:
+        raise ConfigError(f"early_stopping watches unknown metric '{metric}'{suggest(metric, known)}")
 
 
 def _make_online_parts(
@@ -116,8 +124,6 @@ def _make_offline_parts(
     if config.env_id is not None:
         evaluator = Evaluator(config.env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
         on_failure.callback(evaluator.close)
-    elif algo_config.early_stopping is not None:
-        raise ConfigError("early_stopping watches evaluations, and there are none without an env_id")
     data = _load_data(config, algo_config)
     spaces = infer_spaces(data) if evaluator is None else evaluator.spaces
     notes = [*data.notes, *_check_data(data, spaces, algo_config)]
