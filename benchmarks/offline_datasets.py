@@ -45,7 +45,7 @@ class Source:
 
 
 SOURCES = {
-    "Pendulum-v1": Source(3_000, 15_000, 10_000, {"learning_rate": 1e-3}),
+    "Pendulum-v1": Source(10_000, 30_000, 10_000, {"train_frequency": 4}),
     "HalfCheetah-v5": Source(40_000, 80_000, 40_000, {"learning_starts": 5_000}),
 }
 

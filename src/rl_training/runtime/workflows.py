@@ -146,12 +146,13 @@ def record_checkpoint(
 
     A share `epsilon` of the actions is random, and continuous ones get noise of that deviation on [-1, 1].
     """
-    config, algorithm, _ = load_algorithm(path, device="cpu")
+    config, algorithm, state = load_algorithm(path, device="cpu")
     env_id = config.required_env_id
     refuse_unknown_code(env_id)
     env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))
     act = disturbed(algorithm, epsilon, noise, np.random.default_rng(action_seed))
-    return record_transitions(env_id, config.env_kwargs, num_steps, env_seed, lambda spaces: act), env_id
+    with choose_execution(config, state).applied():
+        return record_transitions(env_id, config.env_kwargs, num_steps, env_seed, lambda spaces: act), env_id
 
 
 def predict_checkpoint(path: str | Path, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
