@@ -55,11 +55,15 @@ def run(contender: str, algo: str, dataset: str, seed: int, peer_python: str) ->
     return {"score": round(result["score"], 1), "seconds": round(result["seconds"])}
 
 
+def read_record() -> dict[str, Any]:
+    return dict(json.loads(RAW.read_text())) if RAW.is_file() else {}
+
+
 def section() -> list[str]:
     """What the scores say, for docs/results.md."""
-    if not RAW.is_file():
+    record = read_record()
+    if not record:
         return []
-    record = json.loads(RAW.read_text())
     datasets = json.loads((RESULTS / "offline_datasets.json").read_text())
     lines = ["", "## Offline, next to d3rlpy", ""]
     for name, settings in STUDIES.items():
@@ -71,7 +75,8 @@ def section() -> list[str]:
             f" `{facts['fingerprint'][:16]}`); {settings['updates']:,} updates, hidden {sizes}, score over"
             f" {settings['episodes']} episodes.",
             "",
-            "| algorithm | ours, each seed | mean | d3rlpy 2.8.0, each seed | mean | beats the behaviour and BC | not worse than d3rlpy |",
+            "| algorithm | ours, each seed | mean | d3rlpy 2.8.0, each seed | mean"
+            " | beats the behaviour and BC | not worse than d3rlpy |",
             "|---|---|---|---|---|---|---|",
         ]
         scores = {
@@ -115,13 +120,13 @@ def main() -> None:
         for dataset in arguments.datasets:
             for algo in arguments.algos:
                 for contender in CONTENDERS:
-                    record = json.loads(RAW.read_text()) if RAW.is_file() else {}
-                    runs = record.setdefault(dataset, {}).setdefault(contender, {}).setdefault(algo, {})
-                    if str(seed) in runs:
+                    if str(seed) in read_record().get(dataset, {}).get(contender, {}).get(algo, {}):
                         continue
-                    runs[str(seed)] = run(contender, algo, dataset, seed, arguments.peer_python)
+                    result = run(contender, algo, dataset, seed, arguments.peer_python)
+                    record = read_record()  # anew: another study may have written meanwhile
+                    record.setdefault(dataset, {}).setdefault(contender, {}).setdefault(algo, {})[str(seed)] = result
                     RAW.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-                    print(dataset, algo, contender, "seed", seed, runs[str(seed)], flush=True)
+                    print(dataset, algo, contender, "seed", seed, result, flush=True)
 
 
 if __name__ == "__main__":

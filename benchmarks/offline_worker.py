@@ -49,7 +49,7 @@ def train_ours(name: str, file: str, env_id: str, settings: dict[str, Any]) -> P
     return lambda obs: predict(algorithm, obs)
 
 
-def make_peer(name: str, settings: dict[str, Any]) -> Any:
+def make_peer(name: str, settings: dict[str, Any], action_space: Any) -> Any:
     """The same algorithm of d3rlpy, with what differs from ours in its defaults set to ours."""
     import d3rlpy
     from d3rlpy import algos
@@ -63,7 +63,7 @@ def make_peer(name: str, settings: dict[str, Any]) -> Any:
     common = {
         "batch_size": 256,
         "observation_scaler": d3rlpy.preprocessing.StandardObservationScaler(),
-        "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler(),
+        "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler(minimum=action_space.low, maximum=action_space.high),
         "reward_scaler": d3rlpy.preprocessing.MultiplyRewardScaler(settings.get("reward_scale", 1.0)),
     }
     if name == "bc":
@@ -104,10 +104,7 @@ def train_peer(name: str, file: str, env_id: str, settings: dict[str, Any]) -> P
     dataset = d3rlpy.dataset.MDPDataset(
         data["obs"], data["actions"], data["rewards"], data["terminated"], data["truncated"]
     )
-    algo = make_peer(name, settings).create(device="cpu")
-    # d3rlpy would learn the bounds of the actions from the data; ours are the environment's.
-    space: Any = gymnasium.make(env_id).action_space
-    algo.config.action_scaler.__init__(minimum=space.low, maximum=space.high)
+    algo = make_peer(name, settings, gymnasium.make(env_id).action_space).create(device="cpu")
     adapter = d3rlpy.logging.NoopAdapterFactory()
     algo.fit(dataset, settings["updates"], settings["updates"], logger_adapter=adapter, show_progress=False)
     return lambda obs: algo.predict(obs.astype(np.float32))
