@@ -22,6 +22,8 @@ import numpy as np
 
 Predict = Callable[[Any], Any]
 """Actions for a batch of observations."""
+UPDATES = {"bc": 6000, "td3_bc": 2000, "iql": 1500, "awac": 1500, "cql": 150}
+SPEED_SETTINGS: dict[str, Any] = {"hidden_sizes": [256, 256], "seed": 0}
 
 
 def our_config(name: str, settings: dict[str, Any], **keys: Any) -> Any:
@@ -125,15 +127,79 @@ def score(predict: Predict, env_id: str, episodes: int) -> list[float]:
     return returns
 
 
-def measure_speed(contender: str, name: str, threads: int) -> dict[str, float]:
-    """Updates a second with sampling, on 20,000 made-up transitions of 17 and 6 dimensions."""
-    raise NotImplementedError
+def made_up_data(count: int = 20_000) -> dict[str, Any]:
+    """Transitions of 17 and 6 dimensions in episodes of 1,000 steps."""
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(count, 17)).astype(np.float32)
+    next_obs = np.roll(obs, -1, 0)
+    next_obs[999::1000] = 0.0
+    truncated = np.zeros(count, np.bool_)
+    truncated[999::1000] = True
+    return {
+        "obs": obs,
+        "actions": rng.uniform(-1, 1, (count, 6)).astype(np.float32),
+        "rewards": rng.normal(size=count).astype(np.float32),
+        "next_obs": next_obs,
+        "terminated": np.zeros(count, np.bool_),
+        "truncated": truncated,
+    }
+
+
+def time_ours(name: str, threads: int, *, compiled: bool) -> dict[str, float]:
+    """Updates a second of a run, after its first fifth."""
+    from rl_training.runtime.callbacks import Callback
+    from rl_training.runtime.training import run_training
+
+    total, created = UPDATES[name], time.perf_counter()
+    marks: dict[int, float] = {}
+
+    class Ticks(Callback):
+        def on_update_end(self, trainer: Any, result: Any) -> None:
+            if trainer.global_step in (total // 5, total):
+                marks[trainer.global_step] = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "data.npz"
+        np.savez(file, **made_up_data())
+        settings = {**SPEED_SETTINGS, "updates": total, name: {"dataset_kind": "npz", "dataset_path": str(file)}}
+        keys = {"num_threads": threads, "compile": compiled, "checkpoint_interval": 10**9, "output_dir": folder}
+        run_training(our_config(name, settings, **keys), callbacks=[Ticks()])
+    seconds = marks[total] - marks[total // 5]
+    return {"steps_per_second": (total - total // 5) / seconds, "warm_up_seconds": marks[total // 5] - created}
+
+
+def time_peer(name: str, threads: int) -> dict[str, float]:
+    """Updates a second of d3rlpy's `fit`, after its first fifth."""
+    import d3rlpy
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    created = time.perf_counter()
+    data = made_up_data()
+    dataset = d3rlpy.dataset.MDPDataset(
+        data["obs"], data["actions"], data["rewards"], data["terminated"], data["truncated"]
+    )
+    space = gymnasium.spaces.Box(-1.0, 1.0, (6,), np.float32)
+    algo = make_peer(name, {**SPEED_SETTINGS, "updates": UPDATES[name]}, space).create(device="cpu")
+    adapter = d3rlpy.logging.NoopAdapterFactory()
+    fifth = UPDATES[name] // 5
+    marks = [
+        time.perf_counter() for _ in algo.fitter(dataset, 5 * fifth, fifth, logger_adapter=adapter, show_progress=False)
+    ]
+    return {"steps_per_second": 4 * fifth / (marks[-1] - marks[0]), "warm_up_seconds": marks[0] - created}
 
 
 def main() -> None:
     warnings.filterwarnings("ignore")
     _, task, contender, name, *rest = sys.argv
-    if task == "score":
+    if task == "speed":
+        threads = int(rest[0])
+        if contender == "d3rlpy":
+            print(json.dumps(time_peer(name, threads)))
+        else:
+            print(json.dumps(time_ours(name, threads, compiled=contender == "ours_compiled")))
+    else:
         file, env_id, settings = rest[0], rest[1], json.loads(rest[2])
         start = time.monotonic()
         predict = (train_ours if contender == "ours" else train_peer)(name, file, env_id, settings)

@@ -1,11 +1,12 @@
-"""Training speed of this package next to Stable-Baselines3 and SBX, in one run on one machine.
+"""Training speed of this package next to Stable-Baselines3, SBX and d3rlpy, in one run on one machine.
 
     python benchmarks/speed.py --peer-python PEERS/bin/python          all cases
     python benchmarks/speed.py sac_halfcheetah --repeats 5             one of them
+    python benchmarks/speed.py bc td3_bc iql awac cql --peer-python …  the offline ones, next to d3rlpy
 
-The peers live in an environment of their own (torch==2.13.0 first, then stable-baselines3==2.9.2 sbx-rl==0.28.0
-gymnasium[mujoco]). The contenders take turns; each turn is a new process. What is counted is environment steps per
-second of training, after a warm-up that covers imports and compilation, without evaluation. The first round tries
+The peers live in environments of their own (torch==2.13.0 first, then stable-baselines3==2.9.2 sbx-rl==0.28.0
+gymnasium[mujoco], or d3rlpy==2.8.0). The contenders take turns; each turn is a new process. What is counted is
+environment steps (offline: updates) per second of training, after a warm-up that covers imports and compilation, without evaluation. The first round tries
 one and two threads and the better number is kept for the rounds that follow, for every contender.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("speed_worker.py")
+OFFLINE_WORKER = Path(__file__).with_name("offline_worker.py")
 PAGE = ROOT / "docs" / "speed.md"
 RAW = ROOT / "benchmarks" / "results" / "speed.json"
 CASES = {
@@ -31,14 +33,34 @@ CASES = {
     "dqn_cartpole": ("DQN, CartPole-v1", "batch 64, every 256 steps 128 updates, 256x256", 1.8),
     "sac_halfcheetah": ("SAC, HalfCheetah-v5", "batch 256, one update a step, 256x256", 1.8),
 }
-CONTENDERS = ("ours", "ours_compiled", "sb3", "sbx")
-TITLES = {"ours": "ours, plain", "ours_compiled": "ours, compiled", "sb3": "SB3 2.9.2", "sbx": "SBX 0.28.0"}
+OFFLINE = "offline updates, obs 17, actions 6, batch 256, 256x256"
+OFFLINE_CASES = {
+    "bc": ("BC", OFFLINE, 2.5),
+    "td3_bc": ("TD3+BC", OFFLINE, 1.6),
+    "iql": ("IQL", OFFLINE, 2.5),
+    "awac": ("AWAC", OFFLINE, 2.0),
+    "cql": ("CQL", f"{OFFLINE}, 10 sampled actions", 1.3),
+}
+ALL_CASES = {**CASES, **OFFLINE_CASES}
+TITLES = {
+    "ours": "ours, plain",
+    "ours_compiled": "ours, compiled",
+    "sb3": "SB3 2.9.2",
+    "sbx": "SBX 0.28.0",
+    "d3rlpy": "d3rlpy 2.8.0",
+}
+
+
+def contenders(case: str) -> tuple[str, ...]:
+    return ("ours", "ours_compiled", *(("d3rlpy",) if case in OFFLINE_CASES else ("sb3", "sbx")))
 
 
 def measure(python: str, contender: str, case: str, threads: int) -> dict[str, Any]:
     """One turn: a new process that trains and reports its steps per second."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [python, str(WORKER), contender, case, str(threads)]
+    if case in OFFLINE_CASES:
+        command = [python, str(OFFLINE_WORKER), "speed", contender, case, str(threads)]
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if answer.returncode:
         raise SystemExit(f"{contender} failed on {case}:\n{answer.stderr[-3000:]}")
@@ -47,19 +69,20 @@ def measure(python: str, contender: str, case: str, threads: int) -> dict[str, A
 
 def run_case(case: str, peer_python: str, repeats: int) -> dict[str, Any]:
     """Alternate the contenders for a number of rounds."""
-    pythons = {name: peer_python if name.startswith("sb") else sys.executable for name in CONTENDERS}
+    names = contenders(case)
+    pythons = {name: sys.executable if name.startswith("ours") else peer_python for name in names}
     best_threads: dict[str, int] = {}
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    rates: dict[str, list[float]] = {name: [] for name in names}
     warm_up: dict[str, float] = {}
     for round_number in range(repeats):
-        for name in CONTENDERS:
+        for name in names:
             tries = [best_threads[name]] if name in best_threads else [1, 2]
             results = {threads: measure(pythons[name], name, case, threads) for threads in tries}
             best_threads[name] = max(results, key=lambda threads: results[threads]["steps_per_second"])
             result = results[best_threads[name]]
             rates[name].append(round(result["steps_per_second"], 1))
             warm_up.setdefault(name, round(result["warm_up_seconds"], 1))
-        row = "  ".join(f"{name} {rates[name][-1]:.0f}" for name in CONTENDERS)
+        row = "  ".join(f"{name} {rates[name][-1]:.0f}" for name in names)
         print(f"{case} round {round_number + 1}: {row}", flush=True)
     return {"rates": rates, "threads": best_threads, "warm_up_seconds": warm_up}
 
@@ -68,7 +91,7 @@ def write_page(record: dict[str, Any]) -> None:
     lines = [
         "# Speed",
         "",
-        "Environment steps per second of training at equal settings, on one machine, the contenders taking turns",
+        "Environment steps (offline: updates) per second of training at equal settings, the contenders taking turns",
         f"({record['machine']}). Median of the rounds; ratios are medians of the ratios within each round. Made by",
         "`python benchmarks/speed.py --peer-python PEERS/bin/python`; raw figures in `benchmarks/results/speed.json`.",
         "Each contender runs on one or two threads, whichever was faster in the first round. *Compiled* is what",
@@ -78,12 +101,12 @@ def write_page(record: dict[str, Any]) -> None:
         "| case | contender | threads | steps/s | ours to it, plain | ours to it, compiled | warm-up, s |",
         "|---|---|---|---|---|---|---|",
     ]
-    for case, (title, settings, _) in CASES.items():
+    for case, (title, settings, _) in ALL_CASES.items():
         if case not in record["cases"]:
             continue
         result = record["cases"][case]
         lines.append(f"| **{title}** ({settings}) | | | | | | |")
-        for name in CONTENDERS:
+        for name in contenders(case):
             own = result["rates"][name]
             ratios = []
             for mine in ("ours", "ours_compiled"):
@@ -94,15 +117,15 @@ def write_page(record: dict[str, Any]) -> None:
                 f"| | {TITLES[name]} | {result['threads'][name]} | {statistics.median(own):,.0f} |"
                 f" {ratios[0]} | {ratios[1]} | {result['warm_up_seconds'][name]} |"
             )
-    bars = ", ".join(f"{CASES[case][0]} {CASES[case][2]}" for case in CASES)
-    lines += ["", f"Bars, against SB3: {bars}."]
+    for peer, cases in (("SB3", CASES), ("d3rlpy", OFFLINE_CASES)):
+        lines += ["", f"Bars, against {peer}: {', '.join(f'{title} {bar}' for title, _, bar in cases.values())}."]
     PAGE.write_text("\n".join(lines) + "\n")
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(CASES))
+    parser.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(ALL_CASES))
     parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON"), help="python with the peers installed")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
