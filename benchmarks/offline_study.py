@@ -33,10 +33,10 @@ COMMON = {
 }
 STUDIES: dict[str, dict[str, Any]] = {
     "Pendulum-v1-medium-replay": {
-        "env_id": "Pendulum-v1", "updates": 10_000, "hidden_sizes": [64, 64], "reward_scale": 0.1, "episodes": 100,
+        "env_id": "Pendulum-v1", "updates": 5_000, "hidden_sizes": [64, 64], "reward_scale": 0.1, "episodes": 100,
     },
     "HalfCheetah-v5-medium-replay": {
-        "env_id": "HalfCheetah-v5", "updates": 15_000, "hidden_sizes": [128, 128], "episodes": 20,
+        "env_id": "HalfCheetah-v5", "updates": 10_000, "hidden_sizes": [128, 128], "episodes": 20,
     },
 }  # fmt: skip
 

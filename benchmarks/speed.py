@@ -6,8 +6,9 @@
 
 The peers live in environments of their own (torch==2.13.0 first, then stable-baselines3==2.9.2 sbx-rl==0.28.0
 gymnasium[mujoco], or d3rlpy==2.8.0). The contenders take turns; each turn is a new process. What is counted is
-environment steps (offline: updates) per second of training, after a warm-up that covers imports and compilation, without evaluation. The first round tries
-one and two threads and the better number is kept for the rounds that follow, for every contender.
+environment steps (offline: updates) per second of training, after a warm-up that covers imports and compilation,
+without evaluation. The first round tries one and two threads and the better number is kept for the rounds that
+follow, for every contender.
 """
 
 from __future__ import annotations
