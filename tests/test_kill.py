@@ -181,6 +181,14 @@ def test_a_run_killed_again_and_again_ends_as_one_that_never_was(algo: str, tmp_
     print(f"{algo}: survived {len(survived)} kills so far")
 
 
+def test_a_run_that_goes_online_is_killed_in_both_stages(tmp_path: Path) -> None:
+    stage = {"after_updates": 96, "learning_starts": 16, "train_frequency": 4, "buffer_capacity": 100}
+    victim = Victim("iql", tmp_path / "killed", algo_kwargs={"online": stage})
+    for kill in (("update", 70), ("collect", 9), ("file", 40), ("update", 12), ("half", 9)):
+        victim.die(kill)
+    assert_same_run(victim, tmp_path / "whole")
+
+
 @pytest.mark.parametrize(
     ("algo", "first", "every", "kwargs", "status"),
     [
