@@ -38,6 +38,12 @@ STUDIES: dict[str, dict[str, Any]] = {
     "HalfCheetah-v5-medium-replay": {
         "env_id": "HalfCheetah-v5", "updates": 10_000, "hidden_sizes": [128, 128], "episodes": 20,
     },
+    "Pendulum-v1-expert": {
+        "env_id": "Pendulum-v1", "updates": 5_000, "hidden_sizes": [64, 64], "episodes": 100, "algos": ["bc"],
+    },
+    "HalfCheetah-v5-expert": {
+        "env_id": "HalfCheetah-v5", "updates": 10_000, "hidden_sizes": [128, 128], "episodes": 20, "algos": ["bc"],
+    },
 }  # fmt: skip
 
 
@@ -67,6 +73,8 @@ def section() -> list[str]:
     datasets = json.loads((RESULTS / "offline_datasets.json").read_text())
     lines = ["", "## Offline, next to d3rlpy", ""]
     for name, settings in STUDIES.items():
+        if name not in record:
+            continue
         facts = datasets[name]
         behaviour = facts["return_mean"]
         sizes = "x".join(map(str, settings["hidden_sizes"]))
@@ -111,14 +119,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", default=list(STUDIES), help=", ".join(STUDIES))
     parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON"), help="python with d3rlpy installed")
-    parser.add_argument("--algos", nargs="*", default=list(ALGOS))
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     if not arguments.peer_python:
         raise SystemExit("say where d3rlpy is: --peer-python PEERS/bin/python (or PEER_PYTHON=…)")
     for seed in range(arguments.seeds):
         for dataset in arguments.datasets:
-            for algo in arguments.algos:
+            for algo in STUDIES[dataset].get("algos", ALGOS):
                 for contender in CONTENDERS:
                     if str(seed) in read_record().get(dataset, {}).get(contender, {}).get(algo, {}):
                         continue
