@@ -32,7 +32,7 @@ EPISODES = 100
 
 @dataclass(frozen=True)
 class Bar:
-    """What a preset must show: the policy that is judged, the score, and whether all seeds or their median must reach it."""
+    """What a preset must show: the policy that is judged, the score, and which seeds must reach it."""
 
     policy: str
     score: float
