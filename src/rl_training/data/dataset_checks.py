@@ -3,20 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from rl_training.data import integrity_checks, row_checks
-from rl_training.data.behaviour_fit import fit_behaviour
+from rl_training.data.behaviour_fit import BehaviourFit, fit_behaviour
 from rl_training.data.dataset_advice import advise
-from rl_training.data.dataset_findings import Bin, DatasetReport, EpisodeSummary, Finding, Level, Spread
+from rl_training.data.findings import Finding, Level, as_plain
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import Spaces
+from rl_training.data.step_model import fit_steps
 from rl_training.data.transitions import Array
 
 __all__ = ["DatasetReport", "Finding", "Level", "check_dataset"]
 
 NUM_BINS = 12
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A distribution in a few numbers; `lower` and `upper` cut off a quarter each."""
+
+    minimum: float
+    lower: float
+    median: float
+    upper: float
+    maximum: float
+    mean: float
+
+    @classmethod
+    def of(cls, values: Array) -> Spread:
+        """Of the finite values; all NaN if there are none."""
+        finite = values[np.isfinite(values)]
+        if len(finite) == 0:
+            finite = np.array([np.nan])
+        return cls(*map(float, [*np.quantile(finite, [0, 0.25, 0.5, 0.75, 1]), finite.mean()]))
+
+
+@dataclass(frozen=True)
+class Bin:
+    """One bar of a histogram."""
+
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class EpisodeSummary:
+    """The episodes of a data set."""
+
+    count: int
+    num_terminated: int
+    num_truncated: int
+    num_unmarked: int
+    """Those that end only because the next row does not follow, or the file ends."""
+    lengths: Spread
+    returns: Spread
+    histogram: tuple[Bin, ...]
+    """Of the returns."""
+
+
+@dataclass(frozen=True)
+class DatasetReport:
+    """Everything the checks found."""
+
+    num_transitions: int
+    num_bytes: int
+    shapes: dict[str, str]
+    """Type and row shape of each field."""
+    episodes: EpisodeSummary
+    rewards: Spread
+    behaviour: BehaviourFit | None
+    """Only after a thorough look, and with enough data."""
+    findings: tuple[Finding, ...]
+    """The worst first."""
+    advice: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What reading the file brought up."""
+    is_thorough: bool
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that should stop a training run."""
+        return tuple(finding for finding in self.findings if finding.level is Level.ERROR)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain: dict[str, Any] = as_plain(self)
+        return plain
 
 
 def check_dataset(dataset: TransitionDataset, spaces: Spaces | None = None, *, thorough: bool = True) -> DatasetReport:
@@ -26,13 +103,12 @@ def check_dataset(dataset: TransitionDataset, spaces: Spaces | None = None, *, t
     a fraction of a second for a million transitions.
     """
     findings = tuple(sorted(_findings(dataset, spaces, thorough), key=lambda finding: list(Level).index(finding.level)))
-    episodes = _summarize_episodes(dataset)
     behaviour = fit_behaviour(dataset) if thorough else None
     return DatasetReport(
         num_transitions=len(dataset),
         num_bytes=dataset.nbytes,
         shapes={name: f"{array.dtype} {list(array.shape[1:])}" for name, array in dataset.arrays().items()},
-        episodes=episodes,
+        episodes=_summarize_episodes(dataset),
         rewards=Spread.of(dataset.rewards),
         behaviour=behaviour,
         findings=findings,
@@ -43,24 +119,20 @@ def check_dataset(dataset: TransitionDataset, spaces: Spaces | None = None, *, t
 
 
 def _findings(dataset: TransitionDataset, spaces: Spaces | None, thorough: bool) -> Iterator[Finding]:
-    yield from integrity_checks.check_finite(dataset)
-    yield from integrity_checks.check_endings(dataset)
-    yield from integrity_checks.check_time_limits(dataset)
-    yield from integrity_checks.check_constants(dataset)
-    yield from integrity_checks.check_rewards(dataset)
+    for check in integrity_checks.CHECKS:
+        yield from check(dataset)
     if spaces is not None:
         yield from integrity_checks.check_spaces(dataset, spaces)
     if thorough:
-        yield from row_checks.check_alignment(dataset)
-        yield from row_checks.check_jumps(dataset)
+        model = fit_steps(dataset)
+        yield from row_checks.check_alignment(dataset, model)
+        yield from row_checks.check_jumps(dataset, model)
         yield from row_checks.check_repeats(dataset)
 
 
 def _summarize_episodes(dataset: TransitionDataset) -> EpisodeSummary:
-    episodes = dataset.episodes()
-    last = episodes[:, 1] - 1
-    terminated, truncated = dataset.terminated[last], dataset.truncated[last]
-    returns = dataset.episode_returns()
+    episodes, returns = dataset.episodes(), dataset.episode_returns()
+    terminated, truncated = dataset.terminated[episodes[:, 1] - 1], dataset.truncated[episodes[:, 1] - 1]
     return EpisodeSummary(
         count=len(episodes),
         num_terminated=int(terminated.sum()),
@@ -75,9 +147,6 @@ def _summarize_episodes(dataset: TransitionDataset) -> EpisodeSummary:
 def _histogram(values: Array) -> tuple[Bin, ...]:
     if len(values) == 0:
         return ()
-    low, high = float(values.min()), float(values.max())
-    if low == high:
-        return (Bin(low, high, len(values)),)
-    counts, edges = np.histogram(values, NUM_BINS, (low, high))
-    bins = zip(edges[:-1], edges[1:], counts, strict=True)
-    return tuple(Bin(float(left), float(right), int(count)) for left, right, count in bins)
+    edges = np.linspace(values.min(), values.max(), NUM_BINS + 1 if np.ptp(values) else 2)
+    bins = zip(edges[:-1], edges[1:], np.histogram(values, edges)[0], strict=True)
+    return tuple(Bin(float(low), float(high), int(count)) for low, high, count in bins)

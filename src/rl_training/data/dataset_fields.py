@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,18 @@ def row_blocks(*arrays: Array) -> Iterator[slice]:
     size = max(1, BLOCK_BYTES // row_bytes)
     for start in range(0, len(arrays[0]), size):
         yield slice(start, start + size)
+
+
+def rows_where(is_wanted: Callable[[Array], Array], array: Array) -> Array:
+    """The rows of which any number is wanted."""
+    return np.concatenate(
+        [np.flatnonzero(flat_rows(is_wanted(array[block])).any(1)) + block.start for block in row_blocks(array)]
+    )
+
+
+def spread_rows(num_rows: int, count: int) -> Array:
+    """At most `count` rows, evenly spread."""
+    return np.linspace(0, num_rows - 1, min(num_rows, count)).astype(np.int64)
 
 
 def check_zero_or_one(field: str, array: Array, source: str) -> None:
