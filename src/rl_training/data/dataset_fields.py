@@ -21,6 +21,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "truncated": ("truncated", "truncations", "timeouts"),
     "dones": ("dones", "done"),
 }
+ENDINGS = ("terminated", "truncated", "dones")
 BLOCK_BYTES = 1 << 22
 
 
@@ -50,15 +51,11 @@ def stored_dtype(field: str, dtype: np.dtype[Any], source: str) -> np.dtype[Any]
         raise DatasetError(f"{field} of {source} is an object array, which only a pickle can hold: store plain numbers")
     if dtype.kind not in "biuf":
         raise DatasetError(f"{field} of {source} has dtype {dtype}: store numbers or booleans")
-    if field in ("terminated", "truncated", "dones"):
+    if field in ENDINGS:
         return np.dtype(np.bool_)
-    if field == "rewards" or dtype.kind == "f":
+    if field == "rewards" or dtype.kind == "f" or (dtype.kind == "b" and field != "actions"):
         return np.dtype(np.float32)
-    if field == "actions":
-        return np.dtype(np.int64)
-    if dtype.kind == "b":
-        return np.dtype(np.float32)
-    return np.dtype(np.uint8 if dtype == np.uint8 else np.int64)
+    return np.dtype(np.uint8 if dtype == np.uint8 and field != "actions" else np.int64)
 
 
 def as_stored(field: str, value: Any, source: str) -> Array:
@@ -68,11 +65,12 @@ def as_stored(field: str, value: Any, source: str) -> Array:
         value = (value.float() if value.is_floating_point() else value).numpy()
     array: Array = np.asarray(value)
     target = stored_dtype(field, array.dtype, source)
-    if target == np.bool_ and array.dtype != np.bool_:
-        check_zero_or_one(field, array, source)
-    array = np.ascontiguousarray(array, dtype=target).view(np.ndarray).reshape(array.shape)
-    is_column = array.ndim == 2 and array.size == len(array)
-    return array.reshape(-1) if is_column and field not in ("obs", "next_obs", "actions") else array
+    if target == np.bool_ and len(wrong := np.flatnonzero((array != 0) & (array != 1))):
+        value = array.reshape(-1)[wrong[0]]
+        raise DatasetError(f"{field}[{wrong[0]}] of {source} is {value}: an ending is 0 or 1")
+    is_column = array.ndim == 2 and array.size == len(array) and field in ("rewards", *ENDINGS)
+    shape = array.shape[:1] if is_column else array.shape
+    return np.ascontiguousarray(array, dtype=target).view(np.ndarray).reshape(shape)
 
 
 def derive_missing(fields: MutableMapping[str, Array]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -82,7 +80,7 @@ def derive_missing(fields: MutableMapping[str, Array]) -> tuple[dict[str, Any], 
     """
     notes = [*_derive_endings(fields)]
     if "next_obs" not in fields:
-        notes += _derive_next_obs(fields)
+        notes.append(_derive_next_obs(fields))
     return {name: fields.pop(name) for name in FIELDS}, tuple(notes)
 
 
@@ -91,25 +89,21 @@ def check_lengths(fields: Mapping[str, Array], source: str) -> None:
     for name, array in fields.items():
         if array.ndim == 0:
             raise DatasetError(f"{name} of {source} is a single number: give one row for each transition")
-    count = len(fields["obs"])
-    for name, array in fields.items():
-        if len(array) != count:
-            raise DatasetError(
-                f"{name} of {source} has {len(array):,} rows and obs has {count:,}: give one row for each transition"
-            )
-    if count == 0:
+    obs = fields["obs"]
+    if not any(map(len, fields.values())):
         raise DatasetError(f"{source} is empty: it has no transition")
-    for name in ("obs", "actions"):
-        if fields[name][0].size == 0:
-            raise DatasetError(f"{name} of {source} has rows of shape {fields[name].shape[1:]}, which hold no number")
-    if "next_obs" in fields and fields["next_obs"].shape != fields["obs"].shape:
-        shapes = f"{fields['next_obs'].shape[1:]} and obs {fields['obs'].shape[1:]}"
-        raise DatasetError(f"next_obs of {source} has rows of shape {shapes}: they must be alike")
-    for name in ("rewards", "terminated", "truncated", "dones"):
-        if name in fields and fields[name].ndim != 1:
-            raise DatasetError(
-                f"{name} of {source} has shape {fields[name].shape}: give one number for each transition"
-            )
+    for name, array in fields.items():
+        shape, fault = array.shape[1:], ""
+        if len(array) != len(obs):
+            fault = f"has {len(array):,} rows and obs has {len(obs):,}: give one row for each transition"
+        elif name in ("rewards", *ENDINGS) and shape:
+            fault = f"has shape {array.shape}: give one number for each transition"
+        elif 0 in shape:
+            fault = f"has rows of shape {shape}, which hold no number"
+        elif name == "next_obs" and shape != obs.shape[1:]:
+            fault = f"has rows of shape {shape} and obs {obs.shape[1:]}: they must be alike"
+        if fault:
+            raise DatasetError(f"{name} of {source} {fault}")
 
 
 def flat_rows(array: Array) -> Array:
@@ -137,15 +131,6 @@ def spread_rows(num_rows: int, count: int) -> Array:
     return np.linspace(0, num_rows - 1, min(num_rows, count)).astype(np.int64)
 
 
-def check_zero_or_one(field: str, array: Array, source: str) -> None:
-    """Refuse an ending that is neither 0 nor 1."""
-    wrong = ~((array == 0) | (array == 1))
-    if wrong.any():
-        index = int(np.flatnonzero(wrong.reshape(-1))[0])
-        value = array.reshape(-1)[index]
-        raise DatasetError(f"{field}[{index}] of {source} is {value}: an ending is 0 or 1")
-
-
 def _derive_endings(fields: MutableMapping[str, Array]) -> Iterator[str]:
     dones = fields.pop("dones", None)
     if "terminated" in fields and "truncated" in fields:
@@ -169,42 +154,28 @@ def _derive_endings(fields: MutableMapping[str, Array]) -> Iterator[str]:
         )
 
 
-def _derive_next_obs(fields: MutableMapping[str, Array]) -> Iterator[str]:
+def _derive_next_obs(fields: MutableMapping[str, Array]) -> str:
     """Take each next observation from the row below, and drop the rows for which that row is another episode's."""
-    terminated, truncated = fields["terminated"], fields["truncated"]
+    terminated, truncated = fields["terminated"], fields["truncated"].copy()
     keep = ~truncated | terminated
     keep[-1] = terminated[-1]
-    dropped = np.flatnonzero(~keep)
     if not keep.any():
         raise DatasetError("no 'next_obs' is given and no transition is followed by another of its episode")
-    truncated = truncated.copy()
+    rows, dropped = np.flatnonzero(keep), np.flatnonzero(~keep)
     before = dropped[dropped > 0] - 1
-    truncated[before[~terminated[before]]] = True
+    truncated[before] |= ~terminated[before]
     fields["truncated"] = truncated
-    rows = np.flatnonzero(keep)
-    fields["obs"], fields["next_obs"] = _pair_with_following(fields.pop("obs"), rows, terminated)
+    # A terminal state has no value, so its next observation is never used: its own stands in.
+    wanted = np.where(terminated[rows], rows, rows + 1)
+    # Most are the observation of the next kept row; only the others are fetched from the file, which may be mapped.
+    others = np.append(np.flatnonzero(wanted[:-1] != rows[1:]), len(rows) - 1)
+    fetched = fields["obs"][wanted[others]]
     if len(dropped):
-        for name in ("actions", "rewards", "terminated", "truncated"):
+        for name in ("obs", "actions", "rewards", "terminated", "truncated"):
             fields[name] = fields.pop(name)[rows]
-    yield (
+    fields["next_obs"] = np.roll(fields["obs"], -1, axis=0)
+    fields["next_obs"][others] = fetched
+    return (
         f"it has no 'next_obs', which is taken from the following row; {len(dropped):,} of {len(keep):,} transitions"
         " were dropped because theirs is not in the file (the last before a time limit or the end)"
     )
-
-
-def _pair_with_following(source: Array, rows: Array, terminated: Array) -> tuple[Array, Array]:
-    """The observations of `rows` and those of the rows after them.
-
-    A terminal state has no value, so its next observation is never used: its own stands in.
-    """
-    wanted = np.where(terminated[rows], rows, rows + 1)
-    # Most are the observation of the next kept row; only the others are fetched from the source, which may be mapped.
-    others = np.flatnonzero(wanted[:-1] != rows[1:])
-    others = np.append(others, len(rows) - 1)
-    fetched = source[wanted[others]]
-    obs = source if len(rows) == len(source) else source[rows]
-    del source
-    next_obs = np.empty_like(obs)
-    next_obs[:-1] = obs[1:]
-    next_obs[others] = fetched
-    return obs, next_obs

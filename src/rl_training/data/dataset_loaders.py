@@ -7,18 +7,17 @@ import os
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, stored_dtype
+from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields
 from rl_training.data.minari_datasets import read_minari
 from rl_training.data.npz_files import NpzFile
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.transitions import Array
+from rl_training.data.transitions import FIELDS, Array
 from rl_training.errors import DatasetError
 from rl_training.validation import suggest
 
@@ -80,26 +79,16 @@ def mix_datasets(datasets: Sequence[TransitionDataset], weights: Sequence[float]
     The result is as large as it can be without repeating an episode; shares are met to the nearest episode.
     """
     shares = np.asarray(weights, np.float64)
-    if (
-        len(datasets) == 0
-        or shares.shape != (len(datasets),)
-        or not (shares > 0).all()
-        or not np.isfinite(shares).all()
-    ):
-        raise DatasetError(
-            f"cannot mix {len(datasets)} data sets with weights {list(weights)}: give one above 0 for each"
-        )
-    shares = shares / shares.sum()
+    if len(datasets) == 0 or len(shares) != len(datasets) or not ((shares > 0) & np.isfinite(shares)).all():
+        given = f"{len(datasets)} data sets with weights {list(weights)}"
+        raise DatasetError(f"cannot mix {given}: give one above 0 for each")
     _check_alike(datasets)
-    total = min(len(dataset) / share for dataset, share in zip(datasets, shares, strict=True))
+    counts = shares * min(len(dataset) / share for dataset, share in zip(datasets, shares, strict=True))
     rng = np.random.default_rng(seed)
-    chosen = [_choose_rows(dataset, share * total, rng) for dataset, share in zip(datasets, shares, strict=True)]
-    ends = np.cumsum([len(rows) for rows in chosen])
-    fields: dict[str, Any] = {}
-    for name, first in datasets[0].arrays().items():
-        fields[name] = np.empty((ends[-1], *first.shape[1:]), first.dtype)
-        for dataset, rows, end in zip(datasets, chosen, ends, strict=True):
-            fields[name][end - len(rows) : end] = dataset.arrays()[name][rows]
+    chosen = [(dataset, _choose_rows(dataset, n, rng)) for dataset, n in zip(datasets, counts, strict=True)]
+    fields: dict[str, Any] = {
+        name: np.concatenate([dataset.arrays()[name][rows] for dataset, rows in chosen]) for name in FIELDS
+    }
     return TransitionDataset(**fields, rng=rng)
 
 
@@ -143,14 +132,13 @@ def _load_npz(path: Path) -> TransitionDataset:
     fields: dict[str, Array] = {}
     unmapped = []
     with NpzFile(path) as file:
-        for name, key in find_fields(file.keys, source).items():
-            array, is_mapped = file.read(key, partial(stored_dtype, name, source=source))
+        for name, key in find_fields(file.members, source).items():
+            array = file.read(key)
             fields[name] = as_stored(name, array, source)
-            if not is_mapped:
+            if not isinstance(array, np.memmap) or not np.may_share_memory(array, fields[name]):
                 unmapped.append(key)
-            del array
     note = f"{', '.join(unmapped)}: read into memory, since compressed or converted data cannot be mapped"
-    return _complete(fields, source, (note,) if unmapped else ())
+    return _complete(fields, source, note if unmapped else None)
 
 
 def _load_pt(path: Path) -> TransitionDataset:
@@ -164,8 +152,7 @@ def _load_pt(path: Path) -> TransitionDataset:
         if tensor.numel() * tensor.element_size() > path.stat().st_size:
             raise DatasetError(f"'{key}' in {source} is damaged: it claims more data than the file holds")
         fields[name] = as_stored(name, tensor, source)
-        del tensor
-    return _complete(fields, source, ())
+    return _complete(fields, source)
 
 
 def _read_tensors(path: Path) -> dict[str, Any]:
@@ -186,7 +173,7 @@ def _read_tensors(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _complete(fields: dict[str, Array], source: str, notes: tuple[str, ...]) -> TransitionDataset:
+def _complete(fields: dict[str, Array], source: str, note: str | None = None) -> TransitionDataset:
     check_lengths(fields, source)
     complete, derived = derive_missing(fields)
-    return TransitionDataset(**complete, notes=(*notes, *derived))
+    return TransitionDataset(**complete, notes=(note, *derived) if note else derived)
