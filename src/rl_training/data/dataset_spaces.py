@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.dataset_fields import flat_rows, row_blocks
+from rl_training.data.dataset_fields import flat_rows, row_blocks, rows_where
 from rl_training.data.spaces import ActionKind, ActionSpec, ObsSpec, Spaces
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
@@ -47,11 +47,9 @@ def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:
             f"{name} is {obs.dtype} and the environment's observations are {spec.dtype}:"
             f" store them as {spec.dtype}, on the environment's scale"
         )
-    if spec.num_categories is not None and (obs.min() < 0 or obs.max() >= spec.num_categories):
-        index = int(np.flatnonzero((obs < 0) | (obs >= spec.num_categories))[0])
-        raise DatasetError(
-            f"{name}[{index}] is {obs[index]}: the environment has categories 0 to {spec.num_categories - 1}"
-        )
+    last = (spec.num_categories or 1) - 1
+    if spec.num_categories is not None and len(wrong := np.flatnonzero((obs < 0) | (obs > last))):
+        raise DatasetError(f"{name}[{wrong[0]}] is {obs[wrong[0]]}: the environment has categories 0 to {last}")
     return obs
 
 
@@ -94,26 +92,22 @@ def shape_actions(actions: Array, spec: ActionSpec) -> Array:
 
 def actions_outside(actions: Array, spec: ActionSpec) -> Array:
     """Rows whose action is not in the space, NaN included."""
+    low, high = _bounds(spec)
     if spec.kind is ActionKind.CONTINUOUS:
-        slack = np.where(np.isfinite(spec.high - spec.low), TOLERANCE * (spec.high - spec.low), 0.0)
-        low, high = (spec.low - slack).astype(np.float32), (spec.high + slack).astype(np.float32)
-    else:
-        low, high = spec.start, spec.start + np.asarray(spec.choices).reshape(spec.shape) - 1
-    found = []
-    for block in row_blocks(actions):
-        inside = (actions[block] >= low) & (actions[block] <= high)
-        if not inside.all():
-            found.append(np.flatnonzero(~flat_rows(inside).all(1)) + block.start)
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+        slack = np.where(np.isfinite(high - low), TOLERANCE * (high - low), 0.0)
+        low, high = (low - slack).astype(np.float32), (high + slack).astype(np.float32)
+    return rows_where(lambda part: ~((part >= low) & (part <= high)), actions)
 
 
 def describe_bounds(spec: ActionSpec) -> str:
     """The bounds in words: one pair if all components share them."""
-    if spec.kind is ActionKind.CONTINUOUS:
-        low, high = spec.low.reshape(-1), spec.high.reshape(-1)
-    else:
-        low = np.asarray(spec.start).reshape(-1)
-        high = low + np.asarray(spec.choices) - 1
+    low, high = map(np.ravel, _bounds(spec))
     if np.all(low == low[0]) and np.all(high == high[0]):
         return f"{low[0]:g} to {high[0]:g}"
     return f"{low.tolist()} to {high.tolist()}"
+
+
+def _bounds(spec: ActionSpec) -> tuple[Array, Array]:
+    if spec.kind is ActionKind.CONTINUOUS:
+        return spec.low, spec.high
+    return spec.start, spec.start + np.reshape(spec.choices, spec.shape) - 1

@@ -6,9 +6,7 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,49 +19,18 @@ from rl_training.errors import DatasetError
 MISSING = 'reading Minari data sets needs minari: pip install "rl-training[offline]"'
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    """One part of a nested observation."""
-
-    path: tuple[str | int, ...]
-    space: Space[Any]
-    width: int
-    """How many numbers it is once flattened."""
-
-    @property
-    def name(self) -> str:
-        return ".".join(map(str, self.path)) or "obs"
-
-    def follow(self, value: Any) -> Array:
-        for key in self.path:
-            value = value[key]
-        array: Array = np.asarray(value)
-        return array
-
-
 def read_minari(dataset_id: str, *, download: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The six fields of every episode, one after another, and what the reader should know about them."""
     dataset = _open(dataset_id, download)
     source = f"Minari data set '{dataset_id}'"
-    description = json.loads(dataset.storage.read_raw_metadata(dataset.storage.data_path)["observation_space"])
-    leaves = list(_leaves(dataset.observation_space, description, (), source))
-    _check_action_space(dataset.action_space, source)
+    if not isinstance(dataset.action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
+        raise DatasetError(f"{source} has actions of {dataset.action_space}: use Box, Discrete or MultiDiscrete")
     try:
-        fields, num_unmarked = _read_episodes(dataset, leaves, source)
+        return _read_episodes(dataset, source)
     except DatasetError:
         raise
     except Exception as error:  # damage shows in whatever way the storage library happens to fail
         raise DatasetError(f"{source} cannot be read: {type(error).__name__}: {error}") from None
-    notes = []
-    if not _is_plain(dataset.observation_space):
-        order = ", ".join(f"{leaf.name} ({leaf.width})" for leaf in leaves)
-        notes.append(
-            f"its observations are flattened in this order: {order};"
-            " gymnasium.wrappers.FlattenObservation gives the environment the same"
-        )
-    if num_unmarked:
-        notes.append(f"{num_unmarked:,} episodes end without a mark and are taken as truncated")
-    return fields, tuple(notes)
 
 
 def _open(dataset_id: str, download: bool) -> Any:
@@ -80,9 +47,12 @@ def _open(dataset_id: str, download: bool) -> Any:
     folder = get_dataset_path(dataset_id)
     if not (folder / "data").is_dir():
         if not download:
+            known: list[str] = []
+            with contextlib.suppress(Exception):  # a hint is not worth a failure
+                known = sorted(minari.list_local_datasets())[:8]
             raise DatasetError(
                 f"Minari data set '{dataset_id}' is not in '{folder}': set MINARI_DATASETS_PATH to the folder with your"
-                f" data sets, or set dataset_download to true{_local_ids(minari)}"
+                " data sets, or set dataset_download to true" + (f" (there: {', '.join(known)})" if known else "")
             )
         _download(minari, dataset_id, str(folder))
     try:
@@ -110,14 +80,6 @@ def _download(minari: Any, dataset_id: str, folder: str) -> None:
         ) from None
 
 
-def _local_ids(minari: Any) -> str:
-    try:
-        known = sorted(minari.list_local_datasets())
-    except Exception:  # a hint is not worth a failure
-        return ""
-    return f" (there: {', '.join(known[:8])})" if known else ""
-
-
 def _refuse_hidden_environment(data_folder: Any) -> None:
     """Without stored spaces Minari would import and build the environment that the file names."""
     from minari.dataset.minari_storage import MinariStorage
@@ -128,18 +90,20 @@ def _refuse_hidden_environment(data_folder: Any) -> None:
             raise DatasetError(f"'{data_folder}' does not state its {name}: record it again with Minari 0.5 or later")
 
 
-def _read_episodes(dataset: Any, leaves: list[_Leaf], source: str) -> tuple[dict[str, Any], int]:
+def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    description = json.loads(dataset.storage.read_raw_metadata(dataset.storage.data_path)["observation_space"])
     fields: dict[str, Any] = {}
+    notes: list[str] = []
     total, start, num_unmarked = dataset.total_steps, 0, 0
     for episode in dataset.iterate_episodes():
-        obs = _observations(dataset.observation_space, episode.observations, leaves)
+        obs, order = _flatten(dataset.observation_space, description, episode.observations, source)
         count = len(episode.rewards)
         if len(obs) != count + 1 or len(episode.actions) != count or start + count > total:
             raise DatasetError(
                 f"episode {episode.id} of {source} has {len(obs)} observations for {count} rewards and"
                 f" {len(episode.actions)} actions, {total:,} steps in all being announced: it is damaged"
             )
-        truncated = np.asarray(episode.truncations, np.bool_).copy()
+        truncated = np.array(episode.truncations, np.bool_)
         if count and not (truncated[-1] or episode.terminations[-1]):
             truncated[-1] = True
             num_unmarked += 1
@@ -153,59 +117,43 @@ def _read_episodes(dataset: Any, leaves: list[_Leaf], source: str) -> tuple[dict
         raise DatasetError(f"{source} is empty: it has no transition")
     if start != total:
         raise DatasetError(f"{source} announces {total:,} steps and has {start:,}: it is damaged")
-    return fields, num_unmarked
+    if order:
+        wrapper = "gymnasium.wrappers.FlattenObservation gives the environment the same"
+        notes.append(f"its observations are flattened in this order: {order}; {wrapper}")
+    if num_unmarked:
+        notes.append(f"{num_unmarked:,} episodes end without a mark and are taken as truncated")
+    return fields, tuple(notes)
 
 
-def _is_plain(space: Space[Any]) -> bool:
-    return isinstance(space, (spaces.Box, spaces.Discrete))
+def _flatten(space: Space[Any], description: Any, value: Any, source: str) -> tuple[Array, str]:
+    """One row of numbers for each step, as `gymnasium.spaces.flatten` makes them, and the order of nested parts."""
+    if isinstance(space, (spaces.Box, spaces.Discrete)):
+        return np.asarray(value), ""
+    parts = dict(_parts(space, description, value, (), source))
+    order = ", ".join(f"{name} ({part.shape[1]})" for name, part in parts.items())
+    return np.concatenate([*parts.values()], axis=1, dtype=np.float32), order
 
 
-def _leaves(space: Space[Any], description: Any, path: tuple[str | int, ...], source: str) -> Iterator[_Leaf]:
-    """Each part of an observation, in the order that the environment's space has them.
+def _parts(space: Any, description: Any, value: Any, path: tuple[Any, ...], source: str) -> Iterator[tuple[str, Array]]:
+    """Each part of an observation by its name, in the order that the environment's space has them.
 
     Minari's file describes the space in that order; the space that it makes of the description sorts its keys.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = description["subspaces"]
-        keys: Iterable[Any] = parts if isinstance(space, spaces.Dict) else range(len(parts))
+        inner = description["subspaces"]
+        keys: Any = inner if isinstance(space, spaces.Dict) else range(len(inner))
         for key in keys:
-            yield from _leaves(space[key], parts[key], (*path, key), source)
-    elif isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        yield _Leaf(path, space, prod(space.shape))
-    elif isinstance(space, spaces.Discrete):
-        yield _Leaf(path, space, int(space.n))
-    elif isinstance(space, spaces.MultiDiscrete):
-        yield _Leaf(path, space, int(space.nvec.sum()))
-    else:
+            yield from _parts(space[key], inner[key], value[key], (*path, key), source)
+        return
+    values = np.asarray(value)
+    rows = values.reshape(len(values), -1)
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        choices = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        pairs = zip((rows - np.ravel(space.start)).T, np.ravel(choices), strict=True)
+        rows = np.hstack([column[:, None] == np.arange(num_choices) for column, num_choices in pairs])
+    elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
         raise DatasetError(f"{source} has observations of {space}, which are not numbers")
-
-
-def _observations(space: Space[Any], value: Any, leaves: list[_Leaf]) -> Array:
-    if _is_plain(space):
-        return np.asarray(value)
-    flat = [_flatten_leaf(leaf.space, leaf.follow(value)) for leaf in leaves]
-    return np.concatenate(flat, axis=1, dtype=np.float32)
-
-
-def _flatten_leaf(space: Space[Any], values: Array) -> Array:
-    """One row of numbers for each step, as `gymnasium.spaces.flatten` makes them: categories become one-hot."""
-    if isinstance(space, spaces.Discrete):
-        return _one_hot(values.reshape(-1) - int(space.start), int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        columns = (values - space.start).reshape(len(values), -1).T
-        choices = space.nvec.reshape(-1).tolist()
-        return np.concatenate([_one_hot(column, n) for n, column in zip(choices, columns, strict=True)], axis=1)
-    return values.reshape(len(values), -1)
-
-
-def _one_hot(values: Array, num_choices: int) -> Array:
-    one_hot: Array = (values[:, None] == np.arange(num_choices)).astype(np.float32)
-    return one_hot
-
-
-def _check_action_space(space: Space[Any], source: str) -> None:
-    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
-        raise DatasetError(f"{source} has actions of {space}: use Box, Discrete or MultiDiscrete")
+    yield ".".join(map(str, path)) or "obs", rows
 
 
 def write_minari(dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]) -> None:
