@@ -12,7 +12,8 @@ import pytest
 from conftest import ENV_OF, TESTS
 
 from rl_training.cli import main
-from rl_training.runtime.env_doctor import EnvReport, Level, examine_environment
+from rl_training.data.findings import Level
+from rl_training.runtime.env_doctor import EnvReport, examine_environment
 from rl_training.runtime.resume_proof import choose_points
 
 FAULTY = f"{TESTS / 'faulty_envs.py'}"
@@ -24,9 +25,9 @@ def examine(name: str, **env_kwargs: Any) -> EnvReport:
 
 
 def finding(report: EnvReport, check: str) -> tuple[Level, str]:
-    (found,) = [row for row in report.findings if row.check == check]
+    (found,) = [row for row in report.findings if row.name == check]
     assert found.level is Level.OK or found.remedy
-    return found.level, found.finding
+    return found.level, found.found
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_a_state_that_cannot_be_saved_is_an_error() -> None:
 def test_a_fault_that_stops_training_is_an_error(fault: str, check: str, words: str) -> None:
     report = examine("Twisted", fault=fault)
     assert report.has_errors
-    assert any(row.check == check and row.level is Level.ERROR and words in row.finding for row in report.findings)
+    assert any(row.name == check and row.level is Level.ERROR and words in row.found for row in report.findings)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +142,8 @@ def test_an_environment_that_cannot_be_made_is_reported() -> None:
         (examine_environment("CartPole-v1", {"gravitty": 1}), "gravitty"),
     ]:
         (only,) = report.findings
-        assert (only.check, only.level) == ("make", Level.ERROR)
-        assert words in only.finding
+        assert (only.name, only.level) == ("make", Level.ERROR)
+        assert words in only.found
 
 
 def test_the_algorithms_that_fit_are_named() -> None:

@@ -7,19 +7,15 @@ import json
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from rl_training.experiment.dataset_report import render_findings
+from rl_training.runtime.env_doctor import EnvReport
 from rl_training.runtime.memory import available_memory
 from rl_training.runtime.run_utils import has_compiler, resolve_device
 
-if TYPE_CHECKING:
-    from rl_training.runtime.env_doctor import EnvReport
-
-COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 PACKAGES = ("rl-training", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "box2d", "minari", "matplotlib")
 
 
@@ -28,20 +24,12 @@ def print_report(report: EnvReport, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.as_dict()))
         return
-    rows = [(finding.check, finding.level.value, finding.finding, finding.remedy) for finding in report.findings]
-    if not sys.stdout.isatty():
-        for check, level, found, remedy in rows:
-            print(f"{level:<8} {check:<12} {found}" + (f" [remedy: {remedy}]" if remedy else ""))
+    if sys.stdout.isatty():
+        Console().print(Text(report.env_id, style="italic"), render_findings(report.findings), sep="\n")
     else:
-        table = Table(title=Text(report.env_id), title_justify="left", show_edge=False, pad_edge=False)
-        for heading, no_wrap in (("", True), ("check", True), ("finding", False)):
-            table.add_column(heading, no_wrap=no_wrap)
-        for check, level, found, remedy in rows:
-            text = Text(found)
-            if remedy:
-                text.append(f"\n→ {remedy}", style="italic")
-            table.add_row(Text(level, style=COLORS[level]), Text(check), text)
-        Console().print(table)
+        for row in report.findings:
+            remedy = f" [remedy: {row.remedy}]" if row.remedy else ""
+            print(f"{row.level.value:<8} {row.name:<12} {row.found}{remedy}")
     print(f"exactness={report.exactness}")
 
 

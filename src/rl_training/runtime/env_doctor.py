@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-import enum
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from rl_training.data.findings import Finding, Level
 from rl_training.data.spaces import ActionKind, Spaces, describe_spaces
 from rl_training.data.transitions import storage_bytes
 from rl_training.envs.attributes import is_same
@@ -21,30 +21,19 @@ from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.runtime.env_conduct import Conduct, watch
 from rl_training.runtime.memory import available_memory
-from rl_training.runtime.resume_proof import ResumeProof, draw_actions, prove_resume
+from rl_training.runtime.resume_proof import draw_actions, prove_resume
 
 REPLAY_SIZE = 1_000_000
 LARGE_OBS = 20.0
 LARGE_ACTION = 1000.0
+REMEDIES = {
+    "runs": "mend the environment; the traceback shows when it is stepped by hand",
+    "observations": "return what observation_space describes",
+    "reward": "return a finite float",
+    "endings": "return bool(...) for both",
+}
+"""What to do when the environment returns something wrong."""
 Env = gym.Env[Any, Any]
-
-
-class Level(str, enum.Enum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One row of the report."""
-
-    check: str
-    level: Level
-    finding: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,10 @@ class EnvReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values."""
-        findings = [{**asdict(finding), "level": finding.level.value} for finding in self.findings]
+        findings = [
+            {"check": row.name, "level": row.level.value, "finding": row.found, "remedy": row.remedy}
+            for row in self.findings
+        ]
         return {"env_id": self.env_id, "exactness": self.exactness, "findings": findings}
 
 
@@ -73,34 +65,38 @@ def examine_environment(
     """Look at an environment as training will use it. What it raises or returns wrongly is in the report."""
 
     def make() -> Env:
-        return EpisodeReport(make_env(env_id, env_kwargs))
+        return make_env(env_id, env_kwargs)
 
     findings: list[Finding] = []
-    exactness = "unknown"
-    check = "make"
+    exactness, check = "unknown", "make"
     try:
-        env = make_env(env_id, env_kwargs)
-        findings.append(Finding(check, Level.OK, f"{type(env.unwrapped).__name__} can be made"))
+        env = make()
+        findings.append(Finding(Level.OK, check, f"{type(env.unwrapped).__name__} can be made"))
         check = "spaces"
         spaces = describe_spaces(env.observation_space, env.action_space)
         findings += [*_judge_spaces(env, spaces), *_judge_actions(spaces)]
         check = "runs"
-        seen = watch(env, draw_actions(env.action_space, steps, seed), seed)
+        actions = draw_actions(env.action_space, steps, seed)
+        seen = watch(env, actions, seed)
         findings += [*_judge_conduct(seen), *_judge_episodes(env, seen), *_judge_size(spaces, seen)]
         env.close()
         if check not in seen.faults:
-            actions = draw_actions(env.action_space, min(steps, 200), seed)
-            findings += _judge_chance(lambda: make_env(env_id, env_kwargs), seen, actions, seed)
-            exactness, finding = _judge_resume(make, steps, seed)
+            findings += _judge_chance(make, seen, actions[:200], seed)
+            exactness, finding = _judge_resume(lambda: EpisodeReport(make()), steps, seed)
             findings.append(finding)
     except RLTrainingError as error:
-        findings.append(Finding(check, Level.ERROR, str(error)))
+        findings.append(Finding(Level.ERROR, check, str(error)))
     except (Exception, SystemExit) as error:
-        findings.append(Finding(check, Level.ERROR, describe_error(error), REMEDIES["runs"]))
+        findings.append(Finding(Level.ERROR, check, describe_error(error), REMEDIES["runs"]))
     return EnvReport(env_id, exactness, tuple(findings))
 
 
 def _judge_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
+    names = [
+        f"Box{list(space.shape)} of {space.dtype}" if isinstance(space, gym.spaces.Box) else str(space)
+        for space in (env.observation_space, env.action_space)
+    ]
+    yield Finding(Level.OK, "spaces", " to ".join(names))
     fitting, refusing = [], []
     for spec in list_algorithm_specs():
         try:
@@ -108,99 +104,94 @@ def _judge_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
             fitting.append(spec.name)
         except RLTrainingError as error:
             refusing.append(str(error))
-    yield Finding("spaces", Level.OK, f"{_short(env.observation_space)} to {_short(env.action_space)}")
     if fitting:
-        yield Finding("algorithms", Level.OK, f"{', '.join(fitting)} can train on it")
+        yield Finding(Level.OK, "algorithms", f"{', '.join(fitting)} can train on it")
     else:
-        yield Finding("algorithms", Level.ERROR, "none accepts its spaces", "; ".join(refusing))
+        yield Finding(Level.ERROR, "algorithms", "none accepts its spaces", "; ".join(refusing))
 
 
 def _judge_actions(spaces: Spaces) -> Iterator[Finding]:
-    action = spaces.action
-    if action.kind is not ActionKind.CONTINUOUS:
+    low, high = spaces.action.low, spaces.action.high
+    if spaces.action.kind is not ActionKind.CONTINUOUS:
         return
-    if np.isnan(action.low).any() or np.isnan(action.high).any() or (action.low >= action.high).any():
-        yield Finding("actions", Level.ERROR, "a lower bound is not below its upper bound", "give each low < high")
-    elif not action.is_bounded:
+    if not (low < high).all():
+        yield Finding(Level.ERROR, "actions", "a lower bound is not below its upper bound", "give each low < high")
+    elif not spaces.action.is_bounded:
         remedy = "give the Box finite bounds, so that actions can be scaled to them"
-        yield Finding("actions", Level.WARNING, "the action space has no finite bounds", remedy)
-    elif max(np.abs(action.low).max(), np.abs(action.high).max()) > LARGE_ACTION:
-        text = f"bounded, but as far as {action.low.min():g} to {action.high.max():g}"
-        yield Finding("actions", Level.WARNING, text, "check that they are meant: random actions will be that large")
+        yield Finding(Level.WARNING, "actions", "the action space has no finite bounds", remedy)
+    elif np.abs([low, high]).max() > LARGE_ACTION:
+        found = f"bounded, but as far as {low.min():g} to {high.max():g}"
+        yield Finding(Level.WARNING, "actions", found, "check that they are meant: random actions will be that large")
     else:
-        yield Finding("actions", Level.OK, f"bounded, from {action.low.min():g} to {action.high.max():g}")
-
-
-REMEDIES = {
-    "runs": "mend the environment; the traceback shows when it is stepped by hand",
-    "observations": "return what observation_space describes",
-    "reward": "return a finite float",
-    "endings": "return bool(...) for both",
-}
+        yield Finding(Level.OK, "actions", f"bounded, from {low.min():g} to {high.max():g}")
 
 
 def _judge_conduct(seen: Conduct) -> Iterator[Finding]:
-    for check, fault in seen.faults.items():
-        yield Finding(check, Level.ERROR, fault, REMEDIES[check])
-    for check, oddity in seen.oddities.items():
-        if check not in seen.faults:
-            yield Finding(check, Level.WARNING, oddity, REMEDIES[check])
+    for check, found in {**seen.faults, **seen.oddities, **seen.faults}.items():
+        yield Finding(Level.ERROR if check in seen.faults else Level.WARNING, check, found, REMEDIES[check])
     if not seen.faults and not seen.oddities:
-        yield Finding("answers", Level.OK, f"observations, rewards and endings were right in {seen.steps:,} steps")
+        yield Finding(Level.OK, "answers", f"observations, rewards and endings were right in {seen.steps:,} steps")
     if seen.reuses_array:
-        yield Finding("arrays", Level.OK, "each observation is the same array; it is copied here before it changes")
+        yield Finding(Level.OK, "arrays", "each observation is the same array; it is copied here before it changes")
 
 
 def _judge_episodes(env: Env, seen: Conduct) -> Iterator[Finding]:
-    limit = env.spec.max_episode_steps if env.spec is not None else None
-    limit = limit or next((layer._max_episode_steps for layer in _time_limits(env)), None)
+    limit = (env.spec and env.spec.max_episode_steps) or _time_limit(env)
     limited = f"at most {limit:,} steps" if limit else "without a time limit"
     if seen.episode_lengths:
         count, mean = len(seen.episode_lengths), np.mean(seen.episode_lengths)
-        yield Finding("episodes", Level.OK, f"{count:,} ended, after {mean:,.0f} steps on average; {limited}")
+        yield Finding(Level.OK, "episodes", f"{count:,} ended, after {mean:,.0f} steps on average; {limited}")
     elif limit:
-        yield Finding("episodes", Level.OK, f"none ended in {seen.steps:,} steps; {limited}")
+        yield Finding(Level.OK, "episodes", f"none ended in {seen.steps:,} steps; {limited}")
     elif "runs" not in seen.faults:
-        text = f"none ended in {seen.steps:,} steps, and there is no time limit: resuming replays all since the reset"
-        yield Finding("episodes", Level.WARNING, text, "set env_kwargs.max_episode_steps")
+        found = f"none ended in {seen.steps:,} steps, and there is no time limit: resuming replays all since the reset"
+        yield Finding(Level.WARNING, "episodes", found, "set env_kwargs.max_episode_steps")
+
+
+def _time_limit(env: Any) -> int | None:
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.TimeLimit):
+            return env._max_episode_steps
+        env = env.env
+    return None
 
 
 def _judge_size(spaces: Spaces, seen: Conduct) -> Iterator[Finding]:
-    if spaces.obs.dtype == "float32" and spaces.obs.num_categories is None and seen.largest_obs > LARGE_OBS:
-        text = f"observations reach {seen.largest_obs:,.4g}"
-        yield Finding("scale", Level.WARNING, text, "set algo_kwargs.normalize_obs=true, or scale them")
+    if spaces.obs.dtype == "float32" and seen.largest_obs > LARGE_OBS:
+        found = f"observations reach {seen.largest_obs:,.4g}"
+        yield Finding(Level.WARNING, "scale", found, "set algo_kwargs.normalize_obs=true, or scale them")
     if seen.seconds > 0:
-        yield Finding("speed", Level.OK, f"{seen.steps / seen.seconds:,.0f} steps a second in one process")
+        yield Finding(Level.OK, "speed", f"{seen.steps / seen.seconds:,.0f} steps a second in one process")
     needed, available = storage_bytes(spaces, REPLAY_SIZE), available_memory()
-    fits = available is None or needed <= available
-    text = f"a replay of {REPLAY_SIZE:,} transitions takes {needed / 1e9:,.2f} GB"
-    remedy = "" if fits else f"set a smaller algo_kwargs.buffer_capacity: {(available or 0) / 1e9:,.2f} GB are free"
-    yield Finding("memory", Level.OK if fits else Level.WARNING, text, remedy)
+    found = f"a replay of {REPLAY_SIZE:,} transitions takes {needed / 1e9:,.2f} GB"
+    if available is None or needed <= available:
+        yield Finding(Level.OK, "memory", found)
+    else:
+        remedy = f"set a smaller algo_kwargs.buffer_capacity: {available / 1e9:,.2f} GB are free"
+        yield Finding(Level.WARNING, "memory", found, remedy)
 
 
 def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], seed: int) -> Iterator[Finding]:
     first, again = _trace(make, actions, seed), _trace(make, actions, seed)
     place = next((index for index, pair in enumerate(zip(first, again, strict=False)) if not is_same(*pair)), None)
-    drawn = f"it draws from the global generator of {' and '.join(seen.global_generators)}"
-    if place is not None:
-        why = f": {drawn}" if seen.global_generators else ""
-        text = f"the same seed and actions led elsewhere at step {place}{why}"
-        yield Finding("seeds", Level.WARNING, text, "draw every random number from self.np_random")
-    elif seen.global_generators:
-        yield Finding("seeds", Level.WARNING, drawn, "draw every random number from self.np_random")
+    faults = [] if place is None else [f"the same seed and actions led elsewhere at step {place}"]
+    if seen.global_generators:
+        faults.append(f"it draws from the global generator of {' and '.join(seen.global_generators)}")
+    if faults:
+        yield Finding(Level.WARNING, "seeds", ": ".join(faults), "draw every random number from self.np_random")
     else:
-        yield Finding("seeds", Level.OK, "the same seed and actions give the same steps")
-    if place is None and is_same(first, _trace(make, actions, seed + 1)):
-        text = "another seed changes nothing: every evaluation episode begins alike"
-        yield Finding("other seeds", Level.WARNING, text, "use self.np_random in reset, if chance is meant")
+        yield Finding(Level.OK, "seeds", "the same seed and actions give the same steps")
+    if place is not None:
+        return
+    if is_same(first, _trace(make, actions, seed + 1)):
+        found = "another seed changes nothing: every evaluation episode begins alike"
+        yield Finding(Level.WARNING, "other seeds", found, "use self.np_random in reset, if chance is meant")
     env = make()
     env.reset(seed=seed)
-    for action in actions[:1]:
-        env.step(action)
-    obs = env.reset(seed=seed)[0]
-    if place is None and not is_same(obs, first[0]):
-        text = "reset(seed=...) of a used environment does not begin as that of a new one"
-        yield Finding("reset", Level.WARNING, text, "call super().reset(seed=seed) and begin anew")
+    env.step(actions[0])
+    if not is_same(env.reset(seed=seed)[0], first[0]):
+        found = "reset(seed=...) of a used environment does not begin as that of a new one"
+        yield Finding(Level.WARNING, "reset", found, "call super().reset(seed=seed) and begin anew")
     env.close()
 
 
@@ -220,33 +211,12 @@ def _judge_resume(make: Callable[[], Env], steps: int, seed: int) -> tuple[str, 
     try:
         proof = prove_resume(make, steps=steps, seed=seed)
     except (Exception, SystemExit) as error:
-        text = f"saving or restoring it raised {type(error).__name__}: {error}"
-        return "unknown", Finding("resume", Level.ERROR, text, "let get_state return numbers, arrays, lists and dicts")
+        found = f"saving or restoring it raised {type(error).__name__}: {error}"
+        return "unknown", Finding(Level.ERROR, "resume", found, "let get_state return numbers, arrays, lists and dicts")
     cut = f" cut at {proof.length_limit:,} steps" if proof.length_limit else ""
     how = f"{proof.num_points} states in {proof.num_episodes:,} episodes{cut}, restored by {proof.method}"
     if proof.is_exact:
-        return "exact", Finding("resume", Level.OK, f"exact: {how}, went on as if never left")
+        return "exact", Finding(Level.OK, "resume", f"exact: {how}, went on as if never left")
     remedy = "give it get_state() and set_state(state), and all its chance from self.np_random"
-    return "approximate", Finding("resume", Level.WARNING, f"approximate: {_why_inexact(proof)} ({how})", remedy)
-
-
-def _why_inexact(proof: ResumeProof) -> str:
-    reasons = list(proof.doubts)
-    if proof.difference is not None:
-        found = proof.difference
-        count = "1 step" if found.after_steps == 1 else f"{found.after_steps} steps"
-        reasons.append(f"{found.what} differs {count} after a restore at step {found.at_step}")
-    return "; ".join(reasons)
-
-
-def _time_limits(env: Any) -> Iterator[Any]:
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, gym.wrappers.TimeLimit):
-            yield env
-        env = env.env
-
-
-def _short(space: Any) -> str:
-    if isinstance(space, gym.spaces.Box):
-        return f"Box{list(space.shape)} of {space.dtype}"
-    return str(space)
+    found = f"approximate: {'; '.join(proof.doubts)} ({how})"
+    return "approximate", Finding(Level.WARNING, "resume", found, remedy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,17 +29,6 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Where a restored environment first did something else than the one that was never left."""
-
-    at_step: int
-    """The step at which the state was taken."""
-    after_steps: int
-    """How many steps later they differed; 0 is right after restoring."""
-    what: str
-
-
-@dataclass(frozen=True)
 class ResumeProof:
     """What was compared and what came of it."""
 
@@ -50,13 +38,12 @@ class ResumeProof:
     """Where episodes were cut, if none ended by itself."""
     method: str
     doubts: tuple[str, ...]
-    """What restoring itself complained of."""
-    difference: Difference | None
+    """What restoring complained of, and the first difference from the environment that was never left."""
 
     @property
     def is_exact(self) -> bool:
         """Whether every restored environment went on exactly as the original did."""
-        return self.difference is None and not self.doubts
+        return not self.doubts
 
 
 def prove_resume(make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_POINTS) -> ResumeProof:
@@ -67,25 +54,29 @@ def prove_resume(make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_
     example = make()
     actions = draw_actions(example.action_space, steps, seed)
     example.close()
+    make_env, length_limit = make, None
     ends = _find_ends(make, actions, seed)
-    length_limit = None if ends else max(1, steps // 4)
-    if length_limit is not None:  # what a reset does must be seen, too
-        make = functools.partial(_make_with_limit, make, length_limit)
-        ends = _find_ends(make, actions, seed)
+    if not ends:  # what a reset does must be seen, too
+        length_limit = limit = max(1, steps // 4)
+        make_env = lambda: gym.wrappers.TimeLimit(make(), limit)  # noqa: E731
+        ends = _find_ends(make_env, actions, seed)
     points = choose_points(ends, steps, num_points)
-    steps_taken, states, method = _walk(make, actions, seed, points)
+    taken, states, method = _walk(make_env, actions, seed, points)
     doubts: list[str] = []
-    differences: list[Difference] = []
+    differences: list[tuple[int, int, str]] = []
     for point, state in zip(points, states, strict=True):
-        restored = ResumableEnv(make())
+        restored = ResumableEnv(make_env())
         try:
-            _, reasons = restored.restore(state)
-            doubts += reasons
-            differences += _compare(restored, point, actions[point:], steps_taken[point : point + STEPS_COMPARED])
+            doubts += restored.restore(state)[1]
+            difference = _find_difference(restored, actions[point:], taken[point : point + STEPS_COMPARED])
         finally:
             restored.close()
-    first = min(differences, key=lambda found: (found.after_steps, found.at_step), default=None)
-    return ResumeProof(len(points), len(ends), length_limit, method, tuple(dict.fromkeys(doubts)), first)
+        if difference is not None:
+            differences.append((difference[0], point, difference[1]))
+    for after, point, what in sorted(differences)[:1]:
+        count = "1 step" if after == 1 else f"{after} steps"
+        doubts.append(f"{what} differs {count} after a restore at step {point}")
+    return ResumeProof(len(points), len(ends), length_limit, method, tuple(dict.fromkeys(doubts)))
 
 
 def draw_actions(action_space: gym.Space[Any], steps: int, seed: int) -> list[Any]:
@@ -105,10 +96,6 @@ def choose_points(ends: Sequence[int], steps: int, num_points: int = NUM_POINTS)
     return sorted({min(point, last) for point in chosen})
 
 
-def _make_with_limit(make: MakeEnv, length_limit: int) -> gym.Env[Any, Any]:
-    return gym.wrappers.TimeLimit(make(), length_limit)
-
-
 def _find_ends(make: MakeEnv, actions: Sequence[Any], seed: int) -> list[int]:
     return [index for index, step in enumerate(_walk(make, actions, seed)[0]) if step.terminated or step.truncated]
 
@@ -124,7 +111,9 @@ def _walk(
         states = []
         for index, action in enumerate(actions):
             if index in points:
-                states.append(_through_a_file(env.state()))
+                tensors: dict[str, torch.Tensor] = {}
+                text = json.dumps(pack(env.state(), tensors))
+                states.append(unpack(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}))
             taken.append(copy.deepcopy(env.step(action)))  # the environment may write into the same arrays again
         method = "its own get_state and set_state" if env.keeps_own_state else "replaying the episode's actions"
         return taken, states, method
@@ -132,18 +121,11 @@ def _walk(
         env.close()
 
 
-def _through_a_file(state: dict[str, Any]) -> Any:
-    tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(pack(state, tensors))
-    return unpack(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()})
-
-
-def _compare(env: ResumableEnv, point: int, actions: Sequence[Any], expected: Sequence[Step]) -> list[Difference]:
-    """The first difference, if there is one."""
-    for index, (action, wanted) in enumerate(zip(actions, expected, strict=False)):
+def _find_difference(env: ResumableEnv, actions: Sequence[Any], expected: Sequence[Step]) -> tuple[int, str] | None:
+    """After how many steps the environment first does something else than expected, and what."""
+    for count, (action, wanted) in enumerate(zip(actions, expected, strict=False), start=1):
         step = env.step(action)
         for name, words in NAMES.items():
-            was, now = getattr(wanted, name), getattr(step, name)
-            if not is_same(was, now):
-                return [Difference(point, index + 1, words)]
-    return []
+            if not is_same(getattr(wanted, name), getattr(step, name)):
+                return count, words
+    return None
