@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from rl_training.data import integrity_checks, row_checks
 from rl_training.data.behaviour_fit import BehaviourFit, fit_behaviour
 from rl_training.data.dataset_advice import advise
-from rl_training.data.findings import Finding, Level, as_plain
+from rl_training.data.findings import Finding, Level
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import Spaces
 from rl_training.data.step_model import fit_steps
@@ -91,8 +93,8 @@ class DatasetReport:
         return tuple(finding for finding in self.findings if finding.level is Level.ERROR)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        plain: dict[str, Any] = as_plain(self)
+        """Plain values, for JSON; a number that is not finite becomes None."""
+        plain: dict[str, Any] = json.loads(TypeAdapter(DatasetReport).dump_json(self))
         return plain
 
 

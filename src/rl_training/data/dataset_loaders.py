@@ -15,7 +15,7 @@ import torch
 
 from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields
 from rl_training.data.minari_datasets import read_minari
-from rl_training.data.npz_files import NpzFile
+from rl_training.data.npz_files import read_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.transitions import FIELDS, Array
 from rl_training.errors import DatasetError
@@ -121,9 +121,12 @@ def _existing_file(kind: str, dataset_path: str | Path | None) -> Path:
     if not path.is_file():
         raise DatasetError(f"'{path}' is not a file: dataset_kind '{kind}' reads one .{kind} file")
     try:
-        path.open("rb").close()
+        with path.open("rb") as file:
+            is_empty = not file.read(1)
     except OSError as error:
         raise DatasetError(f"cannot read '{path}': {error.strerror}") from None
+    if is_empty:
+        raise DatasetError(f"'{path}' is empty: it has 0 bytes")
     return path
 
 
@@ -131,12 +134,10 @@ def _load_npz(path: Path) -> TransitionDataset:
     source = f"'{path}'"
     fields: dict[str, Array] = {}
     unmapped = []
-    with NpzFile(path) as file:
-        for name, key in find_fields(file.members, source).items():
-            array = file.read(key)
-            fields[name] = as_stored(name, array, source)
-            if not isinstance(array, np.memmap) or not np.may_share_memory(array, fields[name]):
-                unmapped.append(key)
+    for name, key, array in read_npz(path):
+        fields[name] = as_stored(name, array, source)
+        if not isinstance(array, np.memmap) or not np.may_share_memory(array, fields[name]):
+            unmapped.append(key)
     note = f"{', '.join(unmapped)}: read into memory, since compressed or converted data cannot be mapped"
     return _complete(fields, source, note if unmapped else None)
 
@@ -156,8 +157,6 @@ def _load_pt(path: Path) -> TransitionDataset:
 
 
 def _read_tensors(path: Path) -> dict[str, Any]:
-    if path.stat().st_size == 0:
-        raise DatasetError(f"'{path}' is empty: it has 0 bytes")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is odd about the file is said by the error

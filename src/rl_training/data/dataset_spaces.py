@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.dataset_fields import flat_rows, row_blocks, rows_where
+from rl_training.data.dataset_fields import flat_rows, rows_where
 from rl_training.data.spaces import ActionKind, ActionSpec, ObsSpec, Spaces
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
 
 TOLERANCE = 1e-5
 """How far beyond its bounds an action may lie, as a share of their distance: float32 rounds."""
+ELSEWHERE = "the data was recorded in another environment or with other wrappers"
 
 
 def infer_spaces(dataset: Any) -> Spaces:
@@ -36,8 +37,7 @@ def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:
     """Observations in the shape and type the environment has."""
     if obs.shape[1:] != spec.shape and not (spec.shape == () and obs.shape[1:] == (1,)):
         raise DatasetError(
-            f"{name} has rows of shape {obs.shape[1:]} and the environment's observations {spec.shape}:"
-            " the data was recorded in another environment or with other wrappers"
+            f"{name} has rows of shape {obs.shape[1:]} and the environment's observations {spec.shape}: {ELSEWHERE}"
         )
     obs = obs.reshape(len(obs), *spec.shape)
     if obs.dtype == np.int64 and spec.dtype == "float32":
@@ -66,12 +66,8 @@ def actions_to_model(actions: Array, spec: ActionSpec, *, clip: bool = False) ->
         )
     if spec.kind is ActionKind.CONTINUOUS and np.all(spec.low == -1.0) and np.all(spec.high == 1.0):
         return flat_rows(actions)
-    model = np.empty((len(actions), *spec.model_shape), spec.model_dtype)
-    for block in row_blocks(actions):
-        model[block] = spec.to_model(actions[block])
-        if spec.is_bounded and spec.kind is ActionKind.CONTINUOUS:
-            np.clip(model[block], -1.0, 1.0, out=model[block])
-    return model
+    model = spec.to_model(actions)
+    return np.clip(model, -1.0, 1.0) if spec.is_bounded and spec.kind is ActionKind.CONTINUOUS else model
 
 
 def shape_actions(actions: Array, spec: ActionSpec) -> Array:
@@ -84,8 +80,7 @@ def shape_actions(actions: Array, spec: ActionSpec) -> Array:
         )
     if actions[0].size != spec.num_components or (actions.ndim > 2 and actions.shape[1:] != spec.shape):
         raise DatasetError(
-            f"actions have rows of shape {actions.shape[1:]} and the environment's actions {spec.shape}:"
-            " the data was recorded in another environment or with other wrappers"
+            f"actions have rows of shape {actions.shape[1:]} and the environment's actions {spec.shape}: {ELSEWHERE}"
         )
     return actions.reshape(len(actions), *spec.shape)
 

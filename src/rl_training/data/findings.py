@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import enum
-import json
 from dataclasses import dataclass
-from typing import Any
-
-from pydantic import TypeAdapter
 
 
 class Level(str, enum.Enum):
@@ -35,8 +31,3 @@ class Finding:
     """What to do about it."""
     index: int | None = None
     """In data, the first transition that shows it."""
-
-
-def as_plain(report: Any) -> Any:
-    """A data class as plain values, for JSON; a number that is not finite becomes None."""
-    return json.loads(TypeAdapter(type(report)).dump_json(report))

@@ -21,25 +21,23 @@ MISSING = 'reading Minari data sets needs minari: pip install "rl-training[offli
 
 def read_minari(dataset_id: str, *, download: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The six fields of every episode, one after another, and what the reader should know about them."""
-    dataset = _open(dataset_id, download)
     source = f"Minari data set '{dataset_id}'"
-    if not isinstance(dataset.action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
-        raise DatasetError(f"{source} has actions of {dataset.action_space}: use Box, Discrete or MultiDiscrete")
     try:
-        return _read_episodes(dataset, source)
+        return _read_episodes(_open(dataset_id, source, download), source)
     except DatasetError:
         raise
-    except Exception as error:  # damage shows in whatever way the storage library happens to fail
+    except ImportError:
+        raise DatasetError(MISSING) from None
+    except Exception as error:  # damage shows in whatever way the libraries happen to fail
         raise DatasetError(f"{source} cannot be read: {type(error).__name__}: {error}") from None
 
 
-def _open(dataset_id: str, download: bool) -> Any:
-    try:
-        import minari
-        from minari.dataset.minari_dataset import parse_dataset_id
-        from minari.storage.datasets_root_dir import get_dataset_path
-    except ImportError:
-        raise DatasetError(MISSING) from None
+def _open(dataset_id: str, source: str, download: bool) -> Any:
+    import minari
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.dataset.minari_storage import MinariStorage
+    from minari.storage.datasets_root_dir import get_dataset_path
+
     try:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError):
@@ -51,19 +49,16 @@ def _open(dataset_id: str, download: bool) -> Any:
             with contextlib.suppress(Exception):  # a hint is not worth a failure
                 known = sorted(minari.list_local_datasets())[:8]
             raise DatasetError(
-                f"Minari data set '{dataset_id}' is not in '{folder}': set MINARI_DATASETS_PATH to the folder with your"
-                " data sets, or set dataset_download to true" + (f" (there: {', '.join(known)})" if known else "")
+                f"{source} is not in '{folder}': set MINARI_DATASETS_PATH to the folder with your data sets, or set"
+                " dataset_download to true" + (f" (there: {', '.join(known)})" if known else "")
             )
         _download(minari, dataset_id, str(folder))
-    try:
-        _refuse_hidden_environment(folder / "data")
-        return minari.load_dataset(dataset_id)
-    except ImportError:
-        raise DatasetError(MISSING) from None
-    except DatasetError:
-        raise
-    except Exception as error:  # a damaged folder fails in many ways inside minari
-        raise DatasetError(f"Minari data set '{folder}' is damaged: {type(error).__name__}: {error}") from None
+    metadata = MinariStorage.read_raw_metadata(folder / "data")
+    for name in ("observation_space", "action_space"):
+        # Without stored spaces Minari would import and build the environment that the file names.
+        if not isinstance(metadata.get(name), str):
+            raise DatasetError(f"'{folder}' does not state its {name}: record it again with Minari 0.5 or later")
+    return minari.load_dataset(dataset_id)
 
 
 def _download(minari: Any, dataset_id: str, folder: str) -> None:
@@ -80,23 +75,14 @@ def _download(minari: Any, dataset_id: str, folder: str) -> None:
         ) from None
 
 
-def _refuse_hidden_environment(data_folder: Any) -> None:
-    """Without stored spaces Minari would import and build the environment that the file names."""
-    from minari.dataset.minari_storage import MinariStorage
-
-    metadata = MinariStorage.read_raw_metadata(data_folder)
-    for name in ("observation_space", "action_space"):
-        if not isinstance(metadata.get(name), str):
-            raise DatasetError(f"'{data_folder}' does not state its {name}: record it again with Minari 0.5 or later")
-
-
 def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    if not isinstance(dataset.action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
+        raise DatasetError(f"{source} has actions of {dataset.action_space}: use Box, Discrete or MultiDiscrete")
     description = json.loads(dataset.storage.read_raw_metadata(dataset.storage.data_path)["observation_space"])
     fields: dict[str, Any] = {}
-    notes: list[str] = []
     total, start, num_unmarked = dataset.total_steps, 0, 0
     for episode in dataset.iterate_episodes():
-        obs, order = _flatten(dataset.observation_space, description, episode.observations, source)
+        obs, note = _flatten(dataset.observation_space, description, episode.observations, source)
         count = len(episode.rewards)
         if len(obs) != count + 1 or len(episode.actions) != count or start + count > total:
             raise DatasetError(
@@ -117,21 +103,19 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
         raise DatasetError(f"{source} is empty: it has no transition")
     if start != total:
         raise DatasetError(f"{source} announces {total:,} steps and has {start:,}: it is damaged")
-    if order:
-        wrapper = "gymnasium.wrappers.FlattenObservation gives the environment the same"
-        notes.append(f"its observations are flattened in this order: {order}; {wrapper}")
-    if num_unmarked:
-        notes.append(f"{num_unmarked:,} episodes end without a mark and are taken as truncated")
-    return fields, tuple(notes)
+    unmarked = f"{num_unmarked:,} episodes end without a mark and are taken as truncated" if num_unmarked else ""
+    return fields, tuple(text for text in (note, unmarked) if text)
 
 
 def _flatten(space: Space[Any], description: Any, value: Any, source: str) -> tuple[Array, str]:
-    """One row of numbers for each step, as `gymnasium.spaces.flatten` makes them, and the order of nested parts."""
+    """One row of numbers for each step, as `gymnasium.spaces.flatten` makes them, and a note on nested ones."""
     if isinstance(space, (spaces.Box, spaces.Discrete)):
         return np.asarray(value), ""
     parts = dict(_parts(space, description, value, (), source))
     order = ", ".join(f"{name} ({part.shape[1]})" for name, part in parts.items())
-    return np.concatenate([*parts.values()], axis=1, dtype=np.float32), order
+    wrapper = "gymnasium.wrappers.FlattenObservation gives the environment the same"
+    note = f"its observations are flattened in this order: {order}; {wrapper}"
+    return np.concatenate([*parts.values()], axis=1, dtype=np.float32), note
 
 
 def _parts(space: Any, description: Any, value: Any, path: tuple[Any, ...], source: str) -> Iterator[tuple[str, Array]]:

@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.lib import format as npy_format
 
-from rl_training.data.dataset_fields import BLOCK_BYTES, stored_dtype
+from rl_training.data.dataset_fields import BLOCK_BYTES, find_fields, stored_dtype
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
 
@@ -34,67 +34,56 @@ OTHER_KINDS = {
 }
 
 
-class NpzFile:
-    """The arrays of one `.npz` file; object arrays, which are pickles, are refused."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._archive = _open_archive(path)
-        entries = self._archive.infolist()
+def read_npz(path: Path) -> Iterator[tuple[str, str, Array]]:
+    """The name, the key and the array of each field, mapped where possible; a pickle in the file is not opened."""
+    with _open_archive(path) as archive:
+        entries = archive.infolist()
         for info in entries:
             # Opening compares its name with the index: a damaged name would look like a missing field.
-            with self._naming_damage(info.filename):
-                self._archive.open(info).close()
-        self.members = {info.filename[:-4]: info for info in entries if info.filename.endswith(".npy")}
-        """The arrays by name."""
-        if not self.members and any(info.filename.endswith("data.pkl") for info in entries):
+            with _naming_damage(info.filename, path):
+                archive.open(info).close()
+        members = {info.filename[:-4]: info for info in entries if info.filename.endswith(".npy")}
+        if not members and any(info.filename.endswith("data.pkl") for info in entries):
             raise DatasetError(f"'{path}' was written by torch.save: use dataset_kind 'pt'")
+        for name, key in find_fields(members, f"'{path}'").items():
+            with _naming_damage(key, path), archive.open(members[key]) as stream:
+                array = _read_member(path, name, members[key], stream)
+            yield name, key, array
 
-    def __enter__(self) -> NpzFile:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._archive.close()
+def _read_member(path: Path, name: str, info: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
+    shape, is_fortran, dtype = _read_header(stream)
+    stored_dtype(name, dtype, f"'{path}'")  # refuses what is not numbers
+    offset, num_bytes = stream.tell(), math.prod(shape) * dtype.itemsize
+    order: Literal["F", "C"] = "F" if is_fortran else "C"
+    if offset + num_bytes != info.file_size:
+        raise ValueError(f"its header promises {num_bytes:,} bytes of data")
+    if info.compress_type != zipfile.ZIP_STORED or num_bytes == 0:
+        return np.frombuffer(stream.read(), dtype).reshape(shape, order=order)
+    # The archive compares its checksum at the end; a mapped file is not checked later.
+    while stream.read(BLOCK_BYTES):
+        pass
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        signature, name_bytes, extra_bytes = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+    if signature != b"PK\x03\x04":
+        raise ValueError("no member begins where the index says")
+    offset += info.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes
+    mapped: Array = np.memmap(path, dtype, "r", offset, shape, order)
+    return mapped
 
-    def read(self, key: str) -> Array:
-        """The array of that name, mapped if that is possible."""
-        info = self.members[key]
-        with self._naming_damage(key), self._archive.open(info) as stream:
-            shape, is_fortran, dtype = _read_header(stream)
-            stored_dtype(key, dtype, f"'{self._path}'")  # refuses what is not numbers
-            offset, num_bytes = stream.tell(), math.prod(shape) * dtype.itemsize
-            order: Literal["F", "C"] = "F" if is_fortran else "C"
-            if offset + num_bytes != info.file_size:
-                raise ValueError(f"its header promises {num_bytes:,} bytes of data")
-            if info.compress_type != zipfile.ZIP_STORED or num_bytes == 0:
-                return np.frombuffer(stream.read(), dtype).reshape(shape, order=order)
-            # The archive compares its checksum at the end; a mapped file is not checked later.
-            while stream.read(BLOCK_BYTES):
-                pass
-            mapped: Array = np.memmap(self._path, dtype, "r", self._data_offset(info) + offset, shape, order)
-            return mapped
 
-    def _data_offset(self, info: zipfile.ZipInfo) -> int:
-        with self._path.open("rb") as file:
-            file.seek(info.header_offset)
-            signature, name_bytes, extra_bytes = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
-        if signature != b"PK\x03\x04":
-            raise ValueError("no member begins where the index says")
-        return int(info.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes)
-
-    @contextmanager
-    def _naming_damage(self, member: str) -> Iterator[None]:
-        try:
-            yield
-        except DAMAGE as error:
-            raise DatasetError(f"'{member}' in '{self._path}' is damaged: {error}") from None
-        except MemoryError:
-            raise DatasetError(f"'{member}' in '{self._path}' does not fit into memory") from None
+@contextmanager
+def _naming_damage(member: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DAMAGE as error:
+        raise DatasetError(f"'{member}' in '{path}' is damaged: {error}") from None
+    except MemoryError:
+        raise DatasetError(f"'{member}' in '{path}' does not fit into memory") from None
 
 
 def _open_archive(path: Path) -> zipfile.ZipFile:
-    if path.stat().st_size == 0:
-        raise DatasetError(f"'{path}' is empty: it has 0 bytes")
     try:
         return zipfile.ZipFile(path)
     except DAMAGE as error:
