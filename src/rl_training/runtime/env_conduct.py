@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 import random
@@ -15,6 +16,8 @@ import numpy as np
 
 from rl_training.envs.attributes import is_same
 from rl_training.errors import EnvError
+
+STEPS_TRACED = 200
 
 
 @dataclass
@@ -32,10 +35,12 @@ class Conduct:
     seconds: float = 0.0
     global_generators: list[str] = field(default_factory=list)
     """Whose global random generator it draws from."""
+    trace: list[Any] = field(default_factory=list)
+    """Copies of the first observations, rewards and endings."""
 
 
 def watch(env: gym.Env[Any, Any], actions: Sequence[Any], seed: int) -> Conduct:
-    """Step the environment and note what it does; stops early if it cannot go on."""
+    """Step the environment and note what it does; stops early if it cannot go on, and closes it."""
     seen = Conduct()
     before = _global_generators()
     where = "reset"
@@ -52,6 +57,8 @@ def watch(env: gym.Env[Any, Any], actions: Sequence[Any], seed: int) -> Conduct:
             next_obs, ended = _look_at_step(env, answer, where, seen)
             seen.reuses_array |= isinstance(obs, np.ndarray) and next_obs is obs
             obs = next_obs
+            if seen.steps <= STEPS_TRACED:
+                seen.trace.append(copy.deepcopy(answer[:4]))
             if ended:
                 seen.episode_lengths.append(length)
                 length, where = 0, "reset"
@@ -60,6 +67,7 @@ def watch(env: gym.Env[Any, Any], actions: Sequence[Any], seed: int) -> Conduct:
         seen.faults["runs"] = str(error)
     except (Exception, SystemExit) as error:
         seen.faults["runs"] = f"it raised {type(error).__name__} in {where}: {error}"
+    env.close()
     after = _global_generators()
     seen.global_generators = [name for name in before if not is_same(before[name], after[name])]
     return seen
@@ -73,6 +81,8 @@ def _look_at_reset(env: gym.Env[Any, Any], answer: Any, seen: Conduct) -> Any:
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
         raise EnvError(f"reset returned {_short(answer)} instead of (observation, info)")
     _look_at_obs(env.observation_space, answer[0], "reset", seen)
+    if seen.steps < STEPS_TRACED:
+        seen.trace.append(copy.deepcopy(answer[0]))
     return answer[0]
 
 

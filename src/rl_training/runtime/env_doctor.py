@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from rl_training.envs.factory import make_env
 from rl_training.envs.vector import describe_error
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import list_algorithm_specs
-from rl_training.runtime.env_conduct import Conduct, watch
+from rl_training.runtime.env_conduct import STEPS_TRACED, Conduct, watch
 from rl_training.runtime.memory import available_memory
 from rl_training.runtime.resume_proof import draw_actions, prove_resume
 
@@ -79,9 +78,8 @@ def examine_environment(
         actions = draw_actions(env.action_space, steps, seed)
         seen = watch(env, actions, seed)
         findings += [*_judge_conduct(seen), *_judge_episodes(env, seen), *_judge_size(spaces, seen)]
-        env.close()
         if check not in seen.faults:
-            findings += _judge_chance(make, seen, actions[:200], seed)
+            findings += _judge_chance(make, seen, actions, seed)
             exactness, finding = _judge_resume(lambda: EpisodeReport(make()), steps, seed)
             findings.append(finding)
     except RLTrainingError as error:
@@ -136,7 +134,9 @@ def _judge_conduct(seen: Conduct) -> Iterator[Finding]:
 
 
 def _judge_episodes(env: Env, seen: Conduct) -> Iterator[Finding]:
-    limit = (env.spec and env.spec.max_episode_steps) or _time_limit(env)
+    limit = env.spec.max_episode_steps if env.spec is not None else None
+    if not limit and env.has_wrapper_attr("_max_episode_steps"):
+        limit = env.get_wrapper_attr("_max_episode_steps")
     limited = f"at most {limit:,} steps" if limit else "without a time limit"
     if seen.episode_lengths:
         count, mean = len(seen.episode_lengths), np.mean(seen.episode_lengths)
@@ -146,14 +146,6 @@ def _judge_episodes(env: Env, seen: Conduct) -> Iterator[Finding]:
     elif "runs" not in seen.faults:
         found = f"none ended in {seen.steps:,} steps, and there is no time limit: resuming replays all since the reset"
         yield Finding(Level.WARNING, "episodes", found, "set env_kwargs.max_episode_steps")
-
-
-def _time_limit(env: Any) -> int | None:
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, gym.wrappers.TimeLimit):
-            return env._max_episode_steps
-        env = env.env
-    return None
 
 
 def _judge_size(spaces: Spaces, seen: Conduct) -> Iterator[Finding]:
@@ -172,8 +164,9 @@ def _judge_size(spaces: Spaces, seen: Conduct) -> Iterator[Finding]:
 
 
 def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], seed: int) -> Iterator[Finding]:
-    first, again = _trace(make, actions, seed), _trace(make, actions, seed)
-    place = next((index for index, pair in enumerate(zip(first, again, strict=False)) if not is_same(*pair)), None)
+    again, other = (watch(make(), actions[:STEPS_TRACED], number).trace for number in (seed, seed + 1))
+    pairs = enumerate(zip(seen.trace, again, strict=False))
+    place = next((index for index, pair in pairs if not is_same(*pair)), None)
     faults = [] if place is None else [f"the same seed and actions led elsewhere at step {place}"]
     if seen.global_generators:
         faults.append(f"it draws from the global generator of {' and '.join(seen.global_generators)}")
@@ -183,28 +176,16 @@ def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], se
         yield Finding(Level.OK, "seeds", "the same seed and actions give the same steps")
     if place is not None:
         return
-    if is_same(first, _trace(make, actions, seed + 1)):
+    if is_same(again, other):
         found = "another seed changes nothing: every evaluation episode begins alike"
         yield Finding(Level.WARNING, "other seeds", found, "use self.np_random in reset, if chance is meant")
     env = make()
     env.reset(seed=seed)
     env.step(actions[0])
-    if not is_same(env.reset(seed=seed)[0], first[0]):
+    if not is_same(env.reset(seed=seed)[0], again[0]):
         found = "reset(seed=...) of a used environment does not begin as that of a new one"
         yield Finding(Level.WARNING, "reset", found, "call super().reset(seed=seed) and begin anew")
     env.close()
-
-
-def _trace(make: Callable[[], Env], actions: list[Any], seed: int) -> list[Any]:
-    env = make()
-    trace: list[Any] = [copy.deepcopy(env.reset(seed=seed)[0])]
-    for action in actions:
-        obs, reward, terminated, truncated, _ = env.step(action)
-        trace.append([copy.deepcopy(obs), float(reward), bool(terminated), bool(truncated)])
-        if terminated or truncated:
-            trace.append(copy.deepcopy(env.reset()[0]))
-    env.close()
-    return trace
 
 
 def _judge_resume(make: Callable[[], Env], steps: int, seed: int) -> tuple[str, Finding]:
