@@ -16,7 +16,7 @@ from rl_training.data.dataset_fields import flat_rows, spread_rows
 from rl_training.data.findings import Finding, Level
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import Spaces
-from rl_training.data.step_model import fit_steps
+from rl_training.data.step_model import score_steps
 from rl_training.data.transitions import Array
 
 __all__ = ["DatasetReport", "Finding", "Level", "check_dataset"]
@@ -131,9 +131,9 @@ def _findings(dataset: TransitionDataset, spaces: Spaces | None, thorough: bool)
     if spaces is not None:
         yield from integrity_checks.check_spaces(dataset, spaces)
     if thorough:
-        model = fit_steps(dataset)
-        yield from row_checks.check_alignment(dataset, model)
-        yield from row_checks.check_jumps(dataset, model)
+        misses, leaps = score_steps(dataset)
+        yield from row_checks.check_alignment(dataset, misses)
+        yield from row_checks.check_jumps(dataset, misses, leaps)
         yield from row_checks.check_repeats(dataset)
 
 

@@ -9,20 +9,19 @@ import numpy as np
 from rl_training.data.dataset_fields import flat_rows, row_blocks, spread_rows
 from rl_training.data.findings import Finding, Level
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.step_model import StepModel
 from rl_training.data.transitions import Array
 
 JUMP = 6.0
-"""How many times a large miss of the step model, in most columns, makes a jump."""
+"""From which miss on a step is a jump."""
 STANDS_OUT = 3.0
 """How many times the misses just before and after it a jump is."""
 LEAP = 0.5
-"""How far a jump goes at least, in two columns of three, as a share of the column's standard deviation."""
+"""How far a jump goes at least, in standard deviations."""
 MANY_REPEATS = 1e-3
 SHIFTS = {0: "the same row's observation", 2: "the observation two rows on", -1: "the row before's observation"}
 
 
-def check_alignment(dataset: TransitionDataset, model: StepModel | None) -> Iterator[Finding]:
+def check_alignment(dataset: TransitionDataset, misses: Array) -> Iterator[Finding]:
     """Rows inside an episode whose `next_obs` is not the next row's observation."""
     inside = ~dataset.dones[:-1]
     breaks = inside & ~dataset.follows
@@ -32,9 +31,7 @@ def check_alignment(dataset: TransitionDataset, model: StepModel | None) -> Iter
         return
     padded = np.pad(breaks, 1)
     # Several in a row cannot all be episodes of one step.
-    is_wrong = padded[rows] | padded[rows + 2]
-    if model is not None and len(rows):
-        is_wrong |= np.median(model.misses(rows), axis=1) > JUMP
+    is_wrong = padded[rows] | padded[rows + 2] | (misses[rows] > JUMP)
     wrong, unmarked = rows[is_wrong], rows[~is_wrong]
     if len(wrong):
         found = f"next_obs is not what the next row observes in {len(wrong):,} places inside episodes"
@@ -60,20 +57,11 @@ def _nothing_follows(dataset: TransitionDataset, breaks: Array) -> Finding:
     return Finding(Level.WARNING, "rows_not_in_order", found, remedy, int(breaks[0]))
 
 
-def check_jumps(dataset: TransitionDataset, model: StepModel | None) -> Iterator[Finding]:
-    """Steps far larger than those before and after in most columns: an ending that nobody marked."""
-    if model is None:
-        return
-    # Most columns must agree, since an impact may upset a few.
-    blocks = row_blocks(dataset.obs, dataset.next_obs)
-    far = [np.flatnonzero(np.median(model.misses(block), axis=1) > JUMP) + block.start for block in blocks]
-    rows = np.concatenate(far)
-    rows = rows[~dataset.dones[rows]]
-    if len(rows) == 0:
-        return
-    before, after = model.misses(np.maximum(rows - 1, 0)), model.misses(np.minimum(rows + 1, len(dataset) - 1))
-    stands_out = np.median(model.misses(rows) / (np.maximum(before, after) + 0.3), axis=1) > STANDS_OUT
-    rows = rows[stands_out & (np.quantile(model.leaps(rows), 0.33, axis=1) > LEAP)]
+def check_jumps(dataset: TransitionDataset, misses: Array, leaps: Array) -> Iterator[Finding]:
+    """Steps far larger than those before and after: an ending that nobody marked."""
+    around = np.maximum(np.append(misses[:1], misses[:-1]), np.append(misses[1:], misses[-1:]))
+    is_jump = (misses > JUMP) & (misses > STANDS_OUT * (around + 0.3)) & (leaps > LEAP)
+    rows = np.flatnonzero(is_jump & ~dataset.dones)
     if len(rows):
         found = f"{len(rows):,} steps inside episodes lead far away from where the steps around them lead"
         remedy = "they look like resets that nobody marked: mark the row before as truncated and drop this one"

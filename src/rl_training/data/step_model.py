@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rl_training.data.dataset_fields import flat_rows, spread_rows
+from rl_training.data.dataset_fields import flat_rows, row_blocks, spread_rows
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.transitions import Array
 
@@ -17,56 +17,43 @@ TRIM = 0.2
 """Share of rows left out of the fit because they miss it most: they may be the very jumps that are sought."""
 
 
-class StepModel:
-    """Fitted on a sample; misses are measured in units of a typical one of the same column."""
+def score_steps(dataset: TransitionDataset) -> tuple[Array, Array]:
+    """By how much each step misses what was guessed, and how far it goes; 0 where nothing can be guessed, [n] each.
 
-    def __init__(self, dataset: TransitionDataset, rows: Array) -> None:
-        self._dataset = dataset
-        obs = flat_rows(dataset.obs[rows])
-        self._moving = np.ptp(obs, axis=0) > 0
-        self._spread = obs[:, self._moving].std(0, dtype=np.float64)
-        inputs, steps = self._inputs(rows), self._steps(rows)
-        score = np.zeros(len(rows))
-        for _ in range(3):
-            kept = score <= np.quantile(score, 1.0 - TRIM)
-            self._weights = solve_ridge(inputs[kept], steps[kept], 1e-6)
-            size = np.abs(steps - inputs @ self._weights)
-            self._scale = 2.5 * np.median(size, axis=0) + 1e-3 * self._spread
-            score = np.median(size / self._scale, axis=1)
-
-    def misses(self, rows: Array | slice) -> Array:
-        """The miss of each row in each column that moves, [rows, columns]; 3 is a large one."""
-        with np.errstate(invalid="ignore"):
-            misses: Array = np.abs(self._steps(rows) - self._inputs(rows) @ self._weights) / self._scale
-        return misses
-
-    def leaps(self, rows: Array | slice) -> Array:
-        """How far each row goes, as a share of the column's standard deviation, [rows, columns that move]."""
-        leaps: Array = np.abs(self._steps(rows)) / self._spread
-        return leaps
-
-    def _steps(self, rows: Array | slice) -> Array:
-        after, before = flat_rows(self._dataset.next_obs[rows]), flat_rows(self._dataset.obs[rows])
-        steps: Array = after[:, self._moving].astype(np.float64) - before[:, self._moving]
-        return steps
-
-    def _inputs(self, rows: Array | slice) -> Array:
-        obs, actions = flat_rows(self._dataset.obs[rows]), flat_rows(self._dataset.actions[rows])
-        ones = np.ones((len(obs), 1))
-        return ones if obs.shape[1] > MAX_WIDTH else np.hstack([ones, obs, actions])
-
-
-def fit_steps(dataset: TransitionDataset) -> StepModel | None:
-    """Of observations in floats of which some column moves, if there are enough rows."""
-    if dataset.obs.dtype.kind != "f":
-        return None
+    Misses are in units of a typical one of the same column, of which the median column counts, since an impact may
+    upset a few; 3 is a large one. Two columns of three go as far as said, in standard deviations, or farther.
+    """
+    misses, leaps = np.zeros(len(dataset)), np.zeros(len(dataset))
     rows = spread_rows(len(dataset), min(NUM_ROWS, max(100, MAX_NUMBERS // dataset.obs[0].size)))
     rows = rows[~dataset.dones[rows]]
     for array in (dataset.obs, dataset.actions, dataset.next_obs):
         rows = rows[np.isfinite(flat_rows(array[rows])).all(1)]
-    if len(rows) < 20 or not np.ptp(flat_rows(dataset.obs[rows]), axis=0).any():
-        return None
-    return StepModel(dataset, rows)
+    moving = np.ptp(flat_rows(dataset.obs[rows]), axis=0) > 0 if len(rows) >= 20 else np.zeros(1)
+    if dataset.obs.dtype.kind != "f" or not moving.any():
+        return misses, leaps
+    spread = flat_rows(dataset.obs[rows])[:, moving].std(0, dtype=np.float64)
+    inputs, steps = _read(dataset, rows, moving)
+    score, third = np.zeros(len(rows)), len(spread) // 3
+    for _ in range(3):
+        kept = score <= np.quantile(score, 1.0 - TRIM)
+        weights = solve_ridge(inputs[kept], steps[kept], 1e-6)
+        sizes = np.abs(steps - inputs @ weights)
+        scale = 2.5 * np.median(sizes, axis=0) + 1e-3 * spread
+        score = np.median(sizes / scale, axis=1)
+    for block in row_blocks(dataset.obs, dataset.next_obs):
+        inputs, steps = _read(dataset, block, moving)
+        with np.errstate(invalid="ignore"):
+            misses[block] = np.median(np.abs(steps - inputs @ weights) / scale, axis=1)
+            leaps[block] = np.partition(np.abs(steps) / spread, third, axis=1)[:, third]
+    return misses, leaps
+
+
+def _read(dataset: TransitionDataset, rows: Array | slice, moving: Array) -> tuple[Array, Array]:
+    """What a step may depend on, and how far it goes in the columns that move."""
+    obs, next_obs, actions = (flat_rows(part[rows]) for part in (dataset.obs, dataset.next_obs, dataset.actions))
+    ones = np.ones((len(obs), 1))
+    inputs = ones if obs.shape[1] > MAX_WIDTH else np.hstack([ones, obs, actions])
+    return inputs, next_obs[:, moving].astype(np.float64) - obs[:, moving]
 
 
 def solve_ridge(inputs: Array, targets: Array, penalty: float) -> Array:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import gymnasium as gym
@@ -51,28 +54,23 @@ def prove_resume(make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_
 
     There are about `num_points` of them. Each state goes through the form in which a checkpoint holds it.
     """
-    example = make()
-    actions = draw_actions(example.action_space, steps, seed)
-    example.close()
-    make_env, length_limit = make, None
+    with closing(make()) as example:
+        actions = draw_actions(example.action_space, steps, seed)
+    length_limit = None
     ends = _find_ends(make, actions, seed)
     if not ends:  # what a reset does must be seen, too
-        length_limit = limit = max(1, steps // 4)
-        make_env = lambda: gym.wrappers.TimeLimit(make(), limit)  # noqa: E731
-        ends = _find_ends(make_env, actions, seed)
+        length_limit = max(1, steps // 4)
+        make = partial(_make_with_limit, make, length_limit)
+        ends = _find_ends(make, actions, seed)
     points = choose_points(ends, steps, num_points)
-    taken, states, method = _walk(make_env, actions, seed, points)
+    taken, states, method = _walk(make, actions, seed, points)
     doubts: list[str] = []
     differences: list[tuple[int, int, str]] = []
     for point, state in zip(points, states, strict=True):
-        restored = ResumableEnv(make_env())
-        try:
+        with closing(ResumableEnv(make())) as restored:
             doubts += restored.restore(state)[1]
-            difference = _find_difference(restored, actions[point:], taken[point : point + STEPS_COMPARED])
-        finally:
-            restored.close()
-        if difference is not None:
-            differences.append((difference[0], point, difference[1]))
+            expected = taken[point : point + STEPS_COMPARED]
+            differences += islice(_differences(restored, point, actions[point:], expected), 1)
     for after, point, what in sorted(differences)[:1]:
         count = "1 step" if after == 1 else f"{after} steps"
         doubts.append(f"{what} differs {count} after a restore at step {point}")
@@ -96,19 +94,22 @@ def choose_points(ends: Sequence[int], steps: int, num_points: int = NUM_POINTS)
     return sorted({min(point, last) for point in chosen})
 
 
+def _make_with_limit(make: MakeEnv, length_limit: int) -> gym.Env[Any, Any]:
+    return gym.wrappers.TimeLimit(make(), length_limit)
+
+
 def _find_ends(make: MakeEnv, actions: Sequence[Any], seed: int) -> list[int]:
     return [index for index, step in enumerate(_walk(make, actions, seed)[0]) if step.terminated or step.truncated]
 
 
 def _walk(
     make: MakeEnv, actions: Sequence[Any], seed: int, points: Sequence[int] = ()
-) -> tuple[list[Step], list[dict[str, Any]], str]:
+) -> tuple[list[Step], list[Any], str]:
     """Take the actions; returns the steps, the states before the steps at `points`, and how these are restored."""
-    env = ResumableEnv(make())
-    try:
+    taken: list[Step] = []
+    states = []
+    with closing(ResumableEnv(make())) as env:
         env.reset(seed)
-        taken: list[Step] = []
-        states = []
         for index, action in enumerate(actions):
             if index in points:
                 tensors: dict[str, torch.Tensor] = {}
@@ -116,16 +117,15 @@ def _walk(
                 states.append(unpack(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}))
             taken.append(copy.deepcopy(env.step(action)))  # the environment may write into the same arrays again
         method = "its own get_state and set_state" if env.keeps_own_state else "replaying the episode's actions"
-        return taken, states, method
-    finally:
-        env.close()
+    return taken, states, method
 
 
-def _find_difference(env: ResumableEnv, actions: Sequence[Any], expected: Sequence[Step]) -> tuple[int, str] | None:
-    """After how many steps the environment first does something else than expected, and what."""
+def _differences(
+    env: ResumableEnv, point: int, actions: Sequence[Any], expected: Sequence[Step]
+) -> Iterator[tuple[int, int, str]]:
+    """After how many steps from `point` the environment does something else than expected, and what."""
     for count, (action, wanted) in enumerate(zip(actions, expected, strict=False), start=1):
         step = env.step(action)
         for name, words in NAMES.items():
             if not is_same(getattr(wanted, name), getattr(step, name)):
-                return count, words
-    return None
+                yield count, point, words
