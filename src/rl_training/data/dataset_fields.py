@@ -132,26 +132,21 @@ def spread_rows(num_rows: int, count: int) -> Array:
 
 
 def _derive_endings(fields: MutableMapping[str, Array]) -> Iterator[str]:
-    dones = fields.pop("dones", None)
-    if "terminated" in fields and "truncated" in fields:
-        return
-    if dones is None:
-        fields["truncated"] = np.zeros_like(fields["terminated"])
+    dones: Any = fields.pop("dones", None)
+    if dones is None and "truncated" not in fields:
         yield (
             "it has no 'truncated': time limits cannot be told from the middle of an episode,"
             " so an episode cut short is seen only where the next observation does not follow"
         )
-    elif "terminated" in fields:
-        fields["truncated"] = dones & ~fields["terminated"]
-    elif "truncated" in fields:
-        fields["terminated"] = dones & ~fields["truncated"]
-    else:
-        fields["terminated"] = dones
-        fields["truncated"] = np.zeros_like(dones)
+    elif "terminated" not in fields and "truncated" not in fields:
         yield (
             "it has only 'dones': every ending is taken as terminated, so the value after a time limit is learned as 0,"
             " which lowers the values of long episodes; store 'terminated' and 'truncated' apart to avoid that"
         )
+    if "terminated" not in fields:
+        fields["terminated"] = dones & ~fields.get("truncated", np.False_)
+    if "truncated" not in fields:
+        fields["truncated"] = (fields["terminated"] if dones is None else dones) & ~fields["terminated"]
 
 
 def _derive_next_obs(fields: MutableMapping[str, Array]) -> str:

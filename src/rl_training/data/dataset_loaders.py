@@ -102,14 +102,13 @@ def _choose_rows(dataset: TransitionDataset, num_wanted: float, rng: np.random.G
 
 
 def _check_alike(datasets: Sequence[TransitionDataset]) -> None:
-    for number, dataset in enumerate(datasets[1:], start=1):
-        for name, first in datasets[0].arrays().items():
-            other = dataset.arrays()[name]
-            if (other.shape[1:], other.dtype) != (first.shape[1:], first.dtype):
-                raise DatasetError(
-                    f"{name} of data set {number} is {other.dtype} of shape {other.shape[1:]} and that of the first"
-                    f" {first.dtype} of shape {first.shape[1:]}: only data of one environment can be mixed"
-                )
+    for name in FIELDS:
+        arrays = [dataset.arrays()[name] for dataset in datasets]
+        kinds = [f"{array.dtype} of shape {array.shape[1:]}" for array in arrays]
+        for number, kind in enumerate(kinds):
+            if kind != kinds[0]:
+                difference = f"{name} of data set {number} is {kind} and that of the first {kinds[0]}"
+                raise DatasetError(f"{difference}: only data of one environment can be mixed")
 
 
 def _existing_file(kind: str, dataset_path: str | Path | None) -> Path:

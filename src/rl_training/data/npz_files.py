@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -52,7 +52,10 @@ def read_npz(path: Path) -> Iterator[tuple[str, str, Array]]:
 
 
 def _read_member(path: Path, name: str, info: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
-    shape, is_fortran, dtype = _read_header(stream)
+    version = npy_format.read_magic(stream)
+    if version not in HEADER_READERS:
+        raise ValueError(f"it has .npy version {version}; plain arrays have 1.0 or 2.0")
+    shape, is_fortran, dtype = HEADER_READERS[version](stream)
     stored_dtype(name, dtype, f"'{path}'")  # refuses what is not numbers
     offset, num_bytes = stream.tell(), math.prod(shape) * dtype.itemsize
     order: Literal["F", "C"] = "F" if is_fortran else "C"
@@ -94,13 +97,3 @@ def _open_archive(path: Path) -> zipfile.ZipFile:
                 raise DatasetError(f"'{path}' is {kind}") from None
         state = "is cut off or damaged" if start.startswith(b"PK") else "is not an .npz file"
         raise DatasetError(f"'{path}' {state}: {error}") from None
-
-
-def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = npy_format.read_magic(stream)
-    if version not in HEADER_READERS:
-        raise ValueError(f"it has .npy version {version}; plain arrays have 1.0 or 2.0")
-    shape, is_fortran, dtype = HEADER_READERS[version](stream)
-    if any(size < 0 for size in shape):
-        raise ValueError(f"its shape {shape} is impossible")
-    return shape, is_fortran, dtype
