@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.dataset_fields import flat_rows, rows_where
+from rl_training.data.dataset_fields import flat_rows, row_blocks, rows_where
 from rl_training.data.spaces import ActionKind, ActionSpec, ObsSpec, Spaces
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
@@ -66,8 +66,12 @@ def actions_to_model(actions: Array, spec: ActionSpec, *, clip: bool = False) ->
         )
     if spec.kind is ActionKind.CONTINUOUS and np.all(spec.low == -1.0) and np.all(spec.high == 1.0):
         return flat_rows(actions)
-    model = spec.to_model(actions)
-    return np.clip(model, -1.0, 1.0) if spec.is_bounded and spec.kind is ActionKind.CONTINUOUS else model
+    model = np.empty((len(actions), *spec.model_shape), spec.model_dtype)
+    for block in row_blocks(actions):
+        model[block] = spec.to_model(actions[block])
+    if spec.is_bounded and spec.kind is ActionKind.CONTINUOUS:
+        np.clip(model, -1.0, 1.0, out=model)
+    return model
 
 
 def shape_actions(actions: Array, spec: ActionSpec) -> Array:

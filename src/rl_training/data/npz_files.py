@@ -56,24 +56,31 @@ def _read_member(path: Path, name: str, info: zipfile.ZipInfo, stream: IO[bytes]
     if version not in HEADER_READERS:
         raise ValueError(f"it has .npy version {version}; plain arrays have 1.0 or 2.0")
     shape, is_fortran, dtype = HEADER_READERS[version](stream)
-    stored_dtype(name, dtype, f"'{path}'")  # refuses what is not numbers
+    target = stored_dtype(name, dtype, f"'{path}'")
     offset, num_bytes = stream.tell(), math.prod(shape) * dtype.itemsize
     order: Literal["F", "C"] = "F" if is_fortran else "C"
     if offset + num_bytes != info.file_size:
         raise ValueError(f"its header promises {num_bytes:,} bytes of data")
-    if info.compress_type != zipfile.ZIP_STORED or num_bytes == 0:
-        return np.frombuffer(stream.read(), dtype).reshape(shape, order=order)
+    is_mapped = info.compress_type == zipfile.ZIP_STORED and num_bytes > 0
+    # Converted a block at a time, so that nothing is in memory twice; endings are looked at before they become bool.
+    array = np.empty(0 if is_mapped else shape, dtype if target == np.bool_ else target, order)
+    flat, size = array.reshape(-1, order=order), BLOCK_BYTES // dtype.itemsize
+    for start in range(0, len(flat), size):
+        part = flat[start : start + size]
+        part[:] = np.frombuffer(stream.read(part.size * dtype.itemsize), dtype, part.size)
     # The archive compares its checksum at the end; a mapped file is not checked later.
     while stream.read(BLOCK_BYTES):
         pass
+    return np.memmap(path, dtype, "r", _data_start(path, info) + offset, shape, order) if is_mapped else array
+
+
+def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
     with path.open("rb") as file:
         file.seek(info.header_offset)
         signature, name_bytes, extra_bytes = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
     if signature != b"PK\x03\x04":
         raise ValueError("no member begins where the index says")
-    offset += info.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes
-    mapped: Array = np.memmap(path, dtype, "r", offset, shape, order)
-    return mapped
+    return int(info.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes)
 
 
 @contextmanager
