@@ -40,7 +40,7 @@ def test_an_evaluation_tells_it_and_early_stopping_can_watch_it(tmp_path: Path) 
     random, expert = reference_scores()["Pendulum-v1"]
     expected = 100.0 * (result.metrics["eval_return_mean"] - random) / (expert - random)
     assert result.metrics["eval_normalized_score"] == pytest.approx(expected)
+    unknown = small_config("dqn", tmp_path / "other", env_id="Acrobot-v1", algo_kwargs=options)
     with pytest.raises(ConfigError, match="unknown metric 'eval_normalized_score'"):
-        changes = {"env_id": "Acrobot-v1", "algo_kwargs": options}
-        run_training(small_config("dqn", tmp_path / "other", **changes))
+        run_training(unknown)
     assert not (tmp_path / "other").exists()
