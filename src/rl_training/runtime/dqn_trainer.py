@@ -1,22 +1,5 @@
 """Train DQN."""
 
-from __future__ import annotations
+from rl_training.runtime.training import TrainFunction
 
-from collections.abc import Sequence
-
-from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.trainer import TrainResult
-from rl_training.runtime.training import train_algorithm
-
-
-def train_dqn(
-    config: TrainConfig,
-    *,
-    run_suffix: str | None = None,
-    checkpoint_state: CheckpointState | None = None,
-    callbacks: Sequence[Callback] | None = None,
-) -> TrainResult:
-    """Train DQN as `config` says, from the start or from `checkpoint_state`."""
-    return train_algorithm("dqn", config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks)
+train_dqn = TrainFunction("dqn")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
@@ -38,18 +39,24 @@ LOOPS: dict[Loop, Callable[..., None]] = {
 }
 
 
-def train_algorithm(
-    name: str,
-    config: TrainConfig,
-    *,
-    run_suffix: str | None = None,
-    checkpoint_state: CheckpointState | None = None,
-    callbacks: Sequence[Callback] | None = None,
-) -> TrainResult:
-    """`run_training` for a configuration that must name this algorithm."""
-    if config.algo != name:
-        raise ConfigError(f"this trains '{name}', but the configuration says algo: {config.algo}")
-    return run_training(config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks)
+@dataclass(frozen=True)
+class TrainFunction:
+    """What `train_ppo` and its like are: `run_training` for a configuration that must name this algorithm."""
+
+    algo: str
+
+    def __call__(
+        self,
+        config: TrainConfig,
+        *,
+        run_suffix: str | None = None,
+        checkpoint_state: CheckpointState | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> TrainResult:
+        """Train as `config` says, from the start or from `checkpoint_state`."""
+        if config.algo != self.algo:
+            raise ConfigError(f"this trains '{self.algo}', but the configuration says algo: {config.algo}")
+        return run_training(config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks)
 
 
 def run_training(
