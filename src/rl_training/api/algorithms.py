@@ -25,6 +25,9 @@ class AlgorithmAPI:
 
     algo: ClassVar[str]
 
+    def __init_subclass__(cls, *, algo: str) -> None:
+        cls.algo = algo
+
     def __init__(self, config: TrainConfig) -> None:
         if config.algo != self.algo:
             raise ConfigError(f"{type(self).__name__} trains '{self.algo}', but the configuration says '{config.algo}'")
@@ -50,11 +53,10 @@ class AlgorithmAPI:
 
     def save(self, path: str | Path) -> Path:
         """Write the trained policy as a checkpoint folder (without replay: to go on training, use the run's own)."""
-        algorithm = self._trained()
         return save_training_checkpoint(
             path,
             config=self.config,
-            algorithm_state=algorithm.state_dict(),
+            algorithm_state=self._trained().state_dict(),
             trainer_state={},
             metadata={"global_step": self._global_step},
         )
@@ -85,49 +87,33 @@ class _AlgorithmKeeper(Callback):
         self.algorithm = trainer.algorithm
 
 
-class PPO(AlgorithmAPI):
+class PPO(AlgorithmAPI, algo="ppo"):
     """Proximal policy optimization."""
 
-    algo = "ppo"
 
-
-class DQN(AlgorithmAPI):
+class DQN(AlgorithmAPI, algo="dqn"):
     """Deep Q-learning."""
 
-    algo = "dqn"
 
-
-class SAC(AlgorithmAPI):
+class SAC(AlgorithmAPI, algo="sac"):
     """Soft actor-critic."""
 
-    algo = "sac"
 
-
-class BC(AlgorithmAPI):
+class BC(AlgorithmAPI, algo="bc"):
     """Behaviour cloning."""
 
-    algo = "bc"
 
-
-class TD3BC(AlgorithmAPI):
+class TD3BC(AlgorithmAPI, algo="td3_bc"):
     """TD3 with behaviour cloning."""
 
-    algo = "td3_bc"
 
-
-class IQL(AlgorithmAPI):
+class IQL(AlgorithmAPI, algo="iql"):
     """Implicit Q-learning."""
 
-    algo = "iql"
 
-
-class AWAC(AlgorithmAPI):
+class AWAC(AlgorithmAPI, algo="awac"):
     """Advantage-weighted actor-critic."""
 
-    algo = "awac"
 
-
-class CQL(AlgorithmAPI):
+class CQL(AlgorithmAPI, algo="cql"):
     """Conservative Q-learning."""
-
-    algo = "cql"
