@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from rl_training.algorithms.base import Resources
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.optim import Adam
+from rl_training.algorithms.replay import Batch
 from rl_training.data.spaces import describe_spaces
 from rl_training.data.transitions import Transitions
 
@@ -87,7 +88,7 @@ def test_targets_loss_and_mean_value_equal_numpy(double, dueling, n_step):
     assert (errors > 1).any()
     huber = np.where(errors < 1, 0.5 * errors**2, errors - 0.5).mean()
 
-    actual = algorithm._targets(batch.rewards, batch.next_obs, batch.bootstrap(0.9))
+    actual = algorithm._targets(Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.bootstrap(0.9)))
     np.testing.assert_allclose(actual, targets, atol=1e-5)
     metrics = algorithm.update(batch).metrics
     assert metrics["critic_loss"].item() == pytest.approx(huber, abs=1e-5)
@@ -100,7 +101,7 @@ def test_an_update_steps_down_the_loss_with_the_targets_held_fixed(double, dueli
     batch = make_batch()
     targets = torch.tensor(numpy_targets(algorithm, batch), dtype=torch.float32)
     parameters = list(algorithm.network.parameters())
-    algorithm.optimizer = Adam(parameters, eps=0.1)  # large, so that a step shows the length of the gradient
+    algorithm.optimizer = Adam(parameters, 1e-2, eps=0.1)  # large, so that a step shows the length of the gradient
     expected = [parameter.detach().clone().requires_grad_() for parameter in parameters]
     names = [name for name, _ in algorithm.network.named_parameters()]
     values = torch.func.functional_call(algorithm.network, dict(zip(names, expected, strict=True)), (batch.obs,))

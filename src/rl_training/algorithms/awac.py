@@ -5,18 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
-from rl_training.algorithms.config import FineTunedConfig, Fraction, PositiveFloat, value_at
-from rl_training.algorithms.optim import Adam, compiled, descend
+from rl_training.algorithms.base import Resources
+from rl_training.algorithms.config import FineTunedConfig, Fraction, PositiveFloat
+from rl_training.algorithms.optim import Adam, descend
+from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, exponential_weights, polyak
 from rl_training.data.spaces import Spaces, require_bounded_box
-from rl_training.data.transitions import Transitions
-from rl_training.models.continuous import EnsembleCritic
-from rl_training.models.encoders import ObsEncoder
+from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import TanhMeanGaussianPolicy
-
-STEP_METRICS = ("critic_loss", "critic_grad_norm", "q_mean", "advantage_mean", "actor_loss", "actor_grad_norm")
 
 
 class AWACConfig(FineTunedConfig):
@@ -30,89 +27,50 @@ class AWACConfig(FineTunedConfig):
     """Share by which the target critics follow the critics at each update."""
 
 
-class AWACAlgorithm(Algorithm[AWACConfig]):
+class AWACAlgorithm(ReplayAlgorithm[AWACConfig]):
     """Learns a stochastic policy for bounded continuous actions from a fixed set of transitions."""
+
+    actor: TanhMeanGaussianPolicy
+    draws_per_step = 2
 
     def __init__(self, config: AWACConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.encoder = ObsEncoder(spaces.obs, normalize=config.normalize_obs).to(self.device)
-        inputs = spaces.encoded()
-        self.actor = TanhMeanGaussianPolicy(
-            inputs, config.hidden_sizes, activation=config.activation, generator=self.generator
-        ).to(self.device)
-        self.critic = EnsembleCritic(
-            inputs, config.hidden_sizes, num_members=2, activation=config.activation, generator=self.generator
-        ).to(self.device)
+        self.actor = TanhMeanGaussianPolicy(spaces, self.layers).to(self.device)
+        self.critic = EnsembleCritic(spaces, self.layers).to(self.device)
         self.target_critic = frozen_copy(self.critic)
-        self.actor_optimizer = Adam(self.actor.parameters())
-        self.critic_optimizer = Adam(self.critic.parameters())
-        self._step = compiled(self._gradient_step, resources.compile)
+        self.actor_optimizer = Adam(self.actor.parameters(), config.learning_rate)
+        self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
         """AWAC squashes its actions into the bounds, so it needs some."""
         require_bounded_box(spaces, "awac", "bc or cql")
 
-    @torch.no_grad()
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        """Draw from the policy, or take its mean."""
-        return self.actor.act(self.encoder(obs), self.generator if explore else None)
-
-    def fit_observations(self, obs: Tensor) -> None:
-        """Learn the scale of the data's observations."""
-        self.encoder.update_statistics(obs)
-
-    def update(self, batch: Transitions) -> UpdateResult:
+    def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> Metrics:
         """One step of the critics and the actor, in that order."""
-        learning_rate = value_at(self.config.learning_rate, self.progress)
-        for optimizer in (self.critic_optimizer, self.actor_optimizer):
-            optimizer.set_learning_rate(learning_rate)
-        discounts = batch.bootstrap(self.config.gamma)
-        noise, next_noise = (torch.empty_like(batch.actions).normal_(generator=self.generator) for _ in range(2))
-        step = self._step(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, noise, next_noise)
-        return UpdateResult(dict(zip(STEP_METRICS, step.unbind(), strict=True)))
-
-    def parts(self) -> dict[str, Stateful]:
-        """The normalizer, networks and optimizers."""
-        return {
-            "encoder": self.encoder,
-            "actor": self.actor,
-            "critic": self.critic,
-            "target_critic": self.target_critic,
-            "actor_optimizer": self.actor_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-        }
-
-    def _gradient_step(
-        self,
-        obs: Tensor,
-        actions: Tensor,
-        rewards: Tensor,
-        next_obs: Tensor,
-        discounts: Tensor,
-        noise: Tensor,
-        next_noise: Tensor,
-    ) -> Tensor:
-        """Functions of tensors alone; returns the metrics of `STEP_METRICS` as one tensor."""
-        obs, next_obs = self.encoder(obs), self.encoder(next_obs)
-        values, mean = self.critic(obs, actions), self.actor.mode(obs)  # [2, B], [B, A]
+        values, mean = self.critic(batch.obs, batch.actions), self.actor.mode(batch.obs)  # [2, B], [B, A]
         # Before the critics move, so that the values they learn from serve here too.
-        advantages = values.detach().amin(0) - self._own_values(obs, mean, noise)
-        critic_loss = ensemble_mse(values, self._targets(rewards, next_obs, discounts, next_noise))
+        advantages = values.detach().amin(0) - self._own_values(batch.obs, mean, noise)
+        critic_loss = ensemble_mse(values, self._targets(batch, next_noise))
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
         weights = exponential_weights(advantages / self.config.awac_lambda, self.config.max_advantage_weight)
-        actor_loss = (weights * self.actor.surprise(mean, actions)).mean()  # AWAC algorithm 1, the actor's step
+        actor_loss = (weights * self.actor.surprise(mean, batch.actions)).mean()  # AWAC algorithm 1, the actor's step
         actor_grad_norm = descend(actor_loss, self.actor_optimizer)
         polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
-        metrics = [critic_loss, critic_grad_norm, values.mean(), advantages.mean(), actor_loss, actor_grad_norm]
-        return torch.stack(metrics).detach()
+        return {
+            "critic_loss": critic_loss,
+            "critic_grad_norm": critic_grad_norm,
+            "q_mean": values.mean(),
+            "advantage_mean": advantages.mean(),
+            "actor_loss": actor_loss,
+            "actor_grad_norm": actor_grad_norm,
+        }
 
     @torch.no_grad()
-    def _targets(self, rewards: Tensor, next_obs: Tensor, discounts: Tensor, next_noise: Tensor) -> Tensor:
+    def _targets(self, batch: Batch, next_noise: Tensor) -> Tensor:
         """Value of the state reached and of an action drawn there, by the lesser of the target critics."""
-        next_actions = self.actor.moved(self.actor.mode(next_obs), next_noise)
-        next_values: Tensor = self.target_critic(next_obs, next_actions).amin(0)
-        return rewards + discounts * next_values
+        next_actions = self.actor.moved(self.actor.mode(batch.next_obs), next_noise)
+        return batch.targets(self.target_critic(batch.next_obs, next_actions).amin(0))
 
     @torch.no_grad()
     def _own_values(self, obs: Tensor, mean: Tensor, noise: Tensor) -> Tensor:

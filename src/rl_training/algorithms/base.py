@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.algorithms.optim import Adam
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.data.transitions import Transitions
+from rl_training.models.mlp import Layers
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
@@ -55,6 +57,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.spaces = spaces
         self.device = resources.device
         self.generator = resources.generator
+        self.layers = Layers(config.hidden_sizes, config.activation, self.generator)
         self.global_step = 0
         self.progress = 0.0
         self.counters: dict[str, int] = {}
@@ -72,14 +75,18 @@ class Algorithm(ABC, Generic[ConfigT]):
     def update(self, batch: Transitions) -> UpdateResult:
         """Learn from a batch."""
 
-    @abstractmethod
     def parts(self) -> dict[str, Stateful]:
-        """The named networks, optimizers and other objects that change."""
+        """The objects that change: unless written anew, every attribute that is a network or an optimizer, by name."""
+        return parts_of(self)
+
+    @cached_property
+    def optimizers(self) -> list[Adam]:
+        """The optimizers among the parts."""
+        return [part for part in self.parts().values() if isinstance(part, Adam)]
 
     def trained_tensors(self) -> list[Tensor]:
         """Every parameter that an optimizer moves."""
-        optimizers = [part for part in self.parts().values() if isinstance(part, Adam)]
-        return [tensor for optimizer in optimizers for tensor in optimizer.parameters]
+        return [tensor for optimizer in self.optimizers for tensor in optimizer.parameters]
 
     def fit_observations(self, obs: Tensor) -> None:
         """Be shown a part of the data's observations, before the first update; by default nothing is learned of it."""
@@ -126,3 +133,8 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.global_step = int(state["global_step"])
         self.progress = float(state["progress"])
         self.counters |= {name: int(count) for name, count in state["counters"].items()}
+
+
+def parts_of(owner: object) -> dict[str, Stateful]:
+    """The attributes that are networks or optimizers, in the order in which they were made."""
+    return {name: value for name, value in vars(owner).items() if isinstance(value, (nn.Module, Adam))}

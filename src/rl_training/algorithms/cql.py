@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
+from rl_training.algorithms.base import Resources, Stateful, parts_of
 from rl_training.algorithms.config import (
     FineTunedConfig,
     Fraction,
@@ -18,11 +18,9 @@ from rl_training.algorithms.config import (
 )
 from rl_training.algorithms.cql_continuous import ContinuousRule
 from rl_training.algorithms.cql_discrete import DiscreteRule
-from rl_training.algorithms.optim import compiled
+from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.data.spaces import ActionKind, Spaces, require_bounded_box
-from rl_training.data.transitions import Transitions
 from rl_training.errors import ConfigError
-from rl_training.models.encoders import ObsEncoder
 
 BOX_ONLY = ("actor_learning_rate", "num_cql_samples", "alpha", "target_entropy", "backup_entropy", "lagrange_threshold")
 
@@ -53,39 +51,27 @@ class CQLConfig(FineTunedConfig):
 class Rule(Protocol):
     """What differs between kinds of action. Observations come as flat vectors."""
 
-    step_metrics: tuple[str, ...]
+    def act(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A draw where the rule's policy is random, or without a generator its best action."""
 
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        """Model actions for observations."""
-
-    def set_learning_rates(self, progress: float) -> None:
-        """Follow the schedules."""
-
-    def draw_noise(self, count: int) -> tuple[Tensor, ...]:
+    def step_arguments(self, actions: Tensor) -> tuple[Tensor, ...]:
         """The random numbers of one step."""
 
-    def gradient_step(
-        self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, discounts: Tensor, *noise: Tensor
-    ) -> Tensor:
-        """Functions of tensors alone; returns the metrics of `step_metrics` as one tensor."""
-
-    def parts(self) -> dict[str, Stateful]:
-        """Networks and optimizers."""
+    def gradient_step(self, batch: Batch, *args: Any, **kwargs: Any) -> Metrics:
+        """One step of all networks."""
 
 
-class CQLAlgorithm(Algorithm[CQLConfig]):
+class CQLAlgorithm(ReplayAlgorithm[CQLConfig]):
     """Learns values that are low for actions the data does not show."""
 
     def __init__(self, config: CQLConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.encoder = ObsEncoder(spaces.obs, normalize=config.normalize_obs).to(self.device)
         self.rule: Rule
         if spaces.action.kind is ActionKind.CONTINUOUS:
-            self.rule = ContinuousRule(config, spaces.encoded(), resources)
+            self.rule = ContinuousRule(config, spaces, self.layers, self.device)
         else:
             _refuse_settings_for_box_actions(config)
-            self.rule = DiscreteRule(config, spaces.encoded(), resources)
-        self._step = compiled(self._gradient_step, resources.compile)
+            self.rule = DiscreteRule(config, spaces, self.layers, self.device)
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
@@ -96,28 +82,19 @@ class CQLAlgorithm(Algorithm[CQLConfig]):
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
         """What the rule holds for best, or with `explore` a draw where its policy is random."""
-        return self.rule.act(self.encoder(obs), explore=explore)
+        return self.rule.act(self.encoder(obs), self.generator if explore else None)
 
-    def fit_observations(self, obs: Tensor) -> None:
-        """Learn the scale of the data's observations."""
-        self.encoder.update_statistics(obs)
+    def step_arguments(self, actions: Tensor) -> tuple[Tensor, ...]:
+        """The random numbers of one step."""
+        return self.rule.step_arguments(actions)
 
-    def update(self, batch: Transitions) -> UpdateResult:
+    def gradient_step(self, batch: Batch, *args: Tensor) -> Metrics:
         """One step of all networks."""
-        self.rule.set_learning_rates(self.progress)
-        discounts = batch.bootstrap(self.config.gamma)
-        noise = self.rule.draw_noise(len(discounts))
-        step = self._step(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, *noise)
-        return UpdateResult(dict(zip(self.rule.step_metrics, step.unbind(), strict=True)))
+        return self.rule.gradient_step(batch, *args)
 
     def parts(self) -> dict[str, Stateful]:
         """The normalizer and what the rule holds."""
-        return {"encoder": self.encoder, **self.rule.parts()}
-
-    def _gradient_step(
-        self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, discounts: Tensor, *noise: Tensor
-    ) -> Tensor:
-        return self.rule.gradient_step(self.encoder(obs), actions, rewards, self.encoder(next_obs), discounts, *noise)
+        return parts_of(self) | parts_of(self.rule)
 
 
 def _refuse_settings_for_box_actions(config: CQLConfig) -> None:

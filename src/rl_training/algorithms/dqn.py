@@ -6,22 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
-from rl_training.algorithms.config import (
-    Fraction,
-    HiddenSizes,
-    OffPolicyConfig,
-    PositiveFloat,
-    PositiveInt,
-    Scheduled,
-    value_at,
-)
-from rl_training.algorithms.optim import Adam, compiled, descend
+from rl_training.algorithms.base import Resources, UpdateResult
+from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig, PositiveFloat, PositiveInt, Scheduled
+from rl_training.algorithms.optim import Adam, descend
+from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import polyak
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.data.transitions import Transitions
 from rl_training.errors import EnvError
-from rl_training.models.q_network import QNetwork
+from rl_training.models.critics import QNetwork
 
 
 class DQNConfig(OffPolicyConfig):
@@ -51,17 +44,15 @@ class DQNConfig(OffPolicyConfig):
     """Longest gradient allowed."""
 
 
-class DQNAlgorithm(Algorithm[DQNConfig]):
+class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     """Learns the value of every discrete action from replayed transitions."""
 
     def __init__(self, config: DQNConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.network = self._make_network()
-        self.target_network = self._make_network().requires_grad_(False)
-        self.target_network.load_state_dict(self.network.state_dict())
-        self.optimizer = Adam(self.network.parameters())
+        self.network, self.target_network = self._make_network(), self._make_network()
+        self.target_network.requires_grad_(False).load_state_dict(self.network.state_dict())
+        self.optimizer = Adam(self.network.parameters(), config.learning_rate)
         self.counters["target_copies"] = 0
-        self._step = compiled(self._gradient_step, resources.compile)
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
@@ -78,7 +69,7 @@ class DQNAlgorithm(Algorithm[DQNConfig]):
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
         """The best action, or with probability epsilon any action."""
-        greedy: Tensor = self.network(obs).argmax(-1)
+        greedy: Tensor = self.network(self.encoder(obs)).argmax(-1)
         if not explore:
             return greedy
         draws = torch.rand(len(obs), generator=self.generator, device=self.device)
@@ -86,43 +77,29 @@ class DQNAlgorithm(Algorithm[DQNConfig]):
 
     def update(self, batch: Transitions) -> UpdateResult:
         """Take one step towards the targets; copy the target network when its interval has passed."""
-        self.optimizer.set_learning_rate(value_at(self.config.learning_rate, self.progress))
         copies_due = self.global_step // self.config.target_update_interval
         if copies_due > self.counters["target_copies"]:
             polyak(self.network.parameters(), self.target_network.parameters(), tau=1.0)
             self.counters["target_copies"] = copies_due
-        discounts = batch.bootstrap(self.config.gamma)
-        loss, q_mean, grad_norm = self._step(
-            batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts
-        ).unbind()
-        return UpdateResult({"critic_loss": loss, "q_mean": q_mean, "grad_norm": grad_norm})
+        return super().update(batch)
 
-    def parts(self) -> dict[str, Stateful]:
-        """Both networks and the optimizer."""
-        return {"network": self.network, "target_network": self.target_network, "optimizer": self.optimizer}
+    def gradient_step(self, batch: Batch) -> Metrics:
+        """One step towards the targets."""
+        loss, q_mean = self._loss(batch)
+        grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
+        return {"critic_loss": loss, "q_mean": q_mean, "grad_norm": grad_norm}
 
     def _make_network(self) -> QNetwork:
-        return QNetwork(
-            self.spaces,
-            self.config.hidden_sizes,
-            activation=self.config.activation,
-            dueling=self.config.dueling,
-            generator=self.generator,
-        ).to(self.device)
+        return QNetwork(self.spaces, self.layers, dueling=self.config.dueling).to(self.device)
 
-    def _gradient_step(
-        self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, discounts: Tensor
-    ) -> Tensor:
-        targets = self._targets(rewards, next_obs, discounts)
-        values = self.network(obs).gather(1, actions.unsqueeze(1)).squeeze(1)
-        loss = F.smooth_l1_loss(values, targets)
-        grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
-        return torch.stack([loss, values.mean(), grad_norm]).detach()
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        values = self.network(batch.obs).gather(1, batch.actions.unsqueeze(1)).squeeze(1)
+        return F.smooth_l1_loss(values, self._targets(batch)), values.mean()
 
     @torch.no_grad()
-    def _targets(self, rewards: Tensor, next_obs: Tensor, discounts: Tensor) -> Tensor:
-        next_values: Tensor = self.target_network(next_obs)
-        if self.config.double:
-            best = self.network(next_obs).argmax(1, keepdim=True)  # Double Q-learning, eq. 4
-            return rewards + discounts * next_values.gather(1, best).squeeze(1)
-        return rewards + discounts * next_values.amax(1)
+    def _targets(self, batch: Batch) -> Tensor:
+        next_values: Tensor = self.target_network(batch.next_obs)
+        if not self.config.double:
+            return batch.targets(next_values.amax(1))
+        best = self.network(batch.next_obs).argmax(1, keepdim=True)  # Double Q-learning, eq. 4
+        return batch.targets(next_values.gather(1, best).squeeze(1))

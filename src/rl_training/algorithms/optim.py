@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from types import FunctionType, MethodType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rl_training.algorithms.config import Schedule, value_at
+
+ResultT = TypeVar("ResultT")
 BETA1, BETA2 = 0.9, 0.999
 
 
@@ -19,8 +23,11 @@ class Adam:
     together with the loss. The moments, the step count and the learning rate are tensors for the same reason.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, eps: float = 1e-8) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], schedule: float | Schedule | None = None, *, eps: float = 1e-8
+    ) -> None:
         self.parameters: list[Tensor] = list(parameters)
+        self._schedule = schedule
         self._eps = eps
         self._first = [torch.zeros_like(p) for p in self.parameters]
         self._second = [torch.zeros_like(p) for p in self.parameters]
@@ -31,6 +38,11 @@ class Adam:
     def set_learning_rate(self, value: float) -> None:
         """Set the step size for the steps to come."""
         self._learning_rate.fill_(value)
+
+    def follow_schedule(self, progress: float) -> None:
+        """Set the step size to its schedule's when `progress` of the run is done; without one it stays."""
+        if self._schedule is not None:
+            self.set_learning_rate(value_at(self._schedule, progress))
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> None:
@@ -98,11 +110,15 @@ def descend(loss: Tensor, optimizer: Adam, max_grad_norm: float | None = None) -
     return norm
 
 
-def compiled(step: Callable[..., Tensor], enabled: bool) -> Callable[..., Tensor]:
-    """Let a whole update (loss, gradient, optimizer) become one compiled graph, if `enabled`."""
+def compiled(step: Callable[..., ResultT], enabled: bool) -> Callable[..., ResultT]:
+    """Let a method that is a whole update (loss, gradient, optimizer) become one compiled graph, if `enabled`."""
     if not enabled:
         return step
     import torch._dynamo
 
     torch._dynamo.config.trace_autograd_ops = True
-    return torch.compile(step, fullgraph=True, dynamic=False)
+    assert isinstance(step, MethodType)
+    shared = step.__func__
+    # The compiler keeps its graphs with the code they were made from, and few for each: every object gets its own.
+    own = FunctionType(shared.__code__.replace(), shared.__globals__, shared.__name__, closure=shared.__closure__)
+    return torch.compile(MethodType(own, step.__self__), fullgraph=True, dynamic=False)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
+from rl_training.algorithms.base import Algorithm, Resources, UpdateResult
 from rl_training.algorithms.config import (
     Fraction,
     HiddenSizes,
@@ -81,14 +81,9 @@ class PPOAlgorithm(Algorithm[PPOConfig]):
     def __init__(self, config: PPOConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         self.policy = ActorCritic(
-            spaces,
-            config.hidden_sizes,
-            activation=config.activation,
-            normalize_obs=config.normalize_obs,
-            log_std_init=config.log_std_init,
-            generator=self.generator,
+            spaces, self.layers, normalize_obs=config.normalize_obs, log_std_init=config.log_std_init
         ).to(self.device)
-        self.optimizer = Adam(self.policy.parameters(), eps=config.adam_eps)
+        self.optimizer = Adam(self.policy.parameters(), config.learning_rate, eps=config.adam_eps)
         self.reward_normalizer = RewardNormalizer(resources.num_envs, config.gamma).to(self.device)
         self._clip = torch.zeros((), device=self.device)
         self._step = compiled(self._minibatch_step, resources.compile)
@@ -106,7 +101,7 @@ class PPOAlgorithm(Algorithm[PPOConfig]):
     def update(self, batch: Transitions) -> UpdateResult:
         """Go over the rollout [T, N] several times in shuffled minibatches."""
         config = self.config
-        self.optimizer.set_learning_rate(value_at(config.learning_rate, self.progress))
+        self.optimizer.follow_schedule(self.progress)
         self._clip.fill_(value_at(config.clip_coef, self.progress))
         samples, fit = self._prepare(batch)
         size = len(samples[0])
@@ -127,14 +122,6 @@ class PPOAlgorithm(Algorithm[PPOConfig]):
         means = torch.stack(steps).mean(0)
         metrics = dict(zip(STEP_METRICS, means, strict=True)) | {"explained_variance": fit}
         return UpdateResult(metrics, gradient_steps=len(steps))
-
-    def parts(self) -> dict[str, Stateful]:
-        """The policy with its normalizer, the optimizer and the reward statistics."""
-        return {
-            "policy": self.policy,
-            "optimizer": self.optimizer,
-            "reward_normalizer": self.reward_normalizer,
-        }
 
     @torch.no_grad()
     def _prepare(self, batch: Transitions) -> tuple[list[Tensor], Tensor]:

@@ -25,8 +25,8 @@ class AlgorithmAPI:
 
     algo: ClassVar[str]
 
-    def __init_subclass__(cls, *, algo: str) -> None:
-        cls.algo = algo
+    def __init_subclass__(cls, *, algo: str | None = None) -> None:
+        cls.algo = algo or cls.algo
 
     def __init__(self, config: TrainConfig) -> None:
         if config.algo != self.algo:

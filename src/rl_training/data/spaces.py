@@ -7,7 +7,7 @@ space is bounded, discrete actions count from 0. Environment space is what `env.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -109,10 +109,6 @@ class Spaces:
 
     obs: ObsSpec
     action: ActionSpec
-
-    def encoded(self) -> Spaces:
-        """The same, once an encoder has turned each observation into a flat vector of floats."""
-        return replace(self, obs=ObsSpec((self.obs.num_features,), "float32"))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to act later without the environment."""

@@ -1,10 +1,11 @@
-"""The policy and value network of the on-policy algorithms, with one head for each kind of action."""
+"""The policy and value network of the on-policy algorithms, with one head for each kind of action.
+
+A head reads the policy's raw outputs [B, num_outputs] as a distribution over model actions.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,24 +13,9 @@ from torch import Tensor, nn
 
 from rl_training.data.spaces import ActionKind, ActionSpec, Spaces
 from rl_training.models.encoders import ObsEncoder
-from rl_training.models.mlp import Activation, EnsembleMLP
+from rl_training.models.mlp import EnsembleMLP, Layers
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-
-
-class PolicyHead(Protocol):
-    """Reads the policy's raw outputs [B, num_outputs] as a distribution over model actions."""
-
-    num_outputs: int
-
-    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw an action."""
-
-    def mode(self, outputs: Tensor) -> Tensor:
-        """The most likely action."""
-
-    def log_prob_and_entropy(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of `actions` and entropy, each [B]."""
 
 
 class CategoricalHead(nn.Module):
@@ -92,16 +78,7 @@ class GaussianHead(nn.Module):
 class ActorCritic(nn.Module):
     """Policy and value function: two perceptrons of one shape, evaluated as a pair."""
 
-    def __init__(
-        self,
-        spaces: Spaces,
-        hidden_sizes: Sequence[int],
-        *,
-        activation: Activation,
-        normalize_obs: bool,
-        log_std_init: float,
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, spaces: Spaces, layers: Layers, *, normalize_obs: bool, log_std_init: float) -> None:
         super().__init__()
         self.encoder = ObsEncoder(spaces.obs, normalize=normalize_obs)
         self.head: CategoricalHead | GaussianHead
@@ -110,16 +87,8 @@ class ActorCritic(nn.Module):
         else:
             self.head = CategoricalHead(spaces.action)
         # Member 0 is the policy and member 1 the value, of which only the first output is read.
-        self.networks = EnsembleMLP(
-            2,
-            self.encoder.num_features,
-            hidden_sizes,
-            self.head.num_outputs,
-            activation=activation,
-            generator=generator,
-            init="orthogonal",
-            output_gains=(0.01, 1.0),
-        )
+        num_inputs, num_outputs = self.encoder.num_features, self.head.num_outputs
+        self.networks = EnsembleMLP(2, num_inputs, num_outputs, layers, output_gains=(0.01, 1.0))
         with torch.no_grad():  # where the last layer is wider than it is deep, its columns are not yet of gain 1
             value_output = self.networks.weights[-1][1, :, 0]
             value_output /= value_output.norm()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
@@ -12,11 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Activation = Literal["relu", "tanh"]
-Initialization = Literal["uniform", "orthogonal"]
 
 # In place: a layer's sums are not needed again, and to fetch fresh memory can take longer than to fill it.
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh": torch.tanh_}
-
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -24,6 +23,19 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 def frozen_copy(module: ModuleT) -> ModuleT:
     """A copy that no gradient reaches: what a target network begins as."""
     return deepcopy(module).requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What the networks of an algorithm have in common: their hidden layers, and who draws their first weights."""
+
+    hidden_sizes: Sequence[int]
+    activation: Activation
+    generator: torch.Generator
+
+    def mlp(self, num_inputs: int, num_outputs: int) -> MLP:
+        """One perceptron with these layers."""
+        return MLP(num_inputs, self.hidden_sizes, num_outputs, activation=self.activation, generator=self.generator)
 
 
 class _Perceptron(nn.Module):
@@ -60,37 +72,33 @@ class _Perceptron(nn.Module):
 class EnsembleMLP(_Perceptron):
     """E perceptrons evaluated together: [B, in] or [E, B, in] becomes [E, B, out].
 
-    `uniform` draws weights and biases from U(-1/sqrt(in), 1/sqrt(in)); `orthogonal` draws orthogonal weights of
-    gain sqrt(2) with zero biases, and the last layer of member e with gain `output_gains[e]`.
+    Weights and biases are drawn from U(-1/sqrt(in), 1/sqrt(in)). Where there are `output_gains`, biases are zero and
+    weights orthogonal, of gain sqrt(2), and those of the last layer of member e of gain `output_gains[e]`.
     """
 
     def __init__(
         self,
         num_members: int,
         num_inputs: int,
-        hidden_sizes: Sequence[int],
         num_outputs: int,
-        *,
-        activation: Activation,
-        generator: torch.Generator,
-        init: Initialization = "uniform",
+        layers: Layers,
         output_gains: Sequence[float] = (),
     ) -> None:
-        super().__init__(activation)
+        super().__init__(layers.activation)
         self.num_members = num_members
-        sizes = [num_inputs, *hidden_sizes, num_outputs]
+        sizes = [num_inputs, *layers.hidden_sizes, num_outputs]
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             weight = torch.empty(num_members, fan_in, fan_out)
             bias = torch.zeros(num_members, 1, fan_out)
             is_last = layer == len(sizes) - 2
             for member in range(num_members):
-                if init == "orthogonal":
+                if output_gains:
                     gain = output_gains[member] if is_last else 2**0.5
-                    nn.init.orthogonal_(weight[member], gain, generator=generator)
+                    nn.init.orthogonal_(weight[member], gain, generator=layers.generator)
                 else:
                     bound = fan_in**-0.5
-                    nn.init.uniform_(weight[member], -bound, bound, generator=generator)
-                    nn.init.uniform_(bias[member], -bound, bound, generator=generator)
+                    nn.init.uniform_(weight[member], -bound, bound, generator=layers.generator)
+                    nn.init.uniform_(bias[member], -bound, bound, generator=layers.generator)
             self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +119,7 @@ class EnsembleMLP(_Perceptron):
 
 
 class MLP(_Perceptron):
-    """One perceptron: [B, in] becomes [B, out]; initialized like the ensemble's `uniform`."""
+    """One perceptron: [B, in] becomes [B, out]; initialized like a member of the ensemble."""
 
     def __init__(
         self,

@@ -1,38 +1,31 @@
-"""Policies that can imitate: each acts, and says how far it is from given actions."""
+"""Policies: what each perceptron's outputs mean as actions, and how far they are from given ones."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.models.actor_critic import HALF_LOG_TWO_PI, CategoricalHead
-from rl_training.models.encoders import ObsEncoder
-from rl_training.models.mlp import MLP, Activation
+from rl_training.models.mlp import Layers
 
 PolicyKind = Literal["deterministic", "gaussian"]
-LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 
 
-class ImitationPolicy(nn.Module, ABC):
-    """A perceptron whose outputs mean actions."""
+class Policy(nn.Module, ABC):
+    """A perceptron whose outputs mean actions. Observations come as flat vectors."""
 
-    def __init__(
-        self, spaces: Spaces, hidden_sizes: Sequence[int], *, activation: Activation, generator: torch.Generator
-    ) -> None:
+    outputs_per_component = 1
+
+    def __init__(self, spaces: Spaces, layers: Layers) -> None:
         super().__init__()
-        self.encoder = ObsEncoder(spaces.obs)
-        self.network = MLP(
-            self.encoder.num_features,
-            hidden_sizes,
-            sum(spaces.action.choices) or spaces.action.num_components,
-            activation=activation,
-            generator=generator,
-        )
+        num_outputs = sum(spaces.action.choices) or spaces.action.num_components
+        self.network = layers.mlp(spaces.obs.num_features, self.outputs_per_component * num_outputs)
 
     @abstractmethod
     def mode(self, obs: Tensor) -> Tensor:
@@ -42,17 +35,46 @@ class ImitationPolicy(nn.Module, ABC):
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """Draw an action, where the policy is random."""
 
-    @abstractmethod
-    def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """How far each of the given actions is from the policy, [B]."""
-
     def act(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw with the generator, or without one take the best action."""
         return self.mode(obs) if generator is None else self.sample(obs, generator)
 
-    def _outputs(self, obs: Tensor) -> Tensor:
-        outputs: Tensor = self.network(self.encoder(obs))
-        return outputs
+
+class SquashedGaussianPolicy(Policy):
+    """A Gaussian whose mean and deviation depend on the observation, squashed into [-1, 1] by tanh."""
+
+    outputs_per_component = 2
+
+    def forward(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [B, A] made from standard normal `noise`, and their log-probabilities [B]."""
+        mean, log_std = self._gaussian(obs)
+        before_tanh = mean + log_std.exp() * noise
+        log_prob = -0.5 * noise.square() - log_std - HALF_LOG_TWO_PI
+        # SAC appendix C, eq. 21, in the form log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which cannot overflow.
+        log_prob = log_prob - 2.0 * (math.log(2.0) - before_tanh - F.softplus(-2.0 * before_tanh))
+        return before_tanh.tanh(), log_prob.sum(-1)
+
+    def mode(self, obs: Tensor) -> Tensor:
+        """The squashed mean, [B, A]."""
+        return self._gaussian(obs)[0].tanh()
+
+    def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw, then squash."""
+        mean, log_std = self._gaussian(obs)
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        return (mean + log_std.exp() * noise).tanh()
+
+    def _gaussian(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.network(obs).chunk(2, -1)
+        return mean, log_std.clamp(-20.0, 2.0)
+
+
+class ImitationPolicy(Policy):
+    """A policy that can learn given actions."""
+
+    @abstractmethod
+    def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """How far each of the given actions is from the policy, [B]."""
 
 
 class DeterministicPolicy(ImitationPolicy):
@@ -60,7 +82,8 @@ class DeterministicPolicy(ImitationPolicy):
 
     def mode(self, obs: Tensor) -> Tensor:
         """The action, [B, A]."""
-        return self._outputs(obs).tanh()
+        outputs: Tensor = self.network(obs)
+        return outputs.tanh()
 
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """The same action."""
@@ -71,22 +94,16 @@ class DeterministicPolicy(ImitationPolicy):
         return (self.mode(obs) - actions).square().mean(-1)
 
 
-class TanhMeanGaussianPolicy(ImitationPolicy):
+class TanhMeanGaussianPolicy(DeterministicPolicy):
     """A Gaussian whose mean is squashed into [-1, 1], and whose deviation is the same for every observation.
 
     Only the mean is squashed: were the draw itself, then an action at a bound, of which data is full, would have an
     infinite preimage, and its log-density neither a value nor a gradient to learn from. Draws are clipped instead.
     """
 
-    def __init__(
-        self, spaces: Spaces, hidden_sizes: Sequence[int], *, activation: Activation, generator: torch.Generator
-    ) -> None:
-        super().__init__(spaces, hidden_sizes, activation=activation, generator=generator)
+    def __init__(self, spaces: Spaces, layers: Layers) -> None:
+        super().__init__(spaces, layers)
         self.log_std = nn.Parameter(torch.zeros(spaces.action.num_components))
-
-    def mode(self, obs: Tensor) -> Tensor:
-        """The mean, [B, A]."""
-        return self._outputs(obs).tanh()
 
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """Draw, within the bounds."""
@@ -108,40 +125,31 @@ class TanhMeanGaussianPolicy(ImitationPolicy):
         return (0.5 * scaled.square() + log_std + HALF_LOG_TWO_PI).sum(-1)
 
     def _log_std(self) -> Tensor:
-        return self.log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        return self.log_std.clamp(-5.0, 2.0)
 
 
 class CategoricalPolicy(ImitationPolicy):
     """One categorical distribution for each discrete component of the action."""
 
-    def __init__(
-        self, spaces: Spaces, hidden_sizes: Sequence[int], *, activation: Activation, generator: torch.Generator
-    ) -> None:
-        super().__init__(spaces, hidden_sizes, activation=activation, generator=generator)
+    def __init__(self, spaces: Spaces, layers: Layers) -> None:
+        super().__init__(spaces, layers)
         self.head = CategoricalHead(spaces.action)
 
     def mode(self, obs: Tensor) -> Tensor:
         """The most likely action."""
-        return self.head.mode(self._outputs(obs))
+        return self.head.mode(self.network(obs))
 
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """Draw by the probabilities."""
-        return self.head.sample(self._outputs(obs), generator)
+        return self.head.sample(self.network(obs), generator)
 
     def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
         """The cross entropy."""
-        return -self.head.log_prob_and_entropy(self._outputs(obs), actions)[0]
+        return -self.head.log_prob_and_entropy(self.network(obs), actions)[0]
 
 
-def make_imitation_policy(
-    kind: PolicyKind,
-    spaces: Spaces,
-    hidden_sizes: Sequence[int],
-    *,
-    activation: Activation,
-    generator: torch.Generator,
-) -> ImitationPolicy:
+def make_imitation_policy(kind: PolicyKind, spaces: Spaces, layers: Layers) -> ImitationPolicy:
     """The policy of that kind for Box actions, a categorical one for discrete actions."""
-    classes = {"deterministic": DeterministicPolicy, "gaussian": TanhMeanGaussianPolicy}
-    policy = classes[kind] if spaces.action.kind is ActionKind.CONTINUOUS else CategoricalPolicy
-    return policy(spaces, hidden_sizes, activation=activation, generator=generator)
+    if spaces.action.kind is not ActionKind.CONTINUOUS:
+        return CategoricalPolicy(spaces, layers)
+    return (DeterministicPolicy if kind == "deterministic" else TanhMeanGaussianPolicy)(spaces, layers)

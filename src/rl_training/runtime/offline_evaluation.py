@@ -15,10 +15,9 @@ from rl_training.algorithms.returns import ensemble_mse, polyak
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.errors import DatasetError
-from rl_training.models.continuous import EnsembleCritic
+from rl_training.models.critics import EnsembleCritic, QNetwork
 from rl_training.models.encoders import ObsEncoder
-from rl_training.models.mlp import frozen_copy
-from rl_training.models.q_network import QNetwork
+from rl_training.models.mlp import Layers, frozen_copy
 
 HELD_OUT = 0.2
 BOOTSTRAP_SAMPLES = 1000
@@ -54,12 +53,9 @@ class _Values(nn.Module):
         self._is_discrete = spaces.action.kind is ActionKind.DISCRETE
         self.encoder = ObsEncoder(spaces.obs, normalize=spaces.obs.num_categories is None)
         self.encoder.update_statistics(obs)
-        options: dict[str, Any] = {"activation": "relu", "generator": generator}
-        inputs = spaces.encoded()
+        layers = Layers((256, 256), "relu", generator)
         self.network: nn.Module = (
-            QNetwork(inputs, (256, 256), dueling=False, **options)
-            if self._is_discrete
-            else EnsembleCritic(inputs, (256, 256), num_members=1, **options)
+            QNetwork(spaces, layers) if self._is_discrete else EnsembleCritic(spaces, layers, num_members=1)
         )
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:

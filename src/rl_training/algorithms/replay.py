@@ -1,0 +1,88 @@
+"""What update rules that learn from single transitions share: one gradient step, as a whole, for each batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, ConfigT, Resources, UpdateResult
+from rl_training.algorithms.config import OfflineConfig
+from rl_training.algorithms.optim import compiled
+from rl_training.data.spaces import Spaces
+from rl_training.data.transitions import Transitions
+from rl_training.models.encoders import ObsEncoder, flatten
+from rl_training.models.policies import Policy
+
+Metrics = dict[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """What a gradient step reads. Observations are flat vectors [B, features], all else is [B, ...]."""
+
+    obs: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_obs: Tensor
+    discounts: Tensor
+    """How much the value of `next_obs` counts: 0 where the episode terminated."""
+
+    def targets(self, next_values: Tensor) -> Tensor:
+        """What the actions turned out to be worth, given the values of the states they led to."""
+        return self.rewards + self.discounts * next_values
+
+
+class ReplayAlgorithm(Algorithm[ConfigT]):
+    """Takes one gradient step for each batch, be it replayed or of a data set."""
+
+    actor: Policy
+    """What acts, unless `act` is written anew."""
+    draws_per_step = 0
+    """How many standard normal draws of the actions' shape a step reads."""
+
+    def __init__(self, config: ConfigT, spaces: Spaces, resources: Resources) -> None:
+        super().__init__(config, spaces, resources)
+        self.encoder: Callable[[Tensor], Tensor] = partial(flatten, spec=spaces.obs)
+        if isinstance(config, OfflineConfig):  # there is a data set to learn a scale from
+            self.encoder = ObsEncoder(spaces.obs, normalize=config.normalize_obs).to(self.device)
+        self._step: Callable[..., tuple[tuple[str, ...], Tensor]] = compiled(self._whole_step, resources.compile)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        """Draw from the policy where it is random, or take its best action."""
+        return self.actor.act(self.encoder(obs), self.generator if explore else None)
+
+    def fit_observations(self, obs: Tensor) -> None:
+        """Learn the scale of the data's observations."""
+        if isinstance(self.encoder, ObsEncoder):
+            self.encoder.update_statistics(obs)
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        """Take one gradient step, at the learning rates of this point of the run."""
+        for optimizer in self.optimizers:
+            optimizer.follow_schedule(self.progress)
+        discounts, drawn = batch.bootstrap(self.config.gamma), self.step_arguments(batch.actions)
+        names, values = self._step(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, *drawn)
+        return UpdateResult(dict(zip(names, values.unbind(), strict=True)))
+
+    def step_arguments(self, actions: Tensor) -> tuple[Any, ...]:
+        """What a step reads besides its batch: random numbers and choices, made outside of the compiled graph."""
+        return tuple(torch.empty_like(actions).normal_(generator=self.generator) for _ in range(self.draws_per_step))
+
+    @abstractmethod
+    def gradient_step(self, batch: Batch, *args: Any, **kwargs: Any) -> Metrics:
+        """Move every network, by functions of tensors alone; `step_arguments` follow the batch.
+
+        The metrics stand in the order in which a mistake would spread.
+        """
+
+    def _whole_step(
+        self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, discounts: Tensor, *drawn: Any
+    ) -> tuple[tuple[str, ...], Tensor]:
+        batch = Batch(self.encoder(obs), actions, rewards, self.encoder(next_obs), discounts)
+        metrics = self.gradient_step(batch, *drawn)
+        return tuple(metrics), torch.stack(list(metrics.values())).detach()
