@@ -122,7 +122,7 @@ def norm(gradients):
 def test_losses_away_from_the_old_policy_equal_numpy(space):
     algorithm = shake(make(space, ent_coef=0.3, vf_coef=0.7))
     batch = make_rollout(space, num_steps=20)
-    samples, _ = algorithm._prepare(batch)
+    samples, _ = algorithm.prepare(batch)
     samples[2] += 0.4 * torch.randn(40, generator=torch.Generator().manual_seed(3))
     params, as_arrays = arrays(algorithm.policy), [field.numpy() for field in samples]
     expected = losses(space, params, as_arrays, algorithm.config)
@@ -177,7 +177,7 @@ def test_advantages_at_a_truncation_use_the_value_of_the_true_final_observation(
         terminated=torch.zeros(3, 1, dtype=torch.bool),
         truncated=torch.tensor([[False], [True], [False]]),
     )
-    samples, _ = algorithm._prepare(batch)
+    samples, _ = algorithm.prepare(batch)
     # A_2 = 3 + 0.5 * 8 - 6 = 1; A_1 = 2 + 0.5 * 10 - 2 = 5 (10 is the final observation, 6 the next episode's first);
     # A_0 = (1 + 0.5 * 2 - 1) + 0.25 * 5 = 2.25; each return is the advantage plus the value.
     assert samples[3].tolist() == [2.25, 5.0, 1.0]
@@ -253,7 +253,7 @@ def test_rewards_are_scaled_by_the_deviation_of_the_running_return_over_two_roll
             running = 0.9 * running + reward
             returns.extend(running)
             running = np.where(done, 0.0, running)
-        samples, _ = algorithm._prepare(rollout)
+        samples, _ = algorithm.prepare(rollout)
         expected = np.clip(rewards / np.std(returns), -10, 10)
         assert expected.max() == 10.0
         np.testing.assert_allclose(samples[3].view(200, 2), expected, atol=1e-5)
