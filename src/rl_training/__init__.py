@@ -13,23 +13,12 @@ __version__ = "0.1.0"
 
 __all__ = ["AWAC", "BC", "CQL", "DQN", "IQL", "PPO", "SAC", "TD3BC", "TrainConfig", "__version__"]
 
-_HOMES = {
-    "TrainConfig": "rl_training.experiment.config",
-    "PPO": "rl_training.api.algorithms",
-    "DQN": "rl_training.api.algorithms",
-    "SAC": "rl_training.api.algorithms",
-    "CQL": "rl_training.api.algorithms",
-    "AWAC": "rl_training.api.algorithms",
-    "IQL": "rl_training.api.algorithms",
-    "TD3BC": "rl_training.api.algorithms",
-    "BC": "rl_training.api.algorithms",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = "experiment.config" if name == "TrainConfig" else "api.algorithms"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:
