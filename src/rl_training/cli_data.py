@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_training.cli_options import AsJson, Plugins, show
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_training.data.offline_dataset import TransitionDataset
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 Out = Annotated[Path | None, typer.Option("--out", help="The .npz file to write.")]
 Minari = Annotated[str | None, typer.Option("--minari", help="A new Minari data set to write instead: name-v0.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the environment, the actions and the choice.")]
-Plugins = Annotated[list[str] | None, typer.Option("--plugin", help="Module or file.py to import first.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.callback()
@@ -46,7 +45,6 @@ def collect(
         raise ConfigError("say who acts: either --checkpoint RUN or --env ENV_ID (random actions)")
     if env is not None and (epsilon or noise):
         raise ConfigError("--epsilon and --noise disturb an agent: with --env all actions are random already")
-    _import_plugins(plugin)
     from rl_training.runtime.recording import record_random_actions
     from rl_training.runtime.workflows import record_checkpoint
 
@@ -63,12 +61,9 @@ def collect(
         print(f"file={save_transition_dataset(out, dataset)}")
     else:
         from rl_training.data.minari_datasets import write_minari
-        from rl_training.envs.factory import make_env
 
         assert minari is not None
-        example = make_env(env)
-        write_minari(minari, dataset, example.observation_space, example.action_space)
-        example.close()
+        write_minari(minari, dataset, *_spaces_of(env))
         print(f"minari={minari}")
     _print_returns(dataset)
 
@@ -100,21 +95,14 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Examine a data set: what is wrong with it, what to do about it, and which algorithm fits. Errors exit 1."""
-    _import_plugins(plugin)
     from rl_training.data.dataset_checks import Level, check_dataset
     from rl_training.data.spaces import describe_spaces
     from rl_training.experiment.dataset_report import render_report
 
-    spaces = None
-    if env is not None:
-        from rl_training.envs.factory import make_env
-
-        example = make_env(env)
-        spaces = describe_spaces(example.observation_space, example.action_space)
-        example.close()
+    spaces = describe_spaces(*_spaces_of(env)) if env is not None else None
     report = check_dataset(load_source(source), spaces)
     if as_json:
-        print(json.dumps(report.to_dict()))
+        show(report.to_dict(), [], as_json)
     else:
         from rich.console import Console
 
@@ -133,6 +121,13 @@ def load_source(source: str) -> TransitionDataset:
     return load_transition_dataset("minari", dataset_id=source)
 
 
+def _spaces_of(env_id: str) -> tuple[Any, Any]:
+    from rl_training.envs.factory import make_env
+
+    with contextlib.closing(make_env(env_id)) as env:
+        return env.observation_space, env.action_space
+
+
 def _print_returns(dataset: TransitionDataset) -> None:
     returns: Any = dataset.episode_returns()
     print(f"transitions={len(dataset)} episodes={len(returns)} return_mean={returns.mean():.2f}")
@@ -144,11 +139,3 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _import_plugins(plugins: list[str] | None) -> None:
-    if plugins:
-        from rl_training.envs.factory import load_code
-
-        for plugin in plugins:
-            load_code(plugin)

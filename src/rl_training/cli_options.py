@@ -1,0 +1,108 @@
+"""What the commands share: their options, and how these become a configuration. Imports here stay light."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import ResolvedConfig
+
+WORDS_HELP = "ALGO, ENV_ID and any number of key=value settings (algo_kwargs.learning_rate=1e-3 seed=3)."
+FLAGS = ("output_dir", "total_timesteps", "num_envs", "eval_episodes", "seed", "device")
+"""The options that set the key of a configuration that has their name."""
+
+
+def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:
+    if plugins:
+        from rl_training.envs.factory import load_code
+
+        for plugin in plugins:
+            load_code(plugin)
+    return plugins or []
+
+
+Words = Annotated[list[str] | None, typer.Argument(help=WORDS_HELP, metavar="[ALGO ENV_ID] [KEY=VALUE]...")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
+OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="Folder that holds the run folders.")]
+TotalTimesteps = Annotated[int | None, typer.Option("--total-timesteps", help="Environment steps in all.")]
+NumEnvs = Annotated[int | None, typer.Option("--num-envs", help="Environments stepped together.")]
+EvalEpisodes = Annotated[int | None, typer.Option("--eval-episodes", help="Episodes of one evaluation.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random number.")]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
+CheckpointPath = Annotated[Path, typer.Option("--checkpoint", help="A run folder or a checkpoint in it.")]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        callback=_import_plugins,
+        help="Module or file.py to import first, to register algorithms or environments.",
+    ),
+]
+
+
+def say(text: str) -> None:
+    """Tell the person, where it does not mix with the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(value: Any, lines: Iterable[str], as_json: bool) -> None:
+    """Print a result as one JSON object, or as lines."""
+    print(json.dumps(value) if as_json else "\n".join(lines))
+
+
+def resolve(options: Mapping[str, Any]) -> ResolvedConfig:
+    """Merge defaults < preset < file < command line. A pair ALGO ENV_ID picks its preset."""
+    from rl_training.errors import ConfigError
+    from rl_training.experiment.config import load_config_file, parse_overrides, resolve_config
+    from rl_training.experiment.presets import find_preset
+    from rl_training.experiment.registry import get_algorithm_spec, learns_offline
+
+    words, file = options.get("words") or [], options.get("config")
+    flags = {name: options[name] for name in FLAGS if options.get(name) is not None}
+    overrides = parse_overrides([word for word in words if "=" in word])
+    plain_words = [word for word in words if "=" not in word]
+    if len(plain_words) > 2:
+        raise ConfigError(f"expected ALGO ENV_ID and key=value settings, not {' '.join(words)!r}")
+    names = dict(zip(("algo", "env_id"), plain_words, strict=False))
+    twice = overrides.keys() & (names.keys() | flags.keys())
+    if twice:
+        raise ConfigError(f"'{min(twice)}' is given twice on the command line")
+    given = {**names, **flags, **overrides}
+    if file is None and not ("algo" in given and ("env_id" in given or learns_offline(str(given["algo"])))):
+        raise ConfigError("say what to train: ALGO ENV_ID (train ppo CartPole-v1) or --config FILE")
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if len(names) == 2:
+        preset = find_preset(get_algorithm_spec(names["algo"]).name, names["env_id"])
+        if preset is not None:
+            layers.append((f"preset {preset.parent.name}/{preset.name}", load_config_file(preset)))
+            say(f"using preset {preset.parent.name}/{preset.name}")
+    if file is not None:
+        layers.append((f"file {Path(file)}", load_config_file(Path(file))))
+    return resolve_config([*layers, ("command line", given)])
+
+
+def configuration_rows(resolved: ResolvedConfig) -> list[tuple[str, Any, str]]:
+    """Every key with its value and its source, the algorithm's own defaults included."""
+    from rl_training.envs.factory import split_env_kwargs
+    from rl_training.experiment.registry import get_algorithm_spec
+    from rl_training.runtime.run_utils import serialize_train_config
+
+    config = resolved.config
+    split_env_kwargs(config.env_kwargs)  # raises if they are wrong
+    values = serialize_train_config(config)
+    values["algo_kwargs"] = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
+    rows = []
+    for key, value in values.items():
+        nested = value.items() if key in ("algo_kwargs", "env_kwargs") else [("", value)]
+        for name, item in nested:
+            path = f"{key}.{name}" if name else key
+            source = next((s for known, s in resolved.sources.items() if f"{known}.".startswith(f"{path}.")), "default")
+            rows.append((path, item, source))
+    return rows
