@@ -52,67 +52,21 @@ class AlgorithmSpec:
         return parse_config(self.config_class(), algo_kwargs, self.name)
 
 
-_SPECS: dict[str, AlgorithmSpec] = {
-    spec.name: spec
-    for spec in (
-        AlgorithmSpec(
-            "ppo",
-            "proximal policy optimization; Discrete, MultiDiscrete and Box actions",
-            "rl_training.algorithms.ppo:PPOAlgorithm",
-            "rl_training.algorithms.ppo:PPOConfig",
-            Loop.ON_POLICY,
-        ),
-        AlgorithmSpec(
-            "dqn",
-            "deep Q-learning with double, dueling and n-step options; Discrete actions",
-            "rl_training.algorithms.dqn:DQNAlgorithm",
-            "rl_training.algorithms.dqn:DQNConfig",
-            Loop.OFF_POLICY,
-        ),
-        AlgorithmSpec(
-            "sac",
-            "soft actor-critic with a learned temperature; bounded Box actions",
-            "rl_training.algorithms.sac:SACAlgorithm",
-            "rl_training.algorithms.sac:SACConfig",
-            Loop.OFF_POLICY,
-        ),
-        AlgorithmSpec(
-            "bc",
-            "behaviour cloning; bounded Box and Discrete actions",
-            "rl_training.algorithms.bc:BCAlgorithm",
-            "rl_training.algorithms.bc:BCConfig",
-            Loop.OFFLINE,
-        ),
-        AlgorithmSpec(
-            "td3_bc",
-            "TD3 with behaviour cloning; bounded Box actions",
-            "rl_training.algorithms.td3_bc:TD3BCAlgorithm",
-            "rl_training.algorithms.td3_bc:TD3BCConfig",
-            Loop.OFFLINE,
-        ),
-        AlgorithmSpec(
-            "iql",
-            "implicit Q-learning; bounded Box actions",
-            "rl_training.algorithms.iql:IQLAlgorithm",
-            "rl_training.algorithms.iql:IQLConfig",
-            Loop.OFFLINE,
-        ),
-        AlgorithmSpec(
-            "awac",
-            "advantage-weighted actor-critic; bounded Box actions",
-            "rl_training.algorithms.awac:AWACAlgorithm",
-            "rl_training.algorithms.awac:AWACConfig",
-            Loop.OFFLINE,
-        ),
-        AlgorithmSpec(
-            "cql",
-            "conservative Q-learning; bounded Box and Discrete actions",
-            "rl_training.algorithms.cql:CQLAlgorithm",
-            "rl_training.algorithms.cql:CQLConfig",
-            Loop.OFFLINE,
-        ),
-    )
-}
+_BUILT_IN = (
+    ("ppo", "PPO", Loop.ON_POLICY, "proximal policy optimization; Discrete, MultiDiscrete and Box actions"),
+    ("dqn", "DQN", Loop.OFF_POLICY, "deep Q-learning with double, dueling and n-step options; Discrete actions"),
+    ("sac", "SAC", Loop.OFF_POLICY, "soft actor-critic with a learned temperature; bounded Box actions"),
+    ("bc", "BC", Loop.OFFLINE, "behaviour cloning; bounded Box and Discrete actions"),
+    ("td3_bc", "TD3BC", Loop.OFFLINE, "TD3 with behaviour cloning; bounded Box actions"),
+    ("iql", "IQL", Loop.OFFLINE, "implicit Q-learning; bounded Box actions"),
+    ("awac", "AWAC", Loop.OFFLINE, "advantage-weighted actor-critic; bounded Box actions"),
+    ("cql", "CQL", Loop.OFFLINE, "conservative Q-learning; bounded Box and Discrete actions"),
+)
+"""Name, which is also the module's; what its classes' names begin with; loop; summary."""
+_SPECS: dict[str, AlgorithmSpec] = {}
+for _name, _stem, _loop, _summary in _BUILT_IN:
+    _home = f"rl_training.algorithms.{_name}:{_stem}"
+    _SPECS[_name] = AlgorithmSpec(_name, _summary, f"{_home}Algorithm", f"{_home}Config", _loop)
 
 
 def get_algorithm_spec(name: str) -> AlgorithmSpec:
