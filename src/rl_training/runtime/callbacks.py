@@ -35,36 +35,27 @@ class Callback:
         """Restore what `state_dict` returned."""
 
 
+def _to_each(event: str) -> Any:
+    """A method that passes an event on to each callback."""
+
+    def pass_on(self: CallbackList, *values: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(*values)
+
+    return pass_on
+
+
 class CallbackList(Callback):
     """Passes every event to each callback in order; an exception in one ends the run."""
 
     def __init__(self, callbacks: Sequence[Callback] | None = None) -> None:
         self.callbacks = list(callbacks or [])
 
-    def on_train_start(self, trainer: TrainerState) -> None:
-        """Pass it on."""
-        for callback in self.callbacks:
-            callback.on_train_start(trainer)
-
-    def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
-        """Pass it on."""
-        for callback in self.callbacks:
-            callback.on_collect_end(trainer, result)
-
-    def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
-        """Pass it on."""
-        for callback in self.callbacks:
-            callback.on_update_end(trainer, result)
-
-    def on_eval_end(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
-        """Pass it on."""
-        for callback in self.callbacks:
-            callback.on_eval_end(trainer, metrics)
-
-    def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
-        """Pass it on."""
-        for callback in self.callbacks:
-            callback.on_train_end(trainer, result)
+    on_train_start = _to_each("on_train_start")
+    on_collect_end = _to_each("on_collect_end")
+    on_update_end = _to_each("on_update_end")
+    on_eval_end = _to_each("on_eval_end")
+    on_train_end = _to_each("on_train_end")
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the callbacks that have one, by place and class name."""
