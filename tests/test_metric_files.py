@@ -12,7 +12,7 @@ from test_cli import contents
 from test_conformance import StopAt
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.logging import PlainView, read_metrics
+from rl_training.experiment.logging import ProgressView, read_metrics
 from rl_training.runtime import training
 from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import resume_training
@@ -55,7 +55,7 @@ def test_a_log_on_a_full_disk_does_not_end_the_run(monkeypatch: pytest.MonkeyPat
         pytest.skip("no /dev/full here")
     with open(os.open("/dev/full", os.O_WRONLY), "w", buffering=1) as full:  # noqa: PTH123
         monkeypatch.setattr("sys.stderr", full)
-        view = PlainView()
+        view = ProgressView()
         view.message("a line")
         view.update(1, 2, {"loss": 1.0})
         monkeypatch.undo()

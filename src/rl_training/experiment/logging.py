@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
 import json
 import math
@@ -29,9 +30,6 @@ class MetricSink(Protocol):
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Take one line; it always holds `global_step`."""
-
-    def close(self) -> None:
-        """No more lines will come."""
 
 
 class MetricAccumulator:
@@ -73,18 +71,13 @@ class MetricAccumulator:
         self._returns.extend(returns)
         self._lengths.extend(lengths)
 
-    def peek(self) -> dict[str, float]:
-        """The means as they stand."""
+    def collect(self) -> dict[str, float]:
+        """The means, after which the updates begin anew."""
         sums = zip(self._names, self._sums.tolist(), strict=True)
         means = {name: total / self._count for name, total in sums if self._count}
         if self._returns:
             means["train_return_mean"] = sum(self._returns) / len(self._returns)
             means["train_length_mean"] = sum(self._lengths) / len(self._lengths)
-        return means
-
-    def collect(self) -> dict[str, float]:
-        """The means, after which the updates begin anew."""
-        means = self.peek()
         self._sums.zero_()
         self._count = 0
         return means
@@ -108,35 +101,22 @@ class MetricAccumulator:
         self._lengths = deque(state["lengths"], maxlen=EPISODE_WINDOW)
 
 
-class JsonlSink:
+class JsonlSink(AppendedFile):
     """`metrics.jsonl`: one object a line, handed to the system line by line."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         """Append to `path`, after cutting it to the lines a resumed run has already taken in."""
         if path.is_file():
             keep_bytes = path.read_bytes()[:keep_bytes].rfind(b"\n") + 1  # whole lines only
-        self._file = AppendedFile(path, keep_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of the file as it stands."""
-        return self._file.num_bytes
+        super().__init__(path, keep_bytes)
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Append a line."""
         plain = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        self._file.append((json.dumps(plain) + "\n").encode())
-
-    def sync(self) -> None:
-        """Wait until every line is on the disk."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self.append((json.dumps(plain) + "\n").encode())
 
 
-class TensorboardSink:
+class TensorboardSink(AppendedFile):
     """Scalars for TensorBoard.
 
     The events are written from here and at once: TensorBoard's own writer does it in a thread, where a full disk is
@@ -144,20 +124,18 @@ class TensorboardSink:
     """
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.event_pb2 import SessionLog
 
         with naming_write(folder):
             folder.mkdir(exist_ok=True)
         # TensorBoard reads the files of a run in the order of their names.
-        self._file = AppendedFile(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}")
-        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        super().__init__(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}")
+        self._append_event(file_version="brain.Event:2")
         if first_step:  # a resumed run hides the points of steps that it takes again
-            start = SessionLog(status=SessionLog.START)
-            self._append(Event(wall_time=time.time(), step=first_step + 1, session_log=start))
+            self._append_event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Add one point to each curve."""
-        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         points = [
@@ -165,97 +143,70 @@ class TensorboardSink:
             for name, value in metrics.items()
             if name != "global_step"
         ]
-        self._append(Event(wall_time=time.time(), step=int(metrics["global_step"]), summary=Summary(value=points)))
+        self._append_event(step=int(metrics["global_step"]), summary=Summary(value=points))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _append(self, event: Any) -> None:
+    def _append_event(self, **values: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         record = io.BytesIO()
-        RecordWriter(record).write(event.SerializeToString())
-        self._file.append(record.getvalue())
+        RecordWriter(record).write(Event(wall_time=time.time(), **values).SerializeToString())
+        self.append(record.getvalue())
 
 
-class ProgressView(Protocol):
-    """What a person watches while a run goes on; it gets the time, and the latest metrics."""
-
-    def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Show where the run is."""
-
-    def message(self, text: str) -> None:
-        """Show a line that stays."""
-
-    def close(self) -> None:
-        """Leave the screen tidy."""
-
-
-class SilentView:
-    """Shows nothing."""
-
-    def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Ignore."""
-
-    def message(self, text: str) -> None:
-        """Ignore."""
-
-    def close(self) -> None:
-        """Nothing to tidy."""
-
-
-class PlainView:
-    """A line whenever there is something new: for files and pipes."""
+class ProgressView:
+    """What a person watches while a run goes on: a line whenever there is something new, for files and pipes."""
 
     def __init__(self, first_step: int = 0) -> None:
-        self._clock = _Clock(first_step)
+        self._first_step = first_step
+        self._start = time.monotonic()
+        self._next_time = 0.0
         self._last: dict[str, float] = {}
-        self._next_line = 0.0
 
     def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Print the state of the run if its metrics have changed, at most once a second."""
-        now = time.monotonic()
-        if dict(metrics) != self._last and (now >= self._next_line or step >= total):
-            self._last = dict(metrics)
-            self._next_line = now + 1.0
-            self.message(f"step {step:,}/{total:,}  {_describe(metrics, self._clock.rate(step), step, total)}")
+        """Show where the run is, not too often."""
+        if time.monotonic() >= self._next_time or step >= total:
+            self._show(step, total, metrics)
 
     def message(self, text: str) -> None:
-        """Print the line; a reader that is gone, or a full disk under a log, is no reason to end a run."""
+        """Print a line that stays; a reader that is gone, or a full disk under a log, is no reason to end a run."""
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing to tidy."""
+        """Leave the screen tidy."""
+
+    def _show(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        if metrics != self._last:
+            self._last = dict(metrics)
+            self._next_time = time.monotonic() + 1.0
+            self.message(f"step {step:,}/{total:,}  {self._describe(step, total, metrics)}")
+
+    def _describe(self, step: int, total: int, metrics: Mapping[str, float]) -> str:
+        loss = next((name for name in LOSS_NAMES if name in metrics), "loss")
+        shown = {"return": ("train_return_mean", ".1f"), "eval": ("eval_return_mean", ".1f"), "loss": (loss, ".2g")}
+        parts = [f"{word} {metrics[name]:{form}}" for word, (name, form) in shown.items() if name in metrics]
+        rate = (step - self._first_step) / max(time.monotonic() - self._start, 1e-9)
+        if rate > 0:
+            left = str(datetime.timedelta(seconds=max(0, round((total - step) / rate)))).removeprefix("0:")
+            parts += [f"{rate:,.0f} steps/s", f"{left} left"]
+        return "  ".join(parts)
 
 
-class LiveView:
+class LiveView(ProgressView):
     """A progress bar that is redrawn in place: for terminals."""
 
     def __init__(self, first_step: int = 0) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._clock = _Clock(first_step)
+        super().__init__(first_step)
         console = Console(stderr=True)
         self._hidden = () if console.width >= 100 else ("eval_return_mean",)
         bar = BarColumn(bar_width=max(6, min(24, console.width - 90)))
         self._progress = Progress(bar, TextColumn("{task.description}"), console=console)
         self._task = self._progress.add_task("starting", total=None)
-        self._next_draw = 0.0
         self._progress.start()
-
-    def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Redraw, at most ten times a second."""
-        now = time.monotonic()
-        if now < self._next_draw and step < total:
-            return
-        self._next_draw = now + 0.1
-        share = min(1.0, step / total)
-        shown = {key: value for key, value in metrics.items() if key not in self._hidden}
-        line = f"{share:4.0%}  step {step:,}  {_describe(shown, self._clock.rate(step), step, total)}"
-        self._progress.update(self._task, completed=step, total=total, description=line)
 
     def message(self, text: str) -> None:
         """Print the line above the bar."""
@@ -265,42 +216,16 @@ class LiveView:
         """Stop redrawing."""
         self._progress.stop()
 
+    def _show(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        self._next_time = time.monotonic() + 0.1
+        shown = {key: value for key, value in metrics.items() if key not in self._hidden}
+        line = f"{min(1.0, step / total):4.0%}  step {step:,}  {self._describe(step, total, shown)}"
+        self._progress.update(self._task, completed=step, total=total, description=line)
+
 
 def make_view(first_step: int = 0) -> ProgressView:
     """A live bar on a terminal, plain lines elsewhere."""
-    return LiveView(first_step) if sys.stderr.isatty() else PlainView(first_step)
-
-
-class _Clock:
-    """Steps per second since the view was opened."""
-
-    def __init__(self, first_step: int) -> None:
-        self._first_step = first_step
-        self._start = time.monotonic()
-
-    def rate(self, step: int) -> float:
-        return (step - self._first_step) / max(time.monotonic() - self._start, 1e-9)
-
-
-def _describe(metrics: Mapping[str, float], rate: float, step: int, total: int) -> str:
-    parts = []
-    if "train_return_mean" in metrics:
-        parts.append(f"return {metrics['train_return_mean']:.1f}")
-    if "eval_return_mean" in metrics:
-        parts.append(f"eval {metrics['eval_return_mean']:.1f}")
-    loss = next((metrics[name] for name in LOSS_NAMES if name in metrics), None)
-    if loss is not None:
-        parts.append(f"loss {loss:.2g}")
-    if rate > 0:
-        parts.append(f"{rate:,.0f} steps/s")
-        parts.append(f"{_clock_time((total - step) / rate)} left")
-    return "  ".join(parts)
-
-
-def _clock_time(seconds: float) -> str:
-    minutes, seconds = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+    return (LiveView if sys.stderr.isatty() else ProgressView)(first_step)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
