@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rl_training.experiment.config import TrainConfig
@@ -11,47 +12,29 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import Trainer, TrainResult
 from rl_training.runtime.training import run_training
-from rl_training.runtime.workflows import ResumePlan, plan_resume, run_plan
+from rl_training.runtime.workflows import plan_resume, run_plan
 
 
 @dataclass(frozen=True)
-class NewRunTrainer:
-    """A run that starts from nothing."""
+class PreparedRun:
+    """A run, new or resumed, whose settings have been checked."""
 
-    config: TrainConfig
-    callbacks: Sequence[Callback] | None = None
-    run_suffix: str | None = None
+    start: Callable[[], TrainResult]
 
     def train(self) -> TrainResult:
         """Run it."""
-        return run_training(self.config, run_suffix=self.run_suffix, callbacks=self.callbacks)
-
-
-@dataclass(frozen=True)
-class ResumedRunTrainer:
-    """A run that goes on."""
-
-    plan: ResumePlan
-    callbacks: Sequence[Callback] | None = None
-
-    def train(self) -> TrainResult:
-        """Run the rest of it."""
-        return run_plan(self.plan, callbacks=self.callbacks)
+        return self.start()
 
 
 class DefaultExperimentManager:
     """Trains any registered algorithm."""
 
     def setup(
-        self,
-        config: TrainConfig,
-        *,
-        callbacks: Sequence[Callback] | None = None,
-        run_suffix: str | None = None,
+        self, config: TrainConfig, *, callbacks: Sequence[Callback] | None = None, run_suffix: str | None = None
     ) -> Trainer:
         """A new run; the algorithm's name and settings are checked now."""
         get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-        return NewRunTrainer(config, callbacks, run_suffix)
+        return PreparedRun(partial(run_training, config, run_suffix=run_suffix, callbacks=callbacks))
 
     def resume(
         self,
@@ -64,9 +47,6 @@ class DefaultExperimentManager:
     ) -> Trainer:
         """A run that goes on from a checkpoint or a run folder, in its own folder unless `output_dir` is given."""
         plan = plan_resume(
-            checkpoint_path,
-            total_timesteps=total_timesteps,
-            output_dir=output_dir,
-            eval_episodes=eval_episodes,
+            checkpoint_path, total_timesteps=total_timesteps, output_dir=output_dir, eval_episodes=eval_episodes
         )
-        return ResumedRunTrainer(plan, callbacks)
+        return PreparedRun(partial(run_plan, plan, callbacks=callbacks))

@@ -176,18 +176,11 @@ def predict(algorithm: Algorithm[Any], obs: npt.ArrayLike, *, deterministic: boo
     return act_on(algorithm, array, deterministic=deterministic)
 
 
-def plan_resume(
-    path: str | Path,
-    *,
-    total_timesteps: int | None = None,
-    output_dir: str | Path | None = None,
-    eval_episodes: int | None = None,
-    device: str | None = None,
-    fall_back: bool = False,
-) -> ResumePlan:
+def plan_resume(path: str | Path, *, fall_back: bool = False, **changes: Any) -> ResumePlan:
     """Read a checkpoint and say how its run would go on: in its own folder, unless `output_dir` is given.
 
-    With `fall_back`, a damaged checkpoint is passed over for the newest one of the run that is whole.
+    `changes` are new values of the configuration; None leaves the run's own. With `fall_back`, a damaged checkpoint
+    is passed over for the newest one of the run that is whole.
     """
     try:
         checkpoint_path = resolve_checkpoint(path)
@@ -199,21 +192,16 @@ def plan_resume(
         state = load_checkpoint(checkpoint_path)
     if state.buffer_state is None:
         raise CheckpointError(f"'{checkpoint_path}' holds a policy only: to go on training, use a run's own checkpoint")
-    changes = {
-        "total_timesteps": total_timesteps,
-        "output_dir": output_dir,
-        "eval_episodes": eval_episodes,
-        "device": device,
-    }
+    changes = {key: value for key, value in changes.items() if value is not None}
     run_dir = _run_folder_of(checkpoint_path)
-    if run_dir is None and output_dir is None:
-        changes["output_dir"] = Path("runs")  # where to write is not for a file to say
-    run = TrainingRun(run_dir) if run_dir is not None and output_dir is None else None
+    run = TrainingRun(run_dir) if run_dir is not None and "output_dir" not in changes else None
     if run is not None:
         run.refuse_links()
-        if run.was_cut_short and total_timesteps is None:
-            changes["total_timesteps"] = run.wanted_timesteps()
-    config = TrainConfig(**state.config).replace(**{k: v for k, v in changes.items() if v is not None})
+        wanted = run.wanted_timesteps() if run.was_cut_short else None
+        changes = {"total_timesteps": wanted, **changes} if wanted is not None else changes
+    elif run_dir is None:
+        changes.setdefault("output_dir", Path("runs"))  # where to write is not for a file to say
+    config = TrainConfig(**state.config).replace(**changes)
     if config.env_id is not None:
         refuse_unknown_code(config.env_id)
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
@@ -242,14 +230,8 @@ def resume_training(
     callbacks: Sequence[Callback] | None = None,
 ) -> TrainResult:
     """Go on training from a checkpoint or a run folder. A run that has no step left is returned as it is."""
-    plan = plan_resume(
-        path,
-        total_timesteps=total_timesteps,
-        output_dir=output_dir,
-        eval_episodes=eval_episodes,
-        device=device,
-        fall_back=fall_back,
-    )
+    changes = {"total_timesteps": total_timesteps, "output_dir": output_dir, "eval_episodes": eval_episodes}
+    plan = plan_resume(path, fall_back=fall_back, device=device, **changes)
     return run_plan(plan, callbacks=callbacks)
 
 
@@ -257,10 +239,6 @@ def run_plan(plan: ResumePlan, *, callbacks: Sequence[Callback] | None = None) -
     """Carry out a resume."""
     if plan.is_finished:
         session = plan.state.trainer_state["session"]
-        metrics = {
-            "global_step": plan.global_step,
-            "gradient_steps": session["update_count"],
-            **session["last_eval"],
-        }
-        return TrainResult(plan.checkpoint_path.parent.parent, plan.checkpoint_path, metrics)
+        counts = {"global_step": plan.global_step, "gradient_steps": session["update_count"]}
+        return TrainResult(plan.checkpoint_path.parent.parent, plan.checkpoint_path, counts | session["last_eval"])
     return run_training(plan.config, checkpoint_state=plan.state, callbacks=callbacks, run=plan.run)
