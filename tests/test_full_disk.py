@@ -16,10 +16,12 @@ import pytest
 from conftest import small_config
 from test_conformance import StopAt, assert_same_end
 
+from rl_training import files
 from rl_training.cli import main
 from rl_training.errors import RLTrainingError
-from rl_training.experiment import checkpointing, files
-from rl_training.experiment.checkpointing import list_checkpoints, resolve_checkpoint, verify_checkpoint
+from rl_training.experiment import checkpointing
+from rl_training.experiment.checkpoint_folder import list_checkpoints
+from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
 from rl_training.experiment.config import dump_yaml
 from rl_training.experiment.logging import JsonlSink, TensorboardSink, read_metrics
 from rl_training.runtime.callbacks import Callback

@@ -20,7 +20,8 @@ from conftest import TESTS, small_config
 from test_conformance import ALGOS, assert_same_end
 
 from rl_training.data import segments
-from rl_training.experiment.checkpointing import list_checkpoints, resolve_checkpoint, verify_checkpoint
+from rl_training.experiment.checkpoint_folder import list_checkpoints
+from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.runtime.callbacks import Callback

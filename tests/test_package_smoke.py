@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "runtime": {"runtime", "experiment", "algorithms", "models", "data", "envs"},
     "api": {"api", "runtime", "experiment", "algorithms", "models", "data", "envs"},
 }
-LEAVES = {"errors", "validation"}
+LEAVES = {"errors", "validation", "files"}
 
 
 def imported_rooms(path: Path) -> set[str]:

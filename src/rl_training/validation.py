@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from rl_training.errors import ConfigError
+from rl_training.errors import CheckpointError, ConfigError
 
 
 class FrozenConfig(BaseModel):
@@ -31,7 +31,24 @@ class FrozenConfig(BaseModel):
     )
 
 
+class Saved(BaseModel):
+    """A part of what a file says of itself: what is named must be there and of this type; more may be there."""
+
+    model_config = ConfigDict(strict=True)
+
+
 ConfigT = TypeVar("ConfigT", bound=FrozenConfig)
+SavedT = TypeVar("SavedT", bound=Saved)
+
+
+def parse_saved(cls: type[SavedT], values: Any, what: str) -> SavedT:
+    """Build `cls` from what a file says, or raise a `CheckpointError` that names the first wrong value's place."""
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{what} is wrong at '{where:.100}': {first['msg']}") from None
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
@@ -53,7 +70,7 @@ def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> C
 
 def config_error(cls: type[FrozenConfig], error: ValidationError, owner: str) -> ConfigError:
     """Say in one line per mistake what is wrong with `owner`'s values."""
-    details = [(_location(cls, detail), detail) for detail in error.errors()]
+    details = [(_location(detail), detail) for detail in error.errors()]
     # Of a union, the member that got furthest into the value knows best; those that got equally far are alternatives.
     furthest = [
         (location, detail)
@@ -67,7 +84,7 @@ def config_error(cls: type[FrozenConfig], error: ValidationError, owner: str) ->
     return ConfigError("\n".join(start + " or ".join(dict.fromkeys(reasons)) for start, reasons in lines.items()))
 
 
-def _location(cls: type[FrozenConfig], detail: Any) -> tuple[Any, ...]:
+def _location(detail: Any) -> tuple[Any, ...]:
     """Where the value stands, in the words users write: Pydantic adds the member of a union that it tried."""
     location = detail["loc"]
     if detail["type"] in ("extra_forbidden", "missing"):

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpointing import list_checkpoints
-from rl_training.experiment.files import DRAFT, naming_write, remove_drafts
-from rl_training.experiment.pointers import read_pointer, write_pointer
+from rl_training.files import DRAFT, naming_write, read_limited, remove_drafts, replace_synced
+
+CHECKPOINT_NAME = re.compile(r"step_[0-9]{1,20}")
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The numbered checkpoints in a run's `checkpoints/`, the newest first."""
+    named = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name)]
+    found = [path for path in named if path.is_dir() and not path.is_symlink()]
+    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def read_pointer(pointer: Path) -> list[str]:
+    """The words in a `last` or `best`: a checkpoint's name, and for `best` its score."""
+    text = read_limited(pointer, 1024).decode("utf-8", errors="replace")
+    words = text.split()
+    num_words = 2 if pointer.name == "best" else 1
+    is_cut = num_words == 2 and not text.endswith("\n")  # a part of a score looks like a score
+    if is_cut or (len(words) > num_words and words[-1] != _checksum(" ".join(words[:-1]))):
+        raise CheckpointError(f"'{pointer}' is damaged: its checksum differs")
+    if not words or not CHECKPOINT_NAME.fullmatch(words[0]):
+        raise CheckpointError(f"'{pointer}' points at '{text.strip():.100}', which is not a checkpoint beside it")
+    return words[:num_words]  # the checksum may be missing: older versions wrote none
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class CheckpointFolder:
@@ -57,14 +83,17 @@ class CheckpointFolder:
         with naming_write(self._folder, CheckpointError):
             remove_drafts(self._folder)
             for path in list_checkpoints(self._folder):
-                if int(path.name.removeprefix("step_")) > step:
+                if int(path.name[5:]) > step:
                     for name in ("last", "best"):
                         if self._words(name)[:1] == [path.name]:
                             (self._folder / name).unlink()
                     self._remove(path)
 
     def _point(self, name: str, text: str) -> None:
-        write_pointer(self._folder / name, text)
+        """Let a `last` or `best` say `text`, followed by a checksum of it."""
+        path = self._folder / name
+        with naming_write(path, CheckpointError):
+            replace_synced(path, f"{text} {_checksum(text)}\n".encode())
 
     def _words(self, name: str) -> list[str]:
         """What a pointer says; nothing if it is missing or damaged, since it is then about to be written anew."""

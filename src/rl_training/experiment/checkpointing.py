@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,15 +23,43 @@ import torch
 
 from rl_training.data.segments import Segment
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import draft_beside, read_limited, sync, write_new
+from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME, list_checkpoints, read_pointer
 from rl_training.experiment.migrations import OLDEST_SCHEMA, upgrade
-from rl_training.experiment.pointers import CHECKPOINT_NAME, read_pointer
 from rl_training.experiment.tree_codec import as_array, pack, unpack_dict
+from rl_training.files import drafted, naming_write, open_plain, read_limited, sync, write_new
+from rl_training.validation import Saved, parse_saved
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
-SECTIONS = ("algorithm", "buffer", "trainer")
 MAX_MANIFEST_BYTES = 1 << 26
+
+
+class _File(Saved):
+    bytes: int
+    sha256: str
+
+
+class _Section(_File):
+    plain: dict[str, Any]
+
+
+class _SegmentFile(_File):
+    version: int
+    rows: int
+
+
+class _Sections(Saved, extra="forbid"):
+    algorithm: _Section
+    trainer: _Section
+    buffer: _Section | None = None
+
+
+class _Manifest(Saved):
+    schema_version: int
+    config: dict[str, Any]
+    metadata: dict[str, Any]
+    sections: _Sections
+    segments: list[_SegmentFile]
 
 
 @dataclass(frozen=True)
@@ -52,17 +79,9 @@ def save_checkpoint(path: str | Path, state: CheckpointState, *, base: Path | No
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"'{path}' exists already and is not overwritten")
-    draft = draft_beside(path)
-    try:
-        shutil.rmtree(draft, ignore_errors=True)
+    with naming_write(path, CheckpointError), drafted(path) as draft:
         draft.mkdir(parents=True)
         _write_files(draft, state, base)
-        draft.rename(path)
-        sync(path.parent)
-    except OSError as error:
-        raise CheckpointError(f"cannot write checkpoint '{path}': {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return path
 
 
@@ -78,9 +97,12 @@ def load_checkpoint(path: str | Path, *, include_buffer: bool = True) -> Checkpo
 def verify_checkpoint(folder: Path) -> None:
     """Raise a `CheckpointError` unless every file of the checkpoint is as it was written."""
     manifest = _read_manifest(folder)
-    for name, entry in _files_of(manifest):
-        with _open_checked(folder / name, entry):
-            pass
+    files: dict[str, _File | None] = {f"{name}.safetensors": section for name, section in manifest.sections}
+    files |= {_segment_file(index): entry for index, entry in enumerate(manifest.segments)}
+    for name, entry in files.items():
+        if entry is not None:
+            with _open_checked(folder / name, entry):
+                pass
 
 
 def resolve_checkpoint(path: str | Path) -> Path:
@@ -102,20 +124,10 @@ def resolve_checkpoint(path: str | Path) -> Path:
     raise CheckpointError(f"'{path}' is neither a checkpoint nor a run folder with one")
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The numbered checkpoints in a run's `checkpoints/`, the newest first."""
-    found = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name) and _is_folder(path)]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
 def _follow_pointer(pointer: Path) -> Path:
     try:
         target = pointer.parent / read_pointer(pointer)[0]
-        if not _is_folder(target) or not (target / MANIFEST).is_file():
+        if target.is_symlink() or not (target / MANIFEST).is_file():
             raise CheckpointError(f"'{pointer}' points at '{target.name}', which is not a checkpoint beside it")
     except CheckpointError as error:
         raise _with_fallback(str(error), pointer.parent) from None
@@ -125,12 +137,10 @@ def _follow_pointer(pointer: Path) -> Path:
 def _with_fallback(message: str, folder: Path, damaged: Path | None = None) -> CheckpointError:
     """The error, with the newest checkpoint of the run that is whole."""
     for path in list_checkpoints(folder):
-        try:
+        with contextlib.suppress(CheckpointError):
             if path != damaged:
                 verify_checkpoint(path)
                 return CheckpointError(f"{message}; '{path}' is whole", path)
-        except CheckpointError:
-            continue
     return CheckpointError(message)
 
 
@@ -142,71 +152,69 @@ def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> Non
         "sections": {},
         "segments": [],
     }
-    trees = (state.algorithm_state, state.buffer_state, state.trainer_state)
-    for name, tree in zip(SECTIONS, trees, strict=True):
+    trees = {"algorithm": state.algorithm_state, "buffer": state.buffer_state, "trainer": state.trainer_state}
+    for name, tree in trees.items():
         if tree is not None:
-            tensors: dict[str, torch.Tensor] = {}
-            plain = pack({key: value for key, value in tree.items() if key != "segments"}, tensors)
-            entry = _write_tensors(folder / f"{name}.safetensors", tensors)
+            rest = {key: value for key, value in tree.items() if key != "segments"}
+            entry, plain = _write_tree(folder / f"{name}.safetensors", rest)
             manifest["sections"][name] = {**entry, "plain": plain}
-    earlier = _segments_of(base) if base is not None else []
+    earlier: dict[int, _SegmentFile] = {}
+    with contextlib.suppress(CheckpointError):  # what cannot be read is not built upon
+        earlier = dict(enumerate(_read_manifest(base).segments if base is not None else ()))
     for index, segment in enumerate((state.buffer_state or {}).get("segments", ())):
-        known = earlier[index] if index < len(earlier) else None
-        manifest["segments"].append(_write_segment(folder, index, segment, base, known))
+        manifest["segments"].append(_write_segment(folder, index, segment, base, earlier.get(index)))
     manifest["checksum"] = _checksum(manifest)
     write_new(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
     for path in folder.iterdir():  # all written, then all synced: many times faster than one by one
         if path.stat().st_nlink == 1:  # a linked file is on the disk already
             sync(path)
-    sync(folder)
 
 
 def _write_segment(
-    folder: Path, index: int, segment: Segment, base: Path | None, known: dict[str, Any] | None
+    folder: Path, index: int, segment: Segment, base: Path | None, known: _SegmentFile | None
 ) -> dict[str, Any]:
     name = _segment_file(index)
     rows = len(next(iter(segment.arrays.values())))
-    if base is not None and known is not None and (known["version"], known["rows"]) == (segment.version, rows):
-        try:
+    if base is not None and known is not None and (known.version, known.rows) == (segment.version, rows):
+        with contextlib.suppress(OSError):  # this file system has no links, or the file is gone: written anew below
             os.link(base / name, folder / name)
-        except OSError:
-            pass  # this file system has no links, or the file is gone: written anew below
-        else:
-            return known
+            return known.model_dump()
+    entry, _ = _write_tree(folder / name, segment.arrays)
+    return {**entry, "version": segment.version, "rows": rows}
+
+
+def _write_tree(path: Path, tree: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Write the tensors and arrays of a state; returns the manifest's entry for the file, and the rest of the state."""
     tensors: dict[str, torch.Tensor] = {}
-    pack(segment.arrays, tensors)
-    return {**_write_tensors(folder / name, tensors), "version": segment.version, "rows": rows}
-
-
-def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    plain = pack(tree, tensors)
     data = safetensors.torch.save({key: tensor.clone() for key, tensor in tensors.items()})
     write_new(path, data)
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}, plain
 
 
 def _read(folder: Path, include_buffer: bool) -> CheckpointState:
     manifest = _read_manifest(folder)
     sections = {
-        name: _read_section(folder, manifest, name)
-        for name in SECTIONS
-        if name in manifest["sections"] and (include_buffer or name != "buffer")
+        name: unpack_dict(section.plain, _read_tensors(folder / f"{name}.safetensors", section), name)
+        for name, section in manifest.sections
+        if section is not None and (include_buffer or name != "buffer")
     }
-    if "buffer" in sections and manifest["segments"]:
+    if "buffer" in sections and manifest.segments:
         sections["buffer"]["segments"] = [
-            Segment(entry["version"], _read_segment(folder / _segment_file(index), entry))
-            for index, entry in enumerate(manifest["segments"])
+            Segment(entry.version, _read_segment(folder / _segment_file(index), entry))
+            for index, entry in enumerate(manifest.segments)
         ]
-    sections = upgrade(sections, manifest["schema_version"])
+    sections = upgrade(sections, manifest.schema_version)
     return CheckpointState(
         algorithm_state=sections["algorithm"],
         buffer_state=sections.get("buffer"),
         trainer_state=sections["trainer"],
-        config=unpack_dict(manifest["config"], {}, "config"),
-        metadata=unpack_dict(manifest["metadata"], {}, "metadata"),
+        config=unpack_dict(manifest.config, {}, "config"),
+        metadata=unpack_dict(manifest.metadata, {}, "metadata"),
     )
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> _Manifest:
     path = folder / MANIFEST
     try:
         manifest = json.loads(read_limited(path, MAX_MANIFEST_BYTES))
@@ -222,96 +230,37 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest.setdefault("segments", [])
     elif checksum != _checksum(manifest):
         raise CheckpointError(f"'{path}' is damaged: its checksum differs")
-    wrong = _find_wrong_entry(manifest)
-    if wrong is not None:
-        raise CheckpointError(f"'{path}' is damaged: it lacks {wrong}")
-    return dict(manifest)
+    return parse_saved(_Manifest, manifest, f"'{path}'")
 
 
-def _find_wrong_entry(manifest: dict[str, Any]) -> str | None:
-    """The first thing in a manifest that is not what a reader of it expects."""
-    for name in ("config", "metadata", "sections"):
-        if not isinstance(manifest.get(name), dict):
-            return name
-    if not isinstance(manifest.get("segments"), list):
-        return "segments"
-    sections = manifest["sections"]
-    if not {"algorithm", "trainer"} <= sections.keys() <= set(SECTIONS):
-        return "the sections algorithm and trainer, or has others"
-    for name, entry in _files_of(manifest):
-        if (
-            not isinstance(entry, dict)
-            or type(entry.get("bytes")) is not int
-            or not isinstance(entry.get("sha256"), str)
-        ):
-            return f"the size and checksum of {name}"
-    for name, entry in sections.items():
-        if not isinstance(entry.get("plain"), dict):
-            return f"the state in {name}"
-    if any(type(entry.get(key)) is not int for entry in manifest["segments"] for key in ("version", "rows")):
-        return "the versions of the segments"
-    return None
-
-
-def _files_of(manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, entry in manifest["sections"].items():
-        yield f"{name}.safetensors", entry
-    for index, entry in enumerate(manifest["segments"]):
-        yield _segment_file(index), entry
-
-
-def _segments_of(folder: Path) -> list[dict[str, Any]]:
-    """What an earlier checkpoint says of its segments; nothing if it cannot be read."""
-    try:
-        return list(_read_manifest(folder)["segments"])
-    except CheckpointError:
-        return []
-
-
-def _read_section(folder: Path, manifest: dict[str, Any], name: str) -> dict[str, Any]:
-    entry = manifest["sections"][name]
-    path = folder / f"{name}.safetensors"
-    with _open_checked(path, entry) as file, _naming_bad_tensors(path):
-        return unpack_dict(entry["plain"], safetensors.torch.load(file.read()), name)
-
-
-def _read_segment(path: Path, entry: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a file, mapped into memory rather than copied: a replay can be as large as the memory."""
-    with _open_checked(path, entry), _naming_bad_tensors(path):
-        tensors = safetensors.torch.load_file(path)
+def _read_segment(path: Path, entry: _SegmentFile) -> dict[str, np.ndarray[Any, Any]]:
+    tensors = _read_tensors(path, entry, is_mapped=True)
     arrays = {name.removeprefix("/"): as_array(tensor, name) for name, tensor in tensors.items()}
-    if not arrays or {len(array) if array.ndim else 0 for array in arrays.values()} != {entry["rows"]}:
-        raise CheckpointError(f"'{path}' is damaged: it does not hold {entry['rows']} rows of each field")
+    if not arrays or {len(array) if array.ndim else 0 for array in arrays.values()} != {entry.rows}:
+        raise CheckpointError(f"'{path}' is damaged: it does not hold {entry.rows} rows of each field")
     return arrays
 
 
-@contextlib.contextmanager
-def _naming_bad_tensors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:  # the library has no one error for what can be wrong with a file
-        raise CheckpointError(f"'{path}' is not a safetensors file: {error!s:.300}") from None
+def _read_tensors(path: Path, entry: _File, *, is_mapped: bool = False) -> dict[str, torch.Tensor]:
+    """The tensors of a file, read, or mapped into memory: a replay can be as large as the memory."""
+    with _open_checked(path, entry) as file:
+        try:
+            return safetensors.torch.load_file(path) if is_mapped else safetensors.torch.load(file.read())
+        except Exception as error:  # the library has no one error for what can be wrong with a file
+            raise CheckpointError(f"'{path}' is not a safetensors file: {error!s:.300}") from None
 
 
 @contextlib.contextmanager
-def _open_checked(path: Path, entry: dict[str, Any]) -> Iterator[BinaryIO]:
+def _open_checked(path: Path, entry: _File) -> Iterator[BinaryIO]:
     """The file, open at its beginning, if its size and checksum are the ones in the manifest."""
-    if path.is_symlink() or not path.is_file():
-        raise CheckpointError(f"'{path}' is missing, or is not a plain file")
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != entry["bytes"]:
-                said = entry["bytes"]
-                raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes where the manifest says {said:,}")
-            if _sha(file) != entry["sha256"]:
-                raise CheckpointError(f"'{path}' is damaged: its checksum is not the one in the manifest")
-            file.seek(0)
-            yield file
-    except OSError as error:
-        raise CheckpointError(f"cannot read '{path}': {error.strerror}") from None
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != entry.bytes:
+            raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes where the manifest says {entry.bytes:,}")
+        if _sha(file) != entry.sha256:
+            raise CheckpointError(f"'{path}' is damaged: its checksum is not the one in the manifest")
+        file.seek(0)
+        yield file
 
 
 def _sha(file: BinaryIO) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import RLTrainingError
-from rl_training.experiment.files import AppendedFile, naming_write
+from rl_training.files import AppendedFile, naming_write
 
 EPISODE_WINDOW = 100
 LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")

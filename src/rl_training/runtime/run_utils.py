@@ -24,7 +24,7 @@ from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
 from rl_training.experiment.config import MAX_THREADS, TrainConfig, dump_yaml, load_config_file
-from rl_training.experiment.files import naming_write, read_limited, remove_drafts, replace_synced
+from rl_training.files import naming_write, read_limited, remove_drafts, replace_synced
 from rl_training.runtime.allocator import keep_freed_memory
 from rl_training.runtime.interrupts import interrupting_signal
 

@@ -6,42 +6,37 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.data.spaces import Spaces
 from rl_training.errors import CheckpointError
+from rl_training.validation import Saved, parse_saved
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Saved(BaseModel):
-    """A part of a state: what it names must be there and of this type; more may be there."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class _Horizon(_Saved):
+class _Horizon(Saved):
     total: Count
     from_step: Count
     from_progress: Share
 
 
-class _Interval(_Saved):
+class _Interval(Saved):
     every: Count
     passed: Count
 
 
-class _Accumulator(_Saved):
+class _Accumulator(Saved):
     sums: dict[str, Any]
     count: Count
     returns: list[float]
     lengths: list[float]
 
 
-class _Session(_Saved):
+class _Session(Saved):
     global_step: Count
     epoch: Count
     update_count: Count
@@ -53,18 +48,18 @@ class _Session(_Saved):
     last_eval_step: Count | None
 
 
-class _Environments(_Saved):
+class _Environments(Saved):
     environments: list[dict[str, Any]]
     num_restarts: Count
     seeds: list[Count | None]
 
 
-class _Collector(_Saved):
+class _Collector(Saved):
     envs: _Environments
     doubts: list[str]
 
 
-class _TrainerState(_Saved):
+class _TrainerState(Saved):
     session: _Session
     metrics_bytes: Count
     collector: _Collector | None = None
@@ -72,12 +67,7 @@ class _TrainerState(_Saved):
 
 def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
     """Raise a `CheckpointError` unless the counters are counters and there are `num_envs` environments."""
-    try:
-        saved = _TrainerState(**trainer_state)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(f"the checkpoint's trainer state is wrong at '{where:.100}': {first['msg']}") from None
+    saved = parse_saved(_TrainerState, trainer_state, "the checkpoint's trainer state")
     if not all(isinstance(total, Tensor) and total.dim() == 0 for total in saved.session.accumulator.sums.values()):
         raise CheckpointError("the checkpoint's trainer state is wrong at 'session.accumulator.sums'")
     if saved.collector is not None:

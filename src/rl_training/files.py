@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from rl_training.errors import CheckpointError, RLTrainingError
 
@@ -77,40 +78,57 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_synced(path: Path, data: bytes) -> None:
-    """Give a file new content: at any moment it has the old one or the new one, never a part."""
-    draft = draft_beside(path)
-    draft.unlink(missing_ok=True)
+@contextlib.contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """Where to write what is to become `path`, which at any moment is what it was or what it becomes, never a part."""
+    draft = path.with_name(f".{path.name}{DRAFT}{os.getpid()}")
+    remove(draft)
     try:
-        write_new(draft, data)
+        yield draft
         sync(draft)
         draft.replace(path)
         sync(path.parent)
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            remove(draft)
 
 
-def draft_beside(path: Path) -> Path:
-    """Where to write what is to become `path`."""
-    return path.with_name(f".{path.name}{DRAFT}{os.getpid()}")
+def replace_synced(path: Path, data: bytes) -> None:
+    """Give a file new content."""
+    with drafted(path) as draft:
+        write_new(draft, data)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_drafts(folder: Path) -> None:
     """Remove what a process that was killed left half done."""
     for leftover in folder.glob(f".*{DRAFT}*"):
-        is_folder = leftover.is_dir() and not leftover.is_symlink()
-        shutil.rmtree(leftover) if is_folder else leftover.unlink()
+        remove(leftover)
 
 
-def read_limited(path: Path, max_bytes: int) -> bytes:
-    """The content of a plain file that is not absurdly large."""
+@contextlib.contextmanager
+def open_plain(path: Path) -> Iterator[BinaryIO]:
+    """A file open for reading, unless it is a link or anything else that is not a plain file."""
     if path.is_symlink() or not path.is_file():
         raise CheckpointError(f"'{path}' is missing, or is not a plain file")
     try:
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+            yield file
     except OSError as error:
         raise CheckpointError(f"cannot read '{path}': {error.strerror}") from None
+
+
+def read_limited(path: Path, max_bytes: int) -> bytes:
+    """The content of a plain file that is not absurdly large."""
+    with open_plain(path) as file:
+        data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise CheckpointError(f"'{path}' is damaged: it is larger than {max_bytes:,} bytes")
     return data
