@@ -19,24 +19,20 @@ CGROUP_FILES = (
 
 def check_replay_fits(spaces: Spaces, capacity: int, total_steps: int) -> None:
     """Refuse a replay buffer that would outgrow the memory before the run ends."""
-    count = min(capacity, total_steps)
-    needed = storage_bytes(spaces, count)
-    available = available_memory()
-    if available is not None and needed > available:
-        fitting = int(count * available / needed * 0.8)
-        raise ConfigError(
-            f"a replay of {count:,} transitions needs {_gigabytes(needed)} of memory and {_gigabytes(available)} are"
-            f" free: set algo_kwargs.buffer_capacity to {fitting:,} or less"
-        )
+    _check_fits(spaces, min(capacity, total_steps), "replay", "buffer_capacity")
 
 
 def check_batch_fits(spaces: Spaces, batch_size: int) -> None:
     """Refuse a batch that no memory could hold."""
-    needed, available = storage_bytes(spaces, batch_size), available_memory()
+    _check_fits(spaces, batch_size, "batch", "batch_size")
+
+
+def _check_fits(spaces: Spaces, count: int, what: str, key: str) -> None:
+    needed, available = storage_bytes(spaces, count), available_memory()
     if available is not None and needed > available:
         raise ConfigError(
-            f"a batch of {batch_size:,} transitions needs {_gigabytes(needed)} of memory and {_gigabytes(available)}"
-            " are free: set algo_kwargs.batch_size lower"
+            f"a {what} of {count:,} transitions needs {needed / 1e9:,.2f} GB of memory and {available / 1e9:,.2f} GB"
+            f" are free: set algo_kwargs.{key} to {int(count * available / needed * 0.8):,} or less"
         )
 
 
@@ -64,7 +60,3 @@ def available_memory() -> int | None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return max(0, min(found)) if found else None
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:,.2f} GB"
