@@ -8,7 +8,7 @@ import pytest
 
 CODE = """
 import resource, torch
-from rl_training.runtime.allocator import keep_freed_memory
+from rl_training.runtime.execution import keep_freed_memory
 assert keep_freed_memory()
 def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def work(): return [torch.ones(1_000_000) for _ in range(20)]

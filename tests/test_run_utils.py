@@ -17,9 +17,9 @@ from rl_training.algorithms.ppo import PPOConfig
 from rl_training.algorithms.sac import SACConfig
 from rl_training.errors import ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.runtime import run_utils
+from rl_training.runtime import execution
+from rl_training.runtime.execution import Execution
 from rl_training.runtime.run_utils import (
-    Execution,
     RunSeeds,
     create_training_run,
     resolve_device,
@@ -109,7 +109,7 @@ def test_the_streams_of_a_run_differ_and_repeat() -> None:
 
 
 def test_threads_follow_the_work_and_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_utils.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(execution.os, "cpu_count", lambda: 2)
     config = TrainConfig(algo="ppo", env_id="x", total_timesteps=1000)
     assert Execution.choose(config, PPOConfig()).num_threads == 1
     assert Execution.choose(config, SACConfig()).num_threads == 2
@@ -121,13 +121,13 @@ def test_threads_follow_the_work_and_are_put_back(monkeypatch: pytest.MonkeyPatc
 
 
 def test_compiling_is_chosen_where_the_run_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_utils, "has_compiler", lambda: True)
+    monkeypatch.setattr(execution, "has_compiler", lambda: True)
     config = TrainConfig(algo="sac", env_id="x", total_timesteps=1_000_000)
     assert Execution.choose(config, SACConfig()).compile
     assert not Execution.choose(config.replace(total_timesteps=1000), SACConfig()).compile
     assert not Execution.choose(config, DQNConfig(train_frequency=1000)).compile
     assert not Execution.choose(config.replace(compile=False), SACConfig()).compile
-    monkeypatch.setattr(run_utils, "has_compiler", lambda: False)
+    monkeypatch.setattr(execution, "has_compiler", lambda: False)
     assert not Execution.choose(config, SACConfig()).compile
     with pytest.raises(ConfigError, match="compiler"):
         Execution.choose(config.replace(compile=True), SACConfig())

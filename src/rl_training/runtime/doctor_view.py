@@ -13,8 +13,9 @@ from rich.text import Text
 
 from rl_training.experiment.dataset_report import render_findings
 from rl_training.runtime.env_doctor import EnvReport
+from rl_training.runtime.execution import has_compiler
 from rl_training.runtime.memory import available_memory
-from rl_training.runtime.run_utils import has_compiler, resolve_device
+from rl_training.runtime.run_utils import resolve_device
 
 PACKAGES = ("rl-training", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "box2d", "minari", "matplotlib")
 

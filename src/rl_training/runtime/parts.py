@@ -24,11 +24,12 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.execution import Execution
 from rl_training.runtime.memory import check_batch_fits, check_replay_fits, naming_lack_of_memory
 from rl_training.runtime.off_policy_loop import make_replay_buffer
 from rl_training.runtime.on_policy_loop import make_rollout_buffer
 from rl_training.runtime.recording import record_random_actions
-from rl_training.runtime.run_utils import Execution, RunSeeds, resolve_device
+from rl_training.runtime.run_utils import RunSeeds, resolve_device
 from rl_training.validation import suggest
 
 OBSERVATIONS_AT_ONCE = 65_536

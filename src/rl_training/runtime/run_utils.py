@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
-import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,19 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
-from rl_training.experiment.config import MAX_THREADS, TrainConfig, dump_yaml, load_config_file
+from rl_training.experiment.config import TrainConfig, dump_yaml, load_config_file
 from rl_training.files import naming_write, read_limited, remove_drafts, replace_synced
-from rl_training.runtime.allocator import keep_freed_memory
 from rl_training.runtime.interrupts import interrupting_signal
 
-WORK_FOR_TWO_THREADS = 8_000_000
-"""Multiplications in the widest layer of one update above which threads beat their own overhead."""
 MAX_METADATA_BYTES = 1 << 24
-STEPS_FOR_COMPILING = 20_000
-"""Gradient steps above which a compiled update wins back the seconds that compiling takes."""
 
 
 def resolve_device(device: str) -> torch.device:
@@ -45,14 +38,11 @@ def resolve_device(device: str) -> torch.device:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"device '{device}' cannot be used: {reason} (use auto or cpu)") from None
         return resolved
-    if torch.cuda.is_available():
-        candidates = ["cuda"]
-    else:
-        candidates = ["mps"] if torch.backends.mps.is_available() else []
-    for name in candidates:
+    for name, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps)):
         with contextlib.suppress(RuntimeError, AssertionError):
-            torch.zeros(1, device=name)
-            return torch.device(name)
+            if backend.is_available():
+                torch.zeros(1, device=name)
+                return torch.device(name)
     return torch.device("cpu")
 
 
@@ -94,74 +84,6 @@ class RunSeeds:
     def replay_generator(self) -> np.random.Generator:
         """The generator that draws batches."""
         return np.random.default_rng(self.replay)
-
-
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """How a run computes. Results depend on it to the last bit, so it stays with the run."""
-
-    num_threads: int
-    compile: bool
-
-    @classmethod
-    def choose(cls, config: TrainConfig, algo_config: AlgorithmConfig) -> Execution:
-        """Fill in what the configuration leaves to `auto`."""
-        if config.num_threads == "auto":
-            widest = max(algo_config.hidden_sizes)
-            is_large = algo_config.samples_per_update() * widest**2 >= WORK_FOR_TWO_THREADS
-            num_threads = min(os.cpu_count() or 1, 4) if is_large else 1
-        else:
-            num_threads = int(config.num_threads)
-        compile_updates = config.compile
-        if compile_updates == "auto":
-            steps = algo_config.gradient_steps_in(config.total_timesteps, config.num_envs)
-            compile_updates = steps >= STEPS_FOR_COMPILING and has_compiler()
-        elif compile_updates and not has_compiler():
-            raise ConfigError("compile: true needs a C++ compiler (g++ or clang++) on the path; use auto or false")
-        return cls(num_threads, compile_updates)
-
-    @classmethod
-    def from_metadata(cls, values: Any) -> Execution:
-        """As a checkpoint has it."""
-        match values:
-            case {"num_threads": int(threads), "compile": bool(compiled)} if 1 <= threads <= MAX_THREADS:
-                return cls(threads, compiled)
-        raise CheckpointError(f"the checkpoint's execution is not a number of threads and a choice: {values!r:.100}")
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Use this number of threads inside the block, and count numbers below 1e-38 as 0.
-
-        The optimizer's moments of units that have gone quiet decay into such numbers, on which a processor is slow.
-        """
-        before = torch.get_num_threads()
-        keep_freed_memory()
-        torch.set_flush_denormal(True)
-        torch.set_num_threads(self.num_threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-            torch.set_flush_denormal(False)
-
-
-@contextlib.contextmanager
-def naming_misfits() -> Iterator[None]:
-    """Turn whatever a state of the wrong shape makes of the code that takes it in into one named error."""
-    try:
-        yield
-    except RLTrainingError:
-        raise
-    except Exception as error:
-        detail = str(error).splitlines()[0] if str(error).strip() else ""
-        raise CheckpointError(
-            f"the checkpoint does not fit its own configuration: {type(error).__name__}: {detail:.300}"
-        ) from error
-
-
-def has_compiler() -> bool:
-    """Whether torch can compile for the CPU here."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,16 +190,10 @@ def save_training_checkpoint(
     base: Path | None = None,
 ) -> Path:
     """Write a checkpoint that `load_checkpoint` reads; what is unchanged since the checkpoint `base` is linked."""
+    metadata = {"saved": _now(), "versions": _versions(), **(metadata or {})}
+    values = serialize_train_config(config)
     return save_checkpoint(
-        path,
-        CheckpointState(
-            algorithm_state=algorithm_state,
-            buffer_state=buffer_state,
-            trainer_state=trainer_state,
-            config=serialize_train_config(config),
-            metadata={"saved": _now(), "versions": _versions(), **(metadata or {})},
-        ),
-        base=base,
+        path, CheckpointState(algorithm_state, buffer_state, trainer_state, values, metadata), base=base
     )
 
 
@@ -287,23 +203,19 @@ def safe_name(text: str) -> str:
 
 
 def _make_new_folder(parent: Path, stem: str, suffix: str | None) -> Path:
-    attempt = 0
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    while True:
-        ending = safe_name(suffix) if suffix else stamp + (f"-{attempt}" if attempt else "")
+    stamps = itertools.chain([stamp], (f"{stamp}-{number}" for number in itertools.count(1)))
+    for ending in [safe_name(suffix)] if suffix else stamps:
         folder = parent / f"{stem}__{ending}"
         try:
             folder.mkdir(parents=True)
+            return folder
         except FileExistsError:
             if not parent.is_dir():
                 raise RLTrainingError(f"output folder '{parent}' is not a folder") from None
-            if suffix:
-                raise RunExistsError(f"run folder '{folder}' exists already; choose another suffix") from None
-            attempt += 1
         except OSError as error:
             raise RLTrainingError(f"cannot create run folder '{folder}': {error.strerror}") from None
-        else:
-            return folder
+    raise RunExistsError(f"run folder '{folder}' exists already; choose another suffix")
 
 
 def _now() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.data.spaces import Spaces
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.validation import Saved, parse_saved
 
 Count = Annotated[int, Field(ge=0)]
@@ -63,6 +64,20 @@ class _TrainerState(Saved):
     session: _Session
     metrics_bytes: Count
     collector: _Collector | None = None
+
+
+@contextlib.contextmanager
+def naming_misfits() -> Iterator[None]:
+    """Turn whatever a state of the wrong shape makes of the code that takes it in into one named error."""
+    try:
+        yield
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        detail = str(error).splitlines()[0] if str(error).strip() else ""
+        raise CheckpointError(
+            f"the checkpoint does not fit its own configuration: {type(error).__name__}: {detail:.300}"
+        ) from error
 
 
 def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:

@@ -15,20 +15,20 @@ from rl_training.experiment.logging import JsonlSink, ProgressView, TensorboardS
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
+from rl_training.runtime.execution import Execution
 from rl_training.runtime.interrupts import interrupting_signal, stop_on_signals
 from rl_training.runtime.off_policy_loop import off_policy_loop
 from rl_training.runtime.offline_loop import offline_loop
 from rl_training.runtime.on_policy_loop import on_policy_loop
 from rl_training.runtime.parts import Parts, make_parts
 from rl_training.runtime.run_utils import (
-    Execution,
     RunSeeds,
     TrainingRun,
     create_training_run,
     finish_training_run,
-    naming_misfits,
     save_training_checkpoint,
 )
+from rl_training.runtime.saved_state import naming_misfits
 from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
 

@@ -23,8 +23,8 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluation import Evaluator, act_on
 from rl_training.runtime.offline_evaluation import fitted_q_evaluation
 from rl_training.runtime.recording import disturbed, record_transitions
-from rl_training.runtime.run_utils import RunSeeds, TrainingRun, naming_misfits, resolve_device
-from rl_training.runtime.saved_state import check_network_size, check_trainer_state
+from rl_training.runtime.run_utils import RunSeeds, TrainingRun, resolve_device
+from rl_training.runtime.saved_state import check_network_size, check_trainer_state, naming_misfits
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.training import choose_execution, run_training
 

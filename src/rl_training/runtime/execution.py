@@ -1,0 +1,91 @@
+"""How a run computes: its threads, whether it compiles, and what becomes of the memory it frees."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.config import MAX_THREADS, TrainConfig
+
+WORK_FOR_TWO_THREADS = 8_000_000
+"""Multiplications in the widest layer of one update above which threads beat their own overhead."""
+STEPS_FOR_COMPILING = 20_000
+"""Gradient steps above which a compiled update wins back the seconds that compiling takes."""
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+LARGEST_KEPT_BYTES = 32 * 1024 * 1024
+"""The most the C library accepts; larger pieces still go back to the system at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a run computes. Results depend on it to the last bit, so it stays with the run."""
+
+    num_threads: int
+    compile: bool
+
+    @classmethod
+    def choose(cls, config: TrainConfig, algo_config: AlgorithmConfig) -> Execution:
+        """Fill in what the configuration leaves to `auto`."""
+        if config.num_threads == "auto":
+            widest = max(algo_config.hidden_sizes)
+            is_large = algo_config.samples_per_update() * widest**2 >= WORK_FOR_TWO_THREADS
+            num_threads = min(os.cpu_count() or 1, 4) if is_large else 1
+        else:
+            num_threads = int(config.num_threads)
+        compile_updates = config.compile
+        if compile_updates == "auto":
+            steps = algo_config.gradient_steps_in(config.total_timesteps, config.num_envs)
+            compile_updates = steps >= STEPS_FOR_COMPILING and has_compiler()
+        elif compile_updates and not has_compiler():
+            raise ConfigError("compile: true needs a C++ compiler (g++ or clang++) on the path; use auto or false")
+        return cls(num_threads, compile_updates)
+
+    @classmethod
+    def from_metadata(cls, values: Any) -> Execution:
+        """As a checkpoint has it."""
+        match values:
+            case {"num_threads": int(threads), "compile": bool(compiled)} if 1 <= threads <= MAX_THREADS:
+                return cls(threads, compiled)
+        raise CheckpointError(f"the checkpoint's execution is not a number of threads and a choice: {values!r:.100}")
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Use this number of threads inside the block, and count numbers below 1e-38 as 0.
+
+        The optimizer's moments of units that have gone quiet decay into such numbers, on which a processor is slow.
+        """
+        before = torch.get_num_threads()
+        keep_freed_memory()
+        torch.set_flush_denormal(True)
+        torch.set_num_threads(self.num_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+            torch.set_flush_denormal(False)
+
+
+def has_compiler() -> bool:
+    """Whether torch can compile for the CPU here."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep what its tensors free; returns whether the C library can be told so.
+
+    By default glibc hands memory back after every update and takes it again in the next, a page fault for each 4 kB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        return False
+    return bool(mallopt(TRIM_THRESHOLD, 2**31 - 1) and mallopt(MMAP_THRESHOLD, LARGEST_KEPT_BYTES))
