@@ -26,9 +26,8 @@ from gymnasium.wrappers import (
 
 from rl_training.envs import atari
 from rl_training.envs.attributes import put_back, take_down
-from rl_training.envs.episodes import EpisodeReport
 from rl_training.envs.resumable import ResumableEnv
-from rl_training.envs.rewards import RewardClipWrapper, RewardScaleWrapper
+from rl_training.envs.rewards import EpisodeReport, RewardClipWrapper, RewardScaleWrapper
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.resume_proof import prove_resume
 from rl_training.runtime.training import run_training

@@ -18,8 +18,7 @@ import gymnasium as gym
 from gymnasium.error import Error as GymnasiumError
 from pydantic import Field
 
-from rl_training.envs.episodes import EpisodeReport
-from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
+from rl_training.envs.rewards import EpisodeReport, RewardTransformConfig, apply_reward_wrappers
 from rl_training.envs.vector import LocalVectorEnv, TrainingVectorEnv
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvError
@@ -73,25 +72,20 @@ def make_vector_env(
 ) -> TrainingVectorEnv:
     """Make the training environments; an ended episode is reset within the step that ended it."""
     settings, _ = split_env_kwargs(env_kwargs or {})
-    make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}))
+    make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), tuple(_loaded))
     if settings.backend == "sync":
         return LocalVectorEnv(make, num_envs, settings.max_restarts)
-    make_there = functools.partial(_make_with_code, make, env_id, tuple(_loaded))
-    return WorkerVectorEnv(make_there, num_envs, settings.max_restarts, settings.worker_timeout)
+    return WorkerVectorEnv(make, num_envs, settings.max_restarts, settings.worker_timeout)
 
 
-def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any]) -> Env:
-    settings, own = split_env_kwargs(env_kwargs)
-    env: Env = EpisodeReport(_construct(env_id, own, settings.max_episode_steps))
-    return apply_reward_wrappers(env, settings.wrappers.reward)
-
-
-def _make_with_code(make: Callable[[], Env], env_id: str, code: Sequence[str]) -> Env:
-    """Make an environment in another process, where the code that registers it may not have been imported yet."""
+def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: Sequence[str]) -> Env:
+    """Make one, maybe in another process, where the code that registers it may not have been imported yet."""
     if ":" not in env_id and env_id not in gym.registry:
         for place in code:
             load_code(place)
-    return make()
+    settings, own = split_env_kwargs(env_kwargs)
+    env: Env = EpisodeReport(_construct(env_id, own, settings.max_episode_steps))
+    return apply_reward_wrappers(env, settings.wrappers.reward)
 
 
 def _construct(env_id: str, own: Mapping[str, Any], max_episode_steps: int | None) -> Env:
@@ -133,12 +127,13 @@ def load_code(place: str) -> ModuleType:
     """Import a module by its name, or a file by its path; worker processes import it too."""
     if place.endswith(".py"):
         module = _load_file(Path(place))
+        place = str(Path(place).resolve())
     else:
         try:
             module = importlib.import_module(place)
         except ImportError as error:
             raise EnvError(f"cannot import '{place}': {error}") from None
-    _loaded[str(Path(place).resolve()) if place.endswith(".py") else place] = None
+    _loaded[place] = None
     return module
 
 

@@ -1,10 +1,12 @@
-"""Reward wrappers for training: scale, then shift, then clip."""
+"""The wrappers of a training environment: its raw returns are reported; rewards are scaled, shifted, then clipped."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
+from gymnasium.wrappers import TransformReward
 from pydantic import model_validator
 
 from rl_training.errors import ConfigError
@@ -44,47 +46,56 @@ class RewardTransformConfig(FrozenConfig):
         return self
 
 
-class RewardScaleWrapper(gym.RewardWrapper[Any, Any]):
+class RewardScaleWrapper(TransformReward[Any, Any]):
     """Multiply each reward by `scale`."""
 
     def __init__(self, env: gym.Env[Any, Any], *, scale: float) -> None:
-        super().__init__(env)
-        self.scale = scale
-
-    def reward(self, reward: SupportsFloat) -> float:
-        """The scaled reward."""
-        return float(reward) * self.scale
+        super().__init__(env, lambda reward: float(reward) * scale)
 
 
-class RewardShiftWrapper(gym.RewardWrapper[Any, Any]):
+class RewardShiftWrapper(TransformReward[Any, Any]):
     """Add `shift` to each reward."""
 
     def __init__(self, env: gym.Env[Any, Any], *, shift: float) -> None:
-        super().__init__(env)
-        self.shift = shift
-
-    def reward(self, reward: SupportsFloat) -> float:
-        """The shifted reward."""
-        return float(reward) + self.shift
+        super().__init__(env, lambda reward: float(reward) + shift)
 
 
-class RewardClipWrapper(gym.RewardWrapper[Any, Any]):
+class RewardClipWrapper(TransformReward[Any, Any]):
     """Keep each reward between `clip_min` and `clip_max`; None leaves that side open."""
 
     def __init__(self, env: gym.Env[Any, Any], *, clip_min: float | None = None, clip_max: float | None = None) -> None:
-        super().__init__(env)
         _check_bounds(clip_min, clip_max)
-        self.clip_min = clip_min
-        self.clip_max = clip_max
+        low = -math.inf if clip_min is None else clip_min
+        high = math.inf if clip_max is None else clip_max
+        super().__init__(env, lambda reward: min(max(float(reward), low), high))
 
-    def reward(self, reward: SupportsFloat) -> float:
-        """The clipped reward."""
-        value = float(reward)
-        if self.clip_min is not None:
-            value = max(value, self.clip_min)
-        if self.clip_max is not None:
-            value = min(value, self.clip_max)
-        return value
+
+class EpisodeReport(gym.Wrapper[Any, Any, Any, Any]):
+    """Replace the info of each step by nothing, and of each ending by the episode's raw return and length.
+
+    It stands below the reward wrappers, so it counts the environment's own rewards. Dropping the rest of the info
+    saves the vector environment the work of merging dictionaries that no one reads.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._return = 0.0
+        self._length = 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin a new count."""
+        obs, _ = self.env.reset(**kwargs)
+        self._return = 0.0
+        self._length = 0
+        return obs, {}
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Count the step."""
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        self._return += float(reward)
+        self._length += 1
+        info = {"episode": (self._return, self._length)} if terminated or truncated else {}
+        return obs, reward, terminated, truncated, info
 
 
 def apply_reward_wrappers(env: gym.Env[Any, Any], config: RewardTransformConfig | None) -> gym.Env[Any, Any]:

@@ -57,11 +57,7 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
             self._seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
         else:
             self._seeds = [None if value is None else int(value) for value in seed]
-        results = self._run("reset", [(value,) for value in self._seeds])
-        for index, result in enumerate(results):
-            if isinstance(result, Fault):
-                raise self._error(index, result, "reset")
-        return self._batch(results), {}
+        return self._batch(self._ask("reset", [(value,) for value in self._seeds])), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take one step in every environment."""
@@ -101,18 +97,19 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
         return self._batch(observations), doubts
 
     @abstractmethod
-    def _run(self, command: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Let each environment carry out a command; an item of the answer may be a `Fault`."""
+    def _run(self, command: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
+        """Let each environment that has arguments carry out a command; an item of the answer may be a `Fault`."""
 
     @abstractmethod
     def _replace(self, index: int) -> None:
         """Make one environment anew."""
 
-    def _ask(self, command: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _ask(self, command: str, arguments: Sequence[tuple[Any, ...] | None], what: str | None = None) -> list[Any]:
+        """Like `_run`, for commands that must not fail."""
         results = self._run(command, arguments)
         for index, result in enumerate(results):
             if isinstance(result, Fault):
-                raise self._error(index, result, command)
+                raise self._error(index, result, what or command)
         return results
 
     def _recover(self, index: int, fault: Fault, action: Any) -> Any:
@@ -123,12 +120,8 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
         self._replace(index)
         seed = np.random.SeedSequence([self._seeds[index] or 0, self.num_restarts]).generate_state(1)
         self._seeds[index] = int(seed[0])
-        nothing: list[tuple[Any, ...] | None] = [None] * self.num_envs
-        nothing[index] = (self._seeds[index],)
-        result = self._run("reset", nothing)[index]  # type: ignore[arg-type]
-        if isinstance(result, Fault):
-            raise self._error(index, result, "reset after a restart")
-        return result
+        only_this = [(self._seeds[index],) if other == index else None for other in range(self.num_envs)]
+        return self._ask("reset", only_this, "reset after a restart")[index]
 
     def _batch(self, observations: Sequence[Any]) -> Any:
         out: Any = create_empty_array(self.single_observation_space, self.num_envs)

@@ -42,23 +42,19 @@ class WorkerVectorEnv(TrainingVectorEnv):
         self._make = make
         self._timeout_seconds = timeout_seconds
         self._selector = selectors.DefaultSelector()
-        self._workers: list[_Worker] = []
+        self._workers: dict[int, _Worker] = {}
         try:
-            for index in range(num_envs):
-                self._workers.append(_Worker(make))
-                self._selector.register(self._workers[index].connection, selectors.EVENT_READ, index)
-            for index, answer in enumerate(self._collect(set(range(num_envs)), SECONDS_TO_START)):
-                if isinstance(answer, Fault):
-                    raise self._error(index, answer, "starting")
+            self._start(set(range(num_envs)), "starting")
         except BaseException:
             self.close()
             raise
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the processes: ask them, then make them."""
-        for worker in self._workers:
-            worker.ask_to_end()
-        for worker in self._workers:
+        for worker in self._workers.values():
+            with contextlib.suppress(OSError):
+                worker.connection.send(("close", ()))
+        for worker in self._workers.values():
             worker.end()
         self._selector.close()
 
@@ -93,12 +89,16 @@ class WorkerVectorEnv(TrainingVectorEnv):
 
     def _replace(self, index: int) -> None:
         self._selector.unregister(self._workers[index].connection)
-        self._workers[index].end(at_once=True)
-        self._workers[index] = _Worker(self._make)
-        self._selector.register(self._workers[index].connection, selectors.EVENT_READ, index)
-        answer = self._collect({index}, SECONDS_TO_START)[index]
-        if isinstance(answer, Fault):
-            raise self._error(index, answer, "starting anew")
+        self._workers.pop(index).end(at_once=True)
+        self._start({index}, "starting anew")
+
+    def _start(self, indices: set[int], what: str) -> None:
+        for index in indices:
+            self._workers[index] = _Worker(self._make)
+            self._selector.register(self._workers[index].connection, selectors.EVENT_READ, index)
+        for index, answer in enumerate(self._collect(indices, SECONDS_TO_START)):
+            if isinstance(answer, Fault):
+                raise self._error(index, answer, what)
 
 
 class _Worker:
@@ -134,11 +134,6 @@ class _Worker:
             time.sleep(0.02)
         time.sleep(0.1)  # until the rest of it is written
         return self._read_trace() or trace
-
-    def ask_to_end(self) -> None:
-        """Let the process close its environment and leave."""
-        with contextlib.suppress(OSError):
-            self.connection.send(("close", ()))
 
     def end(self, *, at_once: bool = False) -> None:
         """See the process gone."""

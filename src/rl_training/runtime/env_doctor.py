@@ -13,8 +13,8 @@ from rl_training.data.findings import Finding, Level
 from rl_training.data.spaces import ActionKind, Spaces, describe_spaces
 from rl_training.data.transitions import storage_bytes
 from rl_training.envs.attributes import is_same
-from rl_training.envs.episodes import EpisodeReport
 from rl_training.envs.factory import make_env
+from rl_training.envs.rewards import EpisodeReport
 from rl_training.envs.vector import describe_error
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import list_algorithm_specs
