@@ -25,7 +25,7 @@ SKIPPED = {
 }
 """Of these, the generator is kept apart and the rest does not change."""
 IMMUTABLE = (type(None), bool, int, float, str)
-CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", deque: "deque", set: "set", dict: "dict"}
+CONTAINERS = (list, tuple, deque, set, dict)
 BIT_GENERATORS: dict[str, Any] = {
     bits.__name__: bits
     for bits in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
@@ -84,7 +84,10 @@ def _encode(value: Any, *, depth: int = 0, inside_object: bool = False) -> Any:
         return {"kind": "generator", "state": copy.deepcopy(dict(value.bit_generator.state))}
     if type(value) is random.Random:
         return {"kind": "random", "state": value.getstate()}
-    return UNKNOWN if inside_object or not _has_only_data(value) else _encode_object(value)
+    if inside_object or not _has_only_data(value):
+        return UNKNOWN
+    codes = {name: _encode(item, inside_object=True) for name, item in vars(value).items()}
+    return UNKNOWN if any(code is UNKNOWN for code in codes.values()) else {"kind": "object", "attributes": codes}
 
 
 def _encode_container(value: Any, depth: int, inside_object: bool) -> Any:
@@ -100,13 +103,8 @@ def _encode_container(value: Any, depth: int, inside_object: bool) -> Any:
         return items
     if isinstance(value, set):
         items.sort(key=repr)  # a set has no order of its own, and another process may give it another
-    code = {"kind": CONTAINERS[type(value)], "items": items}
+    code = {"kind": type(value).__name__, "items": items}
     return {**code, "length_limit": value.maxlen} if isinstance(value, deque) else code
-
-
-def _encode_object(value: Any) -> Any:
-    codes = {name: _encode(item, inside_object=True) for name, item in vars(value).items()}
-    return UNKNOWN if any(code is UNKNOWN for code in codes.values()) else {"kind": "object", "attributes": codes}
 
 
 def _has_only_data(value: Any) -> bool:
@@ -115,11 +113,10 @@ def _has_only_data(value: Any) -> bool:
 
 def _restore(current: Any, code: Any) -> Any:
     """The value that `code` stands for: `current` itself, changed in place, where others may hold it too."""
-    if isinstance(current, np.ndarray) and isinstance(code, np.ndarray) and _fits(current, code):
+    are_arrays = isinstance(current, np.ndarray) and isinstance(code, np.ndarray)
+    if are_arrays and current.flags.writeable and (current.shape, current.dtype) == (code.shape, code.dtype):
         current[...] = code
         return current
-    if isinstance(code, np.ndarray):
-        return code.copy()
     kind = code["kind"] if isinstance(code, dict) else None
     if kind == "generator":
         name = code["state"]["bit_generator"]
@@ -151,7 +148,3 @@ def _decode(code: Any) -> Any:
     if code["kind"] == "dict":
         return dict(zip(items[::2], items[1::2], strict=True))
     return tuple(items) if code["kind"] == "tuple" else set(items)
-
-
-def _fits(current: Any, code: Any) -> bool:
-    return bool(current.flags.writeable and current.shape == code.shape and current.dtype == code.dtype)

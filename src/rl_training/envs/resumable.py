@@ -26,16 +26,6 @@ class Step(NamedTuple):
     """Raw return and length of the episode that ended."""
 
 
-class BeforeReset(NamedTuple):
-    """What the beginning of an episode depends on."""
-
-    seed: int | None
-    generator: dict[str, Any] | None
-    attributes: list[dict[str, Any]]
-    emulator: bytes | None
-    """A snapshot of the Atari emulator, of which only the generators are saved."""
-
-
 class ResumableEnv:
     """An environment that resets itself when an episode ends and knows how to get back to where it is.
 
@@ -47,26 +37,34 @@ class ResumableEnv:
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
-        self._before = BeforeReset(None, None, [], None)
+        self._core: Any = env.unwrapped
+        self._before: dict[str, Any] = {}
+        """What the beginning of the episode depends on."""
         self._actions: list[Any] = []
         self._obs: Any = None
 
     @property
     def keeps_own_state(self) -> bool:
-        """Whether the environment itself says where it is; otherwise its episode is played again."""
-        return _keeps_own_state(self.env.unwrapped)
+        """Whether it has `get_state()` and `set_state(state)`; others use these names with more arguments."""
+        try:
+            inspect.signature(self._core.get_state).bind()
+            inspect.signature(self._core.set_state).bind(None)
+        except (AttributeError, TypeError, ValueError):
+            return False
+        return True
 
     def reset(self, seed: int | None = None) -> Any:
         """Begin an episode, and a new page of the journal."""
-        core = self.env.unwrapped
-        self._before = BeforeReset(
-            seed,
-            None if seed is not None else _generator_state(self.env),
-            [take_down(layer) for layer in _layers(self.env)],
-            atari.snapshot(core) if seed is None and atari.is_atari(core) else None,
-        )
+        is_emulated = seed is None and atari.is_atari(self._core)
+        self._before = {
+            "seed": seed,
+            "generator_before_reset": None if seed is not None else self._generator_state(),
+            "attributes_before_reset": [take_down(layer) for layer in self._layers()],
+            # Of this snapshot only the generators are saved.
+            "emulator_before_reset": atari.snapshot(self._core) if is_emulated else None,
+        }
         self._actions = []
-        _renew_world(core)
+        _renew_world(self._core)
         self._obs, _ = self.env.reset(seed=seed)
         return self._obs
 
@@ -82,17 +80,16 @@ class ResumableEnv:
 
     def state(self) -> dict[str, Any]:
         """Everything `restore` needs."""
-        own = _own_state(self.env)
-        before = self._before
+        own = copy.deepcopy(self._core.get_state()) if self.keeps_own_state else None
+        emulator = self._before["emulator_before_reset"]
         return {
-            "seed": before.seed,
-            "generator_before_reset": before.generator,
-            "attributes_before_reset": before.attributes if own is None else None,
-            "emulator_before_reset": None if before.emulator is None else atari.read_generators(before.emulator),
+            **self._before,
+            "attributes_before_reset": self._before["attributes_before_reset"] if own is None else None,
+            "emulator_before_reset": None if emulator is None else atari.read_generators(emulator),
             "actions": np.stack(self._actions) if self._actions and own is None else None,
             "own": own,
-            "generator": _generator_state(self.env),
-            "attributes": [take_down(layer) for layer in _layers(self.env, with_core=own is None)],
+            "generator": self._generator_state(),
+            "attributes": [take_down(layer) for layer in self._layers(with_core=own is None)],
             "obs": copy.deepcopy(self._obs),
         }
 
@@ -107,13 +104,12 @@ class ResumableEnv:
         for name, generator in _global_generators().items():
             if not is_same(generator, before[name]):
                 doubts.append(f"it draws from {name}'s global generator, which is not saved: use self.np_random")
-        layers = _layers(self.env, with_core=state["own"] is None)
-        for layer, saved in zip(layers, state["attributes"] or (), strict=False):
+        for layer, saved in zip(self._layers(with_core=state["own"] is None), state["attributes"] or (), strict=False):
             put_back(layer, saved)
-        if state["generator"] is not None and not is_same(_generator_state(self.env), state["generator"]):
+        if state["generator"] is not None and not is_same(self._generator_state(), state["generator"]):
             if state["own"] is None:
                 doubts.append("its random generator is not where it was")
-            _set_generator(self.env, state["generator"])
+            self._core.np_random.bit_generator.state = state["generator"]
         return self._obs, doubts
 
     def close(self) -> None:
@@ -135,43 +131,35 @@ class ResumableEnv:
             doubts.append("replaying its actions led to another observation")
 
     def _set_before_reset(self, state: dict[str, Any], doubts: list[str]) -> None:
-        for layer, saved in zip(_layers(self.env), state.get("attributes_before_reset") or (), strict=False):
+        for layer, saved in zip(self._layers(), state.get("attributes_before_reset") or (), strict=False):
             put_back(layer, saved)
-        core = self.env.unwrapped
-        if state["seed"] is None:
-            _set_generator(self.env, state["generator_before_reset"])
-            if state.get("emulator_before_reset") is not None:
-                atari.set_generators(core, state["emulator_before_reset"])
-            elif atari.is_atari(core):
-                doubts.append("the generators of its Atari emulator were not saved")
+        if state["seed"] is not None:
+            return
+        if state["generator_before_reset"] is not None:
+            self._core.np_random.bit_generator.state = state["generator_before_reset"]
+        if state.get("emulator_before_reset") is not None:
+            atari.set_generators(self._core, state["emulator_before_reset"])
+        elif atari.is_atari(self._core):
+            doubts.append("the generators of its Atari emulator were not saved")
 
     def _restore_own(self, state: dict[str, Any], doubts: list[str]) -> None:
         self.reset(state["seed"])
-        _set_own_state(self.env, state["own"])
-        if not is_same(_own_state(self.env), state["own"]):
+        self._core.set_state(copy.deepcopy(state["own"]))
+        if not is_same(self._core.get_state(), state["own"]):
             doubts.append("its get_state after set_state returns something else")
         self._obs = state["obs"]
 
+    def _layers(self, *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
+        """The wrappers from the outside in, and the environment itself."""
+        layers = [self.env]
+        while isinstance(layers[-1], gym.Wrapper):
+            layers.append(layers[-1].env)
+        return layers if with_core else layers[:-1]
 
-def _own_state(env: gym.Env[Any, Any]) -> Any:
-    """The state as the environment itself gives it, if it does."""
-    core: Any = env.unwrapped
-    return copy.deepcopy(core.get_state()) if _keeps_own_state(core) else None
-
-
-def _set_own_state(env: gym.Env[Any, Any], state: Any) -> None:
-    core: Any = env.unwrapped
-    core.set_state(copy.deepcopy(state))
-
-
-def _keeps_own_state(core: Any) -> bool:
-    """Whether it has `get_state()` and `set_state(state)`; others use these names with more arguments."""
-    try:
-        inspect.signature(core.get_state).bind()
-        inspect.signature(core.set_state).bind(None)
-    except (AttributeError, TypeError, ValueError):
-        return False
-    return True
+    def _generator_state(self) -> dict[str, Any] | None:
+        """The state of the environment's generator, if it has made one (asking for it would make one)."""
+        made = getattr(self._core, "_np_random", None)
+        return copy.deepcopy(dict(made.bit_generator.state)) if isinstance(made, np.random.Generator) else None
 
 
 def _renew_world(core: Any) -> None:
@@ -185,25 +173,6 @@ def _renew_world(core: Any) -> None:
         core._destroy()
         make_world: Any = type(world)
         core.world = make_world(gravity=world.gravity)
-
-
-def _layers(env: gym.Env[Any, Any], *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
-    """The wrappers from the outside in, and the environment itself."""
-    layers = [env]
-    while isinstance(layers[-1], gym.Wrapper):
-        layers.append(layers[-1].env)
-    return layers if with_core else layers[:-1]
-
-
-def _generator_state(env: gym.Env[Any, Any]) -> dict[str, Any] | None:
-    """The state of the environment's generator, if it has made one (asking for it would make one)."""
-    generator = getattr(env.unwrapped, "_np_random", None)
-    return copy.deepcopy(dict(generator.bit_generator.state)) if isinstance(generator, np.random.Generator) else None
-
-
-def _set_generator(env: gym.Env[Any, Any], state: dict[str, Any] | None) -> None:
-    if state is not None:
-        env.unwrapped.np_random.bit_generator.state = state
 
 
 def _global_generators() -> dict[str, Any]:
