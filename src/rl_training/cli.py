@@ -7,12 +7,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rl_training import cli_data
 from rl_training.cli_options import (
+    FLAGS,
     AsJson,
     CheckpointPath,
     ConfigFile,
@@ -107,6 +108,7 @@ def evaluate(
 
 @app.command()
 def resume(
+    context: typer.Context,
     checkpoint: CheckpointPath,
     total_timesteps: TotalTimesteps = None,
     output_dir: OutputDir = None,
@@ -122,12 +124,7 @@ def resume(
     from rl_training.errors import CheckpointError
     from rl_training.runtime.workflows import plan_resume, run_plan
 
-    changes: dict[str, Any] = {
-        "total_timesteps": total_timesteps,
-        "output_dir": output_dir,
-        "eval_episodes": eval_episodes,
-        "device": device,
-    }
+    changes = {name: value for name, value in context.params.items() if name in FLAGS}
     try:
         plan = plan_resume(checkpoint, **changes)
     except CheckpointError as error:

@@ -79,9 +79,13 @@ def mix(
     from rl_training.data.dataset_loaders import mix_datasets, save_transition_dataset
 
     # Words after the first number of --weights reach us as files; no file is called 0.5.
-    numbers = [word for word in words if _is_number(word)]
-    files = [word for word in words if not _is_number(word)]
-    shares = [*(weights or []), *map(float, numbers)] or [1.0] * len(files)
+    files, shares = [], list(weights or [])
+    for word in words:
+        try:
+            shares.append(float(word))
+        except ValueError:
+            files.append(word)
+    shares = shares or [1.0] * len(files)
     dataset = mix_datasets([load_source(file) for file in files], shares, seed)
     print(f"file={save_transition_dataset(out, dataset)}")
     _print_returns(dataset)
@@ -131,11 +135,3 @@ def _spaces_of(env_id: str) -> tuple[Any, Any]:
 def _print_returns(dataset: TransitionDataset) -> None:
     returns: Any = dataset.episode_returns()
     print(f"transitions={len(dataset)} episodes={len(returns)} return_mean={returns.mean():.2f}")
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -132,7 +132,9 @@ def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"'{item}' is not of the form key=value")
         parts = key.split(".")
         if parts[0] not in TrainConfig.model_fields:
-            raise ConfigError(f"unknown key '{key}' for the configuration{suggest_key(parts[0])}")
+            remedy = f"an algorithm's own key is written algo_kwargs.{parts[0]}=…"
+            hint = suggest(parts[0], TrainConfig.model_fields, remedy)
+            raise ConfigError(f"unknown key '{key}' for the configuration{hint}")
         target = values
         for part in parts[:-1]:
             target = target.setdefault(part, {})
@@ -140,12 +142,6 @@ def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"'{item}' sets a part of a key that already has a plain value")
         target[parts[-1]] = parse_yaml(text, f"the value of '{key}'")
     return values
-
-
-def suggest_key(key: str) -> str:
-    """The nearest key of a configuration, or how to reach a nested one."""
-    remedy = f"an algorithm's own key is written algo_kwargs.{key}=…"
-    return suggest(key, TrainConfig.model_fields, remedy)
 
 
 def load_config_file(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,9 +63,8 @@ def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> A
     """An algorithm as its `state_dict` describes it."""
     spec = get_algorithm_spec(config.algo)
     algo_config = spec.parse_kwargs(config.algo_kwargs)
-    resolved = resolve_device(config.device)
-    generator = RunSeeds.from_seed(config.seed).policy_generator(resolved)
-    resources = Resources(resolved, generator, config.num_envs)
+    device = resolve_device(config.device)
+    resources = Resources(device, RunSeeds.from_seed(config.seed).policy_generator(device), config.num_envs)
     spaces = _read_spaces(algorithm_state)
     check_network_size(algo_config, spaces, algorithm_state)
     with naming_misfits():
@@ -119,13 +119,10 @@ def evaluate_algorithm(
     env_id = config.required_env_id
     refuse_unknown_code(env_id)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
-    evaluator = Evaluator(env_id, config.env_kwargs, seeds)
-    try:
+    with contextlib.closing(Evaluator(env_id, config.env_kwargs, seeds)) as evaluator:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"environment '{config.env_id}' has other spaces than the one the policy was trained in")
         return evaluator.evaluate(algorithm)
-    finally:
-        evaluator.close()
 
 
 def refuse_unknown_code(env_id: str) -> None:
