@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -226,6 +226,15 @@ class LiveView(ProgressView):
 def make_view(first_step: int = 0) -> ProgressView:
     """A live bar on a terminal, plain lines elsewhere."""
     return (LiveView if sys.stderr.isatty() else ProgressView)(first_step)
+
+
+def counting(total: int, label: str) -> Iterable[int]:
+    """Count to `total`, with a bar on a terminal that is gone afterwards."""
+    from rich.console import Console
+    from rich.progress import track
+
+    is_silent = not sys.stderr.isatty()
+    return track(range(total), label, console=Console(stderr=True), disable=is_silent, transient=True)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from rl_training.algorithms.returns import ensemble_mse, polyak
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.errors import DatasetError
+from rl_training.experiment.logging import counting
 from rl_training.models.critics import EnsembleCritic, QNetwork
 from rl_training.models.encoders import ObsEncoder
 from rl_training.models.mlp import Layers, frozen_copy
@@ -113,7 +114,7 @@ def _fit(
     target = frozen_copy(values)
     optimizer = Adam(values.network.parameters())
     optimizer.set_learning_rate(learning_rate)
-    for _ in range(num_updates):
+    for _ in counting(num_updates, "learning the policy's values"):
         batch = data.sample(batch_size)
         with torch.no_grad():
             next_actions = algorithm.act(batch.next_obs, explore=False)

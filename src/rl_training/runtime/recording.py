@@ -16,10 +16,13 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import ActionKind, ActionSpec, Spaces, describe_spaces
 from rl_training.data.transitions import FIELDS
 from rl_training.envs.factory import make_vector_env
+from rl_training.experiment.logging import counting
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.trainer import TrainerState
 
 Act = Callable[[Tensor], Tensor]
+STEPS_AT_ONCE = 500
+"""How often the progress bar moves."""
 
 
 def record_transitions(
@@ -37,7 +40,9 @@ def record_transitions(
         store = ReplayBuffer(spaces, num_steps, 1, rng=np.random.default_rng(0), device=device)
         collector = Collector(envs, spaces, device)
         collector.reset([seed])
-        collector.collect(make_act(spaces), store, num_steps, TrainerState(None, Path()))  # type: ignore[arg-type]
+        act, state = make_act(spaces), TrainerState(None, Path())  # type: ignore[arg-type]
+        for part in counting(-(-num_steps // STEPS_AT_ONCE), "recording"):
+            collector.collect(act, store, min(STEPS_AT_ONCE, num_steps - part * STEPS_AT_ONCE), state)
         store.cut()  # the last episode ends where the recording does
     finally:
         envs.close()
