@@ -46,6 +46,7 @@ def test_the_value_is_the_policys_and_not_the_behaviours() -> None:
     assert score.fqe_return_mean == pytest.approx(1.0, abs=0.05)
     assert score.behaviour_return_mean == pytest.approx(1 - 0.25 - 1 / 3, abs=0.1)
     assert score.fqe_return_low <= score.fqe_return_mean <= score.fqe_return_high
+    assert abs(score.fqe_drift) < 0.1 * abs(score.fqe_return_mean)
     assert score.held_out_episodes == 400
 
 

@@ -14,6 +14,7 @@ from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.returns import ensemble_mse, polyak
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import ActionKind, Spaces
+from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
 from rl_training.experiment.logging import counting
 from rl_training.models.critics import EnsembleCritic, QNetwork
@@ -34,6 +35,8 @@ class OfflineScore:
     fqe_return_low: float
     fqe_return_high: float
     """The middle 95 % of the estimate when the held-out episodes are drawn anew; the fit's own error is not in it."""
+    fqe_drift: float
+    """How much the estimate moved in the last tenth of its updates: if that is not small, it needs more of them."""
     behaviour_return_mean: float
     """What the recorded behaviour earned in these episodes."""
     held_out_episodes: int
@@ -68,6 +71,34 @@ class _Values(nn.Module):
         return values
 
 
+class _Fit:
+    """The values of a policy's actions, learned from transitions step by step."""
+
+    def __init__(self, algorithm: Algorithm[Any], data: TransitionDataset, learning_rate: float, seed: int) -> None:
+        self._algorithm, self._data = algorithm, data
+        generator = torch.Generator().manual_seed(seed)
+        self._values = _Values(algorithm.spaces, torch.from_numpy(data.obs.copy()), generator).to(algorithm.device)
+        self._target = frozen_copy(self._values)
+        self._optimizer = Adam(self._values.network.parameters())
+        self._optimizer.set_learning_rate(learning_rate)
+
+    def update(self, batch_size: int) -> None:
+        """One step towards the targets of a batch."""
+        batch = self._data.sample(batch_size)
+        with torch.no_grad():
+            next_actions = self._algorithm.act(batch.next_obs, explore=False)
+            discounts = batch.bootstrap(self._algorithm.config.gamma)
+            targets = batch.rewards + discounts * self._target(batch.next_obs, next_actions)
+        descend(ensemble_mse(self._values(batch.obs, batch.actions)[None], targets), self._optimizer)
+        polyak(self._values.network.parameters(), self._target.network.parameters(), TARGET_SHARE)
+
+    @torch.no_grad()
+    def estimate(self, obs: Tensor) -> Array:
+        """What the policy would earn from each observation on."""
+        estimates: Array = self._values(obs, self._algorithm.act(obs, explore=False)).double().cpu().numpy()
+        return estimates
+
+
 def fitted_q_evaluation(
     algorithm: Algorithm[Any],
     dataset: TransitionDataset,
@@ -84,41 +115,21 @@ def fitted_q_evaluation(
     gamma = algorithm.config.gamma
     training, held_out = dataset.split_episodes(HELD_OUT, seed)
     training = training.with_sampler(rng=np.random.default_rng(seed), device=algorithm.device)
-    values = _fit(algorithm, training, gamma, num_updates, batch_size, learning_rate, seed)
-    starts = held_out.episodes()[:, 0]
-    first_obs = torch.from_numpy(held_out.obs[starts]).to(algorithm.device)
-    with torch.no_grad():
-        estimates = values(first_obs, algorithm.act(first_obs, explore=False)).double().cpu().numpy()
+    first_obs = torch.from_numpy(held_out.obs[held_out.episodes()[:, 0]]).to(algorithm.device)
+    fit = _Fit(algorithm, training, learning_rate, seed)
+    earlier = 0.0
+    for update in counting(num_updates, "learning the policy's values"):
+        if update == num_updates * 9 // 10:
+            earlier = float(fit.estimate(first_obs).mean())
+        fit.update(batch_size)
+    estimates = fit.estimate(first_obs)
+    mean = float(estimates.mean())
     resampled = np.random.default_rng(seed).choice(estimates, (BOOTSTRAP_SAMPLES, len(estimates))).mean(1)
-    low, high = np.quantile(resampled, (0.025, 0.975))
+    low, high = (float(bound) for bound in np.quantile(resampled, (0.025, 0.975)))
     earned = [discounted_return(held_out.rewards[start:stop], gamma) for start, stop in held_out.episodes()]
-    return OfflineScore(float(estimates.mean()), float(low), float(high), float(np.mean(earned)), len(estimates), gamma)
+    return OfflineScore(mean, low, high, mean - earlier, float(np.mean(earned)), len(estimates), gamma)
 
 
 def discounted_return(rewards: Any, gamma: float) -> float:
     """The sum of rewards, each worth gamma times less than the one before."""
     return float(np.sum(rewards * gamma ** np.arange(len(rewards))))
-
-
-def _fit(
-    algorithm: Algorithm[Any],
-    data: TransitionDataset,
-    gamma: float,
-    num_updates: int,
-    batch_size: int,
-    learning_rate: float,
-    seed: int,
-) -> _Values:
-    generator = torch.Generator().manual_seed(seed)
-    values = _Values(algorithm.spaces, torch.from_numpy(data.obs.copy()), generator).to(algorithm.device)
-    target = frozen_copy(values)
-    optimizer = Adam(values.network.parameters())
-    optimizer.set_learning_rate(learning_rate)
-    for _ in counting(num_updates, "learning the policy's values"):
-        batch = data.sample(batch_size)
-        with torch.no_grad():
-            next_actions = algorithm.act(batch.next_obs, explore=False)
-            targets = batch.rewards + batch.bootstrap(gamma) * target(batch.next_obs, next_actions)
-        descend(ensemble_mse(values(batch.obs, batch.actions)[None], targets), optimizer)
-        polyak(values.network.parameters(), target.network.parameters(), TARGET_SHARE)
-    return values
