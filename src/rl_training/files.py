@@ -55,12 +55,12 @@ class AppendedFile:
 
 
 @contextlib.contextmanager
-def naming_write(path: Path, error_class: type[RLTrainingError] = RLTrainingError) -> Iterator[None]:
+def naming_write(path: Path, error_class: type[RLTrainingError] = RLTrainingError, kind: str = "") -> Iterator[None]:
     """Turn a failure of the disk into an error that names what could not be written."""
     try:
         yield
     except OSError as error:
-        raise error_class(f"cannot write '{path}': {error.strerror or error}") from error
+        raise error_class(f"cannot write {kind}'{path}': {error.strerror or error}") from error
 
 
 def write_new(path: Path, data: bytes) -> None:

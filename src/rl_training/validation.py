@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import ConfigError
 
 
 class FrozenConfig(BaseModel):
@@ -31,24 +31,7 @@ class FrozenConfig(BaseModel):
     )
 
 
-class Saved(BaseModel):
-    """A part of what a file says of itself: what is named must be there and of this type; more may be there."""
-
-    model_config = ConfigDict(strict=True)
-
-
 ConfigT = TypeVar("ConfigT", bound=FrozenConfig)
-SavedT = TypeVar("SavedT", bound=Saved)
-
-
-def parse_saved(cls: type[SavedT], values: Any, what: str) -> SavedT:
-    """Build `cls` from what a file says, or raise a `CheckpointError` that names the first wrong value's place."""
-    try:
-        return cls.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(f"{what} is wrong at '{where:.100}': {first['msg']}") from None
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:

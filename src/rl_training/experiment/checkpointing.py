@@ -27,39 +27,11 @@ from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME, list_check
 from rl_training.experiment.migrations import OLDEST_SCHEMA, upgrade
 from rl_training.experiment.tree_codec import as_array, pack, unpack_dict
 from rl_training.files import drafted, naming_write, open_plain, read_limited, sync, write_new
-from rl_training.validation import Saved, parse_saved
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
+SECTIONS = ("algorithm", "buffer", "trainer")
 MAX_MANIFEST_BYTES = 1 << 26
-
-
-class _File(Saved):
-    bytes: int
-    sha256: str
-
-
-class _Section(_File):
-    plain: dict[str, Any]
-
-
-class _SegmentFile(_File):
-    version: int
-    rows: int
-
-
-class _Sections(Saved, extra="forbid"):
-    algorithm: _Section
-    trainer: _Section
-    buffer: _Section | None = None
-
-
-class _Manifest(Saved):
-    schema_version: int
-    config: dict[str, Any]
-    metadata: dict[str, Any]
-    sections: _Sections
-    segments: list[_SegmentFile]
 
 
 @dataclass(frozen=True)
@@ -79,7 +51,7 @@ def save_checkpoint(path: str | Path, state: CheckpointState, *, base: Path | No
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"'{path}' exists already and is not overwritten")
-    with naming_write(path, CheckpointError), drafted(path) as draft:
+    with naming_write(path, CheckpointError, "checkpoint "), drafted(path) as draft:
         draft.mkdir(parents=True)
         _write_files(draft, state, base)
     return path
@@ -96,13 +68,9 @@ def load_checkpoint(path: str | Path, *, include_buffer: bool = True) -> Checkpo
 
 def verify_checkpoint(folder: Path) -> None:
     """Raise a `CheckpointError` unless every file of the checkpoint is as it was written."""
-    manifest = _read_manifest(folder)
-    files: dict[str, _File | None] = {f"{name}.safetensors": section for name, section in manifest.sections}
-    files |= {_segment_file(index): entry for index, entry in enumerate(manifest.segments)}
-    for name, entry in files.items():
-        if entry is not None:
-            with _open_checked(folder / name, entry):
-                pass
+    for name, entry in _files_of(_read_manifest(folder)):
+        with _open_checked(folder / name, entry):
+            pass
 
 
 def resolve_checkpoint(path: str | Path) -> Path:
@@ -158,9 +126,9 @@ def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> Non
             rest = {key: value for key, value in tree.items() if key != "segments"}
             entry, plain = _write_tree(folder / f"{name}.safetensors", rest)
             manifest["sections"][name] = {**entry, "plain": plain}
-    earlier: dict[int, _SegmentFile] = {}
+    earlier: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(CheckpointError):  # what cannot be read is not built upon
-        earlier = dict(enumerate(_read_manifest(base).segments if base is not None else ()))
+        earlier = dict(enumerate(_read_manifest(base)["segments"] if base is not None else ()))
     for index, segment in enumerate((state.buffer_state or {}).get("segments", ())):
         manifest["segments"].append(_write_segment(folder, index, segment, base, earlier.get(index)))
     manifest["checksum"] = _checksum(manifest)
@@ -171,14 +139,14 @@ def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> Non
 
 
 def _write_segment(
-    folder: Path, index: int, segment: Segment, base: Path | None, known: _SegmentFile | None
+    folder: Path, index: int, segment: Segment, base: Path | None, known: dict[str, Any] | None
 ) -> dict[str, Any]:
     name = _segment_file(index)
     rows = len(next(iter(segment.arrays.values())))
-    if base is not None and known is not None and (known.version, known.rows) == (segment.version, rows):
+    if base is not None and known is not None and (known["version"], known["rows"]) == (segment.version, rows):
         with contextlib.suppress(OSError):  # this file system has no links, or the file is gone: written anew below
             os.link(base / name, folder / name)
-            return known.model_dump()
+            return known
     entry, _ = _write_tree(folder / name, segment.arrays)
     return {**entry, "version": segment.version, "rows": rows}
 
@@ -195,26 +163,26 @@ def _write_tree(path: Path, tree: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 def _read(folder: Path, include_buffer: bool) -> CheckpointState:
     manifest = _read_manifest(folder)
     sections = {
-        name: unpack_dict(section.plain, _read_tensors(folder / f"{name}.safetensors", section), name)
-        for name, section in manifest.sections
-        if section is not None and (include_buffer or name != "buffer")
+        name: unpack_dict(entry["plain"], _read_tensors(folder / f"{name}.safetensors", entry), name)
+        for name, entry in manifest["sections"].items()
+        if include_buffer or name != "buffer"
     }
-    if "buffer" in sections and manifest.segments:
+    if "buffer" in sections and manifest["segments"]:
         sections["buffer"]["segments"] = [
-            Segment(entry.version, _read_segment(folder / _segment_file(index), entry))
-            for index, entry in enumerate(manifest.segments)
+            Segment(entry["version"], _read_segment(folder / _segment_file(index), entry))
+            for index, entry in enumerate(manifest["segments"])
         ]
-    sections = upgrade(sections, manifest.schema_version)
+    sections = upgrade(sections, manifest["schema_version"])
     return CheckpointState(
         algorithm_state=sections["algorithm"],
         buffer_state=sections.get("buffer"),
         trainer_state=sections["trainer"],
-        config=unpack_dict(manifest.config, {}, "config"),
-        metadata=unpack_dict(manifest.metadata, {}, "metadata"),
+        config=unpack_dict(manifest["config"], {}, "config"),
+        metadata=unpack_dict(manifest["metadata"], {}, "metadata"),
     )
 
 
-def _read_manifest(folder: Path) -> _Manifest:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(read_limited(path, MAX_MANIFEST_BYTES))
@@ -230,18 +198,53 @@ def _read_manifest(folder: Path) -> _Manifest:
         manifest.setdefault("segments", [])
     elif checksum != _checksum(manifest):
         raise CheckpointError(f"'{path}' is damaged: its checksum differs")
-    return parse_saved(_Manifest, manifest, f"'{path}'")
+    wrong = _find_wrong_entry(manifest)
+    if wrong is not None:
+        raise CheckpointError(f"'{path}' is damaged: it lacks {wrong}")
+    return dict(manifest)
 
 
-def _read_segment(path: Path, entry: _SegmentFile) -> dict[str, np.ndarray[Any, Any]]:
+def _find_wrong_entry(manifest: dict[str, Any]) -> str | None:
+    """The first thing in a manifest that is not what a reader of it expects."""
+    for name in ("config", "metadata", "sections"):
+        if not isinstance(manifest.get(name), dict):
+            return name
+    if not isinstance(manifest.get("segments"), list):
+        return "segments"
+    sections = manifest["sections"]
+    if not {"algorithm", "trainer"} <= sections.keys() <= set(SECTIONS):
+        return "the sections algorithm and trainer, or has others"
+    for name, entry in _files_of(manifest):
+        if (
+            not isinstance(entry, dict)
+            or type(entry.get("bytes")) is not int
+            or not isinstance(entry.get("sha256"), str)
+        ):
+            return f"the size and checksum of {name}"
+    for name, entry in sections.items():
+        if not isinstance(entry.get("plain"), dict):
+            return f"the state in {name}"
+    if any(type(entry.get(key)) is not int for entry in manifest["segments"] for key in ("version", "rows")):
+        return "the versions of the segments"
+    return None
+
+
+def _files_of(manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, entry in manifest["sections"].items():
+        yield f"{name}.safetensors", entry
+    for index, entry in enumerate(manifest["segments"]):
+        yield _segment_file(index), entry
+
+
+def _read_segment(path: Path, entry: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     tensors = _read_tensors(path, entry, is_mapped=True)
     arrays = {name.removeprefix("/"): as_array(tensor, name) for name, tensor in tensors.items()}
-    if not arrays or {len(array) if array.ndim else 0 for array in arrays.values()} != {entry.rows}:
-        raise CheckpointError(f"'{path}' is damaged: it does not hold {entry.rows} rows of each field")
+    if not arrays or {len(array) if array.ndim else 0 for array in arrays.values()} != {entry["rows"]}:
+        raise CheckpointError(f"'{path}' is damaged: it does not hold {entry['rows']} rows of each field")
     return arrays
 
 
-def _read_tensors(path: Path, entry: _File, *, is_mapped: bool = False) -> dict[str, torch.Tensor]:
+def _read_tensors(path: Path, entry: dict[str, Any], *, is_mapped: bool = False) -> dict[str, torch.Tensor]:
     """The tensors of a file, read, or mapped into memory: a replay can be as large as the memory."""
     with _open_checked(path, entry) as file:
         try:
@@ -251,13 +254,13 @@ def _read_tensors(path: Path, entry: _File, *, is_mapped: bool = False) -> dict[
 
 
 @contextlib.contextmanager
-def _open_checked(path: Path, entry: _File) -> Iterator[BinaryIO]:
+def _open_checked(path: Path, entry: dict[str, Any]) -> Iterator[BinaryIO]:
     """The file, open at its beginning, if its size and checksum are the ones in the manifest."""
     with open_plain(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != entry.bytes:
-            raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes where the manifest says {entry.bytes:,}")
-        if _sha(file) != entry.sha256:
+        size, said = os.fstat(file.fileno()).st_size, entry["bytes"]
+        if size != said:
+            raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes where the manifest says {said:,}")
+        if _sha(file) != entry["sha256"]:
             raise CheckpointError(f"'{path}' is damaged: its checksum is not the one in the manifest")
         file.seek(0)
         yield file

@@ -7,37 +7,42 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.data.spaces import Spaces
 from rl_training.errors import CheckpointError, RLTrainingError
-from rl_training.validation import Saved, parse_saved
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Horizon(Saved):
+class _Saved(BaseModel):
+    """A part of a state: what it names must be there and of this type; more may be there."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Horizon(_Saved):
     total: Count
     from_step: Count
     from_progress: Share
 
 
-class _Interval(Saved):
+class _Interval(_Saved):
     every: Count
     passed: Count
 
 
-class _Accumulator(Saved):
+class _Accumulator(_Saved):
     sums: dict[str, Any]
     count: Count
     returns: list[float]
     lengths: list[float]
 
 
-class _Session(Saved):
+class _Session(_Saved):
     global_step: Count
     epoch: Count
     update_count: Count
@@ -49,18 +54,18 @@ class _Session(Saved):
     last_eval_step: Count | None
 
 
-class _Environments(Saved):
+class _Environments(_Saved):
     environments: list[dict[str, Any]]
     num_restarts: Count
     seeds: list[Count | None]
 
 
-class _Collector(Saved):
+class _Collector(_Saved):
     envs: _Environments
     doubts: list[str]
 
 
-class _TrainerState(Saved):
+class _TrainerState(_Saved):
     session: _Session
     metrics_bytes: Count
     collector: _Collector | None = None
@@ -82,7 +87,12 @@ def naming_misfits() -> Iterator[None]:
 
 def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
     """Raise a `CheckpointError` unless the counters are counters and there are `num_envs` environments."""
-    saved = parse_saved(_TrainerState, trainer_state, "the checkpoint's trainer state")
+    try:
+        saved = _TrainerState(**trainer_state)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"the checkpoint's trainer state is wrong at '{where:.100}': {first['msg']}") from None
     if not all(isinstance(total, Tensor) and total.dim() == 0 for total in saved.session.accumulator.sums.values()):
         raise CheckpointError("the checkpoint's trainer state is wrong at 'session.accumulator.sums'")
     if saved.collector is not None:
