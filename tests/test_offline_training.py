@@ -130,8 +130,21 @@ def test_bad_data_is_refused_before_a_run_exists(
     assert not (tmp_path / "runs").exists()
 
 
-def test_told_to_warn_a_run_says_what_is_wrong_and_clips_actions(file: Path, tmp_path: Path, capsys: Any) -> None:
-    bad = altered(file, tmp_path / "bad.npz", actions=poke((5, 0), 9.0))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"actions": poke((5, 0), 9.0)},
+        {"next_obs": lambda next_obs: np.roll(next_obs, -1, 0)},
+        {"truncated": lambda truncated: np.roll(truncated, -1)},
+    ],
+    ids=["action beyond its bound", "next_obs of other rows", "endings a row early"],
+)
+def test_told_to_warn_a_run_says_what_is_wrong_and_goes_on(
+    changes: dict[str, Any], file: Path, tmp_path: Path, capsys: Any
+) -> None:
+    bad = altered(file, tmp_path / "bad.npz", **changes)
+    with pytest.raises(DatasetError):
+        run_training(from_file("iql", tmp_path / "runs", bad))
     result = run_training(from_file("iql", tmp_path / "runs", bad, algo_kwargs={"dataset_check": "warn"}))
     assert result.metrics["global_step"] == 128
     assert "error: " in capsys.readouterr().err

@@ -130,9 +130,9 @@ def _findings(dataset: TransitionDataset, spaces: Spaces | None, thorough: bool)
         yield from check(dataset)
     if spaces is not None:
         yield from integrity_checks.check_spaces(dataset, spaces)
-    if thorough:
-        misses, leaps = score_steps(dataset)
-        yield from row_checks.check_alignment(dataset, misses)
+    misses, leaps = score_steps(dataset) if thorough else (None, None)
+    yield from row_checks.check_alignment(dataset, misses)
+    if misses is not None and leaps is not None:
         yield from row_checks.check_jumps(dataset, misses, leaps)
         yield from row_checks.check_repeats(dataset)
 
