@@ -119,11 +119,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", default=list(STUDIES), help=", ".join(STUDIES))
     parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON"), help="python with d3rlpy installed")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     arguments = parser.parse_args()
     if not arguments.peer_python:
         raise SystemExit("say where d3rlpy is: --peer-python PEERS/bin/python (or PEER_PYTHON=…)")
-    for seed in range(arguments.seeds):
+    for seed in arguments.seeds:
         for dataset in arguments.datasets:
             for algo in STUDIES[dataset].get("algos", ALGOS):
                 for contender in CONTENDERS:
