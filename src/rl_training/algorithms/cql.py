@@ -82,7 +82,7 @@ class CQLAlgorithm(ReplayAlgorithm[CQLConfig]):
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
         """What the rule holds for best, or with `explore` a draw where its policy is random."""
-        return self.rule.act(self.encoder(obs), self.generator if explore else None)
+        return self.rule.act(self.encode(obs), self.generator if explore else None)
 
     def step_arguments(self, actions: Tensor) -> tuple[Tensor, ...]:
         """The random numbers of one step."""

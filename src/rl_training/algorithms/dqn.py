@@ -69,7 +69,7 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
         """The best action, or with probability epsilon any action."""
-        greedy: Tensor = self.network(self.encoder(obs)).argmax(-1)
+        greedy: Tensor = self.network(self.encode(obs)).argmax(-1)
         if not explore:
             return greedy
         draws = torch.rand(len(obs), generator=self.generator, device=self.device)

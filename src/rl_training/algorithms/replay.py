@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +45,7 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
 
     def __init__(self, config: ConfigT, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.encoder: Callable[[Tensor], Tensor] = partial(flatten, spec=spaces.obs)
+        self.encoder: ObsEncoder | None = None
         if isinstance(config, OfflineConfig):  # there is a data set to learn a scale from
             self.encoder = ObsEncoder(spaces.obs, normalize=config.normalize_obs).to(self.device)
         self._step: Callable[..., tuple[tuple[str, ...], Tensor]] = compiled(self._whole_step, resources.compile)
@@ -54,11 +53,16 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
         """Draw from the policy where it is random, or take its best action."""
-        return self.actor.act(self.encoder(obs), self.generator if explore else None)
+        return self.actor.act(self.encode(obs), self.generator if explore else None)
+
+    def encode(self, obs: Tensor) -> Tensor:
+        """Observations as the flat vectors that networks read."""
+        features: Tensor = flatten(obs, self.spaces.obs) if self.encoder is None else self.encoder(obs)
+        return features
 
     def fit_observations(self, obs: Tensor) -> None:
         """Learn the scale of the data's observations."""
-        if isinstance(self.encoder, ObsEncoder):
+        if self.encoder is not None:
             self.encoder.update_statistics(obs)
 
     def update(self, batch: Transitions) -> UpdateResult:
@@ -83,6 +87,6 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
     def _whole_step(
         self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, discounts: Tensor, *drawn: Any
     ) -> tuple[tuple[str, ...], Tensor]:
-        batch = Batch(self.encoder(obs), actions, rewards, self.encoder(next_obs), discounts)
+        batch = Batch(self.encode(obs), actions, rewards, self.encode(next_obs), discounts)
         metrics = self.gradient_step(batch, *drawn)
         return tuple(metrics), torch.stack(list(metrics.values())).detach()
