@@ -21,6 +21,7 @@ class BCAlgorithm(ReplayAlgorithm[BCConfig]):
     """Learns the data's actions; rewards play no part."""
 
     actor: ImitationPolicy
+    looks_ahead = False
 
     def __init__(self, config: BCConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)

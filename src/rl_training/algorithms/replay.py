@@ -40,6 +40,8 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
 
     actor: Policy
     """What acts, unless `act` is written anew."""
+    looks_ahead = True
+    """Whether a step reads what came of the actions: without it `next_obs` and `discounts` are not made ready."""
     draws_per_step = 0
     """How many standard normal draws of the actions' shape a step reads."""
 
@@ -69,7 +71,8 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         """Take one gradient step, at the learning rates of this point of the run."""
         for optimizer in self.optimizers:
             optimizer.follow_schedule(self.progress)
-        discounts, drawn = batch.bootstrap(self.config.gamma), self.step_arguments(batch.actions)
+        discounts = batch.bootstrap(self.config.gamma) if self.looks_ahead else batch.rewards
+        drawn = self.step_arguments(batch.actions)
         names, values = self._step(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, *drawn)
         return UpdateResult(dict(zip(names, values.unbind(), strict=True)))
 
@@ -87,6 +90,7 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
     def _whole_step(
         self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, discounts: Tensor, *drawn: Any
     ) -> tuple[tuple[str, ...], Tensor]:
-        batch = Batch(self.encode(obs), actions, rewards, self.encode(next_obs), discounts)
+        next_obs = self.encode(next_obs) if self.looks_ahead else next_obs
+        batch = Batch(self.encode(obs), actions, rewards, next_obs, discounts)
         metrics = self.gradient_step(batch, *drawn)
         return tuple(metrics), torch.stack(list(metrics.values())).detach()
