@@ -120,13 +120,14 @@ def main() -> None:
     parser.add_argument("datasets", nargs="*", default=list(STUDIES), help=", ".join(STUDIES))
     parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON"), help="python with d3rlpy installed")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--contenders", nargs="*", default=CONTENDERS)
     arguments = parser.parse_args()
     if not arguments.peer_python:
         raise SystemExit("say where d3rlpy is: --peer-python PEERS/bin/python (or PEER_PYTHON=…)")
     for seed in arguments.seeds:
         for dataset in arguments.datasets:
             for algo in STUDIES[dataset].get("algos", ALGOS):
-                for contender in CONTENDERS:
+                for contender in arguments.contenders:
                     if str(seed) in read_record().get(dataset, {}).get(contender, {}).get(algo, {}):
                         continue
                     result = run(contender, algo, dataset, seed, arguments.peer_python)
