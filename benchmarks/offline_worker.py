@@ -22,7 +22,7 @@ import numpy as np
 
 Predict = Callable[[Any], Any]
 """Actions for a batch of observations."""
-UPDATES = {"bc": 6000, "td3_bc": 2000, "iql": 1500, "awac": 1500, "cql": 150}
+UPDATES = {"bc": 4000, "td3_bc": 1200, "iql": 1000, "awac": 1000, "cql": 100}
 SPEED_SETTINGS: dict[str, Any] = {"hidden_sizes": [256, 256], "seed": 0}
 
 
