@@ -78,7 +78,7 @@ def section() -> list[str]:
         "## Offline, next to d3rlpy",
         "",
         "Data of our own SAC agents (`benchmarks/offline_datasets.py`); both sides have the same file, settings,",
-        "number of updates and episodes (`benchmarks/offline_study.py`). *Beats* counts the seeds on which an algorithm",
+        "number of updates and episodes (`benchmarks/offline_study.py`). *Beats* counts the seeds on which one",
         "beats both our BC and the mean return of the data. *Holds* is whether our mean lies no further below d3rlpy's",
         "than the standard deviation of its seeds, or than the standard error that so many episodes of the data would",
         "have, if that is larger.",
