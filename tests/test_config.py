@@ -241,8 +241,8 @@ class TestComplaints:
         assert algo_complaint(algo, **kwargs) == message
 
     @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
-    def test_a_network_without_layers_is_refused(self, algo: str) -> None:
-        assert "for 'hidden_sizes'" in algo_complaint(algo, hidden_sizes=[])
+    def test_a_layer_without_width_is_refused(self, algo: str) -> None:
+        assert "for 'hidden_sizes" in algo_complaint(algo, hidden_sizes=[64, 0])
 
     def test_unknown_algorithm(self) -> None:
         with pytest.raises(ConfigError, match=r"^unknown algorithm 'ppp': did you mean 'ppo'\?$"):

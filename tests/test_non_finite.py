@@ -13,6 +13,7 @@ from conftest import TESTS, small_config
 from torch import Tensor
 
 from rl_training.algorithms.optim import Adam
+from rl_training.data.observations import ObsSpec
 from rl_training.data.transitions import find_non_finite
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
@@ -117,6 +118,9 @@ def test_infinities_that_cancel_are_still_found() -> None:
     assert accumulator.find_non_finite() == ("a", np.inf)
 
 
+OBS = ObsSpec((3,), "float32")
+
+
 def rows(**changes: Any) -> dict[str, np.ndarray]:
     shape = {"obs": (4, 2, 3), "actions": (4, 2, 1), "rewards": (4, 2), "next_obs": (4, 2, 3)}
     arrays = {name: np.ones(size, np.float32) for name, size in shape.items()}
@@ -126,18 +130,18 @@ def rows(**changes: Any) -> dict[str, np.ndarray]:
 
 
 def test_the_first_bad_number_is_found_in_the_order_of_cause() -> None:
-    assert find_non_finite(rows()) is None
-    assert find_non_finite(rows(rewards=(2, 1))) == ("rewards", 2, 1)
-    assert find_non_finite(rows(next_obs=(1, 0, 2), obs=(2, 0, 2), rewards=(1, 0))) == ("rewards", 1, 0)
-    assert find_non_finite(rows(obs=(3, 1, 0), actions=(3, 0, 0))) == ("obs", 3, 1)
+    assert find_non_finite(rows(), OBS) is None
+    assert find_non_finite(rows(rewards=(2, 1)), OBS) == ("rewards", 2, 1)
+    assert find_non_finite(rows(next_obs=(1, 0, 2), obs=(2, 0, 2), rewards=(1, 0)), OBS) == ("rewards", 1, 0)
+    assert find_non_finite(rows(obs=(3, 1, 0), actions=(3, 0, 0)), OBS) == ("obs", 3, 1)
 
 
 def test_large_but_finite_numbers_are_no_fault() -> None:
     arrays = rows()
     arrays["obs"][:] = 3e38
-    assert find_non_finite(arrays) is None
+    assert find_non_finite(arrays, OBS) is None
 
 
 def test_bytes_and_categories_are_not_asked() -> None:
     arrays = rows() | {"obs": np.zeros((4, 2, 8), np.uint8), "actions": np.zeros((4, 2), np.int64)}
-    assert find_non_finite(arrays) is None
+    assert find_non_finite(arrays, OBS) is None

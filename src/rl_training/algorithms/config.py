@@ -15,7 +15,7 @@ PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-HiddenSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+HiddenSizes = tuple[PositiveInt, ...]
 
 
 class Schedule(FrozenConfig):
@@ -67,7 +67,7 @@ class AlgorithmConfig(FrozenConfig):
     gamma: Fraction = 0.99
     """How much a reward one step later is worth."""
     hidden_sizes: HiddenSizes = (256, 256)
-    """Width of each hidden layer."""
+    """Width of each hidden layer; behind the convolutions that read an image there may be none."""
     activation: Activation = "relu"
     """What stands between the layers."""
     eval_interval: PositiveInt | None = None

@@ -19,7 +19,7 @@ from rl_training.algorithms.config import (
 from rl_training.algorithms.cql_continuous import ContinuousRule
 from rl_training.algorithms.cql_discrete import DiscreteRule
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
-from rl_training.data.spaces import ActionKind, Spaces, require_bounded_box
+from rl_training.data.spaces import ActionKind, Spaces, require_bounded_box, require_vectors
 from rl_training.errors import ConfigError
 
 BOX_ONLY = ("actor_learning_rate", "num_cql_samples", "alpha", "target_entropy", "backup_entropy", "lagrange_threshold")
@@ -78,6 +78,7 @@ class CQLAlgorithm(ReplayAlgorithm[CQLConfig]):
         """CQL needs a list of actions to value, or bounds to squash its actions into."""
         if spaces.action.kind is not ActionKind.DISCRETE:
             require_bounded_box(spaces, "cql", "one Discrete, not MultiDiscrete, or bc")
+            require_vectors(spaces, "cql with Box actions", "awac or bc")
 
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:

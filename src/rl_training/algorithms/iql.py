@@ -17,7 +17,7 @@ from rl_training.algorithms.config import (
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, expectile_loss, exponential_weights, polyak
-from rl_training.data.spaces import Spaces, require_bounded_box
+from rl_training.data.spaces import Spaces, require_bounded_box, require_vectors
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
@@ -61,6 +61,7 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
     def check_spaces(cls, spaces: Spaces) -> None:
         """IQL squashes its actions into the bounds, so it needs some."""
         require_bounded_box(spaces, "iql", "bc or cql")
+        require_vectors(spaces, "iql", "awac or bc")
 
     def gradient_step(self, batch: Batch) -> Metrics:
         """One step of the value function, the critics and the actor, in that order."""

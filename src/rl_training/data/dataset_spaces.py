@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.dataset_fields import flat_rows, row_blocks, rows_where
-from rl_training.data.spaces import ActionKind, ActionSpec, ObsSpec, Spaces
+from rl_training.data.observations import ObsSpec
+from rl_training.data.spaces import ActionKind, ActionSpec, Spaces
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
 

@@ -12,13 +12,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Space
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
+from rl_training.data.observations import Array, ObsSpec, check_sizes, describe_observation
 from rl_training.errors import EnvError
-
-Array = npt.NDArray[Any]
 
 
 def _nothing() -> Array:
@@ -31,20 +29,6 @@ class ActionKind(enum.Enum):
     DISCRETE = "discrete"
     MULTI_DISCRETE = "multi_discrete"
     CONTINUOUS = "continuous"
-
-
-@dataclass(frozen=True)
-class ObsSpec:
-    """One observation as it is stored: its shape, its dtype, and for a category how many there are."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    num_categories: int | None = None
-
-    @property
-    def num_features(self) -> int:
-        """Width of the observation once flattened (or one-hot coded) for a network."""
-        return self.num_categories or prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +98,7 @@ class Spaces:
         """Everything needed to act later without the environment."""
         action = self.action
         return {
-            "obs": {
-                "shape": list(self.obs.shape),
-                "dtype": self.obs.dtype,
-                "num_categories": self.obs.num_categories,
-            },
+            "obs": self.obs.state_dict(),
             "action": {
                 "kind": action.kind.value,
                 "shape": list(action.shape),
@@ -133,11 +113,10 @@ class Spaces:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Spaces:
         """Rebuild what `state_dict` wrote."""
-        obs, action = dict(state["obs"]), dict(state["action"])
-        obs["shape"] = tuple(obs["shape"])
+        action = dict(state["action"])
         action.update(kind=ActionKind(action["kind"]), shape=tuple(action["shape"]), choices=tuple(action["choices"]))
-        spaces = cls(ObsSpec(**obs), ActionSpec(**action))
-        spaces._check()
+        spaces = cls(ObsSpec.from_state_dict(state["obs"]), ActionSpec(**action))
+        spaces._check_action()
         return spaces
 
     def equals(self, other: Spaces) -> bool:
@@ -147,15 +126,10 @@ class Spaces:
             np.array_equal(value, its["action"][name]) for name, value in mine["action"].items()
         )
 
-    def _check(self) -> None:
-        """Raise a `ValueError` unless `describe_spaces` could have made this."""
-        obs, action = self.obs, self.action
-        categories = () if obs.num_categories is None else (obs.num_categories,)
-        for number in (*obs.shape, *categories, *action.shape, *action.choices):
-            if type(number) is not int or number < 1:
-                raise ValueError(f"{number!r:.100} is not a size of a space")
-        if obs.dtype not in (("float32", "uint8") if obs.num_categories is None else ("int64",)):
-            raise ValueError(f"observations cannot be of type {obs.dtype!r:.100}")
+    def _check_action(self) -> None:
+        """Raise a `ValueError` unless `describe_spaces` could have made the action."""
+        action = self.action
+        check_sizes((*action.shape, *action.choices))
         is_continuous = action.kind is ActionKind.CONTINUOUS
         if np.dtype(action.dtype).kind not in ("f" if is_continuous else "iu"):
             raise ValueError(f"actions cannot be of type {action.dtype!r:.100}")
@@ -168,7 +142,7 @@ class Spaces:
 
 def describe_spaces(observation_space: Space[Any], action_space: Space[Any]) -> Spaces:
     """Read the two spaces of an environment, or raise an `EnvError` that says what is supported."""
-    return Spaces(_describe_observation(observation_space), _describe_action(action_space))
+    return Spaces(describe_observation(observation_space), _describe_action(action_space))
 
 
 def require_bounded_box(spaces: Spaces, algorithm: str, alternatives: str) -> None:
@@ -183,19 +157,10 @@ def require_bounded_box(spaces: Spaces, algorithm: str, alternatives: str) -> No
         )
 
 
-def _describe_observation(space: Space[Any]) -> ObsSpec:
-    if isinstance(space, Discrete):
-        if space.start != 0:
-            raise EnvError(
-                f"observation space {space} starts at {space.start}; only Discrete spaces from 0 are supported"
-            )
-        return ObsSpec((), "int64", int(space.n))
-    if isinstance(space, Box):
-        return ObsSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")
-    raise EnvError(
-        f"observation space {space} is not supported: use Box or Discrete"
-        " (gymnasium.wrappers.FlattenObservation turns Dict and Tuple into a Box)"
-    )
+def require_vectors(spaces: Spaces, algorithm: str, alternatives: str) -> None:
+    """Raise an `EnvError` if there are images to read."""
+    if spaces.obs.image_shapes:
+        raise EnvError(f"{algorithm} reads vectors, not images; for images use {alternatives}")
 
 
 def _describe_action(space: Space[Any]) -> ActionSpec:
@@ -206,7 +171,12 @@ def _describe_action(space: Space[Any]) -> ActionSpec:
         choices = tuple(int(n) for n in space.nvec.reshape(-1))
         start = np.asarray(space.start, dtype=np.int64)
         return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
+    if isinstance(space, MultiBinary):
+        choices, start = (2,) * prod(space.shape), np.zeros(space.shape, np.int64)
+        return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         return ActionSpec(ActionKind.CONTINUOUS, tuple(space.shape), str(space.dtype), low=low, high=high)
-    raise EnvError(f"action space {space} is not supported: use Discrete, MultiDiscrete or a Box of floats")
+    raise EnvError(
+        f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats"
+    )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rl_training.data.observations import ObsSpec
 from rl_training.data.spaces import Spaces
 
 Array = npt.NDArray[Any]
@@ -88,9 +89,10 @@ def storage_bytes(spaces: Spaces, count: int) -> int:
     return count * sum(array.nbytes for array in allocate(spaces, 1).values())
 
 
-def find_non_finite(rows: Mapping[str, Array]) -> tuple[str, int, int] | None:
+def find_non_finite(rows: Mapping[str, Array], obs_spec: ObsSpec) -> tuple[str, int, int] | None:
     """The field, row and environment of the first number in [rows, envs, ...] that is NaN or infinite."""
-    floats = {name: rows[name] for name in ("obs", "actions", "rewards", "next_obs") if rows[name].dtype.kind == "f"}
+    numbers = {name: obs_spec.numbers(rows[name]) if name.endswith("obs") else rows[name] for name in FIELDS[:4]}
+    floats = {name: array for name, array in numbers.items() if array.dtype.kind == "f"}
     with np.errstate(over="ignore", invalid="ignore"):
         # The sum of squares is the cheapest question that every bad number answers.
         if math.isfinite(sum(flat.dot(flat) for flat in (array.reshape(-1) for array in floats.values()))):

@@ -57,7 +57,9 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
             self._seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
         else:
             self._seeds = [None if value is None else int(value) for value in seed]
-        return self._batch(self._ask("reset", [(value,) for value in self._seeds])), {}
+        return batch_observations(
+            self.single_observation_space, self._ask("reset", [(value,) for value in self._seeds])
+        ), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take one step in every environment."""
@@ -76,7 +78,8 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
             info["final_obs"] = np.empty(self.num_envs, object)
             for index, final in enumerate(final_obs):
                 info["final_obs"][index] = final
-        return self._batch(obs), np.array(rewards, np.float64), np.array(terminated), np.array(truncated), info
+        batched = batch_observations(self.single_observation_space, obs)
+        return batched, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), info
 
     def state(self) -> dict[str, Any]:
         """The states of all environments."""
@@ -94,7 +97,7 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
         for index, (obs, reasons) in enumerate(self._ask("restore", [(saved,) for saved in state["environments"]])):
             observations.append(obs)
             doubts += [f"environment {index}: {reason}" for reason in reasons]
-        return self._batch(observations), doubts
+        return batch_observations(self.single_observation_space, observations), doubts
 
     @abstractmethod
     def _run(self, command: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
@@ -122,10 +125,6 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
         self._seeds[index] = int(seed[0])
         only_this = [(self._seeds[index],) if other == index else None for other in range(self.num_envs)]
         return self._ask("reset", only_this, "reset after a restart")[index]
-
-    def _batch(self, observations: Sequence[Any]) -> Any:
-        out: Any = create_empty_array(self.single_observation_space, self.num_envs)
-        return concatenate(self.single_observation_space, observations, out)
 
     def _error(self, index: int, fault: Fault, command: str, action: Any = None) -> EnvError:
         lines = [f"environment {index} of {self.num_envs} failed in {command}: {fault.what}"]
@@ -165,6 +164,12 @@ class LocalVectorEnv(TrainingVectorEnv):
 
     def _replace(self, index: int) -> None:
         self._members[index] = ResumableEnv(self._make())
+
+
+def batch_observations(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
+    """One observation of each environment as a batch, in new memory."""
+    out: Any = create_empty_array(space, len(observations))
+    return concatenate(space, observations, out)
 
 
 def describe_error(error: BaseException) -> str:

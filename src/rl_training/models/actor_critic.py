@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.data.spaces import ActionKind, ActionSpec, Spaces
-from rl_training.models.encoders import ObsEncoder
+from rl_training.models.encoders import ObsEncoder, ObsNetwork
 from rl_training.models.mlp import EnsembleMLP, Layers
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -75,11 +75,11 @@ class GaussianHead(nn.Module):
         return log_prob, entropy
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(ObsNetwork):
     """Policy and value function: two perceptrons of one shape, evaluated as a pair."""
 
     def __init__(self, spaces: Spaces, layers: Layers, *, normalize_obs: bool, log_std_init: float) -> None:
-        super().__init__()
+        super().__init__(spaces.obs, layers, orthogonal=True)
         self.encoder = ObsEncoder(spaces.obs, normalize=normalize_obs)
         self.head: CategoricalHead | GaussianHead
         if spaces.action.kind is ActionKind.CONTINUOUS:
@@ -87,7 +87,7 @@ class ActorCritic(nn.Module):
         else:
             self.head = CategoricalHead(spaces.action)
         # Member 0 is the policy and member 1 the value, of which only the first output is read.
-        num_inputs, num_outputs = self.encoder.num_features, self.head.num_outputs
+        num_inputs, num_outputs = self.num_features, self.head.num_outputs
         self.networks = EnsembleMLP(2, num_inputs, num_outputs, layers, output_gains=(0.01, 1.0))
         with torch.no_grad():  # where the last layer is wider than it is deep, its columns are not yet of gain 1
             value_output = self.networks.weights[-1][1, :, 0]
@@ -95,7 +95,7 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """The policy's raw outputs [B, num_outputs] and the values [B]."""
-        policy, value = self.networks(self.encoder(obs)).unbind(0)
+        policy, value = self.networks(self.features(self.encoder(obs))).unbind(0)
         return policy, value[:, 0]
 
 

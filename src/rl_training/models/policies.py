@@ -12,20 +12,26 @@ from torch import Tensor, nn
 
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.models.actor_critic import HALF_LOG_TWO_PI, CategoricalHead
+from rl_training.models.encoders import ObsNetwork
 from rl_training.models.mlp import Layers
 
 PolicyKind = Literal["deterministic", "gaussian"]
 
 
-class Policy(nn.Module, ABC):
-    """A perceptron whose outputs mean actions. Observations come as flat vectors."""
+class Policy(ObsNetwork, ABC):
+    """A perceptron whose outputs mean actions. Observations come encoded."""
 
     outputs_per_component = 1
 
     def __init__(self, spaces: Spaces, layers: Layers) -> None:
-        super().__init__()
+        super().__init__(spaces.obs, layers)
         num_outputs = sum(spaces.action.choices) or spaces.action.num_components
-        self.network = layers.mlp(spaces.obs.num_features, self.outputs_per_component * num_outputs)
+        self.network = layers.mlp(self.num_features, self.outputs_per_component * num_outputs)
+
+    def outputs(self, obs: Tensor) -> Tensor:
+        """What the perceptron makes of the observations, [B, outputs]."""
+        outputs: Tensor = self.network(self.features(obs))
+        return outputs
 
     @abstractmethod
     def mode(self, obs: Tensor) -> Tensor:
@@ -65,7 +71,7 @@ class SquashedGaussianPolicy(Policy):
         return (mean + log_std.exp() * noise).tanh()
 
     def _gaussian(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = self.network(obs).chunk(2, -1)
+        mean, log_std = self.outputs(obs).chunk(2, -1)
         return mean, log_std.clamp(-20.0, 2.0)
 
 
@@ -82,8 +88,7 @@ class DeterministicPolicy(ImitationPolicy):
 
     def mode(self, obs: Tensor) -> Tensor:
         """The action, [B, A]."""
-        outputs: Tensor = self.network(obs)
-        return outputs.tanh()
+        return self.outputs(obs).tanh()
 
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """The same action."""
@@ -137,15 +142,15 @@ class CategoricalPolicy(ImitationPolicy):
 
     def mode(self, obs: Tensor) -> Tensor:
         """The most likely action."""
-        return self.head.mode(self.network(obs))
+        return self.head.mode(self.outputs(obs))
 
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """Draw by the probabilities."""
-        return self.head.sample(self.network(obs), generator)
+        return self.head.sample(self.outputs(obs), generator)
 
     def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
         """The cross entropy."""
-        return -self.head.log_prob_and_entropy(self.network(obs), actions)[0]
+        return -self.head.log_prob_and_entropy(self.outputs(obs), actions)[0]
 
 
 def make_imitation_policy(kind: PolicyKind, spaces: Spaces, layers: Layers) -> ImitationPolicy:

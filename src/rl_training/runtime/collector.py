@@ -61,7 +61,7 @@ class Collector:
     def reset(self, seeds: list[int]) -> None:
         """Begin new episodes, each environment with its own seed."""
         obs, _ = self._envs.reset(seed=seeds)
-        self._obs = self._as_stored(obs)
+        self._obs = self._spaces.obs.as_stored(obs)
 
     def collect(
         self, act: Callable[[Tensor], Tensor], store: StepStore, num_steps: int, state: TrainerState
@@ -78,7 +78,7 @@ class Collector:
             except EnvError:
                 self._check_finite(store, stored, first_step, actions)  # which may be what upset the environment
                 raise
-            obs, rewards, terminated, truncated = self._as_stored(step[0]), *step[1:4]
+            obs, rewards, terminated, truncated = self._spaces.obs.as_stored(step[0]), *step[1:4]
             for episode_return, length in step[4].get("episodes", ()):
                 returns.append(episode_return)
                 lengths.append(length)
@@ -101,7 +101,7 @@ class Collector:
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Bring the environments back; returns why they may not be exactly where they were."""
         obs, doubts = self._envs.restore(state["envs"])
-        self._obs = self._as_stored(obs)
+        self._obs = self._spaces.obs.as_stored(obs)
         self.doubts = list(dict.fromkeys([*state["doubts"], *doubts]))
         return doubts
 
@@ -109,25 +109,24 @@ class Collector:
         """Close the environments."""
         self._envs.close()
 
-    def _as_stored(self, obs: Array) -> Array:
-        return obs.astype(self._spaces.obs.dtype, copy=False)
-
     def _with_final_obs(self, obs: Array, info: dict[str, Any]) -> Array:
         next_obs = obs.copy()
         for index in np.flatnonzero(info["_final_obs"]):
-            next_obs[index] = info["final_obs"][index]
+            next_obs[index] = self._spaces.obs.one_as_stored(info["final_obs"][index])
         return next_obs
 
     def _check_finite(self, store: StepStore, stored: int, first_step: int, actions: Array | None = None) -> None:
         """Raise if anything collected since `first_step` is NaN or infinite."""
         row = 0
         for rows in store.newest(stored):
-            found = find_non_finite(rows)
+            found = find_non_finite(rows, self._spaces.obs)
             if found is not None:
                 name, offset, env = found
                 step = first_step + (row + offset + 1) * self.num_envs
-                value = rows[name][offset, env]
-                raise NonFiniteError(f"{NAMES[name]} of environment {env} is not finite at step {step:,}: {value}")
+                value = self._spaces.obs.numbers(rows[name]) if name.endswith("obs") else rows[name]
+                raise NonFiniteError(
+                    f"{NAMES[name]} of environment {env} is not finite at step {step:,}: {value[offset, env]}"
+                )
             row += len(rows["rewards"])
         if actions is not None and actions.dtype.kind == "f" and not np.isfinite(actions).all():
             raise NonFiniteError(f"the policy's actions are not finite after step {first_step + row}: {actions}")

@@ -17,7 +17,7 @@ from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.data.transitions import Array
 from rl_training.envs.factory import make_env
 from rl_training.envs.reference_scores import normalized_score
-from rl_training.envs.vector import describe_error
+from rl_training.envs.vector import batch_observations, describe_error
 from rl_training.errors import EnvError
 
 MAX_ENVS = 8
@@ -70,10 +70,13 @@ class Evaluator:
         """Return and length of each episode, in the order of the seeds."""
         returns = [0.0] * len(self._seeds)
         lengths = [0] * len(self._seeds)
+        space = self._envs[0].observation_space
         waiting = iter(range(len(self._seeds)))
         active = [self._begin(index, env) for env, index in zip(self._envs, waiting, strict=False)]
         while active:
-            actions = act_on(algorithm, np.stack([episode.obs for episode in active]), deterministic=True)
+            actions = act_on(
+                algorithm, batch_observations(space, [episode.obs for episode in active]), deterministic=True
+            )
             still_active = []
             for episode, action in zip(active, actions, strict=True):
                 try:
@@ -111,8 +114,8 @@ class Evaluator:
         )
 
 
-def act_on(algorithm: Algorithm[Any], obs: Array, *, deterministic: bool) -> Array:
+def act_on(algorithm: Algorithm[Any], obs: Any, *, deterministic: bool) -> Array:
     """Environment actions for a batch of environment observations."""
-    stored = np.ascontiguousarray(obs, dtype=algorithm.spaces.obs.dtype)
+    stored = np.ascontiguousarray(algorithm.spaces.obs.as_stored(obs))
     actions = algorithm.act(torch.from_numpy(stored).to(algorithm.device), explore=not deterministic)
     return algorithm.spaces.action.to_env(actions.cpu().numpy())

@@ -16,6 +16,7 @@ import torch
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import MAX_THREADS, TrainConfig
+from rl_training.models.encoders import IMAGE_FEATURES
 
 WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer of one update above which threads beat their own overhead."""
@@ -37,7 +38,7 @@ class Execution:
     def choose(cls, config: TrainConfig, algo_config: AlgorithmConfig) -> Execution:
         """Fill in what the configuration leaves to `auto`."""
         if config.num_threads == "auto":
-            widest = max(algo_config.hidden_sizes)
+            widest = max(algo_config.hidden_sizes, default=IMAGE_FEATURES)
             is_large = algo_config.samples_per_update() * widest**2 >= WORK_FOR_TWO_THREADS
             num_threads = min(os.cpu_count() or 1, 4) if is_large else 1
         else:

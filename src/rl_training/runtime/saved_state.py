@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
+from math import prod
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,6 +14,7 @@ from torch import Tensor
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.data.spaces import Spaces
 from rl_training.errors import CheckpointError, RLTrainingError
+from rl_training.models.encoders import IMAGE_FEATURES, layer_sizes
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -106,8 +108,10 @@ def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
 def check_network_size(config: AlgorithmConfig, spaces: Spaces, algorithm_state: dict[str, Any]) -> None:
     """Refuse layers that are larger than what the checkpoint holds, before memory is asked for them."""
     outputs = sum(spaces.action.choices) or spaces.action.num_components
-    sizes = (spaces.obs.num_features, *config.hidden_sizes, outputs)
+    images = spaces.obs.image_shapes
+    sizes = (spaces.obs.num_features + IMAGE_FEATURES * len(images), *config.hidden_sizes, outputs)
     needed = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
+    needed += sum(prod(size) for shape in images for size in layer_sizes(shape))
     held = sum(tensor.numel() for tensor in _tensors(algorithm_state))
     if needed > held:
         raise CheckpointError(f"the checkpoint holds {held:,} numbers and its layers {sizes} need {needed:,}")

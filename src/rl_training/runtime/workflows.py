@@ -161,16 +161,12 @@ def predict_checkpoint(path: str | Path, obs: npt.ArrayLike, *, deterministic: b
     return predict(algorithm, obs, deterministic=deterministic)
 
 
-def predict(algorithm: Algorithm[Any], obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
+def predict(algorithm: Algorithm[Any], obs: Any, *, deterministic: bool = True) -> npt.NDArray[Any]:
     """Environment action for one observation, or actions for a batch."""
-    array = np.asarray(obs)
-    shape = algorithm.spaces.obs.shape
-    if array.shape == shape:
-        action: npt.NDArray[Any] = act_on(algorithm, array[None], deterministic=deterministic)[0]
-        return action
-    if array.shape[1:] != shape or array.ndim == 0:
-        raise EnvError(f"observation of shape {array.shape} does not fit: expected {shape}, or {('batch', *shape)}")
-    return act_on(algorithm, array, deterministic=deterministic)
+    spec = algorithm.spaces.obs
+    is_batch = spec.is_batch(obs)
+    actions = act_on(algorithm, obs if is_batch else spec.as_batch(obs), deterministic=deterministic)
+    return actions if is_batch else actions[0]
 
 
 def plan_resume(path: str | Path, *, fall_back: bool = False, **changes: Any) -> ResumePlan:
