@@ -35,6 +35,8 @@ class UpdateResult:
 
     metrics: dict[str, Tensor]
     gradient_steps: int = 1
+    errors: Tensor | None = None
+    """How far off each transition of the batch was, where the batch was drawn unevenly."""
 
 
 @dataclass(frozen=True)

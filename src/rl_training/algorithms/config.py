@@ -91,6 +91,33 @@ class OnPolicyConfig(AlgorithmConfig):
     """Steps each environment takes between two updates."""
 
 
+REPLAY_KEYS = {"uniform": (), "prioritized": ("alpha", "beta"), "her": ("strategy", "goals_per_step")}
+
+
+class ReplayConfig(FrozenConfig):
+    """How stored transitions are drawn."""
+
+    kind: Literal["uniform", "prioritized", "her"] = "uniform"
+    """Each as often as any other; those that taught more, more often (Schaul et al. 2016); or also as if what came
+    of them had been the goal (Andrychowicz et al. 2017)."""
+    alpha: Fraction = 0.6
+    """Prioritized: how much the last error counts: 0 is uniform, 1 draws in proportion to it."""
+    beta: Scheduled = Schedule(kind="linear", start=0.4, end=1.0)
+    """Prioritized: how much of the unevenness the weights take back: 1 is all."""
+    strategy: Literal["future", "final", "episode"] = "future"
+    """Her: where other goals come from: what was achieved later in the episode, at its end, or anywhere in it."""
+    goals_per_step: PositiveInt = 4
+    """Her: transitions with another goal for each one with its own."""
+
+    @model_validator(mode="after")
+    def _has_keys_of_its_kind(self) -> ReplayConfig:
+        for key in sorted(self.model_fields_set - {"kind"}):
+            if key not in REPLAY_KEYS[self.kind]:
+                owner = next(kind for kind, keys in REPLAY_KEYS.items() if key in keys)
+                raise ValueError(f"{key} is for kind '{owner}' and means nothing for kind '{self.kind}'")
+        return self
+
+
 class OffPolicyConfig(AlgorithmConfig):
     """What the off-policy loop and its replay buffer read."""
 
@@ -106,6 +133,8 @@ class OffPolicyConfig(AlgorithmConfig):
     """Updates in one round."""
     n_step: PositiveInt = 1
     """Rewards summed before the value of the state reached is used."""
+    replay: ReplayConfig = ReplayConfig()
+    """How stored transitions are drawn: `kind: uniform`, `prioritized` or `her`, each with keys of its own."""
 
     def samples_per_update(self) -> int:
         """The batch."""

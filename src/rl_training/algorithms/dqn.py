@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from pydantic import model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources, UpdateResult
@@ -40,8 +43,20 @@ class DQNConfig(OffPolicyConfig):
     """Let the network choose the next action and the target network value it."""
     dueling: bool = False
     """Split the network's output into a state's value and the actions' advantages."""
+    prioritized: bool = False
+    """Short for `replay: {kind: prioritized}`."""
     max_grad_norm: PositiveFloat | None = 10.0
     """Longest gradient allowed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prioritized_is_a_kind_of_replay(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values.get("prioritized") is not True:
+            return values
+        replay = values.get("replay", {"kind": "prioritized"})
+        if not isinstance(replay, dict) or replay.get("kind") != "prioritized":
+            raise ValueError("prioritized: true and another kind of replay exclude each other")
+        return {**values, "replay": replay}
 
 
 class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
@@ -85,16 +100,15 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
 
     def gradient_step(self, batch: Batch) -> Metrics:
         """One step towards the targets."""
-        loss, q_mean = self._loss(batch)
+        values = self.network(batch.obs).gather(1, batch.actions.unsqueeze(1)).squeeze(1)
+        targets = self._targets(batch)
+        loss = batch.mean(F.smooth_l1_loss(values, targets, reduction="none"))
         grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
-        return {"critic_loss": loss, "q_mean": q_mean, "grad_norm": grad_norm}
+        metrics = {"critic_loss": loss, "q_mean": values.mean(), "grad_norm": grad_norm}
+        return batch.with_errors(metrics, values, targets)
 
     def _make_network(self) -> QNetwork:
         return QNetwork(self.spaces, self.layers, dueling=self.config.dueling).to(self.device)
-
-    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        values = self.network(batch.obs).gather(1, batch.actions.unsqueeze(1)).squeeze(1)
-        return F.smooth_l1_loss(values, self._targets(batch)), values.mean()
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, ConfigT, Resources, UpdateResult
-from rl_training.algorithms.config import OfflineConfig
+from rl_training.algorithms.config import OfflineConfig, OffPolicyConfig, value_at
 from rl_training.algorithms.optim import compiled
 from rl_training.data.spaces import Spaces
 from rl_training.data.transitions import Transitions
@@ -18,10 +18,13 @@ from rl_training.models.encoders import ObsEncoder, flatten
 from rl_training.models.policies import Policy
 
 Metrics = dict[str, Tensor]
+ERRORS = "errors"
+StepResult = tuple[tuple[str, ...], Tensor, Tensor | None]
+"""Names and values of the metrics, and the error of each transition."""
 
 
 class Batch(NamedTuple):
-    """What a gradient step reads. Observations are flat vectors [B, features], all else is [B, ...]."""
+    """What a gradient step reads. Observations are encoded, [B, features] unless images, all else is [B, ...]."""
 
     obs: Tensor
     actions: Tensor
@@ -29,10 +32,26 @@ class Batch(NamedTuple):
     next_obs: Tensor
     discounts: Tensor
     """How much the value of `next_obs` counts: 0 where the episode terminated."""
+    weights: Tensor | None = None
+    """How much each transition counts, where they were drawn unevenly."""
 
     def targets(self, next_values: Tensor) -> Tensor:
         """What the actions turned out to be worth, given the values of the states they led to."""
         return self.rewards + self.discounts * next_values
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The mean of losses [..., B] over the batch."""
+        return losses.mean(-1) if self.weights is None else (losses * self.weights).mean(-1)
+
+    def with_errors(self, metrics: Metrics, values: Tensor, targets: Tensor) -> Metrics:
+        """The metrics, and with them how far off each transition was, where the buffer draws by it.
+
+        `values` are [B], or [E, B] of which the mean error counts.
+        """
+        if self.weights is None:
+            return metrics
+        errors = (values - targets).detach().abs()
+        return {**metrics, ERRORS: errors if errors.dim() == 1 else errors.mean(0)}
 
 
 class ReplayAlgorithm(Algorithm[ConfigT]):
@@ -50,7 +69,7 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         self.encoder: ObsEncoder | None = None
         if isinstance(config, OfflineConfig):  # there is a data set to learn a scale from
             self.encoder = ObsEncoder(spaces.obs, normalize=config.normalize_obs).to(self.device)
-        self._step: Callable[..., tuple[tuple[str, ...], Tensor]] = compiled(self._whole_step, resources.compile)
+        self._step: Callable[..., StepResult] = compiled(self._whole_step, resources.compile)
 
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
@@ -58,7 +77,7 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         return self.actor.act(self.encode(obs), self.generator if explore else None)
 
     def encode(self, obs: Tensor) -> Tensor:
-        """Observations as the flat vectors that networks read."""
+        """Observations as networks read them: flat vectors, and images as they are."""
         features: Tensor = flatten(obs, self.spaces.obs) if self.encoder is None else self.encoder(obs)
         return features
 
@@ -73,12 +92,21 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
             optimizer.follow_schedule(self.progress)
         discounts = batch.bootstrap(self.config.gamma) if self.looks_ahead else batch.rewards
         drawn = self.step_arguments(batch.actions)
-        names, values = self._step(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, *drawn)
-        return UpdateResult(dict(zip(names, values.unbind(), strict=True)))
+        fields = (batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, self._weights(batch))
+        names, values, errors = self._step(*fields, *drawn)
+        return UpdateResult(dict(zip(names, values.unbind(), strict=True)), errors=errors)
 
     def step_arguments(self, actions: Tensor) -> tuple[Any, ...]:
         """What a step reads besides its batch: random numbers and choices, made outside of the compiled graph."""
         return tuple(torch.empty_like(actions).normal_(generator=self.generator) for _ in range(self.draws_per_step))
+
+    def _weights(self, batch: Transitions) -> Tensor | None:
+        """What makes up for uneven draws, scaled so that the largest is 1 (prioritized replay, section 3.4)."""
+        if batch.weights is None:
+            return None
+        assert isinstance(self.config, OffPolicyConfig)
+        weights = batch.weights ** value_at(self.config.replay.beta, self.progress)
+        return weights / weights.max()
 
     @abstractmethod
     def gradient_step(self, batch: Batch, *args: Any, **kwargs: Any) -> Metrics:
@@ -88,9 +116,17 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         """
 
     def _whole_step(
-        self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, discounts: Tensor, *drawn: Any
-    ) -> tuple[tuple[str, ...], Tensor]:
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+        next_obs: Tensor,
+        discounts: Tensor,
+        weights: Tensor | None,
+        *drawn: Any,
+    ) -> StepResult:
         next_obs = self.encode(next_obs) if self.looks_ahead else next_obs
-        batch = Batch(self.encode(obs), actions, rewards, next_obs, discounts)
+        batch = Batch(self.encode(obs), actions, rewards, next_obs, discounts, weights)
         metrics = self.gradient_step(batch, *drawn)
-        return tuple(metrics), torch.stack(list(metrics.values())).detach()
+        errors = metrics.pop(ERRORS, None)
+        return tuple(metrics), torch.stack(list(metrics.values())).detach(), errors

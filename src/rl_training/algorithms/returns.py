@@ -44,9 +44,10 @@ def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
     return 1.0 - (targets - predictions).var(correction=0) / (targets.var(correction=0) + 1e-8)
 
 
-def ensemble_mse(values: Tensor, targets: Tensor) -> Tensor:
+def ensemble_mse(values: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """The mean squared error of each member's values [E, B] from the targets [B], summed over the members."""
-    return (values - targets).square().mean(1).sum()
+    squares = (values - targets).square()
+    return (squares if weights is None else squares * weights).mean(1).sum()
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

@@ -77,13 +77,14 @@ class SACAlgorithm(ReplayAlgorithm[SACConfig]):
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> Metrics:
         """One step of the critics, the actor and the temperature, in that order."""
         alpha = self.temperature.log_alpha.detach().exp()
-        critic_loss, q_mean = self._critic_loss(batch, next_noise, alpha)
+        values, targets = self.critic(batch.obs, batch.actions), self._targets(batch, next_noise, alpha)  # [2, B], [B]
+        critic_loss = 0.5 * ensemble_mse(values, targets, batch.weights)  # SAC eq. 5
         critic_norm = descend(critic_loss, self.critic_optimizer)
         actor_loss, log_prob = self._actor_loss(batch.obs, noise, alpha)
         actor_norm = descend(actor_loss, self.actor_optimizer)
         alpha_loss = self.temperature.step(log_prob, self.alpha_optimizer)
         polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
-        return {
+        metrics = {
             "critic_loss": critic_loss,
             "critic_grad_norm": critic_norm,
             "actor_loss": actor_loss,
@@ -91,16 +92,12 @@ class SACAlgorithm(ReplayAlgorithm[SACConfig]):
             "alpha_loss": alpha_loss,
             "alpha": alpha,
             "entropy": -log_prob,
-            "q_mean": q_mean,
+            "q_mean": values.mean(),
         }
+        return batch.with_errors(metrics, values, targets)
 
     def _make_critic(self) -> EnsembleCritic:
         return EnsembleCritic(self.spaces, self.layers).to(self.device)
-
-    def _critic_loss(self, batch: Batch, next_noise: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        values = self.critic(batch.obs, batch.actions)  # [2, B]
-        loss = 0.5 * ensemble_mse(values, self._targets(batch, next_noise, alpha))  # SAC eq. 5
-        return loss, values.mean()
 
     @torch.no_grad()
     def _targets(self, batch: Batch, next_noise: Tensor, alpha: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""A ring of past transitions to sample from, with n-step returns."""
+"""A ring of past transitions to sample from, uniformly or by priority, with n-step returns."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.data.prioritized import PrioritizedSampler
 from rl_training.data.segments import Segment, rows_per_segment
 from rl_training.data.spaces import Spaces
 from rl_training.data.transitions import (
@@ -40,6 +42,7 @@ class ReplayBuffer:
         device: torch.device,
         n_step: int = 1,
         gamma: float = 0.99,
+        priority_alpha: float | None = None,
     ) -> None:
         self.num_rows = -(-capacity // num_envs)
         self.num_envs = num_envs
@@ -55,6 +58,8 @@ class ReplayBuffer:
         self._segment_rows = rows_per_segment(self.num_rows, self.nbytes // self.num_rows)
         self._versions = [0] * -(-self.num_rows // self._segment_rows)
         self._writes = 0
+        num_slots = self.num_rows * num_envs
+        self._priorities = None if priority_alpha is None else PrioritizedSampler(num_slots, priority_alpha, rng)
 
     def __len__(self) -> int:
         """Number of transitions stored."""
@@ -73,6 +78,8 @@ class ReplayBuffer:
         for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
             self._storage[name][row] = value
         self._mark_changed(row)
+        if self._priorities is not None:
+            self._priorities.add(np.arange(row * self.num_envs, (row + 1) * self.num_envs))
         self._position = (row + 1) % self.num_rows
         self._rows_stored = min(self._rows_stored + 1, self.num_rows)
 
@@ -93,15 +100,31 @@ class ReplayBuffer:
             yield {name: array[max(0, first) : self._position] for name, array in self._storage.items()}
 
     def sample(self, batch_size: int) -> Transitions:
-        """Draw transitions uniformly, with replacement."""
-        index = torch.from_numpy(self._rng.integers(0, len(self), batch_size))
+        """Draw transitions, with replacement: uniformly, or by priority."""
+        if self._priorities is None:
+            return self._gather(torch.from_numpy(self._rng.integers(0, len(self), batch_size)))
+        slots, weights = self._priorities.draw(batch_size, len(self))
+        index = torch.from_numpy(slots)
+        drawn = torch.from_numpy(weights).float().to(self._device)
+        return dataclasses.replace(self._gather(index), weights=drawn, index=index)
+
+    def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
+        """Draw several batches at once, which costs little more than drawing one; by priority, one after the other."""
+        if self._priorities is not None:
+            return (self.sample(batch_size) for _ in range(count))
+        return self.sample(batch_size * count).split(batch_size)
+
+    def note_errors(self, batch: Transitions, errors: Tensor) -> None:
+        """What an update made of a batch that was drawn by priority."""
+        assert self._priorities is not None
+        assert batch.index is not None
+        self._priorities.note_errors(batch.index.numpy(), errors.cpu().numpy())
+
+    def _gather(self, index: Tensor) -> Transitions:
+        """The transitions that begin there."""
         if self._n_step == 1:
             return Transitions(**{name: self._take(field, index) for name, field in self._flat.items()})
         return self._sample_n_step(index)
-
-    def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
-        """Draw several batches at once, which costs little more than drawing one."""
-        return self.sample(batch_size * count).split(batch_size)
 
     def _take(self, field: Tensor, index: Tensor) -> Tensor:
         return field.index_select(0, index).to(self._device)
@@ -138,6 +161,7 @@ class ReplayBuffer:
             "rows_stored": self._rows_stored,
             "writes": self._writes,
             "rng": self._rng.bit_generator.state,
+            **({} if self._priorities is None else {"priorities": self._priorities.state_dict()}),
             "segments": [
                 Segment(self._versions[start // self._segment_rows], self._rows(start, start + self._segment_rows))
                 for start in range(0, self._rows_stored, self._segment_rows)
@@ -150,6 +174,8 @@ class ReplayBuffer:
         self._rows_stored = as_index(state["rows_stored"], self.num_rows)
         self._writes = int(state["writes"])
         self._rng.bit_generator.state = state["rng"]
+        if self._priorities is not None:
+            self._priorities.load_state_dict(state["priorities"])
         start = 0
         for segment in state.get("segments", ()):  # an empty store has none
             rows = len(segment.arrays["rewards"])

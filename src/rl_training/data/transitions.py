@@ -34,6 +34,10 @@ class Transitions:
     truncated: Tensor
     discounts: Tensor | None = None
     """How much the value of `next_obs` counts, where that differs from gamma (n-step returns)."""
+    weights: Tensor | None = None
+    """How much less often than its share each was drawn, where they are drawn unevenly."""
+    index: Tensor | None = None
+    """Where each is stored, where that matters to the buffer."""
 
     @property
     def dones(self) -> Tensor:

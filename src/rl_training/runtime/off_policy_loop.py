@@ -35,6 +35,7 @@ def make_replay_buffer(
         device=device,
         n_step=config.n_step,
         gamma=config.gamma,
+        priority_alpha=config.replay.alpha if config.replay.kind == "prioritized" else None,
     )
 
 
@@ -82,7 +83,10 @@ def collect_and_learn(
             if state.should_stop:
                 return  # within the round again: a resumed run does the rest of the updates first
             for batch in buffer.sample_batches(algorithm.config.batch_size, min(due, MAX_BATCHES_AT_ONCE)):
-                session.updated(algorithm.update(batch))
+                learned = algorithm.update(batch)
+                if learned.errors is not None and isinstance(buffer, ReplayBuffer):
+                    buffer.note_errors(batch, learned.errors)
+                session.updated(learned)
         session.end_round()
 
 
