@@ -44,14 +44,13 @@ class SumTree:
     def find(self, targets: Array) -> Array:
         """For each target, the leaf at which the running sum over all leaves passes it."""
         node = np.zeros(len(targets), np.int64)
-        rest = targets.astype(np.float64)
+        rest, rows = targets.astype(np.float64), np.arange(len(targets))
         for level in reversed(self._levels):
             children = level[node]
             sums = children.cumsum(1)
-            # Rounding may carry a target beyond the last sum: then the last child that is not empty is meant.
-            last = BRANCHES - 1 - (children[:, ::-1] > 0.0).argmax(1)
-            choice = np.minimum((rest[:, None] >= sums).sum(1), last)
-            rows = np.arange(len(node))
+            choice = np.count_nonzero(sums <= rest[:, None], axis=1)
+            if choice.max() == BRANCHES:  # carried beyond the last sum by rounding: the last that is not empty is meant
+                choice = np.minimum(choice, BRANCHES - 1 - (children[:, ::-1] > 0.0).argmax(1))
             rest -= sums[rows, choice] - children[rows, choice]
             node = node * BRANCHES + choice
         return node
