@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from rl_training import TrainConfig
-from rl_training.experiment.registry import Loop, get_algorithm_spec
+from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
 
 TESTS = Path(__file__).parent
 SMALL: dict[Loop, dict[str, Any]] = {
@@ -25,6 +26,9 @@ SMALL: dict[Loop, dict[str, Any]] = {
     Loop.OFFLINE: {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
 ENV_OF = dict.fromkeys(("sac", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
+FAULTY = ("ppo", "dqn", "sac", "iql")
+"""What becomes of damaged and hostile files and of killed runs is shown with these: one for each loop, and for each kind
+of action. `RL_TRAINING_TEST_ALL=1` shows it with every algorithm."""
 LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
 """These are begun first, so that no worker is left alone with one of them at the end."""
 
@@ -33,6 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the long files first; within a file nothing moves."""
     order = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+def algorithms_for_faults() -> list[str]:
+    """The algorithms that the tests of faults go through."""
+    return [spec.name for spec in list_algorithm_specs()] if os.environ.get("RL_TRAINING_TEST_ALL") else list(FAULTY)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from checkpoint_tools import bit_flips, make_run, truncations
+from conftest import algorithms_for_faults
 from test_conformance import assert_equal, assert_same_end
 
 from rl_training.cli import main
@@ -18,11 +19,10 @@ from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.plotting import plot_learning_curve
-from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import load_algorithm, plan_resume, resume_training
 
-ALGOS = [spec.name for spec in list_algorithm_specs()]
+ALGOS = algorithms_for_faults()
 FLIPS = {"manifest.json": 120, "last": 60, "best": 60}
 DAMAGED_PER_ALGORITHM = 500
 """At least so many damaged files are read for every algorithm."""

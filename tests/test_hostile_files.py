@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_tools import forge_manifest, make_run
+from conftest import algorithms_for_faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,6 @@ from rl_training.errors import CheckpointError, EnvError, RLTrainingError
 from rl_training.experiment import checkpointing
 from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
 from rl_training.experiment.plotting import plot_learning_curve
-from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.runtime.workflows import (
     evaluate_checkpoint,
     load_algorithm,
@@ -38,7 +38,7 @@ from rl_training.runtime.workflows import (
     resume_training,
 )
 
-ALGOS = [spec.name for spec in list_algorithm_specs()]
+ALGOS = algorithms_for_faults()
 
 
 @pytest.fixture(scope="module")

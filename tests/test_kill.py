@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TESTS, small_config
-from test_conformance import ALGOS, assert_same_end
+from conftest import TESTS, algorithms_for_faults, small_config
+from test_conformance import assert_same_end
 
 from rl_training.data import segments
 from rl_training.experiment.checkpoint_folder import list_checkpoints
@@ -30,6 +30,7 @@ from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import resume_training
 
+ALGOS = algorithms_for_faults()
 KILLS_IN_ALL = 27
 KILLS_OF_EACH = max(5, -(-KILLS_IN_ALL // len(ALGOS)))
 PATIENCE_SECONDS = 120
