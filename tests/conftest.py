@@ -27,8 +27,8 @@ SMALL: dict[Loop, dict[str, Any]] = {
 }
 ENV_OF = dict.fromkeys(("sac", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
 FAULTY = ("ppo", "dqn", "sac", "iql")
-"""What becomes of damaged and hostile files and of killed runs is shown with these: one for each loop, and for each kind
-of action. `RL_TRAINING_TEST_ALL=1` shows it with every algorithm."""
+"""Damaged and hostile files and killed runs are tried with these: one for each loop and each kind of action.
+With `RL_TRAINING_TEST_ALL=1` they are tried with every algorithm."""
 LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
 """These are begun first, so that no worker is left alone with one of them at the end."""
 
