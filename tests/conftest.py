@@ -24,7 +24,7 @@ SMALL: dict[Loop, dict[str, Any]] = {
     },
     Loop.OFFLINE: {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
-ENV_OF = dict.fromkeys(("sac", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
+ENV_OF = dict.fromkeys(("sac", "td3", "ddpg", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
 LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
 """These are begun first, so that no worker is left alone with one of them at the end."""
 

@@ -99,6 +99,14 @@ class SAC(AlgorithmAPI, algo="sac"):
     """Soft actor-critic."""
 
 
+class TD3(AlgorithmAPI, algo="td3"):
+    """Twin delayed deep deterministic policy gradients."""
+
+
+class DDPG(AlgorithmAPI, algo="ddpg"):
+    """Deep deterministic policy gradients."""
+
+
 class BC(AlgorithmAPI, algo="bc"):
     """Behaviour cloning."""
 
