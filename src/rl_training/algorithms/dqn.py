@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig, PositiveFloat, PositiveInt, Scheduled
@@ -47,6 +47,8 @@ class DQNConfig(OffPolicyConfig):
 class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     """Learns the value of every discrete action from replayed transitions."""
 
+    name = "dqn"
+
     def __init__(self, config: DQNConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         self.network, self.target_network = self._make_network(), self._make_network()
@@ -58,7 +60,7 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     def check_spaces(cls, spaces: Spaces) -> None:
         """DQN needs a list of actions to value."""
         if spaces.action.kind is not ActionKind.DISCRETE:
-            raise EnvError("dqn needs a Discrete action space; for Box actions use sac or ppo")
+            raise EnvError(f"{cls.name} needs a Discrete action space; for Box actions use sac or ppo")
 
     def epsilon(self) -> float:
         """The share of random actions at this point of the run."""
@@ -89,7 +91,7 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
         return {"critic_loss": loss, "q_mean": q_mean, "grad_norm": grad_norm}
 
-    def _make_network(self) -> QNetwork:
+    def _make_network(self) -> nn.Module:
         return QNetwork(self.spaces, self.layers, dueling=self.config.dueling).to(self.device)
 
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
