@@ -24,7 +24,7 @@ SMALL: dict[Loop, dict[str, Any]] = {
     },
     Loop.OFFLINE: {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
-ENV_OF = dict.fromkeys(("sac", "td3", "ddpg", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
+ENV_OF = dict.fromkeys(("sac", "tqc", "td3", "ddpg", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
 LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
 """These are begun first, so that no worker is left alone with one of them at the end."""
 
@@ -42,7 +42,9 @@ def _one_thread() -> None:
 
 def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
     """A run of an algorithm that takes about a second."""
-    algo_kwargs = {**SMALL[get_algorithm_spec(algo).loop], **changes.pop("algo_kwargs", {})}
+    spec = get_algorithm_spec(algo)
+    small = {name: value for name, value in SMALL[spec.loop].items() if name in spec.config_class().model_fields}
+    algo_kwargs = {**small, **changes.pop("algo_kwargs", {})}
     values: dict[str, Any] = {
         "algo": algo,
         "env_id": ENV_OF.get(algo, "CartPole-v1"),
