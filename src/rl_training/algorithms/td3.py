@@ -113,7 +113,7 @@ class DelayedAlgorithm(ReplayAlgorithm[DelayedConfigT]):
         return batch.targets(self.target_critic(batch.next_obs, next_actions).amin(0))
 
     def _actor_loss(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
-        """The negated value of the policy's own actions: its gradient is that of TD3 eq. 5."""
+        """The negated value of the policy's own actions: its gradient is the one of TD3 algorithm 1."""
         return (-self.critic.first(obs, self.actor.mode(obs)).mean(),)
 
 
