@@ -25,7 +25,7 @@ SMALL: dict[Loop, dict[str, Any]] = {
     },
     Loop.OFFLINE: {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
-ENV_OF = dict.fromkeys(("sac", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
+ENV_OF = dict.fromkeys(("sac", "tqc", "td3", "ddpg", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
 FAULTY = ("ppo", "dqn", "sac", "iql")
 """Damaged and hostile files and killed runs are tried with these: one for each loop and each kind of action.
 With `RL_TRAINING_TEST_ALL=1` they are tried with every algorithm."""
@@ -51,7 +51,9 @@ def _one_thread() -> None:
 
 def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
     """A run of an algorithm that takes about a second."""
-    algo_kwargs = {**SMALL[get_algorithm_spec(algo).loop], **changes.pop("algo_kwargs", {})}
+    spec = get_algorithm_spec(algo)
+    small = {name: value for name, value in SMALL[spec.loop].items() if name in spec.config_class().model_fields}
+    algo_kwargs = {**small, **changes.pop("algo_kwargs", {})}
     values: dict[str, Any] = {
         "algo": algo,
         "env_id": ENV_OF.get(algo, "CartPole-v1"),

@@ -92,7 +92,7 @@ def critic(params, obs, actions):
     """Weight [member, in, out] and bias of each layer alternate; the result is [member, B]."""
     inputs = np.concatenate([obs, actions], -1)
     values = []
-    for member in range(2):
+    for member in range(len(params[0])):
         x = inputs
         for layer in range(3):
             x = x @ params[2 * layer][member] + params[2 * layer + 1][member]

@@ -348,7 +348,7 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("algo", "env_id", "words"),
         [
-            ("sac", "CartPole-v1", ["sac needs a Box action space", "use dqn or ppo"]),
+            ("td3", "CartPole-v1", ["td3 needs a Box action space", "use dqn or ppo"]),
             ("sac", "envs.py:Unbounded", ["sac needs a Box action space with finite bounds", "use ppo"]),
             ("dqn", "Pendulum-v1", ["dqn needs a Discrete action space", "use sac or ppo"]),
             ("ppo", "envs.py:Texts", ["observation space Text(", "is not supported: use Box or Discrete"]),

@@ -15,7 +15,7 @@ from rl_training.data.segments import Segment
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.registry import learns_offline, list_algorithm_specs
+from rl_training.experiment.registry import Loop, get_algorithm_spec, learns_offline, list_algorithm_specs
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.training import run_training
@@ -187,7 +187,7 @@ def test_the_number_of_updates_does_not_depend_on_the_number_of_environments(alg
     counts = set()
     for num_envs in (1, 4):
         changes = {"num_envs": num_envs, "total_timesteps": 160}
-        if algo == "ppo":
+        if get_algorithm_spec(algo).loop is Loop.ON_POLICY:
             changes["algo_kwargs"] = {"num_steps": 32 // num_envs}
         counts.add(run_training(small_config(algo, tmp_path / str(num_envs), **changes)).metrics["gradient_steps"])
     assert len(counts) == 1

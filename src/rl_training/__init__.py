@@ -6,12 +6,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import AWAC, BC, CQL, DQN, IQL, PPO, SAC, TD3BC
+    from rl_training.api.algorithms import A2C, AWAC, BC, CQL, DDPG, DQN, IQL, PPO, QRDQN, SAC, TD3, TD3BC, TQC
     from rl_training.experiment.config import TrainConfig
 
 __version__ = "0.1.0"
 
-__all__ = ["AWAC", "BC", "CQL", "DQN", "IQL", "PPO", "SAC", "TD3BC", "TrainConfig", "__version__"]
+__all__ = [
+    "A2C",
+    "AWAC",
+    "BC",
+    "CQL",
+    "DDPG",
+    "DQN",
+    "IQL",
+    "PPO",
+    "QRDQN",
+    "SAC",
+    "TD3",
+    "TD3BC",
+    "TQC",
+    "TrainConfig",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

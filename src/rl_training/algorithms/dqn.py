@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from pydantic import model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig, PositiveFloat, PositiveInt, Scheduled
@@ -62,6 +62,8 @@ class DQNConfig(OffPolicyConfig):
 class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     """Learns the value of every discrete action from replayed transitions."""
 
+    name = "dqn"
+
     def __init__(self, config: DQNConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         self.network, self.target_network = self._make_network(), self._make_network()
@@ -73,7 +75,7 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     def check_spaces(cls, spaces: Spaces) -> None:
         """DQN needs a list of actions to value."""
         if spaces.action.kind is not ActionKind.DISCRETE:
-            raise EnvError("dqn needs a Discrete action space; for Box actions use sac or ppo")
+            raise EnvError(f"{cls.name} needs a Discrete action space; for Box actions use sac or ppo")
 
     def epsilon(self) -> float:
         """The share of random actions at this point of the run."""
@@ -100,15 +102,20 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
 
     def gradient_step(self, batch: Batch) -> Metrics:
         """One step towards the targets."""
-        values = self.network(batch.obs).gather(1, batch.actions.unsqueeze(1)).squeeze(1)
-        targets = self._targets(batch)
-        loss = batch.mean(F.smooth_l1_loss(values, targets, reduction="none"))
+        losses, values, targets = self._losses(batch)
+        loss = batch.mean(losses)
         grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
         metrics = {"critic_loss": loss, "q_mean": values.mean(), "grad_norm": grad_norm}
         return batch.with_errors(metrics, values, targets)
 
-    def _make_network(self) -> QNetwork:
+    def _make_network(self) -> nn.Module:
         return QNetwork(self.spaces, self.layers, dueling=self.config.dueling).to(self.device)
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, value and target of each transition, [B]."""
+        values = self.network(batch.obs).gather(1, batch.actions.unsqueeze(1)).squeeze(1)
+        targets = self._targets(batch)
+        return F.smooth_l1_loss(values, targets, reduction="none"), values, targets
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:

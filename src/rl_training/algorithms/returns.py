@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -48,6 +49,16 @@ def ensemble_mse(values: Tensor, targets: Tensor, weights: Tensor | None = None)
     """The mean squared error of each member's values [E, B] from the targets [B], summed over the members."""
     squares = (values - targets).square()
     return (squares if weights is None else squares * weights).mean(1).sum()
+
+
+def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
+    """Losses [..., B] of N evenly spaced quantiles [..., B, N] from M likely returns [B, M] (QR-DQN eq. 10)."""
+    count = quantiles.shape[-1]
+    levels = ((torch.arange(count, device=quantiles.device) + 0.5) / count).unsqueeze(-1)  # QR-DQN lemma 2
+    errors = targets.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., B, N, M]
+    weights = torch.where(errors.detach() < 0.0, 1.0 - levels, levels)
+    huber = F.smooth_l1_loss(errors, errors.new_zeros(()).expand_as(errors), reduction="none")
+    return (weights * huber).mean(-1).sum(-1)
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

@@ -91,12 +91,32 @@ class PPO(AlgorithmAPI, algo="ppo"):
     """Proximal policy optimization."""
 
 
+class A2C(AlgorithmAPI, algo="a2c"):
+    """Advantage actor-critic."""
+
+
 class DQN(AlgorithmAPI, algo="dqn"):
     """Deep Q-learning."""
 
 
+class QRDQN(AlgorithmAPI, algo="qrdqn"):
+    """Quantile-regression deep Q-learning."""
+
+
 class SAC(AlgorithmAPI, algo="sac"):
     """Soft actor-critic."""
+
+
+class TQC(AlgorithmAPI, algo="tqc"):
+    """Truncated quantile critics."""
+
+
+class TD3(AlgorithmAPI, algo="td3"):
+    """Twin delayed deep deterministic policy gradients."""
+
+
+class DDPG(AlgorithmAPI, algo="ddpg"):
+    """Deep deterministic policy gradients."""
 
 
 class BC(AlgorithmAPI, algo="bc"):

@@ -54,8 +54,13 @@ class AlgorithmSpec:
 
 _BUILT_IN = (
     ("ppo", "PPO", Loop.ON_POLICY, "proximal policy optimization; Discrete, MultiDiscrete and Box actions"),
+    ("a2c", "A2C", Loop.ON_POLICY, "advantage actor-critic; Discrete, MultiDiscrete and Box actions"),
     ("dqn", "DQN", Loop.OFF_POLICY, "deep Q-learning with double, dueling and n-step options; Discrete actions"),
-    ("sac", "SAC", Loop.OFF_POLICY, "soft actor-critic with a learned temperature; bounded Box actions"),
+    ("qrdqn", "QRDQN", Loop.OFF_POLICY, "DQN that learns the quantiles of the return; Discrete actions"),
+    ("sac", "SAC", Loop.OFF_POLICY, "soft actor-critic with a learned temperature; bounded Box and Discrete actions"),
+    ("tqc", "TQC", Loop.OFF_POLICY, "SAC with truncated quantile critics; bounded Box actions"),
+    ("td3", "TD3", Loop.OFF_POLICY, "twin delayed deterministic policy gradients; bounded Box actions"),
+    ("ddpg", "DDPG", Loop.OFF_POLICY, "deep deterministic policy gradients; bounded Box actions"),
     ("bc", "BC", Loop.OFFLINE, "behaviour cloning; bounded Box and Discrete actions"),
     ("td3_bc", "TD3BC", Loop.OFFLINE, "TD3 with behaviour cloning; bounded Box actions"),
     ("iql", "IQL", Loop.OFFLINE, "implicit Q-learning; bounded Box actions"),

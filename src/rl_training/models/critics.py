@@ -44,3 +44,53 @@ class QNetwork(ObsNetwork):
             return outputs
         value, advantages = outputs[:, :1], outputs[:, 1:]
         return value + advantages - advantages.mean(-1, keepdim=True)  # Dueling networks, eq. 9
+
+
+class EnsembleQNetwork(ObsNetwork):
+    """Several values of every discrete action, evaluated as one batched network."""
+
+    def __init__(self, spaces: Spaces, layers: Layers, *, num_members: int = 2) -> None:
+        super().__init__(spaces.obs, layers)
+        self.networks = EnsembleMLP(num_members, self.num_features, spaces.action.choices[0], layers)
+
+    def forward(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
+        """Each member's value of each pair, [members, B], or without `actions` of all, [members, B, num_actions]."""
+        values: Tensor = self.networks(self.features(obs))
+        return values if actions is None else values.take_along_dim(actions.view(1, -1, 1), -1).squeeze(-1)
+
+
+class QuantileCritic(ObsNetwork):
+    """Quantiles of a continuous action's return by several members, evaluated as one batched network."""
+
+    def __init__(self, spaces: Spaces, layers: Layers, num_quantiles: int, *, num_members: int = 2) -> None:
+        super().__init__(spaces.obs, layers)
+        num_inputs = self.num_features + spaces.action.num_components
+        self.networks = EnsembleMLP(num_members, num_inputs, num_quantiles, layers)
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Each member's quantiles of each pair, [members, B, num_quantiles]."""
+        quantiles: Tensor = self.networks(torch.cat([self.features(obs), actions], -1))
+        return quantiles
+
+
+class QuantileQNetwork(ObsNetwork):
+    """Quantiles of every discrete action's return; dueling splits each into value and advantage."""
+
+    def __init__(self, spaces: Spaces, layers: Layers, num_quantiles: int, *, dueling: bool = False) -> None:
+        super().__init__(spaces.obs, layers)
+        self._num_quantiles = num_quantiles
+        self._dueling = dueling
+        num_outputs = (spaces.action.choices[0] + int(dueling)) * num_quantiles
+        self.network = layers.mlp(self.num_features, num_outputs)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """The value of each action, [B, num_actions]: the mean of its quantiles."""
+        return self.quantiles(obs).mean(-1)
+
+    def quantiles(self, obs: Tensor) -> Tensor:
+        """Each action's quantiles, [B, num_actions, num_quantiles]."""
+        outputs: Tensor = self.network(self.features(obs)).unflatten(-1, (-1, self._num_quantiles))
+        if not self._dueling:
+            return outputs
+        value, advantages = outputs[:, :1], outputs[:, 1:]
+        return value + advantages - advantages.mean(1, keepdim=True)  # Dueling networks, eq. 9

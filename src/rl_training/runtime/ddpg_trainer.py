@@ -1,0 +1,5 @@
+"""Train DDPG."""
+
+from rl_training.runtime.training import TrainFunction
+
+train_ddpg = TrainFunction("ddpg")

@@ -1,0 +1,5 @@
+"""Train QR-DQN."""
+
+from rl_training.runtime.training import TrainFunction
+
+train_qrdqn = TrainFunction("qrdqn")

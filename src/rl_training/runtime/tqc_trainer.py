@@ -1,0 +1,5 @@
+"""Train TQC."""
+
+from rl_training.runtime.training import TrainFunction
+
+train_tqc = TrainFunction("tqc")
