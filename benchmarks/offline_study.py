@@ -37,10 +37,15 @@ STUDIES: dict[str, dict[str, Any]] = {
     },
     "HalfCheetah-v5-medium-replay": {
         "env_id": "HalfCheetah-v5", "updates": 10_000, "hidden_sizes": [128, 128], "episodes": 20,
+        "algos": ["bc", "td3_bc", "iql", "awac"],
+    },
+    "HalfCheetah-v5-medium-replay, shorter": {
+        "dataset": "HalfCheetah-v5-medium-replay", "env_id": "HalfCheetah-v5", "updates": 5_000,
+        "hidden_sizes": [128, 128], "episodes": 20, "algos": ["bc", "cql"],
     },
     "HalfCheetah-v5-medium-replay, longer": {
         "dataset": "HalfCheetah-v5-medium-replay", "env_id": "HalfCheetah-v5", "updates": 30_000,
-        "hidden_sizes": [128, 128], "episodes": 20, "algos": ["bc", "td3_bc", "iql", "awac"],
+        "hidden_sizes": [128, 128], "episodes": 20, "algos": ["bc", "td3_bc", "iql"],
     },
     "Pendulum-v1-expert": {
         "env_id": "Pendulum-v1", "updates": 5_000, "hidden_sizes": [64, 64], "episodes": 100, "algos": ["bc"],
