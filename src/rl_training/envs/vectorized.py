@@ -45,8 +45,7 @@ class BatchVectorEnv(TrainingVectorEnv):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take one step in every environment, and begin new episodes where some ended."""
-        obs, rewards, terminated, truncated = self._attempt("step", self._batch.step, actions)
-        self._obs = np.array(obs)  # some environments write the next observation into the same array
+        self._obs, rewards, terminated, truncated = self._attempt("step", self._batch.step, actions)
         self._returns += rewards
         self._lengths += 1
         truncated = truncated | (self._lengths >= self._limit)
@@ -93,7 +92,7 @@ class BatchVectorEnv(TrainingVectorEnv):
         entropy = None if None in self._seeds else [seed or 0 for seed in (*self._seeds, self._num_resumes)]
         seeds = np.random.SeedSequence(entropy).generate_state(self.num_envs)
         self._returns[:], self._lengths[:] = 0.0, 0
-        self._obs = np.array(self._attempt("reset", self._batch.begin, seeds))
+        self._obs = self._attempt("reset", self._batch.begin, seeds)
         return self._obs
 
     def _attempt(self, what: str, call: Callable[[Any], Any], value: Any) -> Any:
@@ -123,11 +122,11 @@ class GymnasiumBatch:
 
     def begin(self, seeds: Array) -> Array:
         """Begin an episode in every environment; one generator serves all."""
-        return np.asarray(self.env.reset(seed=int(seeds[0]))[0])
+        return np.array(self.env.reset(seed=int(seeds[0]))[0])
 
     def step(self, actions: Array) -> list[Array]:
-        """Observations, rewards, terminated, truncated."""
-        return [np.asarray(part) for part in self.env.step(actions)[:4]]
+        """Observations, rewards, terminated, truncated: copies, for some write the next ones into the same arrays."""
+        return [np.array(part) for part in self.env.step(actions)[:4]]
 
     def renew(self, ended: Array) -> Array:
         """Begin an episode in the ended environments; returns their observations alone."""
@@ -199,7 +198,8 @@ def _holds_everything(batch: GymnasiumBatch) -> bool:
     actions = batch.env.action_space.sample()
     batch.begin(np.zeros(1))
     _, _, terminated, truncated = batch.step(actions)
-    batch.renew(terminated | truncated)
+    if (terminated | truncated).any():
+        batch.renew(terminated | truncated)
     saved = batch.state()
     step, beginning = batch.step(actions), batch.renew(np.ones(3, bool))
     batch.restore(saved)
