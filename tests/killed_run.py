@@ -26,7 +26,7 @@ from rl_training.algorithms.optim import Adam
 from rl_training.cli import main
 from rl_training.data import segments
 from rl_training.envs.factory import load_code
-from rl_training.envs.vector import TrainingVectorEnv
+from rl_training.envs.vector import MemberVectorEnv
 from rl_training.experiment.config import dump_yaml
 from rl_training.runtime import evaluation
 
@@ -76,7 +76,7 @@ class Trap:
 def set_trap(kind: str, trap: Trap) -> None:
     """Put the trap where the instants of a kind are."""
     if kind == "collect":
-        TrainingVectorEnv.step = trap.before(TrainingVectorEnv.step)  # type: ignore[method-assign]
+        MemberVectorEnv.step = trap.before(MemberVectorEnv.step)  # type: ignore[method-assign]
     elif kind == "update":
         Adam.step = trap.before(Adam.step)  # type: ignore[method-assign]
     elif kind == "eval":

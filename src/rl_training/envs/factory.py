@@ -9,23 +9,24 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 from gymnasium.error import Error as GymnasiumError
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rl_training.envs.rewards import EpisodeReport, RewardTransformConfig, apply_reward_wrappers
 from rl_training.envs.vector import LocalVectorEnv, TrainingVectorEnv
+from rl_training.envs.vectorized import BatchVectorEnv, EnvPoolBatch, check_has_batch, make_gymnasium_batch
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.errors import ConfigError, EnvError
 from rl_training.validation import FrozenConfig, parse_config, suggest
 
 Env = gym.Env[Any, Any]
-Backend = Literal["sync", "async"]
+Backend = Literal["sync", "async", "vector", "envpool"]
 
 
 class WrapperConfig(FrozenConfig):
@@ -39,7 +40,8 @@ class EnvSettings(FrozenConfig):
     """The keys of `env_kwargs` that are ours; all others go to the environment itself."""
 
     backend: Backend = "sync"
-    """Step the environments in this process, or each in a process of its own."""
+    """Step the environments one by one in this process, each in a process of its own, or all at once: as Gymnasium's
+    vectorized environment, or in EnvPool's threads."""
     wrappers: WrapperConfig = WrapperConfig()
     """Wrappers of the training environment."""
     max_episode_steps: Annotated[int, Field(gt=0)] | None = None
@@ -48,6 +50,18 @@ class EnvSettings(FrozenConfig):
     """How often, in the whole run, an environment that failed is made anew; the step that failed is not stored."""
     worker_timeout: Annotated[float, Field(gt=0)] = 120.0
     """Seconds after which a step in a worker process counts as hung."""
+
+    @property
+    def steps_all_at_once(self) -> bool:
+        """Whether the environments are one simulator."""
+        return self.backend in ("vector", "envpool")
+
+    @model_validator(mode="after")
+    def _refuse_what_means_nothing(self) -> EnvSettings:
+        idle = sorted(self.model_fields_set & {"max_restarts", "worker_timeout"})
+        if self.steps_all_at_once and idle:
+            raise ValueError(f"{' and '.join(idle)} mean nothing with backend: {self.backend} (use sync or async)")
+        return self
 
 
 def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[str, Any]]:
@@ -71,7 +85,9 @@ def make_vector_env(
     env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, num_envs: int = 1
 ) -> TrainingVectorEnv:
     """Make the training environments; an ended episode is reset within the step that ended it."""
-    settings, _ = split_env_kwargs(env_kwargs or {})
+    settings, own = split_env_kwargs(env_kwargs or {})
+    if settings.steps_all_at_once:
+        return _make_batched(env_id, settings, own, num_envs)
     make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), tuple(_loaded))
     if settings.backend == "sync":
         return LocalVectorEnv(make, num_envs, settings.max_restarts)
@@ -88,12 +104,30 @@ def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: Sequenc
     return apply_reward_wrappers(env, settings.wrappers.reward)
 
 
+def _make_batched(env_id: str, settings: EnvSettings, own: dict[str, Any], num_envs: int) -> TrainingVectorEnv:
+    if _find_class(env_id) is not None:
+        raise EnvError(f"backend: {settings.backend} takes registered ids; '{env_id}' is a class (use sync or async)")
+    env_id = env_id.rpartition(":")[2]
+    check_has_batch(env_id, settings.backend)
+    example = _construct(env_id, own, settings.max_episode_steps)
+    make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolBatch
+    with _naming_refusals(env_id, own):
+        return BatchVectorEnv(make_batch(env_id, own, example, num_envs), example, num_envs, settings.wrappers.reward)
+
+
 def _construct(env_id: str, own: Mapping[str, Any], max_episode_steps: int | None) -> Env:
     env_class = _find_class(env_id)
-    try:
+    with _naming_refusals(env_id, own):
         if env_class is None:
             return gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **own)
         env = env_class(**own)
+    return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
+
+
+@contextlib.contextmanager
+def _naming_refusals(env_id: str, own: Mapping[str, Any]) -> Iterator[None]:
+    try:
+        yield
     except GymnasiumError as error:
         raise EnvError(_explain_unknown_id(env_id, error)) from None
     except (TypeError, ValueError, KeyError, AssertionError) as error:
@@ -102,7 +136,6 @@ def _construct(env_id: str, own: Mapping[str, Any], max_episode_steps: int | Non
         raise ConfigError(f"environment '{env_id}' refuses its env_kwargs {dict(own)}: {error}") from error
     except ImportError as error:
         raise EnvError(f"environment '{env_id}' needs a package that is not installed: {error}") from None
-    return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
 
 
 def _find_class(env_id: str) -> Callable[..., Env] | None:

@@ -6,6 +6,8 @@ import math
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
 from gymnasium.wrappers import TransformReward
 from pydantic import model_validator
 
@@ -109,6 +111,14 @@ def apply_reward_wrappers(env: gym.Env[Any, Any], config: RewardTransformConfig 
     if config.clip_min is not None or config.clip_max is not None:
         env = RewardClipWrapper(env, clip_min=config.clip_min, clip_max=config.clip_max)
     return env
+
+
+def transform_rewards(rewards: npt.NDArray[Any], config: RewardTransformConfig | None) -> npt.NDArray[Any]:
+    """What the wrappers do, to the rewards of several environments at once."""
+    if config is None:
+        return rewards
+    rewards = rewards * config.scale + config.shift
+    return rewards if config.clip_min is config.clip_max is None else np.clip(rewards, config.clip_min, config.clip_max)
 
 
 def _check_bounds(low: float | None, high: float | None) -> None:

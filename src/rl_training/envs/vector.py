@@ -31,11 +31,14 @@ class Fault:
 
 
 class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
-    """A Gymnasium vector environment that resets within the step, can be saved and restored, and survives faults.
+    """A Gymnasium vector environment that resets within the step, and can be saved and restored.
 
     The info of a step holds `final_obs` and `_final_obs` as Gymnasium has them, `episodes` (raw return and length of
     each episode that ended), and `restarted` where an environment failed and was made anew: its step was lost.
     """
+
+    doubts: Sequence[str] = ()
+    """Why a run on these environments cannot be resumed exactly, if that is known from the start."""
 
     def __init__(self, example: gym.Env[Any, Any], num_envs: int, max_restarts: int = 0) -> None:
         self.num_envs = num_envs
@@ -57,9 +60,23 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
             self._seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
         else:
             self._seeds = [None if value is None else int(value) for value in seed]
-        return batch_observations(
-            self.single_observation_space, self._ask("reset", [(value,) for value in self._seeds])
-        ), {}
+        return self._begin(), {}
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """The states of all environments."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
+        """Bring all environments back; returns their observations and why some may not be exactly where they were."""
+
+    @abstractmethod
+    def _begin(self) -> Any:
+        """Begin an episode in every environment, with its seed; returns the first observations."""
+
+
+class MemberVectorEnv(TrainingVectorEnv):
+    """Environments of which each is stepped by itself, so that the others survive its faults."""
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take one step in every environment."""
@@ -82,7 +99,7 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
         return batched, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), info
 
     def state(self) -> dict[str, Any]:
-        """The states of all environments."""
+        """The state of each environment."""
         return {
             "seeds": list(self._seeds),
             "num_restarts": self.num_restarts,
@@ -90,7 +107,7 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
         }
 
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
-        """Bring all environments back; returns their observations and why some may not be exactly where they were."""
+        """Bring each environment back."""
         self._seeds = list(state["seeds"])
         self.num_restarts = state["num_restarts"]
         observations, doubts = [], []
@@ -98,6 +115,10 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
             observations.append(obs)
             doubts += [f"environment {index}: {reason}" for reason in reasons]
         return batch_observations(self.single_observation_space, observations), doubts
+
+    def _begin(self) -> Any:
+        observations = self._ask("reset", [(value,) for value in self._seeds])
+        return batch_observations(self.single_observation_space, observations)
 
     @abstractmethod
     def _run(self, command: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
@@ -140,7 +161,7 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
         return error
 
 
-class LocalVectorEnv(TrainingVectorEnv):
+class LocalVectorEnv(MemberVectorEnv):
     """All environments in this process, one after the other."""
 
     def __init__(self, make: MakeEnv, num_envs: int, max_restarts: int = 0) -> None:

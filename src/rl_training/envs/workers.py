@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.envs.resumable import ResumableEnv
-from rl_training.envs.vector import Fault, MakeEnv, TrainingVectorEnv, describe_error
+from rl_training.envs.vector import Fault, MakeEnv, MemberVectorEnv, describe_error
 from rl_training.errors import EnvError
 
 SECONDS_TO_START = 120.0
 SECONDS_FOR_A_TRACE = 2.0
 
 
-class WorkerVectorEnv(TrainingVectorEnv):
+class WorkerVectorEnv(MemberVectorEnv):
     """Each environment in a process of its own."""
 
     def __init__(self, make: MakeEnv, num_envs: int, max_restarts: int = 0, timeout_seconds: float = 120.0) -> None:

@@ -45,7 +45,7 @@ class Collector:
         self._spaces = spaces
         self._device = device
         self._obs = np.zeros((envs.num_envs, *spaces.obs.shape), spaces.obs.dtype)
-        self.doubts: list[str] = []
+        self.doubts = list(envs.doubts)
         """Why the environments may not be exactly where an uninterrupted run would have them."""
 
     @property

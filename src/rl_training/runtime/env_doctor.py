@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from rl_training.data.findings import Finding, Level
 from rl_training.data.spaces import ActionKind, Spaces, describe_spaces
 from rl_training.data.transitions import storage_bytes
 from rl_training.envs.attributes import is_same
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs
 from rl_training.envs.rewards import EpisodeReport
 from rl_training.envs.vector import describe_error
 from rl_training.errors import RLTrainingError
@@ -80,7 +81,11 @@ def examine_environment(
         findings += [*_judge_conduct(seen), *_judge_episodes(env, seen), *_judge_size(spaces, seen)]
         if check not in seen.faults:
             findings += _judge_chance(make, seen, actions, seed)
-            exactness, finding = _judge_resume(lambda: EpisodeReport(make()), steps, seed)
+            if split_env_kwargs(env_kwargs or {})[0].steps_all_at_once:
+                check = "backend"
+                exactness, finding = _judge_batch(env_id, env_kwargs)
+            else:
+                exactness, finding = _judge_resume(lambda: EpisodeReport(make()), steps, seed)
             findings.append(finding)
     except RLTrainingError as error:
         findings.append(Finding(Level.ERROR, check, str(error)))
@@ -201,3 +206,12 @@ def _judge_resume(make: Callable[[], Env], steps: int, seed: int) -> tuple[str, 
     remedy = "give it get_state() and set_state(state), and all its chance from self.np_random"
     found = f"approximate: {'; '.join(proof.doubts)} ({how})"
     return "approximate", Finding(Level.WARNING, "resume", found, remedy)
+
+
+def _judge_batch(env_id: str, env_kwargs: Mapping[str, Any] | None) -> tuple[str, Finding]:
+    """What the backend says of itself: the other findings are of one environment alone, as evaluation uses it."""
+    with closing(make_vector_env(env_id, env_kwargs, num_envs=2)) as envs:
+        doubts = "; ".join(envs.doubts)
+    if doubts:
+        return "approximate", Finding(Level.WARNING, "resume", f"approximate: {doubts}", "use sync or async")
+    return "exact", Finding(Level.OK, "resume", "exact: a trial of the vectorized environment, restored, went on alike")

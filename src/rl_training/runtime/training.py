@@ -84,7 +84,7 @@ def run_training(
             run.go_on(config)
         view = make_view(checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0)
         stack.callback(view.close)
-        for note in parts.notes:
+        for note in (*parts.notes, *(parts.collector.doubts if parts.collector else ())):
             view.message(note)
         try:
             result = _run_session(config, parts, run, view, checkpoint_state, callbacks, stop_reason)
@@ -213,6 +213,7 @@ def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, 
             doubts = parts.collector.load_state_dict(checkpoint_state.trainer_state["collector"])
             session.state.env_restarts = parts.collector.num_restarts
     if doubts:
+        parts.buffer.cut()  # the next step may be of another episode
         view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
         for doubt in doubts:
             view.message(f"  {doubt}")
