@@ -208,6 +208,16 @@ def test_a_file_goes_through_the_command_line(tmp_path: Path, monkeypatch: pytes
     assert "not overwritten" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("check", ["error", "warn"])
+def test_data_of_another_environment_is_refused_without_a_way_around(file: Path, tmp_path: Path, check: str) -> None:
+    narrow = {name: lambda array: array[:, :2] for name in ("obs", "next_obs")}
+    other = altered(file, tmp_path / "narrow.npz", **narrow)
+    with pytest.raises(DatasetError, match="recorded in another environment") as caught:
+        run_training(from_file("iql", tmp_path / "runs", other, algo_kwargs={"dataset_check": check}))
+    assert "trains anyway" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_damaged_data_exits_1(file: Path, tmp_path: Path, capsys: Any) -> None:
     bad = altered(file, tmp_path / "bad.npz", obs=poke((3, 1), np.nan))
     assert main(["data", "check", str(bad)]) == 1

@@ -127,7 +127,7 @@ def _make_offline_parts(
         on_failure.callback(evaluator.close)
     data = _load_data(config, algo_config)
     spaces = infer_spaces(data) if evaluator is None else evaluator.spaces
-    notes = [*data.notes, *_check_data(data, spaces, algo_config)]
+    notes = [*data.notes, *check_data(data, spaces, go_on=algo_config.dataset_check == "warn")]
     algorithm = _make_algorithm(config, spec, algo_config, spaces, execution)
     check_batch_fits(spaces, algo_config.batch_size)
     dataset = data.to_model_space(spaces, clip_actions=algo_config.dataset_check == "warn")
@@ -171,11 +171,12 @@ def _load_data(config: TrainConfig, algo_config: OfflineConfig) -> TransitionDat
     )
 
 
-def _check_data(data: TransitionDataset, spaces: Spaces, algo_config: OfflineConfig) -> list[str]:
-    """The cheap half of the data doctor: errors stop the run unless it is told to warn only."""
+def check_data(data: TransitionDataset, spaces: Spaces, *, go_on: bool = False) -> list[str]:
+    """The cheap half of the data doctor: errors stop the run unless it is told to go on; the rest is returned."""
     findings = check_dataset(data, spaces, thorough=False).findings
-    errors = [finding for finding in findings if finding.level is Level.ERROR]
-    if errors and algo_config.dataset_check == "error":
+    # What does not fit the spaces at all is refused later, by the conversion itself: nothing could go on with it.
+    errors = [finding for finding in findings if finding.level is Level.ERROR and not finding.name.endswith("_misfit")]
+    if errors and not go_on:
         more = "`rl-training data check` tells all of it, dataset_check: warn trains anyway"
         raise DatasetError(f"{errors[0].found}: {errors[0].remedy} ({more})")
     return [f"{finding.level.value}: {finding.found}" for finding in findings if finding.level is not Level.INFO]
