@@ -140,6 +140,8 @@ def test_a_checkpoint_is_judged_by_a_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads(capsys.readouterr().out)["behaviour_return_mean"] == metrics["behaviour_return_mean"]
     assert main([*command, "--eval-episodes", "3"]) == 2
     assert "--eval-episodes means nothing" in capsys.readouterr().err
+    assert main([*command[:3], "--fqe-updates", "3"]) == 2
+    assert "--fqe-updates belongs to" in capsys.readouterr().err
 
 
 def test_data_with_errors_gives_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rl_training.algorithms.base import Algorithm, Resources
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.spaces import Spaces
+from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.envs.factory import unknown_code
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
@@ -145,6 +145,8 @@ def record_checkpoint(
     config, algorithm, state = load_algorithm(path, device="cpu")
     env_id = config.required_env_id
     refuse_unknown_code(env_id)
+    if noise and algorithm.spaces.action.kind is not ActionKind.CONTINUOUS:
+        raise ConfigError("noise is for Box actions: epsilon mixes random ones among an agent's discrete actions")
     env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))
     act = disturbed(algorithm, epsilon, noise, np.random.default_rng(action_seed))
     with choose_execution(config, state).applied():
