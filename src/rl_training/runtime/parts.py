@@ -18,7 +18,7 @@ from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.offline_dataset import RewardTransform, TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import Spaces, describe_spaces
-from rl_training.envs.factory import make_vector_env
+from rl_training.envs.factory import make_vector_env, split_env_kwargs
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec
@@ -137,6 +137,8 @@ def _make_offline_parts(
     if not isinstance(algo_config, FineTunedConfig) or algo_config.online is None:
         return Parts(algo_config, algorithm, None, dataset, evaluator, execution, dataset, notes)
     online = algo_config.online
+    if config.total_timesteps <= online.after_updates:
+        notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
     envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
     on_failure.callback(envs.close)
     check_replay_fits(spaces, online.buffer_capacity, config.total_timesteps - online.after_updates)
@@ -157,6 +159,12 @@ def _make_algorithm(
 
 
 def _load_data(config: TrainConfig, algo_config: OfflineConfig) -> TransitionDataset:
+    if split_env_kwargs(config.env_kwargs)[0].wrappers.reward is not None:
+        raise ConfigError(
+            "env_kwargs.wrappers.reward does not reach recorded rewards: use reward_scale, reward_shift,"
+            f" reward_clip_min and reward_clip_max of {config.algo}, which new ones go through too"
+        )
+
     def collect() -> TransitionDataset:
         return record_random_actions(
             config.required_env_id, config.env_kwargs, algo_config.dataset_size, RunSeeds.from_seed(config.seed).data
