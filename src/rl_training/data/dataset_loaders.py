@@ -171,6 +171,7 @@ def _read_tensors(path: Path) -> dict[str, Any]:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a damaged file fails in many ways inside the reader
         reason = "it holds more than tensors" if "weights_only" in str(error) else str(error).split("\n")[0][:200]
+        reason = "it was written by numpy.savez: use dataset_kind 'npz'" if ".npy" in reason else reason
         raise DatasetError(
             f"'{path}' cannot be read: {reason}; save a dict of tensors with torch.save, or arrays as npz"
         ) from None
