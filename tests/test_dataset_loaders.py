@@ -194,6 +194,9 @@ class TestNpz:
     def test_a_torch_file(self, tmp_path: Path) -> None:
         torch.save({"obs": torch.zeros(3)}, tmp_path / "data.npz")
         assert "use dataset_kind 'pt'" in refusal(tmp_path / "data.npz")
+        with (tmp_path / "data.pt").open("wb") as file:
+            np.savez(file, obs=np.zeros(3))
+        assert "use dataset_kind 'npz'" in refusal(tmp_path / "data.pt", "pt")
 
     @pytest.mark.parametrize("share", [0.05, 0.5, 0.95, 0.999])
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

@@ -16,6 +16,7 @@ from rl_training.cli import main
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import describe_spaces
 from rl_training.errors import DatasetError
+from rl_training.runtime import offline_evaluation
 from rl_training.runtime.offline_evaluation import discounted_return, fitted_q_evaluation
 
 BOX = Box(-1, 1, (2,), np.float32)
@@ -69,6 +70,47 @@ def test_a_world_without_end_is_worth_its_endless_sum() -> None:
     assert score.behaviour_return_mean == pytest.approx((1 - 0.5**10) / 0.5, abs=1e-5)
 
 
+def test_a_hundred_horizons_of_updates_reach_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table instead of the network, which learns at once what it is shown: only the target's pace is left."""
+
+    class Table(torch.nn.Module):
+        def __init__(self, *_: Any) -> None:
+            super().__init__()
+            self.network = torch.nn.Linear(1, 1, bias=False)
+            self.network.weight.data.zero_()
+
+        def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+            return self.network.weight[0].expand(len(obs))
+
+    def learn_at_once(loss: torch.Tensor, optimizer: Any) -> None:
+        (weight,) = optimizer.parameters
+        (slope,) = torch.autograd.grad(loss, weight)
+        weight.data -= slope / 2.0  # the loss is (weight - target)^2
+
+    monkeypatch.setattr(offline_evaluation, "_Values", Table)
+    monkeypatch.setattr(offline_evaluation, "descend", learn_at_once)
+    obs, never = np.zeros((20, 2), np.float32), np.zeros(20, bool)
+    data = TransitionDataset(obs, np.zeros((20, 1), np.float32), np.full(20, -8.0), obs, never, np.arange(20) % 2 == 1)
+    algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.9)
+    score = fitted_q_evaluation(algorithm, data, num_updates=1000, batch_size=1)
+    assert score.fqe_return_mean == pytest.approx(-80.0, rel=0.02)
+    assert score.behaviour_return_mean == pytest.approx(-8.0 * 1.9)
+    assert score.unrecorded_weight == pytest.approx(0.9**2)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+def test_the_scale_of_rewards_does_not_matter_to_the_fit(size: float) -> None:
+    actions = np.random.default_rng(1).uniform(-1, 1, (500, 1)).astype(np.float32)
+    algorithm = policy([0.5], Box(-1, 1, (1,), np.float32))
+    plain, scaled = (
+        fitted_q_evaluation(algorithm, one_step_worlds(actions, factor * (2.0 + actions[:, 0])), num_updates=20)
+        for factor in (1.0, size)
+    )
+    assert scaled.fqe_return_mean == pytest.approx(size * plain.fqe_return_mean, rel=1e-3)
+    assert scaled.fqe_drift == pytest.approx(size * plain.fqe_drift, rel=1e-2)
+    assert plain.unrecorded_weight == 0.0
+
+
 def test_discounting_by_hand() -> None:
     assert discounted_return(np.array([1.0, 2.0, 4.0]), 0.5) == 1 + 1 + 1
 
@@ -91,5 +133,25 @@ def test_a_checkpoint_is_judged_by_a_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert {"fqe_return_mean", "fqe_return_low", "fqe_return_high", "behaviour_return_mean"} <= metrics.keys()
     assert metrics["global_step"] == 20
     assert metrics["held_out_episodes"] == 1
+    scaled = [*words, "algo_kwargs.reward_scale=0.1"]
+    assert main(["train", "--total-timesteps", "20", "--run-suffix", "y", "algo=iql", *scaled]) == 0
+    capsys.readouterr()
+    assert main([*command[:2], "runs/iql__offline__seed0__y", *command[3:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["behaviour_return_mean"] == metrics["behaviour_return_mean"]
     assert main([*command, "--eval-episodes", "3"]) == 2
     assert "--eval-episodes means nothing" in capsys.readouterr().err
+    assert main([*command[:3], "--fqe-updates", "3"]) == 2
+    assert "--fqe-updates belongs to" in capsys.readouterr().err
+
+
+def test_data_with_errors_gives_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "collect", "--env", "Pendulum-v1", "--steps", "1000", "--out", "a.npz"]) == 0
+    words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=a.npz", "algo_kwargs.hidden_sizes=[8]"]
+    assert main(["train", "--total-timesteps", "20", "--run-suffix", "x", "algo=bc", *words]) == 0
+    fields = dict(np.load("a.npz"))
+    fields["rewards"][3] = np.nan
+    np.savez("nan.npz", **fields)
+    command = ["eval", "--checkpoint", "runs/bc__offline__seed0__x", "--dataset", "nan.npz", "--fqe-updates", "2"]
+    assert main(command) == 2
+    assert "rewards has NaN in 1 of 1,000 rows" in capsys.readouterr().err

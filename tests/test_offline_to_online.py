@@ -72,11 +72,21 @@ def test_a_stop_in_either_stage_leaves_no_trace(algo: str, event: str, step: int
     assert_same_end(whole, resume_training(stopped.run_dir))
 
 
-def test_a_finished_offline_stage_can_be_extended_into_the_environment(tmp_path: Path) -> None:
+def test_a_finished_offline_stage_can_be_extended_into_the_environment(tmp_path: Path, capsys: Any) -> None:
     first = run_training(two_stages("iql", tmp_path, total_timesteps=64))
     assert first.metrics["gradient_steps"] == 64
+    assert "the run ends at step 64, before its online stage begins" in capsys.readouterr().err
     longer = resume_training(first.run_dir, total_timesteps=160)
     assert longer.metrics["gradient_steps"] == 104
+    # The actor's learning rate is a cosine that had reached 0.
+    assert "each schedule stays where it ended" in capsys.readouterr().err
+
+
+def test_wrapped_rewards_are_refused_beside_recorded_ones(tmp_path: Path) -> None:
+    config = two_stages("iql", tmp_path, env_kwargs={"wrappers": {"reward": {"scale": 0.1}}})
+    with pytest.raises(ConfigError, match=r"wrappers\.reward does not reach recorded rewards: use reward_scale"):
+        run_training(config)
+    assert not list(tmp_path.iterdir())
 
 
 def tiny_replay(offline_ratio: float, transform: RewardTransform | None = None) -> tuple[MixedReplay, ReplayBuffer]:

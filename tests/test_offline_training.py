@@ -17,6 +17,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import ConfigError, DatasetError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
+from rl_training.runtime import recording
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.recording import record_random_actions
 from rl_training.runtime.trainer import TrainerState
@@ -176,6 +177,8 @@ def test_a_recording_goes_into_a_minari_data_set_and_comes_back(
         (["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.npz", "--noise", "0.1"], "--noise disturb"),
         (["collect", "--steps", "9", "--out", "a.npz"], "say who acts"),
         (["collect", "--env", "CartPole-v1", "--steps", "9"], "say where to write"),
+        (["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.txt"], "should end in .npz"),
+        (["check", __file__], "should end in .npz or .pt"),
         (["mix", "nothing.npz", "--out", "a.npz"], "'nothing.npz' does not exist"),
         (["check", "nothing.npz"], "'nothing.npz' does not exist"),
     ],
@@ -204,8 +207,66 @@ def test_a_file_goes_through_the_command_line(tmp_path: Path, monkeypatch: pytes
     record = ["data", "collect", "--checkpoint", run_dir, "--steps", "50", "--out", "d.npz"]
     assert main([*record, "--epsilon", "0.3"]) == 0
     assert len(load_transition_dataset("npz", dataset_path="d.npz")) == 50
-    assert main(record) == 2
+    assert main([*record[:-1], "e.npz", "--noise", "0.1"]) == 2
+    assert "noise is for Box actions" in capsys.readouterr().err
+
+
+TAKEN = [["collect", "--steps", "9", "--env", "CartPole-v1"], ["mix", "a.npz"]]
+
+
+@pytest.mark.parametrize("words", TAKEN)
+def test_a_target_that_is_taken_is_refused_before_the_work(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def work(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("nothing should be recorded or read")
+
+    monkeypatch.setattr(recording, "record_random_actions", work)
+    monkeypatch.setattr("rl_training.cli_data.load_source", work)
+    (tmp_path / "taken.npz").touch()
+    assert main(["data", *words, "--out", str(tmp_path / "taken.npz")]) == 2
     assert "not overwritten" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dataset_id", ["noversion", "pendulum/taken-v0"])
+def test_a_minari_id_that_cannot_be_written_is_refused_before_the_recording(
+    dataset_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    (tmp_path / "pendulum/taken-v0").mkdir(parents=True)
+    steps = str(10**12)  # which would not fit into memory
+    assert main(["data", "collect", "--env", "Pendulum-v1", "--steps", steps, "--minari", dataset_id]) == 2
+    assert ("not a Minari id" if dataset_id == "noversion" else "not overwritten") in capsys.readouterr().err
+
+
+def test_mixing_tells_what_reading_the_files_brought_up(file: Path, tmp_path: Path, capsys: Any) -> None:
+    arrays = dict(np.load(file))
+    arrays["dones"] = arrays.pop("terminated") | arrays.pop("truncated")
+    np.savez(tmp_path / "dones.npz", **arrays)
+    assert main(["data", "mix", str(file), str(tmp_path / "dones.npz"), "--out", str(tmp_path / "mixed.npz")]) == 0
+    assert "dones.npz: it has only 'dones'" in capsys.readouterr().err
+
+
+def test_ctrl_c_in_a_recording_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording, "record_random_actions", interrupt)
+    words = ["--env", "Pendulum-v1", "--steps", "9", "--out", str(tmp_path / "a.npz")]
+    assert main(["data", "collect", *words]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("check", ["error", "warn"])
+def test_data_of_another_environment_is_refused_without_a_way_around(file: Path, tmp_path: Path, check: str) -> None:
+    narrow = {name: lambda array: array[:, :2] for name in ("obs", "next_obs")}
+    other = altered(file, tmp_path / "narrow.npz", **narrow)
+    with pytest.raises(DatasetError, match="recorded in another environment") as caught:
+        run_training(from_file("iql", tmp_path / "runs", other, algo_kwargs={"dataset_check": check}))
+    assert "trains anyway" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_damaged_data_exits_1(file: Path, tmp_path: Path, capsys: Any) -> None:

@@ -7,9 +7,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rl_training import cli_data
 from rl_training.cli_options import (
@@ -37,7 +38,19 @@ if TYPE_CHECKING:
 
 BAD_INPUT = 2
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+class Commands(TyperGroup):
+    """The commands, any of which may be interrupted: typer would leave without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+
+app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(cli_data.app, name="data")
 
 
@@ -88,7 +101,9 @@ def evaluate(
     dataset: Annotated[
         str | None, typer.Option("--dataset", help="Judge by this file or Minari id instead of an environment.")
     ] = None,
-    fqe_updates: Annotated[int, typer.Option("--fqe-updates", min=1, help="Updates of that estimate.")] = 10_000,
+    fqe_updates: Annotated[
+        int | None, typer.Option("--fqe-updates", min=1, help="Updates of that estimate (default: 10000).")
+    ] = None,
     device: Device = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
@@ -98,11 +113,14 @@ def evaluate(
 
     if dataset is not None and eval_episodes is not None:
         raise RLTrainingError("--dataset judges without an environment, so --eval-episodes means nothing beside it")
+    if dataset is None and fqe_updates is not None:
+        raise RLTrainingError("--fqe-updates belongs to an estimate from data: name the data with --dataset")
     if dataset is None:
         metrics = evaluate_checkpoint(checkpoint, num_episodes=eval_episodes, device=device or "auto")
     else:
         data = cli_data.load_source(dataset)
-        metrics = evaluate_checkpoint_offline(checkpoint, data, num_updates=fqe_updates, device=device or "auto")
+        updates = fqe_updates or 10_000
+        metrics = evaluate_checkpoint_offline(checkpoint, data, num_updates=updates, device=device or "auto")
     show(metrics, [f"metrics={json.dumps(metrics)}"], as_json)
 
 
@@ -251,9 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RLTrainingError as error:
         say(f"error: {error}")
         return BAD_INPUT
-    except typer.Exit as exit_request:
-        return exit_request.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:
         say("interrupted")
         return 130
     except typer.TyperException as error:

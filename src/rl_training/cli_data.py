@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli_options import AsJson, Plugins, show
+from rl_training.cli_options import AsJson, Plugins, say, show
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,9 +45,16 @@ def collect(
         raise ConfigError("say who acts: either --checkpoint RUN or --env ENV_ID (random actions)")
     if env is not None and (epsilon or noise):
         raise ConfigError("--epsilon and --noise disturb an agent: with --env all actions are random already")
+    from rl_training.data.dataset_loaders import check_new_file, save_transition_dataset
+    from rl_training.data.minari_datasets import check_new_id, write_minari
     from rl_training.runtime.recording import record_random_actions
     from rl_training.runtime.workflows import record_checkpoint
 
+    # Before the recording, which may take long.
+    if out is not None:
+        check_new_file(out)
+    if minari is not None:
+        check_new_id(minari)
     if checkpoint is not None:
         dataset, env = record_checkpoint(checkpoint, steps, seed=seed, epsilon=epsilon, noise=noise)
     else:
@@ -56,13 +63,8 @@ def collect(
         assert env is not None
         dataset = record_random_actions(env, {}, steps, np.random.SeedSequence(seed))
     if out is not None:
-        from rl_training.data.dataset_loaders import save_transition_dataset
-
         print(f"file={save_transition_dataset(out, dataset)}")
-    else:
-        from rl_training.data.minari_datasets import write_minari
-
-        assert minari is not None
+    if minari is not None:
         write_minari(minari, dataset, *_spaces_of(env))
         print(f"minari={minari}")
     _print_returns(dataset)
@@ -76,8 +78,9 @@ def mix(
     seed: Seed = 0,
 ) -> None:
     """Mix whole episodes of several files: `data mix a.npz b.npz --weights 0.5 0.5 --out mixed.npz`."""
-    from rl_training.data.dataset_loaders import mix_datasets, save_transition_dataset
+    from rl_training.data.dataset_loaders import check_new_file, mix_datasets, save_transition_dataset
 
+    check_new_file(out)
     # Words after the first number of --weights reach us as files; no file is called 0.5.
     files, shares = [], list(weights or [])
     for word in words:
@@ -104,7 +107,7 @@ def check(
     from rl_training.experiment.dataset_report import render_report
 
     spaces = describe_spaces(*_spaces_of(env)) if env is not None else None
-    report = check_dataset(load_source(source), spaces)
+    report = check_dataset(load_source(source, tell_notes=False), spaces)
     if as_json:
         show(report.to_dict(), [], as_json)
     else:
@@ -115,14 +118,18 @@ def check(
         raise typer.Exit(1)
 
 
-def load_source(source: str) -> TransitionDataset:
-    """The data set in a file, or the Minari data set of that id."""
+def load_source(source: str, *, tell_notes: bool = True) -> TransitionDataset:
+    """The data set in a file, or the Minari data set of that id; what reading it brought up is told."""
     from rl_training.data.dataset_loaders import load_transition_dataset
 
-    kind = Path(source).suffix.removeprefix(".")
-    if kind in ("npz", "pt"):
-        return load_transition_dataset(kind, dataset_path=source)
-    return load_transition_dataset("minari", dataset_id=source)
+    kind, path = Path(source).suffix.removeprefix("."), Path(source)
+    if kind not in ("npz", "pt") and path.is_file():
+        raise ConfigError(f"cannot tell what '{source}' is: the name of a file should end in .npz or .pt")
+    where = {"dataset_path": path} if kind in ("npz", "pt") else {"dataset_id": source}
+    dataset = load_transition_dataset(kind if "dataset_path" in where else "minari", **where)
+    for note in dataset.notes if tell_notes else ():
+        say(f"{source}: {note}")
+    return dataset
 
 
 def _spaces_of(env_id: str) -> tuple[Any, Any]:

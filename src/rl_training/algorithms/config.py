@@ -183,12 +183,10 @@ class OfflineConfig(AlgorithmConfig):
         needed = {"npz": "dataset_path", "pt": "dataset_path", "minari": "dataset_id"}.get(self.dataset_kind)
         if needed and getattr(self, needed) is None:
             raise ValueError(f"dataset_kind '{self.dataset_kind}' needs {needed}")
-        for source in ("dataset_path", "dataset_id"):
-            value = getattr(self, source)
-            if self.dataset_kind == "random" and value is not None:
-                raise ValueError(
-                    f"{source} is '{value}', but dataset_kind 'random' reads no data: set dataset_kind too"
-                )
+        read = (needed, "dataset_download" if self.dataset_kind == "minari" else None)
+        for name in ("dataset_path", "dataset_id", "dataset_download"):
+            if name not in read and (value := getattr(self, name)):
+                raise ValueError(f"{name} is '{value}', but dataset_kind '{self.dataset_kind}' does not read it")
         low, high = self.reward_clip_min, self.reward_clip_max
         if low is not None and high is not None and low > high:
             raise ValueError(f"reward_clip_min {low} lies above reward_clip_max {high}: exchange them")

@@ -54,9 +54,7 @@ def load_transition_dataset(
 
 def save_transition_dataset(path: str | Path, dataset: TransitionDataset) -> Path:
     """Write an uncompressed `.npz`, which can be mapped again; a file that is there already is not overwritten."""
-    path = Path(path)
-    if path.exists():
-        raise DatasetError(f"'{path}' exists already and is not overwritten")
+    path = check_new_file(path)
     draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +68,16 @@ def save_transition_dataset(path: str | Path, dataset: TransitionDataset) -> Pat
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+    return path
+
+
+def check_new_file(path: str | Path) -> Path:
+    """The path, if `save_transition_dataset` may write there."""
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise DatasetError(f"cannot write '{path}': the name of the file should end in .npz")
+    if path.exists():
+        raise DatasetError(f"'{path}' exists already and is not overwritten")
     return path
 
 
@@ -163,6 +171,7 @@ def _read_tensors(path: Path) -> dict[str, Any]:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a damaged file fails in many ways inside the reader
         reason = "it holds more than tensors" if "weights_only" in str(error) else str(error).split("\n")[0][:200]
+        reason = "it was written by numpy.savez: use dataset_kind 'npz'" if ".npy" in reason else reason
         raise DatasetError(
             f"'{path}' cannot be read: {reason}; save a dict of tensors with torch.save, or arrays as npz"
         ) from None

@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,15 +35,9 @@ def read_minari(dataset_id: str, *, download: bool) -> tuple[dict[str, Any], tup
 
 def _open(dataset_id: str, source: str, download: bool) -> Any:
     import minari
-    from minari.dataset.minari_dataset import parse_dataset_id
     from minari.dataset.minari_storage import MinariStorage
-    from minari.storage.datasets_root_dir import get_dataset_path
 
-    try:
-        parse_dataset_id(dataset_id)
-    except (ValueError, TypeError):
-        raise DatasetError(f"'{dataset_id}' is not a Minari id: write it like 'D4RL/door/human-v2'") from None
-    folder = get_dataset_path(dataset_id)
+    folder = _folder_of(dataset_id)
     if not (folder / "data").is_dir():
         if not download:
             known: list[str] = []
@@ -59,6 +54,17 @@ def _open(dataset_id: str, source: str, download: bool) -> Any:
         if not isinstance(metadata.get(name), str):
             raise DatasetError(f"'{folder}' does not state its {name}: record it again with Minari 0.5 or later")
     return minari.load_dataset(dataset_id)
+
+
+def _folder_of(dataset_id: str) -> Path:
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    try:
+        parse_dataset_id(dataset_id)
+    except (ValueError, TypeError):
+        raise DatasetError(f"'{dataset_id}' is not a Minari id: write it like 'D4RL/door/human-v2'") from None
+    return Path(get_dataset_path(dataset_id))
 
 
 def _download(minari: Any, dataset_id: str, folder: str) -> None:
@@ -140,13 +146,22 @@ def _parts(space: Any, description: Any, value: Any, path: tuple[Any, ...], sour
     yield ".".join(map(str, path)) or "obs", rows
 
 
-def write_minari(dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]) -> None:
-    """Write a new local Minari data set of whole episodes."""
+def check_new_id(dataset_id: str) -> None:
+    """Raise a `DatasetError` unless `write_minari` may write a data set of that id."""
     try:
-        import minari
-        from minari.data_collector import EpisodeBuffer
+        folder = _folder_of(dataset_id)
     except ImportError:
         raise DatasetError(MISSING) from None
+    if folder.exists():
+        raise DatasetError(f"Minari data set '{dataset_id}' exists already in '{folder}' and is not overwritten")
+
+
+def write_minari(dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]) -> None:
+    """Write a new local Minari data set of whole episodes."""
+    check_new_id(dataset_id)
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
     buffers = []
     for number, (start, stop) in enumerate(dataset.episodes()):
         observations = np.concatenate([dataset.obs[start:stop], dataset.next_obs[stop - 1 : stop]])

@@ -18,7 +18,7 @@ from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.offline_dataset import RewardTransform, TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import Spaces, describe_spaces
-from rl_training.envs.factory import make_vector_env
+from rl_training.envs.factory import make_vector_env, split_env_kwargs
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec
@@ -127,7 +127,7 @@ def _make_offline_parts(
         on_failure.callback(evaluator.close)
     data = _load_data(config, algo_config)
     spaces = infer_spaces(data) if evaluator is None else evaluator.spaces
-    notes = [*data.notes, *_check_data(data, spaces, algo_config)]
+    notes = [*data.notes, *check_data(data, spaces, go_on=algo_config.dataset_check == "warn")]
     algorithm = _make_algorithm(config, spec, algo_config, spaces, execution)
     check_batch_fits(spaces, algo_config.batch_size)
     dataset = data.to_model_space(spaces, clip_actions=algo_config.dataset_check == "warn")
@@ -137,6 +137,8 @@ def _make_offline_parts(
     if not isinstance(algo_config, FineTunedConfig) or algo_config.online is None:
         return Parts(algo_config, algorithm, None, dataset, evaluator, execution, dataset, notes)
     online = algo_config.online
+    if config.total_timesteps <= online.after_updates:
+        notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
     envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
     on_failure.callback(envs.close)
     check_replay_fits(spaces, online.buffer_capacity, config.total_timesteps - online.after_updates)
@@ -157,6 +159,12 @@ def _make_algorithm(
 
 
 def _load_data(config: TrainConfig, algo_config: OfflineConfig) -> TransitionDataset:
+    if split_env_kwargs(config.env_kwargs)[0].wrappers.reward is not None:
+        raise ConfigError(
+            "env_kwargs.wrappers.reward does not reach recorded rewards: use reward_scale, reward_shift,"
+            f" reward_clip_min and reward_clip_max of {config.algo}, which new ones go through too"
+        )
+
     def collect() -> TransitionDataset:
         return record_random_actions(
             config.required_env_id, config.env_kwargs, algo_config.dataset_size, RunSeeds.from_seed(config.seed).data
@@ -171,11 +179,12 @@ def _load_data(config: TrainConfig, algo_config: OfflineConfig) -> TransitionDat
     )
 
 
-def _check_data(data: TransitionDataset, spaces: Spaces, algo_config: OfflineConfig) -> list[str]:
-    """The cheap half of the data doctor: errors stop the run unless it is told to warn only."""
+def check_data(data: TransitionDataset, spaces: Spaces, *, go_on: bool = False) -> list[str]:
+    """The cheap half of the data doctor: errors stop the run unless it is told to go on; the rest is returned."""
     findings = check_dataset(data, spaces, thorough=False).findings
-    errors = [finding for finding in findings if finding.level is Level.ERROR]
-    if errors and algo_config.dataset_check == "error":
+    # What does not fit the spaces at all is refused later, by the conversion itself: nothing could go on with it.
+    errors = [finding for finding in findings if finding.level is Level.ERROR and not finding.name.endswith("_misfit")]
+    if errors and not go_on:
         more = "`rl-training data check` tells all of it, dataset_check: warn trains anyway"
         raise DatasetError(f"{errors[0].found}: {errors[0].remedy} ({more})")
     return [f"{finding.level.value}: {finding.found}" for finding in findings if finding.level is not Level.INFO]

@@ -81,7 +81,7 @@ def disturbed(algorithm: Algorithm[Any], epsilon: float, noise: float, rng: np.r
         if rng.random() < epsilon:
             return random_actions(spec, len(obs), rng)
         actions = algorithm.act(obs, explore=False)
-        if noise and spec.kind is ActionKind.CONTINUOUS:
+        if noise:
             actions = (actions + noise * torch.from_numpy(rng.normal(size=actions.shape)).float()).clamp(-1.0, 1.0)
         return actions
 

@@ -218,7 +218,9 @@ def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, 
         for doubt in doubts:
             view.message(f"  {doubt}")
     if session.horizon.from_step:
-        view.message(
-            f"the run now ends at step {session.horizon.total:,}: from step {session.horizon.from_step:,} on,"
-            f" the remaining {1 - session.horizon.from_progress:.0%} of each schedule is spread over the steps left"
-        )
+        share = 1 - session.horizon.from_progress
+        schedules = f"the remaining {share:.0%} of each schedule is spread over the steps left"
+        if share == 0:
+            schedules = "each schedule stays where it ended, and what has a learning rate of 0 there learns no more"
+        first, last = session.horizon.from_step, session.horizon.total
+        view.message(f"the run now ends at step {last:,}: from step {first:,} on, {schedules}")

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_training.algorithms.base import Algorithm, Resources
-from rl_training.algorithms.config import OfflineConfig
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.spaces import Spaces
+from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.envs.factory import unknown_code
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
@@ -23,6 +22,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluation import Evaluator, act_on
 from rl_training.runtime.offline_evaluation import fitted_q_evaluation
+from rl_training.runtime.parts import check_data
 from rl_training.runtime.recording import disturbed, record_transitions
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun, resolve_device
 from rl_training.runtime.saved_state import check_network_size, check_trainer_state, naming_misfits
@@ -100,11 +100,10 @@ def stored_step(state: CheckpointState) -> int:
 def evaluate_checkpoint_offline(
     path: str | Path, dataset: TransitionDataset, *, num_updates: int = 10_000, device: str = "auto"
 ) -> dict[str, float]:
-    """Judge a checkpoint by recorded transitions alone (fitted Q evaluation), with the run's own reward settings."""
+    """Judge a checkpoint by recorded transitions alone (fitted Q evaluation), by their raw rewards."""
     config, algorithm, state = load_algorithm(path, device=device)
+    check_data(dataset, algorithm.spaces)
     data = dataset.to_model_space(algorithm.spaces)
-    if isinstance(algorithm.config, OfflineConfig):
-        data = data.with_reward_transform(*algorithm.config.reward_transform)
     with choose_execution(config, state).applied():
         score = fitted_q_evaluation(algorithm, data, num_updates=num_updates, seed=config.seed)
     return {"global_step": stored_step(state), **score.as_dict()}
@@ -146,6 +145,8 @@ def record_checkpoint(
     config, algorithm, state = load_algorithm(path, device="cpu")
     env_id = config.required_env_id
     refuse_unknown_code(env_id)
+    if noise and algorithm.spaces.action.kind is not ActionKind.CONTINUOUS:
+        raise ConfigError("noise is for Box actions: epsilon mixes random ones among an agent's discrete actions")
     env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))
     act = disturbed(algorithm, epsilon, noise, np.random.default_rng(action_seed))
     with choose_execution(config, state).applied():
