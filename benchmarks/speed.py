@@ -31,8 +31,10 @@ RAW = ROOT / "benchmarks" / "results" / "speed.json"
 CASES = {
     "ppo_cartpole": ("PPO, CartPole-v1", "8 envs, 32 steps, minibatch 256, 20 epochs, 64x64", 2.0),
     "ppo_halfcheetah": ("PPO, HalfCheetah-v5", "8 envs, 256 steps, minibatch 64, 10 epochs, 64x64", 1.8),
+    "a2c_cartpole": ("A2C, CartPole-v1", "8 envs, 5 steps, 64x64", 2.0),
     "dqn_cartpole": ("DQN, CartPole-v1", "batch 64, every 256 steps 128 updates, 256x256", 1.8),
     "sac_halfcheetah": ("SAC, HalfCheetah-v5", "batch 256, one update a step, 256x256", 1.8),
+    "td3_halfcheetah": ("TD3, HalfCheetah-v5", "batch 256, one update a step, 256x256", 1.8),
 }
 OFFLINE = "offline updates, obs 17, actions 6, batch 256, 256x256"
 OFFLINE_CASES = {
@@ -53,7 +55,9 @@ TITLES = {
 
 
 def contenders(case: str) -> tuple[str, ...]:
-    return ("ours", "ours_compiled", *(("d3rlpy",) if case in OFFLINE_CASES else ("sb3", "sbx")))
+    if case in OFFLINE_CASES:
+        return "ours", "ours_compiled", "d3rlpy"
+    return "ours", "ours_compiled", "sb3", *(("sbx",) if case != "a2c_cartpole" else ())  # SBX has no A2C
 
 
 def measure(python: str, contender: str, case: str, threads: int) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from typing import Any
 CASES: dict[str, tuple[str, str, int, int, int]] = {
     "ppo_cartpole": ("ppo", "CartPole-v1", 8, 25_600, 5_120),
     "ppo_halfcheetah": ("ppo", "HalfCheetah-v5", 8, 16_384, 4_096),
+    "a2c_cartpole": ("a2c", "CartPole-v1", 8, 40_000, 8_000),
     "dqn_cartpole": ("dqn", "CartPole-v1", 1, 11_240, 3_048),
     "sac_halfcheetah": ("sac", "HalfCheetah-v5", 1, 1_600, 400),
+    "td3_halfcheetah": ("td3", "HalfCheetah-v5", 1, 2_000, 400),
 }
 
 
@@ -44,11 +46,13 @@ def settings(case: str) -> dict[str, Any]:
     return {
         "ppo_cartpole": {"num_steps": 32, "minibatch_size": 256, "update_epochs": 20, "learning_rate": 1e-3},
         "ppo_halfcheetah": {"num_steps": 256, "minibatch_size": 64, "update_epochs": 10, "learning_rate": 3e-4},
+        "a2c_cartpole": {"learning_rate": 7e-4},
         "dqn_cartpole": {
             "learning_rate": 2.3e-3, "batch_size": 64, "buffer_capacity": 100_000, "learning_starts": 1000,
             "target_update_interval": 10, "train_frequency": 256, "gradient_steps": 128, "hidden_sizes": [256, 256],
         },
         "sac_halfcheetah": {"learning_starts": 100},
+        "td3_halfcheetah": {"learning_starts": 100, "learning_rate": 1e-3},
     }[case]  # fmt: skip
 
 
@@ -110,8 +114,10 @@ def run_peer(library: str, case: str, threads: int) -> dict[str, float]:
             "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "target_update_interval": 10,
             "train_freq": 256, "gradient_steps": 128, "policy_kwargs": {"net_arch": [256, 256]},
         }  # fmt: skip
+    elif algo == "a2c":
+        arguments = {"n_steps": 5}
     else:
-        arguments = {"learning_starts": 100}
+        arguments = {"learning_starts": 100, "policy_kwargs": {"net_arch": [256, 256]}}
     if library == "sb3":
         common["device"] = "cpu"
     model = getattr(peer, algo.upper())("MlpPolicy", make_vec_env(env_id, num_envs, seed=0), **common, **arguments)
