@@ -188,6 +188,18 @@ def test_a_data_command_that_makes_no_sense_is_refused(words: list[str], part: s
     assert part in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("value", "part"), [(10**9, "up to 1,000,000,000"), (-1, "up to -1")])
+@pytest.mark.parametrize("name", ["obs", "actions"])
+def test_integers_that_cannot_be_choices_are_refused(name: str, value: int, part: str, tmp_path: Path) -> None:
+    fields = {"obs": np.arange(20), "next_obs": np.arange(1, 21), "actions": np.arange(20) % 3}
+    fields |= {key: np.full(20, value) for key in fields if name in key}
+    endings = {"terminated": np.zeros(20, bool), "truncated": np.arange(20) == 19}
+    np.savez(tmp_path / "a.npz", **fields, rewards=np.ones(20), **endings)
+    with pytest.raises(DatasetError, match=f"{name} has integers {part}, and without an env_id"):
+        run_training(from_file("cql", tmp_path / "runs", tmp_path / "a.npz", env_id=None))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"nothing\.npz' does not exist"):
         run_training(from_file("bc", tmp_path / "runs", tmp_path / "nothing.npz"))

@@ -14,6 +14,8 @@ from rl_training.errors import DatasetError
 
 TOLERANCE = 1e-5
 """How far beyond its bounds an action may lie, as a share of their distance: float32 rounds."""
+MAX_OPTIONS = 100_000
+"""More would make networks of gigabytes; such integers are identifiers or quantities."""
 ELSEWHERE = "the data was recorded in another environment or with other wrappers"
 
 
@@ -21,17 +23,28 @@ def infer_spaces(dataset: Any) -> Spaces:
     """The spaces that the recorded rows span, for data without an environment."""
     obs, actions = dataset.obs, dataset.actions
     if obs.dtype == np.int64 and obs.ndim == 1:
-        obs_spec = ObsSpec((), "int64", int(max(obs.max(), dataset.next_obs.max())) + 1)
+        obs_spec = ObsSpec((), "int64", _count_options("obs", obs, dataset.next_obs))
     else:
         obs_spec = ObsSpec(obs.shape[1:], "uint8" if obs.dtype == np.uint8 else "float32")
     if actions.dtype.kind != "f":
         if actions.ndim > 1 and actions[0].size != 1:
             raise DatasetError("several discrete actions a step need an env_id, which knows how many options each has")
-        return Spaces(obs_spec, ActionSpec(ActionKind.DISCRETE, (), "int64", (int(actions.max()) + 1,), np.asarray(0)))
+        choices = (_count_options("actions", actions),)
+        return Spaces(obs_spec, ActionSpec(ActionKind.DISCRETE, (), "int64", choices, np.asarray(0)))
     low, high = actions.min(0).astype(np.float64), actions.max(0).astype(np.float64)
     if np.all(low >= -1.0 - TOLERANCE) and np.all(high <= 1.0 + TOLERANCE):
         low, high = np.full_like(low, -1.0), np.full_like(high, 1.0)
     return Spaces(obs_spec, ActionSpec(ActionKind.CONTINUOUS, actions.shape[1:], "float32", low=low, high=high))
+
+
+def _count_options(name: str, *arrays: Array) -> int:
+    count = max(int(array.max()) for array in arrays) + 1
+    if not 0 < count <= MAX_OPTIONS:
+        raise DatasetError(
+            f"{name} has integers up to {count - 1:,}, and without an env_id they count as choices from 0 on, at most"
+            f" {MAX_OPTIONS:,}: number the choices from 0, or store quantities as floats"
+        )
+    return count
 
 
 def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:
