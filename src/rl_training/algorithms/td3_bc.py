@@ -32,5 +32,5 @@ class TD3BCAlgorithm(DelayedAlgorithm[TD3BCConfig]):
         own_actions = self.actor.mode(obs)
         values = self.critic.first(obs, own_actions)
         imitation_loss = (own_actions - actions).square().mean()
-        scale = self.config.bc_alpha / values.abs().mean().detach()  # TD3+BC eq. 5
+        scale = self.config.bc_alpha / values.abs().mean().detach().clamp(min=1e-8)  # TD3+BC eq. 5
         return imitation_loss - scale * values.mean(), imitation_loss  # TD3+BC eq. 3

@@ -124,7 +124,8 @@ def _existing_file(kind: str, dataset_path: str | Path | None) -> Path:
         raise DatasetError(f"dataset_kind '{kind}' needs dataset_path")
     path = Path(dataset_path).expanduser()
     if not path.exists():
-        raise DatasetError(f"'{path}' does not exist (looked from {Path.cwd()})")
+        remedy = "`rl-training data collect` records one"
+        raise DatasetError(f"'{path}' does not exist (looked from {Path.cwd()}): {remedy}")
     if not path.is_file():
         raise DatasetError(f"'{path}' is not a file: dataset_kind '{kind}' reads one .{kind} file")
     try:
