@@ -33,7 +33,7 @@ class SACConfig(OffPolicyConfig):
     """Weight of the entropy: `auto` learns it, starting from 1."""
     target_entropy: float | Auto = "auto"
     """Entropy that a learned alpha aims at: `auto` is minus the number of action components, or for n Discrete
-    actions 0.3 log n, which keeps CartPole steadier than the paper's 0.98 log n."""
+    actions 0.3 log n (with the paper's 0.98 log n alpha grew past 100 within 6,000 steps of CartPole)."""
     tau: Fraction = 0.005
     """Share by which the target critics follow the critics at each update."""
 
