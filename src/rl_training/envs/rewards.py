@@ -111,6 +111,13 @@ def apply_reward_wrappers(env: gym.Env[Any, Any], config: RewardTransformConfig 
     return env
 
 
+def transform_rewards(rewards: Any, config: RewardTransformConfig) -> Any:
+    """What the wrappers make of an array of rewards."""
+    low = -math.inf if config.clip_min is None else config.clip_min
+    high = math.inf if config.clip_max is None else config.clip_max
+    return (rewards * config.scale + config.shift).clip(low, high)
+
+
 def _check_bounds(low: float | None, high: float | None) -> None:
     if low is not None and high is not None and low > high:
         raise ConfigError(f"the lower clip bound {low} is above the upper one {high}")
