@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rl_training import TrainConfig
+from rl_training.data.observations import ObsSpec
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 
 TESTS = Path(__file__).parent
@@ -25,6 +27,7 @@ SMALL: dict[Loop, dict[str, Any]] = {
     Loop.OFFLINE: {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
 ENV_OF = dict.fromkeys(("sac", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
+ENV_OF["her"] = "rl_training.envs.goals:PointGoalEnv"
 LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
 """These are begun first, so that no worker is left alone with one of them at the end."""
 
@@ -56,3 +59,11 @@ def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
         "algo_kwargs": algo_kwargs,
     }
     return TrainConfig(**{**values, **changes})
+
+
+def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
+    """What an environment would have returned to be stored like this, [..., numbers]."""
+    if not spec.parts:
+        return stored
+    leading = stored.shape[:-1]
+    return {part.path[0]: stored[..., spec.columns(part.path[0])].reshape(*leading, *part.shape) for part in spec.parts}

@@ -6,12 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import AWAC, BC, CQL, DQN, IQL, PPO, SAC, TD3BC
+    from rl_training.api.algorithms import AWAC, BC, CQL, DQN, HER, IQL, PPO, SAC, TD3BC
     from rl_training.experiment.config import TrainConfig
 
 __version__ = "0.1.0"
 
-__all__ = ["AWAC", "BC", "CQL", "DQN", "IQL", "PPO", "SAC", "TD3BC", "TrainConfig", "__version__"]
+__all__ = ["AWAC", "BC", "CQL", "DQN", "HER", "IQL", "PPO", "SAC", "TD3BC", "TrainConfig", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -99,6 +99,10 @@ class SAC(AlgorithmAPI, algo="sac"):
     """Soft actor-critic."""
 
 
+class HER(AlgorithmAPI, algo="her"):
+    """Soft actor-critic with hindsight replay."""
+
+
 class BC(AlgorithmAPI, algo="bc"):
     """Behaviour cloning."""
 

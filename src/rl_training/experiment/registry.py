@@ -56,6 +56,7 @@ _BUILT_IN = (
     ("ppo", "PPO", Loop.ON_POLICY, "proximal policy optimization; Discrete, MultiDiscrete and Box actions"),
     ("dqn", "DQN", Loop.OFF_POLICY, "deep Q-learning with double, dueling and n-step options; Discrete actions"),
     ("sac", "SAC", Loop.OFF_POLICY, "soft actor-critic with a learned temperature; bounded Box actions"),
+    ("her", "HER", Loop.OFF_POLICY, "sac with hindsight replay, on environments with goals; bounded Box actions"),
     ("bc", "BC", Loop.OFFLINE, "behaviour cloning; bounded Box and Discrete actions"),
     ("td3_bc", "TD3BC", Loop.OFFLINE, "TD3 with behaviour cloning; bounded Box actions"),
     ("iql", "IQL", Loop.OFFLINE, "implicit Q-learning; bounded Box actions"),
