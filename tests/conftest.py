@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rl_training import TrainConfig
+from rl_training.data.observations import ObsSpec
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
 
 TESTS = Path(__file__).parent
@@ -26,6 +28,7 @@ SMALL: dict[Loop, dict[str, Any]] = {
     Loop.OFFLINE: {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
 ENV_OF = dict.fromkeys(("sac", "tqc", "td3", "ddpg", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
+ENV_OF["her"] = "rl_training.envs.goals:PointGoalEnv"
 FAULTY = ("ppo", "dqn", "sac", "iql")
 """Damaged and hostile files and killed runs are tried with these: one for each loop and each kind of action.
 With `RL_TRAINING_TEST_ALL=1` they are tried with every algorithm."""
@@ -67,3 +70,11 @@ def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
         "algo_kwargs": algo_kwargs,
     }
     return TrainConfig(**{**values, **changes})
+
+
+def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
+    """What an environment would have returned to be stored like this, [..., numbers]."""
+    if not spec.parts:
+        return stored
+    leading = stored.shape[:-1]
+    return {part.path[0]: stored[..., spec.columns(part.path[0])].reshape(*leading, *part.shape) for part in spec.parts}

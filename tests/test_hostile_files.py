@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_tools import forge_manifest, make_run
-from conftest import algorithms_for_faults
+from conftest import algorithms_for_faults, as_observation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -567,6 +567,7 @@ def test_any_change_of_a_manifest_is_harmless(algo: str, originals: dict[str, Pa
     places = list(places_of(whole))
     _, algorithm, _ = load_algorithm(checkpoint, device="cpu")
     obs = np.linspace(-1, 1, 5 * int(np.prod(algorithm.spaces.obs.shape))).reshape(5, *algorithm.spaces.obs.shape)
+    obs = as_observation(algorithm.spaces.obs, obs)
     expected = predict(algorithm, obs)
 
     @settings(max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True)

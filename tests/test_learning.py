@@ -35,3 +35,8 @@ def test_dqn_balances_the_pole(tmp_path: Path) -> None:
 
 def test_sac_swings_the_pendulum_up_in_a_quarter_of_its_steps(tmp_path: Path) -> None:
     assert score(train_preset("sac", "Pendulum-v1", tmp_path, total_timesteps=5000)) >= -300
+
+
+def test_dqn_makes_any_pattern_of_ten_bits_in_hindsight(tmp_path: Path) -> None:
+    run_dir = train_preset("dqn", "rl_training.envs.goals:BitFlipEnv", tmp_path)
+    assert evaluate_checkpoint(run_dir)["eval_success_rate"] > 0.9

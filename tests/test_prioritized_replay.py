@@ -13,6 +13,7 @@ from test_conformance import StopAt, assert_same_end
 from rl_training.data.prioritized import PrioritizedSampler, SumTree
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import describe_spaces
+from rl_training.envs.factory import make_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
 from rl_training.runtime.training import run_training
@@ -120,12 +121,10 @@ def test_weights_scale_each_transition_and_errors_come_back(algo, tmp_path: Path
     """With all weights equal, an update is that of the plain batch; the error of each transition is told."""
     import dataclasses
 
-    import gymnasium as gym
-
     from rl_training.algorithms.base import Resources
 
     spec = get_algorithm_spec(algo)
-    env = gym.make(ENV_OF.get(algo, "CartPole-v1"))
+    env = make_env(ENV_OF.get(algo, "CartPole-v1"))
     spaces = describe_spaces(env.observation_space, env.action_space)
     rng = np.random.default_rng(0)
     buffer = ReplayBuffer(spaces, 64, 1, rng=rng, device=torch.device("cpu"))

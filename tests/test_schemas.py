@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TESTS
+from conftest import TESTS, as_observation
 from test_conformance import assert_equal
 
 from rl_training.experiment.checkpointing import SCHEMA_VERSION, load_checkpoint
 from rl_training.experiment.migrations import OLDEST_SCHEMA
 from rl_training.experiment.registry import list_algorithm_specs
-from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
+from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
 
 FIXTURES = TESTS / "fixtures"
 EXPECTED = sorted(FIXTURES.glob("schema_*/*.json"))
@@ -37,7 +37,9 @@ def test_there_is_a_fixture_of_every_algorithm_in_the_current_schema() -> None:
 @every_fixture
 def test_it_predicts_what_it_predicted(expected: Path) -> None:
     values = json.loads(expected.read_text())
-    actions = predict_checkpoint(expected.with_suffix(""), np.array(values["obs"]))
+    _, algorithm, _ = load_algorithm(expected.with_suffix(""), device="cpu")
+    obs = as_observation(algorithm.spaces.obs, np.array(values["obs"]))
+    actions = predict_checkpoint(expected.with_suffix(""), obs)
     np.testing.assert_allclose(actions, values["actions"], rtol=0, atol=1e-6)
     metrics = evaluate_checkpoint(expected.with_suffix(""), num_episodes=1, device="cpu")
     assert metrics["global_step"] == values["global_step"]

@@ -13,6 +13,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
+from rl_training.envs.goals import PointGoalEnv
+
 
 class CountingEnv(gym.Env):
     """Observations tell which episode and step they belong to: [episode, step]. Each episode has its own length."""
@@ -96,6 +98,15 @@ class BrokenEnv(NoisyEnv):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         if self.time >= 3:
+            raise ZeroDivisionError("the simulator exploded")
+        return super().step(action)
+
+
+class BrokenGoalEnv(PointGoalEnv):
+    """Raises after a few steps."""
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict]:
+        if self._steps >= 3:
             raise ZeroDivisionError("the simulator exploded")
         return super().step(action)
 

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import A2C, AWAC, BC, CQL, DDPG, DQN, IQL, PPO, QRDQN, SAC, TD3, TD3BC, TQC
+    from rl_training.api.algorithms import A2C, AWAC, BC, CQL, DDPG, DQN, HER, IQL, PPO, QRDQN, SAC, TD3, TD3BC, TQC
     from rl_training.experiment.config import TrainConfig
 
 __version__ = "0.1.0"
@@ -18,6 +18,7 @@ __all__ = [
     "CQL",
     "DDPG",
     "DQN",
+    "HER",
     "IQL",
     "PPO",
     "QRDQN",

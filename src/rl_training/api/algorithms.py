@@ -119,6 +119,10 @@ class DDPG(AlgorithmAPI, algo="ddpg"):
     """Deep deterministic policy gradients."""
 
 
+class HER(AlgorithmAPI, algo="her"):
+    """Soft actor-critic with hindsight replay."""
+
+
 class BC(AlgorithmAPI, algo="bc"):
     """Behaviour cloning."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -124,24 +124,31 @@ class ReplayBuffer:
         """The transitions that begin there."""
         if self._n_step == 1:
             return Transitions(**{name: self._take(field, index) for name, field in self._flat.items()})
-        return self._sample_n_step(index)
+        return self._walk(index, self._outcome)
 
     def _take(self, field: Tensor, index: Tensor) -> Tensor:
         return field.index_select(0, index).to(self._device)
 
-    def _sample_n_step(self, first: Tensor) -> Transitions:
-        """Walk up to n steps forward from each `first`, in the same environment's column."""
+    def _outcome(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The rewards of the steps stored there, and whether they terminated their episodes."""
+        return self._flat["rewards"][index], self._flat["terminated"][index]
+
+    def _walk(self, first: Tensor, outcome: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Transitions:
+        """Go up to n steps forward from each `first`, in the same environment's column."""
         newest = (self._position - 1) % self.num_rows
         rewards = torch.zeros(len(first))
         discounts = torch.ones(len(first))
         last = first.clone()
         running = torch.ones(len(first), dtype=torch.bool)
+        terminated = torch.zeros(len(first), dtype=torch.bool)
         index = first
         for _ in range(self._n_step):
-            rewards += torch.where(running, discounts * self._flat["rewards"][index], 0.0)
+            step_rewards, step_terminated = outcome(index)
+            rewards += torch.where(running, discounts * step_rewards, 0.0)
             discounts = torch.where(running, discounts * self._gamma, discounts)
             last = torch.where(running, index, last)
-            ended = self._flat["terminated"][index] | self._flat["truncated"][index]
+            terminated = torch.where(running, step_terminated, terminated)
+            ended = step_terminated | self._flat["terminated"][index] | self._flat["truncated"][index]
             running = running & ~ended & (index // self.num_envs != newest)
             index = (index + self.num_envs) % (self.num_rows * self.num_envs)
         return Transitions(
@@ -149,7 +156,7 @@ class ReplayBuffer:
             actions=self._take(self._flat["actions"], first),
             rewards=rewards.to(self._device),
             next_obs=self._take(self._flat["next_obs"], last),
-            terminated=self._take(self._flat["terminated"], last),
+            terminated=terminated.to(self._device),
             truncated=self._take(self._flat["truncated"], last),
             discounts=discounts.to(self._device),
         )

@@ -27,6 +27,8 @@ from rl_training.validation import FrozenConfig, parse_config, suggest
 
 Env = gym.Env[Any, Any]
 Backend = Literal["sync", "async", "vector", "envpool"]
+KNOWN_PACKAGES = ("ale_py", "gymnasium_robotics")
+"""Where installed, these register environments when they are imported; the user need not ask for that."""
 
 
 class WrapperConfig(FrozenConfig):
@@ -117,6 +119,10 @@ def _make_batched(env_id: str, settings: EnvSettings, own: dict[str, Any], num_e
 
 def _construct(env_id: str, own: Mapping[str, Any], max_episode_steps: int | None) -> Env:
     env_class = _find_class(env_id)
+    for package in KNOWN_PACKAGES if ":" not in env_id else ():
+        if env_id not in gym.registry:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(package)
     with _naming_refusals(env_id, own):
         if env_class is None:
             return gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **own)
@@ -173,7 +179,7 @@ def load_code(place: str) -> ModuleType:
 def unknown_code(env_id: str) -> str | None:
     """The file or module that making this environment would import, if nothing has imported it so far."""
     place, colon, _ = env_id.rpartition(":")
-    if not colon or place in sys.modules or place in _loaded:
+    if not colon or place in sys.modules or place in _loaded or place in ("rl_training.envs.goals", *KNOWN_PACKAGES):
         return None
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is no path
         if str(Path(place).resolve()) in _loaded:

@@ -25,6 +25,10 @@ MAX_EPISODE_STEPS = 100_000
 """Where an episode without an end of its own is cut."""
 EVAL_METRICS = ("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes")
 NORMALIZED_SCORE = "eval_normalized_score"
+SUCCESS_RATE = "eval_success_rate"
+SUCCESS_KEYS = ("is_success", "success")
+"""Where the last info of an episode tells how it went."""
+MAX_STEPS_TRIED = 1000
 
 
 @dataclass
@@ -45,11 +49,12 @@ class Evaluator:
         self._seeds = [int(seed) for seed in seeds]
         self._normalize = partial(normalized_score, env_id, env_kwargs)
         count = min(len(self._seeds), MAX_ENVS)
-        self._envs = [make_env(env_id, env_kwargs, with_wrappers=False) for _ in range(count)]
+        self._make = partial(make_env, env_id, env_kwargs, with_wrappers=False)
+        self._envs = [self._make() for _ in range(count)]
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """What an evaluation tells."""
+        """What an evaluation tells, besides the success rate."""
         return EVAL_METRICS if self._normalize(0.0) is None else (*EVAL_METRICS, NORMALIZED_SCORE)
 
     @property
@@ -58,18 +63,26 @@ class Evaluator:
         return describe_spaces(self._envs[0].observation_space, self._envs[0].action_space)
 
     def evaluate(self, algorithm: Algorithm[Any]) -> dict[str, float]:
-        """Mean and spread of the raw return over the episodes, and the normalized score where references are known."""
-        returns, lengths = self.run_episodes(algorithm)
+        """Mean and spread of the raw return over the episodes, and what else can be told.
+
+        That is the normalized score where references are known, and the share of successful episodes where the last
+        info tells.
+        """
+        returns, lengths, successes = self.run_episodes(algorithm)
         mean = float(np.mean(returns))
         values = (mean, float(np.std(returns)), float(np.mean(lengths)), len(returns))
         metrics = dict(zip(EVAL_METRICS, values, strict=True))
         normalized = self._normalize(mean)
-        return metrics if normalized is None else {**metrics, NORMALIZED_SCORE: normalized}
+        if normalized is not None:
+            metrics[NORMALIZED_SCORE] = normalized
+        told = [success for success in successes if success is not None]
+        return {**metrics, SUCCESS_RATE: float(np.mean(told))} if told else metrics
 
-    def run_episodes(self, algorithm: Algorithm[Any]) -> tuple[list[float], list[int]]:
-        """Return and length of each episode, in the order of the seeds."""
+    def run_episodes(self, algorithm: Algorithm[Any]) -> tuple[list[float], list[int], list[bool | None]]:
+        """Return, length and success (if told) of each episode, in the order of the seeds."""
         returns = [0.0] * len(self._seeds)
         lengths = [0] * len(self._seeds)
+        successes: list[bool | None] = [None] * len(self._seeds)
         space = self._envs[0].observation_space
         waiting = iter(range(len(self._seeds)))
         active = [self._begin(index, env) for env, index in zip(self._envs, waiting, strict=False)]
@@ -80,7 +93,7 @@ class Evaluator:
             still_active = []
             for episode, action in zip(active, actions, strict=True):
                 try:
-                    episode.obs, reward, terminated, truncated, _ = episode.env.step(action)
+                    episode.obs, reward, terminated, truncated, info = episode.env.step(action)
                 except Exception as error:
                     raise self._fault(episode.index, f"at action {action.tolist()}", error) from error
                 episode.total += float(reward)
@@ -89,11 +102,24 @@ class Evaluator:
                     still_active.append(episode)
                     continue
                 returns[episode.index], lengths[episode.index] = episode.total, episode.length
+                successes[episode.index] = _success(info)
                 following = next(waiting, None)
                 if following is not None:
                     still_active.append(self._begin(following, episode.env))
             active = still_active
-        return returns, lengths
+        return returns, lengths, successes
+
+    def tells_success(self) -> bool:
+        """Whether a random episode, in an environment that is not used otherwise, ends with the word."""
+        env = self._make()
+        env.action_space.seed(0)
+        env.reset(seed=self._seeds[0])
+        for _ in range(MAX_STEPS_TRIED):
+            _, _, terminated, truncated, info = env.step(env.action_space.sample())
+            if terminated or truncated or _success(info) is not None:
+                break
+        env.close()
+        return _success(info) is not None
 
     def close(self) -> None:
         """Close the environments."""
@@ -112,6 +138,10 @@ class Evaluator:
             f"the environment of evaluation episode {index} (seed {self._seeds[index]}) failed {where}:"
             f" {describe_error(error)}\nits own traceback:\n{traceback.format_exc().rstrip()}"
         )
+
+
+def _success(info: Mapping[str, Any]) -> bool | None:
+    return next((bool(info[key]) for key in SUCCESS_KEYS if key in info), None)
 
 
 def act_on(algorithm: Algorithm[Any], obs: Any, *, deterministic: bool) -> Array:

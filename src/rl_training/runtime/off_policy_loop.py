@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.config import OffPolicyConfig, OnlineStageConfig
+from rl_training.data.hindsight_replay import HindsightReplay, Judge
 from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import Spaces
@@ -24,19 +25,21 @@ Pace = OffPolicyConfig | OnlineStageConfig
 
 
 def make_replay_buffer(
-    config: OffPolicyConfig, spaces: Spaces, num_envs: int, rng: np.random.Generator, device: torch.device
+    config: OffPolicyConfig,
+    spaces: Spaces,
+    num_envs: int,
+    rng: np.random.Generator,
+    device: torch.device,
+    judge: Judge | None = None,
 ) -> ReplayBuffer:
-    """The buffer this loop fills and samples."""
-    return ReplayBuffer(
-        spaces,
-        config.buffer_capacity,
-        num_envs,
-        rng=rng,
-        device=device,
-        n_step=config.n_step,
-        gamma=config.gamma,
-        priority_alpha=config.replay.alpha if config.replay.kind == "prioritized" else None,
-    )
+    """The buffer this loop fills and samples; with a judge of goals, one that replays in hindsight."""
+    options: dict[str, Any] = {"rng": rng, "device": device, "n_step": config.n_step, "gamma": config.gamma}
+    replay = config.replay
+    if judge is not None:
+        options |= {"judge": judge, "strategy": replay.strategy, "goals_per_step": replay.goals_per_step}
+        return HindsightReplay(spaces, config.buffer_capacity, num_envs, **options)
+    priority_alpha = replay.alpha if replay.kind == "prioritized" else None
+    return ReplayBuffer(spaces, config.buffer_capacity, num_envs, priority_alpha=priority_alpha, **options)
 
 
 def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: ReplayBuffer) -> None:

@@ -10,20 +10,22 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Algorithm, Resources
-from rl_training.algorithms.config import AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
+from rl_training.algorithms.config import HINDSIGHT, AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
 from rl_training.data.dataset_checks import Level, check_dataset
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.dataset_spaces import infer_spaces
+from rl_training.data.hindsight_replay import find_goals
 from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.offline_dataset import RewardTransform, TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.envs.factory import make_vector_env, split_env_kwargs
+from rl_training.envs.goal_judge import GoalJudge
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.evaluation import SUCCESS_RATE, Evaluator
 from rl_training.runtime.execution import Execution
 from rl_training.runtime.memory import check_batch_fits, check_replay_fits, naming_lack_of_memory
 from rl_training.runtime.off_policy_loop import make_replay_buffer
@@ -49,6 +51,8 @@ class Parts:
     dataset: TransitionDataset | None = None
     notes: Sequence[str] = ()
     """What the user should know of the data."""
+    judge: GoalJudge | None = None
+    """What computes the rewards of other goals."""
 
     def begin(self, seeds: RunSeeds) -> None:
         """Set up what a resumed run would take from its checkpoint."""
@@ -62,7 +66,7 @@ class Parts:
 
     def close(self) -> None:
         """Close all environments."""
-        for part in (self.collector, self.evaluator):
+        for part in (self.collector, self.evaluator, self.judge):
             if part is not None:
                 part.close()
 
@@ -87,7 +91,7 @@ def _check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | N
     if evaluator is None:
         raise ConfigError("early_stopping watches evaluations, and there are none without an env_id")
     metric, known = algo_config.early_stopping.metric, evaluator.metric_names
-    if metric not in known:
+    if metric not in known and not (metric == SUCCESS_RATE and evaluator.tells_success()):
         raise ConfigError(f"early_stopping watches unknown metric '{metric}'{suggest(metric, known)}")
 
 
@@ -103,14 +107,22 @@ def _make_online_parts(
     on_failure.callback(envs.close)
     spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
     algorithm = _make_algorithm(config, spec, algo_config, spaces, execution)
+    judge, options = None, {}
     if isinstance(algo_config, OffPolicyConfig):
         check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps)
         check_batch_fits(spaces, algo_config.batch_size)
+        if algo_config.replay.kind == HINDSIGHT:
+            find_goals(spaces.obs)
+            judge = GoalJudge(env_id, config.env_kwargs)
+            on_failure.callback(judge.close)
+            options = {"judge": judge}
     with naming_lack_of_memory():
         make_buffer: Any = BUFFERS[spec.loop]
-        buffer = make_buffer(algo_config, spaces, config.num_envs, seeds.replay_generator(), algorithm.device)
+        rng = seeds.replay_generator()
+        buffer = make_buffer(algo_config, spaces, config.num_envs, rng, algorithm.device, **options)
     evaluator = Evaluator(env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
-    return Parts(algo_config, algorithm, Collector(envs, spaces, algorithm.device), buffer, evaluator, execution)
+    collector = Collector(envs, spaces, algorithm.device)
+    return Parts(algo_config, algorithm, collector, buffer, evaluator, execution, judge=judge)
 
 
 def _make_offline_parts(

@@ -1,0 +1,100 @@
+"""Two small environments with goals, to try hindsight replay on."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+
+Array = npt.NDArray[Any]
+Obs = dict[str, Any]
+
+
+class _GoalEnv(gym.Env[Any, Any]):
+    """A place, a goal of the same kind, and a reward of 0 where they agree, else -1; success ends the episode."""
+
+    def __init__(self, places: gym.Space[Any], actions: gym.Space[Any], max_steps: int) -> None:
+        self.observation_space = Dict(observation=places, achieved_goal=places, desired_goal=places)
+        self.action_space = actions
+        self.max_steps = max_steps
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        """Draw a place and a goal that it has not reached."""
+        super().reset(seed=seed)
+        self._steps = 0
+        self._place: Array = self._draw()
+        self._goal: Array = self._draw()
+        while self.compute_terminated(self._place, self._goal):
+            self._goal = self._draw()
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        """Move; `is_success` tells whether the goal is reached."""
+        self._steps += 1
+        self._place = self._moved(action)
+        is_reached = bool(self.compute_terminated(self._place, self._goal))
+        info = {"is_success": is_reached}
+        return self._obs(), float(is_reached) - 1.0, is_reached, self._steps >= self.max_steps, info
+
+    def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
+        """0 where the goal is reached, else -1; for one pair or a batch."""
+        return self.compute_terminated(achieved_goal, desired_goal, info).astype(np.float32) - 1.0
+
+    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
+        """Whether the goal is reached; for one pair or a batch."""
+        raise NotImplementedError
+
+    def _draw(self) -> Array:
+        """A place or a goal."""
+        raise NotImplementedError
+
+    def _moved(self, action: Any) -> Array:
+        """Where an action leads."""
+        raise NotImplementedError
+
+    def _obs(self) -> Obs:
+        return {"observation": self._place, "achieved_goal": self._place, "desired_goal": self._goal}
+
+
+class BitFlipEnv(_GoalEnv):
+    """Each action flips one of `num_bits` bits; the goal is a pattern, to be made within as many steps."""
+
+    def __init__(self, num_bits: int = 10) -> None:
+        super().__init__(MultiBinary(num_bits), Discrete(num_bits), num_bits)
+
+    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
+        """Whether all bits agree; for one pair or a batch."""
+        return (achieved_goal == desired_goal).all(-1)
+
+    def _draw(self) -> Array:
+        return self.np_random.integers(0, 2, self.max_steps).astype(np.int8)
+
+    def _moved(self, action: Any) -> Array:
+        place = self._place.copy()
+        place[action] ^= 1
+        return place
+
+
+class PointGoalEnv(_GoalEnv):
+    """A point in the square from -1 to 1 moves by up to 0.1 in x and y, to come within 0.1 of a goal in 50 steps."""
+
+    radius: ClassVar[float] = 0.1
+    speed: ClassVar[float] = 0.1
+
+    def __init__(self) -> None:
+        super().__init__(Box(-1.0, 1.0, (2,), np.float32), Box(-1.0, 1.0, (2,), np.float32), 50)
+
+    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
+        """Whether the goal is near; for one pair or a batch."""
+        return np.linalg.norm(achieved_goal - desired_goal, axis=-1) < self.radius
+
+    def _draw(self) -> Array:
+        return self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+
+    def _moved(self, action: Any) -> Array:
+        place: Array = np.clip(self._place + self.speed * np.asarray(action), -1.0, 1.0, dtype=np.float32)
+        return place
