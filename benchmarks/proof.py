@@ -64,6 +64,7 @@ BARS = {
     "td3/pendulum": Bar("last", -200, "all", "-148, -166, -138 (SB3, 3 seeds)"),
     "ddpg/pendulum": Bar("last", -200, "all", "none here"),
     "tqc/pendulum": Bar("last", -200, "all", "none here"),
+    "crossq/pendulum": Bar("last", -200, "all", "none here"),
     "td3_bc/pendulum": Bar("last", -200, "all", "none here; random actions score about -1200"),
     "iql/pendulum": Bar("last", -500, "all", "the same"),
     "awac/pendulum": Bar("last", -500, "all", "the same"),

@@ -27,7 +27,7 @@ SMALL: dict[Loop, dict[str, Any]] = {
     },
     Loop.OFFLINE: {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
-ENV_OF = dict.fromkeys(("sac", "tqc", "td3", "ddpg", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
+ENV_OF = dict.fromkeys(("sac", "tqc", "crossq", "td3", "ddpg", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
 ENV_OF["her"] = "rl_training.envs.goals:PointGoalEnv"
 FAULTY = ("ppo", "dqn", "sac", "iql")
 """Damaged and hostile files and killed runs are tried with these: one for each loop and each kind of action.

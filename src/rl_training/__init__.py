@@ -6,7 +6,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import A2C, AWAC, BC, CQL, DDPG, DQN, HER, IQL, PPO, QRDQN, SAC, TD3, TD3BC, TQC
+    from rl_training.api.algorithms import (
+        A2C,
+        AWAC,
+        BC,
+        CQL,
+        DDPG,
+        DQN,
+        HER,
+        IQL,
+        PPO,
+        QRDQN,
+        SAC,
+        TD3,
+        TD3BC,
+        TQC,
+        CrossQ,
+    )
     from rl_training.experiment.config import TrainConfig
 
 __version__ = "0.1.0"
@@ -26,6 +42,7 @@ __all__ = [
     "TD3",
     "TD3BC",
     "TQC",
+    "CrossQ",
     "TrainConfig",
     "__version__",
 ]

@@ -97,7 +97,7 @@ class SACAlgorithm(ReplayAlgorithm[SACConfig]):
         actor_loss, log_prob = self._actor_loss(batch.obs, noise, alpha)
         actor_norm = descend(actor_loss, self.actor_optimizer)
         alpha_loss = self.temperature.step(log_prob, self.alpha_optimizer)
-        polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
+        self._follow()
         metrics = {
             "critic_loss": critic_loss,
             "critic_grad_norm": critic_norm,
@@ -109,6 +109,10 @@ class SACAlgorithm(ReplayAlgorithm[SACConfig]):
             "q_mean": values.mean(),
         }
         return batch.with_errors(metrics, values, targets)
+
+    def _follow(self) -> None:
+        """Let the target critics follow the critics."""
+        polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
 
     def _make_critic(self) -> nn.Module:
         is_discrete = self.spaces.action.kind is ActionKind.DISCRETE

@@ -111,6 +111,10 @@ class TQC(AlgorithmAPI, algo="tqc"):
     """Truncated quantile critics."""
 
 
+class CrossQ(AlgorithmAPI, algo="crossq"):
+    """Soft actor-critic with batch normalization and no target networks."""
+
+
 class TD3(AlgorithmAPI, algo="td3"):
     """Twin delayed deep deterministic policy gradients."""
 

@@ -1,0 +1,5 @@
+"""Train CrossQ."""
+
+from rl_training.runtime.training import TrainFunction
+
+train_crossq = TrainFunction("crossq")
