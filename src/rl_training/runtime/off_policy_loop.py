@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.config import OffPolicyConfig, OnlineStageConfig
+from rl_training.data.frame_replay import replay_class
 from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import Spaces
@@ -27,7 +28,7 @@ def make_replay_buffer(
     config: OffPolicyConfig, spaces: Spaces, num_envs: int, rng: np.random.Generator, device: torch.device
 ) -> ReplayBuffer:
     """The buffer this loop fills and samples."""
-    return ReplayBuffer(
+    return replay_class(spaces)(
         spaces,
         config.buffer_capacity,
         num_envs,
