@@ -2,13 +2,14 @@
 
     python benchmarks/speed.py --peer-python PEERS/bin/python          all cases
     python benchmarks/speed.py sac_halfcheetah --repeats 5             one of them
+    python benchmarks/speed.py ppo_pong dqn_pong --peer-python …       those on images (a step is four frames)
     python benchmarks/speed.py bc td3_bc iql awac cql --peer-python …  the offline ones, next to d3rlpy
 
 The peers live in environments of their own (torch==2.13.0 first, then stable-baselines3==2.9.2 sbx-rl==0.28.0
-gymnasium[mujoco], or d3rlpy==2.8.0). The contenders take turns; each turn is a new process. What is counted is
-environment steps (offline: updates) per second of training, after a warm-up that covers imports and compilation,
-without evaluation. The first round tries one and two threads and the better number is kept for the rounds that
-follow, for every contender.
+gymnasium[mujoco] ale-py opencv-python-headless, or d3rlpy==2.8.0). The contenders take turns; each turn is a new
+process. What is counted is environment steps (offline: updates) per second of training, after a warm-up that covers
+imports and compilation, without evaluation. The first round tries one and two threads and the better number is kept
+for the rounds that follow, for every contender.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ OFFLINE_CASES = {
     "awac": ("AWAC", OFFLINE, 2.0),
     "cql": ("CQL", f"{OFFLINE}, 10 sampled actions", 1.3),
 }
-ALL_CASES = {**CASES, **OFFLINE_CASES}
+IMAGE_CASES = {
+    "ppo_pong": ("PPO, ALE/Pong-v5", "8 envs, 128 steps, minibatch 256, 4 epochs, convolutions", 1.2),
+    "dqn_pong": ("DQN, ALE/Pong-v5", "batch 32, every 4 steps 1 update, replay 100,000, convolutions", 1.2),
+}
+ALL_CASES = {**CASES, **IMAGE_CASES, **OFFLINE_CASES}
 TITLES = {
     "ours": "ours, plain",
     "ours_compiled": "ours, compiled",
@@ -55,9 +60,8 @@ TITLES = {
 
 
 def contenders(case: str) -> tuple[str, ...]:
-    if case in OFFLINE_CASES:
-        return "ours", "ours_compiled", "d3rlpy"
-    return "ours", "ours_compiled", "sb3", *(("sbx",) if case != "a2c_cartpole" else ())  # SBX has no A2C
+    peers = {**dict.fromkeys(OFFLINE_CASES, ("d3rlpy",)), **dict.fromkeys((*IMAGE_CASES, "a2c_cartpole"), ("sb3",))}
+    return ("ours", "ours_compiled", *peers.get(case, ("sb3", "sbx")))  # SBX has no A2C
 
 
 def measure(python: str, contender: str, case: str, threads: int) -> dict[str, Any]:
@@ -122,7 +126,7 @@ def write_page(record: dict[str, Any]) -> None:
                 f"| | {TITLES[name]} | {result['threads'][name]} | {statistics.median(own):,.0f} |"
                 f" {ratios[0]} | {ratios[1]} | {result['warm_up_seconds'][name]} |"
             )
-    for peer, cases in (("SB3", CASES), ("d3rlpy", OFFLINE_CASES)):
+    for peer, cases in (("SB3", {**CASES, **IMAGE_CASES}), ("d3rlpy", OFFLINE_CASES)):
         lines += ["", f"Bars, against {peer}: {', '.join(f'{title} {bar}' for title, _, bar in cases.values())}."]
     PAGE.write_text("\n".join(lines) + "\n")
     print(f"wrote {PAGE.relative_to(ROOT)}")

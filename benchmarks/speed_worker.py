@@ -18,6 +18,8 @@ CASES: dict[str, tuple[str, str, int, int, int]] = {
     "dqn_cartpole": ("dqn", "CartPole-v1", 1, 11_240, 3_048),
     "sac_halfcheetah": ("sac", "HalfCheetah-v5", 1, 1_600, 400),
     "td3_halfcheetah": ("td3", "HalfCheetah-v5", 1, 2_000, 400),
+    "ppo_pong": ("ppo", "ALE/Pong-v5", 8, 8_192, 2_048),
+    "dqn_pong": ("dqn", "ALE/Pong-v5", 1, 5_000, 1_500),
 }
 
 
@@ -53,6 +55,14 @@ def settings(case: str) -> dict[str, Any]:
         },
         "sac_halfcheetah": {"learning_starts": 100},
         "td3_halfcheetah": {"learning_starts": 100, "learning_rate": 1e-3},
+        "ppo_pong": {
+            "num_steps": 128, "minibatch_size": 256, "update_epochs": 4, "learning_rate": 2.5e-4, "ent_coef": 0.01,
+            "hidden_sizes": [],
+        },
+        "dqn_pong": {
+            "learning_rate": 1e-4, "batch_size": 32, "buffer_capacity": 100_000, "learning_starts": 1000,
+            "target_update_interval": 1000, "train_frequency": 4, "gradient_steps": 1, "hidden_sizes": [],
+        },
     }[case]  # fmt: skip
 
 
@@ -75,6 +85,7 @@ def run_ours(case: str, threads: int, compiled: bool) -> dict[str, float]:
             algo=algo, env_id=env_id, num_envs=num_envs, total_timesteps=steps, output_dir=folder, eval_episodes=1,
             num_threads=threads, compile=compiled, checkpoint_interval=10**9,
             algo_kwargs={**settings(case), "eval_interval": 10**9},
+            env_kwargs={"wrappers": {"atari": {}}} if env_id.startswith("ALE/") else {},
         )  # fmt: skip
         run_training(config, callbacks=[Ticks()])
     return watch.result()
@@ -109,10 +120,13 @@ def run_peer(library: str, case: str, threads: int) -> dict[str, float]:
     common = {"learning_rate": own.get("learning_rate", 3e-4), "verbose": 0}
     if algo == "ppo":
         arguments = {"n_steps": own["num_steps"], "batch_size": own["minibatch_size"], "n_epochs": own["update_epochs"]}
+        arguments["ent_coef"] = own.get("ent_coef", 0.0)
     elif algo == "dqn":
         arguments = {
-            "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "target_update_interval": 10,
-            "train_freq": 256, "gradient_steps": 128, "policy_kwargs": {"net_arch": [256, 256]},
+            "batch_size": own["batch_size"], "buffer_size": own["buffer_capacity"],
+            "learning_starts": own["learning_starts"], "target_update_interval": own["target_update_interval"],
+            "train_freq": own["train_frequency"], "gradient_steps": own["gradient_steps"],
+            "policy_kwargs": {"net_arch": own["hidden_sizes"]},
         }  # fmt: skip
     elif algo == "a2c":
         arguments = {"n_steps": 5}
@@ -120,9 +134,21 @@ def run_peer(library: str, case: str, threads: int) -> dict[str, float]:
         arguments = {"learning_starts": 100, "policy_kwargs": {"net_arch": [256, 256]}}
     if library == "sb3":
         common["device"] = "cpu"
-    model = getattr(peer, algo.upper())("MlpPolicy", make_vec_env(env_id, num_envs, seed=0), **common, **arguments)
+    if env_id.startswith("ALE/"):
+        policy, envs = "CnnPolicy", peer_games(env_id, num_envs)
+    else:
+        policy, envs = "MlpPolicy", make_vec_env(env_id, num_envs, seed=0)
+    model = getattr(peer, algo.upper())(policy, envs, **common, **arguments)
     model.learn(steps, callback=Ticks())
     return watch.result()
+
+
+def peer_games(env_id: str, num_envs: int) -> Any:
+    import ale_py  # noqa: F401  (registers the games)
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    return VecFrameStack(make_atari_env(env_id, num_envs, seed=0, env_kwargs={"frameskip": 1}), 4)
 
 
 if __name__ == "__main__":

@@ -86,11 +86,11 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
         """The best action, or with probability epsilon any action."""
-        greedy: Tensor = self.network(self.encode(obs)).argmax(-1)
         if not explore:
-            return greedy
-        draws = torch.rand(len(obs), generator=self.generator, device=self.device)
-        return torch.where(draws < self.epsilon(), self.random_actions(len(obs)), greedy)
+            return self._greedy(obs)
+        is_random = torch.rand(len(obs), generator=self.generator, device=self.device) < self.epsilon()
+        actions = self.random_actions(len(obs))
+        return actions if is_random.all() else torch.where(is_random, actions, self._greedy(obs))
 
     def update(self, batch: Transitions) -> UpdateResult:
         """Take one step towards the targets; copy the target network when its interval has passed."""
@@ -107,6 +107,10 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
         metrics = {"critic_loss": loss, "q_mean": values.mean(), "grad_norm": grad_norm}
         return batch.with_errors(metrics, values, targets)
+
+    def _greedy(self, obs: Tensor) -> Tensor:
+        best: Tensor = self.network(self.encode(obs)).argmax(-1)
+        return best
 
     def _make_network(self) -> nn.Module:
         return QNetwork(self.spaces, self.layers, dueling=self.config.dueling).to(self.device)

@@ -22,6 +22,7 @@ from rl_training.data.transitions import (
     as_index,
     as_tensors,
     copy_rows,
+    storage_bytes,
 )
 
 
@@ -55,7 +56,7 @@ class ReplayBuffer:
         self._flat = {name: tensor.view(-1, *tensor.shape[2:]) for name, tensor in tensors.items()}
         self._position = 0
         self._rows_stored = 0
-        self._segment_rows = rows_per_segment(self.num_rows, self.nbytes // self.num_rows)
+        self._segment_rows = rows_per_segment(self.num_rows, storage_bytes(spaces, num_envs))
         self._versions = [0] * -(-self.num_rows // self._segment_rows)
         self._writes = 0
         num_slots = self.num_rows * num_envs

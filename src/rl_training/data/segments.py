@@ -12,7 +12,7 @@ MAX_SEGMENTS = 1024
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive rows of a store. While `version` stays the same, so does the content."""
+    """Consecutive rows of a store. Where two have the same `version`, other than 0, and length, so is the content."""
 
     version: int
     arrays: dict[str, Array]

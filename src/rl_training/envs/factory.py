@@ -18,6 +18,7 @@ import gymnasium as gym
 from gymnasium.error import Error as GymnasiumError
 from pydantic import Field, model_validator
 
+from rl_training.envs.atari_games import GAME_KWARGS, AtariConfig, reward_for_training, show
 from rl_training.envs.rewards import EpisodeReport, RewardTransformConfig, apply_reward_wrappers
 from rl_training.envs.vector import LocalVectorEnv, TrainingVectorEnv
 from rl_training.envs.vectorized import BatchVectorEnv, EnvPoolBatch, check_has_batch, make_gymnasium_batch
@@ -32,8 +33,10 @@ KNOWN_PACKAGES = ("ale_py", "gymnasium_robotics")
 
 
 class WrapperConfig(FrozenConfig):
-    """Wrappers of the training environment; evaluation never sees them."""
+    """Wrappers of the training environment; evaluation sees none that change rewards or endings."""
 
+    atari: AtariConfig | None = None
+    """How an Atari game is shown and played."""
     reward: RewardTransformConfig | None = None
     """What to do to each reward."""
 
@@ -61,6 +64,7 @@ class EnvSettings(FrozenConfig):
     @model_validator(mode="after")
     def _refuse_what_means_nothing(self) -> EnvSettings:
         idle = sorted(self.model_fields_set & {"max_restarts", "worker_timeout"})
+        idle += ["wrappers.atari"] if self.wrappers.atari is not None else []
         if self.steps_all_at_once and idle:
             raise ValueError(f"{' and '.join(idle)} mean nothing with backend: {self.backend} (use sync or async)")
         return self
@@ -79,8 +83,8 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_w
     Without `with_wrappers` the rewards stay as the environment gives them, as evaluation needs.
     """
     settings, own = split_env_kwargs(env_kwargs or {})
-    env = _construct(env_id, own, settings.max_episode_steps)
-    return apply_reward_wrappers(env, settings.wrappers.reward) if with_wrappers else env
+    env = _make_plain(env_id, own, settings)
+    return _with_training_rewards(env, settings.wrappers) if with_wrappers else env
 
 
 def make_vector_env(
@@ -102,8 +106,28 @@ def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: Sequenc
         for place in code:
             load_code(place)
     settings, own = split_env_kwargs(env_kwargs)
-    env: Env = EpisodeReport(_construct(env_id, own, settings.max_episode_steps))
-    return apply_reward_wrappers(env, settings.wrappers.reward)
+    return _with_training_rewards(EpisodeReport(_make_plain(env_id, own, settings)), settings.wrappers)
+
+
+def _make_plain(env_id: str, own: Mapping[str, Any], settings: EnvSettings) -> Env:
+    """The environment as training and evaluation both see it."""
+    atari = settings.wrappers.atari
+    if atari is None:
+        return _construct(env_id, own, settings.max_episode_steps)
+    for key in GAME_KWARGS.keys() & own.keys():
+        raise ConfigError(f"env_kwargs.{key} is not yours to choose beside wrappers.atari: leave it out")
+    try:
+        env = show(_construct(env_id, {**own, **GAME_KWARGS}, None), atari)
+    except ConfigError as error:
+        raise ConfigError(f"env_kwargs.wrappers.atari is for the games of ale-py: {error}") from error
+    limit = settings.max_episode_steps  # in actions, not in frames
+    return env if limit is None else gym.wrappers.TimeLimit(env, limit)
+
+
+def _with_training_rewards(env: Env, wrappers: WrapperConfig) -> Env:
+    if wrappers.atari is not None:
+        env = reward_for_training(env, wrappers.atari)
+    return apply_reward_wrappers(env, wrappers.reward)
 
 
 def _make_batched(env_id: str, settings: EnvSettings, own: dict[str, Any], num_envs: int) -> TrainingVectorEnv:
@@ -209,5 +233,7 @@ def _load_file(path: Path) -> ModuleType:
 def _explain_unknown_id(env_id: str, error: GymnasiumError) -> str:
     if env_id in gym.registry:
         return f"environment '{env_id}' cannot be made: {error}"
+    if env_id.startswith("ALE/") and "ale_py" not in sys.modules:
+        return f"environment '{env_id}' needs ale-py: pip install 'rl-training[atari]'"
     remedy = "use a Gymnasium id, module:ClassName or path/to/file.py:ClassName"
     return f"unknown environment '{env_id}'{suggest(env_id, gym.registry, remedy)}"

@@ -13,6 +13,9 @@ import numpy as np
 from rl_training.envs import atari
 from rl_training.envs.attributes import is_same, put_back, take_down
 
+GOES_ON = "goes_on"
+"""In the info of a step that terminates: the environment is to be stepped on, not reset."""
+
 
 class Step(NamedTuple):
     """What one step brought; at an ending `obs` is the next episode's first."""
@@ -72,9 +75,9 @@ class ResumableEnv:
         """Note the action and take it; begin the next episode where this one ends."""
         self._actions.append(action)
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if not (terminated or truncated):
+        if not (terminated or truncated) or GOES_ON in info:
             self._obs = obs
-            return Step(obs, float(reward), False, False)
+            return Step(obs, float(reward), bool(terminated), False)
         final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array
         return Step(self.reset(), float(reward), bool(terminated), bool(truncated), final_obs, info.get("episode"))
 
@@ -121,8 +124,8 @@ class ResumableEnv:
         obs = self.reset(state["seed"])
         for action in [] if state["actions"] is None else state["actions"]:
             self._actions.append(action)
-            obs, _, terminated, truncated, _ = self.env.step(action)
-            if terminated or truncated:
+            obs, _, terminated, truncated, info = self.env.step(action)
+            if (terminated or truncated) and GOES_ON not in info:
                 doubts.append("its episode ended earlier when it was replayed")
                 self._obs = self.reset()
                 return

@@ -32,6 +32,8 @@ SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 SECTIONS = ("algorithm", "buffer", "trainer")
 MAX_MANIFEST_BYTES = 1 << 26
+Known = dict[tuple[int, int], tuple[Path, dict[str, Any]]]
+"""The segments of an earlier checkpoint by version and length: the file of each, and its entry in the manifest."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,9 @@ def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> Non
             rest = {key: value for key, value in tree.items() if key != "segments"}
             entry, plain = _write_tree(folder / f"{name}.safetensors", rest)
             manifest["sections"][name] = {**entry, "plain": plain}
-    earlier: dict[int, dict[str, Any]] = {}
-    with contextlib.suppress(CheckpointError):  # what cannot be read is not built upon
-        earlier = dict(enumerate(_read_manifest(base)["segments"] if base is not None else ()))
+    earlier = _known_segments(base)
     for index, segment in enumerate((state.buffer_state or {}).get("segments", ())):
-        manifest["segments"].append(_write_segment(folder, index, segment, base, earlier.get(index)))
+        manifest["segments"].append(_write_segment(folder / _segment_file(index), segment, earlier))
     manifest["checksum"] = _checksum(manifest)
     write_new(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
     for path in folder.iterdir():  # all written, then all synced: many times faster than one by one
@@ -138,16 +138,22 @@ def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> Non
             sync(path)
 
 
-def _write_segment(
-    folder: Path, index: int, segment: Segment, base: Path | None, known: dict[str, Any] | None
-) -> dict[str, Any]:
-    name = _segment_file(index)
+def _known_segments(base: Path | None) -> Known:
+    if base is not None:
+        with contextlib.suppress(CheckpointError):  # what cannot be read is not built upon
+            entries = enumerate(_read_manifest(base)["segments"])
+            return {(entry["version"], entry["rows"]): (base / _segment_file(index), entry) for index, entry in entries}
+    return {}
+
+
+def _write_segment(path: Path, segment: Segment, earlier: Known) -> dict[str, Any]:
     rows = len(next(iter(segment.arrays.values())))
-    if base is not None and known is not None and (known["version"], known["rows"]) == (segment.version, rows):
+    known = earlier.get((segment.version, rows)) if segment.version else None
+    if known is not None:
         with contextlib.suppress(OSError):  # this file system has no links, or the file is gone: written anew below
-            os.link(base / name, folder / name)
-            return known
-    entry, _ = _write_tree(folder / name, segment.arrays)
+            os.link(known[0], path)
+            return known[1]
+    entry, _ = _write_tree(path, segment.arrays)
     return {**entry, "version": segment.version, "rows": rows}
 
 

@@ -108,11 +108,14 @@ class _Convolutions(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Turn bytes [B, ...] into [B, IMAGE_FEATURES]."""
-        x = self._planes(image.reshape(len(image), *self._shape)).float() * (1.0 / 255.0)
-        *convolutions, (weight, bias) = zip(self.weights, self.biases, strict=True)
-        for (kernel, offset), (_, _, stride) in zip(convolutions, CONVOLUTIONS, strict=True):
-            x = torch.relu_(F.conv2d(x, kernel, offset, stride))
-        return torch.relu_(F.linear(x.flatten(1), weight, bias))
+        x = self._planes(image.reshape(len(image), *self._shape))
+        # With channels last, gradients take two thirds of the time, and values alone a little more.
+        x = x.to(torch.float32, memory_format=torch.channels_last if torch.is_grad_enabled() else torch.preserve_format)
+        first, *others = self.weights
+        kernels = [first * (1.0 / 255.0), *others[:-1]]  # fewer numbers to scale than the pixels are
+        for kernel, bias, (_, _, stride) in zip(kernels, self.biases, CONVOLUTIONS, strict=False):
+            x = torch.relu_(F.conv2d(x, kernel, bias, stride))
+        return torch.relu_(F.linear(x.flatten(1), others[-1], self.biases[-1]))
 
     def _planes(self, image: Tensor) -> Tensor:
         """Channels first, [B, channels, H, W]; those of a stack one after the other."""

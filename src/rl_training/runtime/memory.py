@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rl_training.data.frame_replay import replay_bytes
 from rl_training.data.spaces import Spaces
 from rl_training.data.transitions import storage_bytes
 from rl_training.errors import ConfigError
@@ -19,16 +20,17 @@ CGROUP_FILES = (
 
 def check_replay_fits(spaces: Spaces, capacity: int, total_steps: int) -> None:
     """Refuse a replay buffer that would outgrow the memory before the run ends."""
-    _check_fits(spaces, min(capacity, total_steps), "replay", "buffer_capacity")
+    count = min(capacity, total_steps)
+    _check_fits(replay_bytes(spaces, count), count, "replay", "buffer_capacity")
 
 
 def check_batch_fits(spaces: Spaces, batch_size: int) -> None:
     """Refuse a batch that no memory could hold."""
-    _check_fits(spaces, batch_size, "batch", "batch_size")
+    _check_fits(storage_bytes(spaces, batch_size), batch_size, "batch", "batch_size")
 
 
-def _check_fits(spaces: Spaces, count: int, what: str, key: str) -> None:
-    needed, available = storage_bytes(spaces, count), available_memory()
+def _check_fits(needed: int, count: int, what: str, key: str) -> None:
+    available = available_memory()
     if available is not None and needed > available:
         raise ConfigError(
             f"a {what} of {count:,} transitions needs {needed / 1e9:,.2f} GB of memory and {available / 1e9:,.2f} GB"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.config import OffPolicyConfig, OnlineStageConfig
+from rl_training.data.frame_replay import replay_class
 from rl_training.data.hindsight_replay import HindsightReplay, Judge
 from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -39,7 +40,7 @@ def make_replay_buffer(
         options |= {"judge": judge, "strategy": replay.strategy, "goals_per_step": replay.goals_per_step}
         return HindsightReplay(spaces, config.buffer_capacity, num_envs, **options)
     priority_alpha = replay.alpha if replay.kind == "prioritized" else None
-    return ReplayBuffer(spaces, config.buffer_capacity, num_envs, priority_alpha=priority_alpha, **options)
+    return replay_class(spaces)(spaces, config.buffer_capacity, num_envs, priority_alpha=priority_alpha, **options)
 
 
 def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: ReplayBuffer) -> None:

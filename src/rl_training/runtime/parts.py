@@ -14,10 +14,10 @@ from rl_training.algorithms.config import HINDSIGHT, AlgorithmConfig, FineTunedC
 from rl_training.data.dataset_checks import Level, check_dataset
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.dataset_spaces import infer_spaces
+from rl_training.data.frame_replay import replay_class
 from rl_training.data.hindsight_replay import find_goals
 from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.offline_dataset import RewardTransform, TransitionDataset
-from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.envs.factory import make_vector_env, split_env_kwargs
 from rl_training.envs.goal_judge import GoalJudge
@@ -155,7 +155,7 @@ def _make_offline_parts(
     on_failure.callback(envs.close)
     check_replay_fits(spaces, online.buffer_capacity, config.total_timesteps - online.after_updates)
     with naming_lack_of_memory():
-        replay = ReplayBuffer(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
+        replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
     buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransform(*algo_config.reward_transform))
     collector = Collector(envs, spaces, algorithm.device)
     return Parts(algo_config, algorithm, collector, buffer, evaluator, execution, dataset, notes)
