@@ -18,6 +18,7 @@ from rl_training import HER
 from rl_training.data.hindsight_replay import HindsightReplay, find_goals
 from rl_training.data.observations import describe_observation
 from rl_training.data.spaces import describe_spaces
+from rl_training.envs.factory import unknown_code
 from rl_training.envs.goal_judge import GoalJudge
 from rl_training.envs.goals import BitFlipEnv
 from rl_training.errors import ConfigError, EnvError
@@ -189,11 +190,11 @@ def test_a_restored_buffer_continues_identically(saved_after: int, strategy: str
 
 
 class OneByOne(BitFlipEnv):
-    """Computes the rewards of single steps only, and does not tell of endings."""
+    """Computes the rewards of single steps only, as an array of one, and does not tell of endings."""
 
-    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any = None) -> float:
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any = None) -> Any:
         assert isinstance(info, dict)
-        return 0.0 if (achieved_goal == desired_goal).all() else -1.0
+        return np.array([0.0 if (achieved_goal == desired_goal).all() else -1.0])
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any = None) -> Any:
         if info is None:
@@ -334,6 +335,12 @@ def test_a_policy_with_goals_predicts_from_a_dictionary_and_its_success_is_told(
     assert action.shape == (2,)
     batch = {key: np.stack([value, value]) for key, value in obs.items()}
     np.testing.assert_allclose(HER.load(result.run_dir).predict(batch), [action, action], rtol=1e-5)
+
+
+def test_the_environments_of_the_package_are_code_that_a_checkpoint_may_name():
+    assert unknown_code(BITS) is None
+    assert unknown_code("gymnasium_robotics:FetchReach-v4") is None
+    assert unknown_code("some_package:FetchReach-v4") == "some_package"
 
 
 def test_success_cannot_be_watched_where_it_is_not_told(tmp_path: Path):

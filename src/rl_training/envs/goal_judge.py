@@ -76,7 +76,8 @@ class GoalJudge:
 
 
 def _row_by_row(function: Any, achieved: Array, desired: Array) -> Array:
-    return np.array([float(function(*pair, {})) for pair in zip(achieved, desired, strict=True)])
+    rows = [np.asarray(function(*pair, {})).item() for pair in zip(achieved, desired, strict=True)]
+    return np.array(rows, np.float64)
 
 
 def _at_once(function: Any, achieved: Array, desired: Array) -> Array:
