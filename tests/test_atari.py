@@ -16,6 +16,7 @@ from test_conformance import StopAt, assert_same_end
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.runtime.recording import record_random_actions
 from rl_training.runtime.resume_proof import prove_resume
 from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import resume_training
@@ -72,6 +73,12 @@ def test_rewards_are_clipped_to_their_sign_if_wanted(clip_reward, expected):
     env.reset(seed=0)
     rng = np.random.default_rng(0)
     assert {float(env.step(int(rng.integers(9)))[1]) for _ in range(60)} == expected
+
+
+def test_recorded_games_look_like_the_training_and_keep_their_rewards():
+    data = record_random_actions("ALE/Asterix-v5", kwargs_with(screen_size=42), 120, np.random.SeedSequence(0))
+    assert data.obs.shape == (120, 4, 42, 42)
+    assert set(np.unique(data.rewards)) == {0.0, 50.0}
 
 
 def test_a_game_that_waits_for_fire_goes_on_by_itself():

@@ -108,7 +108,8 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         return batch.with_errors(metrics, values, targets)
 
     def _greedy(self, obs: Tensor) -> Tensor:
-        return self.network(self.encode(obs)).argmax(-1)
+        best: Tensor = self.network(self.encode(obs)).argmax(-1)
+        return best
 
     def _make_network(self) -> QNetwork:
         return QNetwork(self.spaces, self.layers, dueling=self.config.dueling).to(self.device)
