@@ -77,6 +77,16 @@ def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[s
     return parse_config(EnvSettings, ours, "env_kwargs"), own
 
 
+def without_training_wrappers(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same environment in this process, with the rewards and endings that evaluation sees."""
+    kept = {key: value for key, value in env_kwargs.items() if key not in ("backend", "wrappers")}
+    atari = split_env_kwargs(env_kwargs)[0].wrappers.atari
+    if atari is None:
+        return kept
+    changes = {"terminal_on_life_loss": False, "clip_reward": False}
+    return {**kept, "wrappers": {"atari": {**atari.model_dump(), **changes}}}
+
+
 def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_wrappers: bool = True) -> Env:
     """Make one environment: any Gymnasium id, `module:ClassName` or `path/to/file.py:ClassName`.
 

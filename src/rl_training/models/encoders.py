@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -109,13 +110,16 @@ class _Convolutions(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Turn bytes [B, ...] into [B, IMAGE_FEATURES]."""
         x = self._planes(image.reshape(len(image), *self._shape))
-        # With channels last, gradients take two thirds of the time, and values alone a little more.
+        # With channels last, gradients take three quarters of the time, but values alone a little more.
         x = x.to(torch.float32, memory_format=torch.channels_last if torch.is_grad_enabled() else torch.preserve_format)
-        first, *others = self.weights
-        kernels = [first * (1.0 / 255.0), *others[:-1]]  # fewer numbers to scale than the pixels are
-        for kernel, bias, (_, _, stride) in zip(kernels, self.biases, CONVOLUTIONS, strict=False):
-            x = torch.relu_(F.conv2d(x, kernel, bias, stride))
-        return torch.relu_(F.linear(x.flatten(1), others[-1], self.biases[-1]))
+        # Read from the tables themselves: a list of parameters takes longer to index than a small product.
+        weights, biases = (
+            cast("list[Tensor]", list(part._parameters.values())) for part in (self.weights, self.biases)
+        )
+        weights[0] = weights[0] * (1.0 / 255.0)  # fewer numbers than the pixels
+        for weight, bias, (_, _, stride) in zip(weights, biases, CONVOLUTIONS, strict=False):
+            x = torch.relu_(F.conv2d(x, weight, bias, stride))
+        return torch.relu_(F.linear(x.flatten(1), weights[-1], biases[-1]))
 
     def _planes(self, image: Tensor) -> Tensor:
         """Channels first, [B, channels, H, W]; those of a stack one after the other."""

@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.data.findings import Finding, Level
+from rl_training.data.frame_replay import replay_bytes
 from rl_training.data.spaces import ActionKind, Spaces, describe_spaces
-from rl_training.data.transitions import storage_bytes
 from rl_training.envs.attributes import is_same
 from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs
 from rl_training.envs.rewards import EpisodeReport
@@ -159,7 +159,7 @@ def _judge_size(spaces: Spaces, seen: Conduct) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "scale", found, "set algo_kwargs.normalize_obs=true, or scale them")
     if seen.seconds > 0:
         yield Finding(Level.OK, "speed", f"{seen.steps / seen.seconds:,.0f} steps a second in one process")
-    needed, available = storage_bytes(spaces, REPLAY_SIZE), available_memory()
+    needed, available = replay_bytes(spaces, REPLAY_SIZE), available_memory()
     found = f"a replay of {REPLAY_SIZE:,} transitions takes {needed / 1e9:,.2f} GB"
     if available is None or needed <= available:
         yield Finding(Level.OK, "memory", found)

@@ -15,7 +15,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import ActionKind, ActionSpec, Spaces, describe_spaces
 from rl_training.data.transitions import FIELDS
-from rl_training.envs.factory import make_vector_env
+from rl_training.envs.factory import make_vector_env, without_training_wrappers
 from rl_training.experiment.logging import counting
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.trainer import TrainerState
@@ -32,8 +32,7 @@ def record_transitions(
 
     Actions are stored as the environment takes them, rewards as it gives them.
     """
-    own_kwargs = {key: value for key, value in env_kwargs.items() if key not in ("backend", "wrappers")}
-    envs = make_vector_env(env_id, own_kwargs)
+    envs = make_vector_env(env_id, without_training_wrappers(env_kwargs))
     device = torch.device("cpu")
     try:
         spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
