@@ -168,6 +168,10 @@ class ObsSpec:
             return
         if any(part.is_image is not True and part.is_image is not False for part in self.parts):
             raise ValueError("a part of the observation neither is an image nor is none")
+        if any(type(part.scale) is not float or not 0.0 < part.scale <= 1.0 for part in self.parts):
+            raise ValueError("a part of the observation has no scale from 0 to 1")
+        if any(type(first) is not int for part in self.parts for first in part.start):
+            raise ValueError("a category of the observation does not begin at a number")
         if any(part.is_image and not is_image_shape(part.shape) for part in self.parts):
             raise ValueError("an image of the observation has no shape of an image")
         if not all(type(key) in (str, int) for part in self.parts for key in part.path):
