@@ -102,7 +102,7 @@ def test_a_state_that_cannot_be_saved_is_an_error() -> None:
         ("four", "runs", "a tuple of 4"),
         ("reset", "runs", "instead of (observation, info)"),
         ("empty bounds", "actions", "not below its upper bound"),
-        ("dict space", "spaces", "FlattenObservation"),
+        ("dict space", "observations", "is not in Dict("),
     ],
 )
 def test_a_fault_that_stops_training_is_an_error(fault: str, check: str, words: str) -> None:
