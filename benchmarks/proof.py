@@ -1,7 +1,7 @@
 """Train presets on several seeds and write the scores, 100 episodes each, to docs/results.md.
 
-    python benchmarks/proof.py                        every preset
-    python benchmarks/proof.py ppo/cartpole           one of them
+    python benchmarks/proof.py                        what is missing of every preset
+    python benchmarks/proof.py ppo/cartpole --again   all seeds of one of them, once more
 
 Raw scores are kept in benchmarks/results/<preset>.json; the page is made from those files, so a preset can be
 measured again on its own. Two runs go side by side, on one thread each.
@@ -145,16 +145,23 @@ def main() -> None:
     parser.add_argument("presets", nargs="*", default=installed, help="such as ppo/cartpole")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="measure seeds that are recorded already once more")
     arguments = parser.parse_args()
     RAW.mkdir(exist_ok=True)
     import yaml
 
     for preset in arguments.presets:
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            runs = list(pool.map(lambda seed, preset=preset: run_seed(preset, seed), range(arguments.seeds)))
+        path = RAW / f"{preset.replace('/', '_')}.json"
         steps = yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text())["total_timesteps"]
-        record = {"preset": preset, "steps": steps, "episodes": EPISODES, "runs": runs}
-        (RAW / f"{preset.replace('/', '_')}.json").write_text(json.dumps(record, indent=1) + "\n")
+        known = json.loads(path.read_text())["runs"] if path.is_file() and not arguments.again else []
+        runs = {run["seed"]: run for run in known}
+        missing = [seed for seed in range(arguments.seeds) if seed not in runs]
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            for run in pool.map(lambda seed, preset=preset: run_seed(preset, seed), missing):
+                runs[run["seed"]] = run
+                ordered = [runs[seed] for seed in sorted(runs)]
+                record = {"preset": preset, "steps": steps, "episodes": EPISODES, "runs": ordered}
+                path.write_text(json.dumps(record, indent=1) + "\n")
     write_page()
 
 
