@@ -9,7 +9,6 @@ from numpy_reference import (
     NUM_ACTIONS,
     StepWatch,
     arrays,
-    assert_compiled_equals_plain,
     coming_normals,
     doubles,
     make_algorithm,
@@ -109,10 +108,6 @@ def test_the_averages_are_saved():
     again.load_state_dict(algorithm.state_dict())
     for one, other in zip(averages(algorithm), averages(again), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_compiled_updates_equal_plain_ones():
-    assert_compiled_equals_plain(CrossQAlgorithm, small(CrossQConfig))
 
 
 def test_discrete_actions_are_refused():
