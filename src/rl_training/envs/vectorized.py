@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -263,7 +262,9 @@ def check_has_batch(env_id: str, backend: str) -> None:
 
 def _import_envpool() -> Any:
     try:
-        return importlib.import_module("envpool")
+        import envpool
+
+        return envpool
     except ImportError as error:
         remedy = 'pip install "rl-training[envpool]", on Python 3.11 or newer'
         raise EnvError(f"backend: envpool needs a package that is not installed: {error} ({remedy})") from None
