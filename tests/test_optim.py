@@ -145,7 +145,7 @@ class Scaling:
         return self.scale * x
 
 
-def test_many_runs_of_one_process_compile_however_they_differ(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
-    for size in (2, 3):
-        assert compiled(Scaling(size).step, True)(torch.ones(size)).tolist() == list(range(size))
+def test_many_runs_of_one_process_compile_however_they_differ():
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for size in (2, 3):
+            assert compiled(Scaling(size).step, True)(torch.ones(size)).tolist() == list(range(size))
