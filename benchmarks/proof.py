@@ -125,6 +125,7 @@ def write_page() -> None:
     for preset, bar in BARS.items():
         path = RAW / f"{preset.replace('/', '_')}.json"
         if not path.is_file():
+            lines.append(f"| {preset} | | not measured yet | | {bar.policy}: {bar.score:g} | | {bar.peer} | |")
             continue
         record = json.loads(path.read_text())
         scores = [run[bar.policy] for run in record["runs"]]
