@@ -59,11 +59,12 @@ def conservative_gaps(params, obs, data_actions, candidates, log_densities):
     return (np.log(ratios.sum(1)) - critic(params, obs, data_actions)).mean(1)
 
 
-@pytest.mark.parametrize("backup_entropy", [False, True])
+@pytest.mark.parametrize("backup", ["value", "entropy", "mean"])
 @pytest.mark.parametrize("lagrange_threshold", [None, 4.0])
-def test_a_whole_update_equals_numpy(backup_entropy, lagrange_threshold):
+def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
     algorithm = make(
-        backup_entropy=backup_entropy,
+        backup_entropy=backup == "entropy",
+        backup_mean=backup == "mean",
         lagrange_threshold=lagrange_threshold,
         cql_alpha=0.7,
         tau=0.05,
@@ -83,8 +84,12 @@ def test_a_whole_update_equals_numpy(backup_entropy, lagrange_threshold):
     uniform, noise, next_noise = coming_draws(algorithm)
     next_actions, next_log_probs = actor(actor_before, batch.next_obs, next_noise)
     own_actions, own_log_probs = actor(actor_before, obs, noise)
-    next_values = critic(target_before, batch.next_obs, next_actions[0]).min(0)
-    if backup_entropy:
+    if backup == "mean":
+        next_actions_valued = np.tanh(mlp(actor_before, batch.next_obs)[:, :NUM_ACTIONS])
+    else:
+        next_actions_valued = next_actions[0]
+    next_values = critic(target_before, batch.next_obs, next_actions_valued).min(0)
+    if backup == "entropy":
         next_values = next_values - alpha * next_log_probs[0]
     targets = batch.rewards + batch.discounts * next_values
     candidates = np.concatenate([uniform, own_actions[1:], next_actions[1:]])

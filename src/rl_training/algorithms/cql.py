@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources, Stateful, parts_of
@@ -22,7 +23,10 @@ from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.data.spaces import ActionKind, Spaces, require_bounded_box, require_vectors
 from rl_training.errors import ConfigError
 
-BOX_ONLY = ("actor_learning_rate", "num_cql_samples", "alpha", "target_entropy", "backup_entropy", "lagrange_threshold")
+BOX_ONLY = (
+    *("actor_learning_rate", "num_cql_samples", "lagrange_threshold"),
+    *("alpha", "target_entropy", "backup_entropy", "backup_mean"),
+)
 
 
 class CQLConfig(FineTunedConfig):
@@ -44,8 +48,16 @@ class CQLConfig(FineTunedConfig):
     """Entropy that a learned alpha aims at: `auto` is minus the number of action components."""
     backup_entropy: bool = False
     """Count the entropy of the next action as a part of its value, for Box actions."""
+    backup_mean: bool = False
+    """Value the policy's best action in the next state instead of a drawn one, for Box actions."""
     tau: Fraction = 0.005
     """Share by which the target networks follow the networks at each update."""
+
+    @model_validator(mode="after")
+    def _entropy_is_of_a_drawn_action(self) -> CQLConfig:
+        if self.backup_entropy and self.backup_mean:
+            raise ValueError("backup_entropy is of a drawn action, which backup_mean does without: choose one")
+        return self
 
 
 class Rule(Protocol):

@@ -57,7 +57,8 @@ class ContinuousRule:
         with torch.no_grad():
             next_actions, next_log_probs = self.actor(batch.next_obs, next_noise)
             own_actions, own_log_probs = self.actor(batch.obs, own_noise[1:])
-        targets = self._targets(batch, next_actions[0], alpha * next_log_probs[0])
+            valued_actions = self.actor.mode(batch.next_obs) if self._config.backup_mean else next_actions[0]
+        targets = self._targets(batch, valued_actions, alpha * next_log_probs[0])
         all_actions = torch.cat([batch.actions.unsqueeze(0), uniform, own_actions, next_actions[1:]])  # [1 + 3N, B, A]
         uniform_log_probs = torch.full_like(own_log_probs, -self._num_components * math.log(2.0))
         log_probs = torch.cat([uniform_log_probs, own_log_probs, next_log_probs[1:]])  # [3N, B]
