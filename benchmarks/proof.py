@@ -134,7 +134,7 @@ def write_page() -> None:
         lines.append(
             f"| {preset} | {record['steps']:,} | {by_policy['last']} | {by_policy['best']} |"
             f" {bar.policy}: {rule} at {bar.score:g} | {'yes' if bar.is_met(scores) else '**no**'} | {bar.peer} |"
-            f" {round(statistics.mean(run['seconds'] for run in record['runs']))} |"
+            f" {round(statistics.median(run['seconds'] for run in record['runs']))} |"
         )
     PAGE.write_text("\n".join([*lines, *crossq_lines(), *offline_study.section()]).rstrip() + "\n")
     print(f"wrote {PAGE.relative_to(ROOT)}")
