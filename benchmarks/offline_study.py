@@ -62,7 +62,7 @@ STUDIES: dict[str, dict[str, Any]] = {
 
 
 REMARKS = [
-    "Where one does not beat the data on every seed, it had too few updates: TD3+BC does with 30,000 (longer). Where it",
+    "Where TD3+BC does not beat the data on every seed, it had too few updates: with 30,000 (longer) it does. Where it",
     "does not hold: d3rlpy's CQL values the mean of the policy in the next state, and ours, like the paper, an action",
     "drawn from it, unless `backup_mean: true` is set; they differ most while the policy is wide. Our BC and d3rlpy's",
     "have the same loss, network and steps, and differ in their first weights and batches alone.",
