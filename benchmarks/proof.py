@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RAW = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
 EPISODES = 100
+FEWEST_SEEDS = 3
 SUCCESS = "eval_success_rate"
 
 
@@ -131,9 +132,11 @@ def write_page() -> None:
         scores = [run[bar.policy] for run in record["runs"]]
         rule = "median" if bar.rule == "median" else f"{bar.seeds_needed(len(scores))} of {len(scores)}"
         by_policy = {name: ", ".join(str(run[name]) for run in record["runs"]) for name in ("last", "best")}
+        verdict = "yes" if bar.is_met(scores) else "**no**"
+        verdict = "too few seeds yet" if len(scores) < FEWEST_SEEDS else verdict
         lines.append(
             f"| {preset} | {record['steps']:,} | {by_policy['last']} | {by_policy['best']} |"
-            f" {bar.policy}: {rule} at {bar.score:g} | {'yes' if bar.is_met(scores) else '**no**'} | {bar.peer} |"
+            f" {bar.policy}: {rule} at {bar.score:g} | {verdict} | {bar.peer} |"
             f" {round(statistics.median(run['seconds'] for run in record['runs']))} |"
         )
     PAGE.write_text("\n".join([*lines, *crossq_lines(), *offline_study.section()]).rstrip() + "\n")
