@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mujoco_study
 import offline_study
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,7 +140,9 @@ def write_page() -> None:
             f" {bar.policy}: {rule} at {bar.score:g} | {verdict} | {bar.peer} |"
             f" {round(statistics.median(run['seconds'] for run in record['runs']))} |"
         )
-    PAGE.write_text("\n".join([*lines, *crossq_lines(), *offline_study.section()]).rstrip() + "\n")
+    PAGE.write_text(
+        "\n".join([*lines, *crossq_lines(), *mujoco_study.section(), *offline_study.section()]).rstrip() + "\n"
+    )
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 

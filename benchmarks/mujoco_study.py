@@ -1,0 +1,113 @@
+"""Train SAC, TD3 and PPO on HalfCheetah-v5 and Hopper-v5 by their presets, next to Stable-Baselines3's own curves.
+
+    python benchmarks/mujoco_study.py                  what is missing: two runs side by side, one thread each
+    python benchmarks/mujoco_study.py sac/hopper       of one preset
+
+Curves and seconds go to benchmarks/results/mujoco_study.json, one run at a time, so a study that was interrupted goes
+on; `benchmarks/proof.py` makes the page of them. SB3's curves, with the same settings and on a machine of the same
+kind, are in benchmarks/results/mujoco_sb3.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+RAW = RESULTS / "mujoco_study.json"
+PEER = RESULTS / "mujoco_sb3.json"
+PRESETS = [f"{algo}/{env}" for env in ("halfcheetah", "hopper") for algo in ("sac", "td3", "ppo")]
+SEEDS = (0, 1, 2)
+writing = Lock()
+
+
+def run(preset: str, seed: int) -> None:
+    """One training in a process of its own: its evaluations, ten episodes each, and its time from start to end."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "rl_training", "train", "--config", str(ROOT / "configs" / f"{preset}.yaml")]
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.monotonic()
+        answer = subprocess.run(
+            [*command, "--seed", str(seed), "--output-dir", folder, "num_threads=1", "--json"],
+            capture_output=True, text=True, env=environment, check=False,
+        )  # fmt: skip
+        seconds = round(time.monotonic() - start)
+        if answer.returncode:
+            raise SystemExit(f"{preset} failed:\n{answer.stderr[-2000:]}")
+        curve = read_curve(Path(json.loads(answer.stdout)["run_dir"]) / "metrics.jsonl")
+    with writing:
+        record = read(RAW)
+        record.setdefault(preset, {})[str(seed)] = {"curve": curve, "seconds": seconds}
+        RAW.write_text(json.dumps(record, sort_keys=True).replace('{"curve"', '\n{"curve"') + "\n")
+    print(preset, "seed", seed, curve[-1], seconds, "s", flush=True)
+
+
+def read_curve(path: Path) -> list[list[float]]:
+    """Steps and mean return of every evaluation."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [[row["global_step"], round(row["eval_return_mean"], 1)] for row in rows if "eval_return_mean" in row]
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def section() -> list[str]:
+    """What the curves say, for docs/results.md."""
+    record, peer = read(RAW), read(PEER)
+    lines = [
+        "",
+        "## MuJoCo, next to Stable-Baselines3",
+        "",
+        "The mean return of ten deterministic episodes at the end of a short run, for each seed, next to SB3 2.9.2",
+        "with the same settings (`benchmarks/mujoco_study.py`; all curves are in `benchmarks/results/`). *Behind* is",
+        "how far our mean lies below SB3's; it holds while that is no more than the standard error of the difference.",
+        "Seconds are the median of whole runs, with evaluations and compiling, two side by side on one thread each.",
+        "",
+        "| preset | steps | ours, each seed | mean | SB3, each seed | mean | behind | error | holds | seconds |"
+        " SB3's | times faster |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    return lines + [study_line(preset, record[preset], peer[preset]) for preset in PRESETS if preset in record]
+
+
+def study_line(preset: str, ours: dict[str, Any], peer: dict[str, Any]) -> str:
+    steps = peer["0"]["curve"][-1][0]
+    scores = [[runs[seed]["curve"][-1][1] for seed in sorted(runs)] for runs in (ours, peer)]
+    behind = statistics.mean(scores[1]) - statistics.mean(scores[0])
+    error = sum(statistics.variance(values) / len(values) for values in scores) ** 0.5 if len(ours) > 1 else 0.0
+    seconds = [statistics.median(runs[seed]["seconds"] for seed in runs) for runs in (ours, peer)]
+    columns = [preset, f"{steps:,}"]
+    for values in scores:
+        columns += [", ".join(f"{value:.0f}" for value in values), f"{statistics.mean(values):.0f}"]
+    columns += [f"{behind:.0f}", f"{error:.0f}", "yes" if behind <= error else "**no**"]
+    columns += [*(f"{value:.0f}" for value in seconds), f"{seconds[1] / seconds[0]:.1f}"]
+    return f"| {' | '.join(columns)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", nargs="*", default=PRESETS, help=", ".join(PRESETS))
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    known = read(RAW)
+    missing = [
+        (preset, seed) for preset in arguments.presets for seed in SEEDS if str(seed) not in known.get(preset, {})
+    ]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(lambda job: run(*job), missing))
+
+
+if __name__ == "__main__":
+    main()
