@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import TESTS, small_config
-from faulty_envs import CountingWrapper, Curriculum, Hidden, SameArray, Walk
+from faulty_envs import CountingWrapper, Curriculum, GlobalChance, Hidden, SameArray, Walk
 from gymnasium.wrappers import (
     DelayObservation,
     FrameStackObservation,
@@ -171,6 +171,15 @@ def test_the_last_observation_survives_an_environment_that_overwrites_it() -> No
     while step.final_obs is None:
         step = env.step(0)
     assert not np.array_equal(step.final_obs, step.obs)
+
+
+def test_draws_from_a_global_generator_are_known_even_where_no_action_is_replayed() -> None:
+    env = ResumableEnv(GlobalChance())
+    env.reset(0)
+    while env.step(0).final_obs is None:
+        pass
+    _, doubts = ResumableEnv(GlobalChance()).restore(env.state())
+    assert [doubt for doubt in doubts if "numpy's global generator" in doubt]
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

@@ -45,6 +45,8 @@ class ResumableEnv:
         """What the beginning of the episode depends on."""
         self._actions: list[Any] = []
         self._obs: Any = None
+        self._global_draws: set[str] = set()
+        """Whose global generator it was seen to draw from."""
 
     @property
     def keeps_own_state(self) -> bool:
@@ -73,8 +75,11 @@ class ResumableEnv:
 
     def step(self, action: Any) -> Step:
         """Note the action and take it; begin the next episode where this one ends."""
+        before = None if self._actions else _global_generators()  # looked at once an episode: it takes microseconds
         self._actions.append(action)
         obs, reward, terminated, truncated, info = self.env.step(action)
+        if before is not None:
+            self._note_global_draws(before)
         if not (terminated or truncated) or GOES_ON in info:
             self._obs = obs
             return Step(obs, float(reward), bool(terminated), False)
@@ -94,6 +99,7 @@ class ResumableEnv:
             "generator": self._generator_state(),
             "attributes": [take_down(layer) for layer in self._layers(with_core=own is None)],
             "obs": copy.deepcopy(self._obs),
+            "global_draws": sorted(self._global_draws),
         }
 
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
@@ -104,9 +110,10 @@ class ResumableEnv:
             self._restore_own(state, doubts)
         else:
             self._replay(state, doubts)
-        for name, generator in _global_generators().items():
-            if not is_same(generator, before[name]):
-                doubts.append(f"it draws from {name}'s global generator, which is not saved: use self.np_random")
+        self._note_global_draws(before)
+        self._global_draws.update(name for name in before if name in state.get("global_draws", ()))
+        for name in sorted(self._global_draws):
+            doubts.append(f"it draws from {name}'s global generator, which is not saved: use self.np_random")
         for layer, saved in zip(self._layers(with_core=state["own"] is None), state["attributes"] or (), strict=False):
             put_back(layer, saved)
         if state["generator"] is not None and not is_same(self._generator_state(), state["generator"]):
@@ -152,6 +159,10 @@ class ResumableEnv:
             doubts.append("its get_state after set_state returns something else")
         self._obs = state["obs"]
 
+    def _note_global_draws(self, before: dict[str, Any]) -> None:
+        now = _global_generators()
+        self._global_draws.update(name for name in now if now[name] != before[name])
+
     def _layers(self, *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
         """The wrappers from the outside in, and the environment itself."""
         layers = [self.env]
@@ -179,4 +190,7 @@ def _renew_world(core: Any) -> None:
 
 
 def _global_generators() -> dict[str, Any]:
-    return {"numpy": np.random.get_state(legacy=False), "Python": random.getstate()}
+    """Where they are, in a form that compares quickly."""
+    state: Any = np.random.get_state(legacy=False)
+    words = np.asarray(state["state"].pop("key", ())).tobytes()
+    return {"numpy": (state, words), "Python": random.getstate()}
