@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal as signals
 import subprocess
 import sys
 import uuid
@@ -121,3 +122,32 @@ def test_a_second_ctrl_c_leaves_at_once_and_loses_no_checkpoint(
     whole = run_training(config_for(tmp_path / "whole", "sync"))
     assert_same_end(whole, resume_training(run_dir))
     assert_same_folders(whole.run_dir, run_dir)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for the compiler in /proc")
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_reaches_the_compiler_too_does_not_end_it(signal: str, tmp_path: Path) -> None:
+    mark = str(uuid.uuid4())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rl_training", "train", "dqn", "CartPole-v1", "compile=true", "--run-suffix", "x"],
+        cwd=tmp_path,
+        env={**os.environ, "RL_TRAINING_TEST": mark, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "graphs")},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def is_compiling() -> bool:
+        commands = (Path(f"/proc/{pid}/cmdline") for pid in processes_marked(f"RL_TRAINING_TEST={mark}"))
+        return any(command.is_file() and b".main.cpp" in command.read_bytes() for command in commands)
+
+    wait_until(is_compiling, process)
+    os.killpg(process.pid, getattr(signals, signal))
+    code, out, error = finish(process)
+    assert code == CODES[signal], error
+    assert f"stop_reason=interrupted by {signal}" in out
+    assert "Traceback" not in error
+    (run_dir,) = (tmp_path / "runs").glob("*__x")
+    verify_checkpoint(resolve_checkpoint(run_dir))
+    wait_until(lambda: not processes_marked(f"RL_TRAINING_TEST={mark}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
@@ -121,4 +122,23 @@ def compiled(step: Callable[..., ResultT], enabled: bool) -> Callable[..., Resul
     shared = step.__func__
     # The compiler keeps its graphs with the code they were made from, and few for each: every object gets its own.
     own = FunctionType(shared.__code__.replace(), shared.__globals__, shared.__name__, closure=shared.__closure__)
-    return torch.compile(MethodType(own, step.__self__), fullgraph=True, dynamic=False)
+    return _sheltered(torch.compile(MethodType(own, step.__self__), fullgraph=True, dynamic=False))
+
+
+def _sheltered(graph: Callable[..., ResultT]) -> Callable[..., ResultT]:
+    """Keep Ctrl-C, which goes to a whole group of processes, from the C++ compiler that a call may start.
+
+    It would end the compiler, and so the run with the compiler's error. What a process starts inherits what it holds
+    back; a signal that came meanwhile is seen when the call returns.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        return graph
+
+    def call(*arguments: Any) -> ResultT:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            return graph(*arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    return call
