@@ -98,7 +98,8 @@ class ContinuousRule:
         """Each critic's values of the data's actions (the first) [2, B], and its mean conservative gap [2].
 
         The other actions are weighed by their densities (CQL appendix F). As in the authors' code their sum is not
-        divided by their number: that would only move the gap, and with it what `lagrange_threshold` means.
+        divided by their number: that would only move the gap, and with it what `lagrange_threshold` means. The gap is
+        compared with it before `cql_alpha` weighs it, as in the paper; the authors' code compares after that.
         """
         count, size = actions.shape[:2]
         every_obs = obs.expand(count, -1, -1).flatten(0, 1)

@@ -56,5 +56,5 @@ class DiscreteRule:
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:
-        best = self.network(batch.next_obs).argmax(1, keepdim=True)  # Double Q-learning, eq. 4
+        best = self.network(batch.next_obs).argmax(1, keepdim=True)  # Double DQN, eq. 4
         return batch.targets(self.target_network(batch.next_obs).gather(1, best).squeeze(1))

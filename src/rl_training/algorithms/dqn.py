@@ -126,5 +126,5 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         next_values: Tensor = self.target_network(batch.next_obs)
         if not self.config.double:
             return batch.targets(next_values.amax(1))
-        best = self.network(batch.next_obs).argmax(1, keepdim=True)  # Double Q-learning, eq. 4
+        best = self.network(batch.next_obs).argmax(1, keepdim=True)  # Double DQN, eq. 4
         return batch.targets(next_values.gather(1, best).squeeze(1))

@@ -56,7 +56,7 @@ class SquashedGaussianPolicy(Policy):
         mean, log_std = self._gaussian(obs)
         before_tanh = mean + log_std.exp() * noise
         log_prob = -0.5 * noise.square() - log_std - HALF_LOG_TWO_PI
-        # SAC appendix C, eq. 21, in the form log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which cannot overflow.
+        # SAC appendix C, eq. 26, in the form log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which cannot overflow.
         log_prob = log_prob - 2.0 * (math.log(2.0) - before_tanh - F.softplus(-2.0 * before_tanh))
         return before_tanh.tanh(), log_prob.sum(-1)
 
