@@ -24,6 +24,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import replay
+
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("speed_worker.py")
 OFFLINE_WORKER = Path(__file__).with_name("offline_worker.py")
@@ -129,7 +131,7 @@ def write_page(record: dict[str, Any]) -> None:
     for peer, cases in (("SB3", {**CASES, **IMAGE_CASES}), ("d3rlpy", OFFLINE_CASES)):
         bars = [f"{title} {bar}" for case, (title, _, bar) in cases.items() if case in record["cases"]]
         lines += ["", f"Bars, against {peer}: {', '.join(bars)}."]
-    PAGE.write_text("\n".join(lines) + "\n")
+    PAGE.write_text("\n".join([*lines, *replay.section()]) + "\n")
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 

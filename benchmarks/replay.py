@@ -1,0 +1,108 @@
+"""How long a draw from a full replay buffer takes, and how much memory a replay of images does.
+
+    python benchmarks/replay.py
+
+Vectors: 256 of a million transitions of HalfCheetah's size, drawn uniformly and by priority, and errors given back.
+Images: 100,000 transitions of four frames of 84x84, of which each frame is stored once. The figures go to
+benchmarks/results/replay.json, and from there to docs/speed.md (`benchmarks/speed.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from rl_training.data.frame_replay import FrameReplayBuffer
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.spaces import describe_spaces
+
+RAW = Path(__file__).parent / "results" / "replay.json"
+CAPACITY, NUM_ENVS, BATCH = 1_000_000, 1_000, 256
+FRAMES = 100_000
+ROUNDS, CALLS = 15, 100
+
+
+def filled(priority_alpha: float | None) -> ReplayBuffer:
+    spaces = describe_spaces(Box(-np.inf, np.inf, (17,)), Box(-1.0, 1.0, (6,)))
+    options: dict[str, Any] = {"rng": np.random.default_rng(0), "device": torch.device("cpu")}
+    buffer = ReplayBuffer(spaces, CAPACITY, NUM_ENVS, priority_alpha=priority_alpha, **options)
+    rng, never = np.random.default_rng(1), np.zeros(NUM_ENVS, np.bool_)
+    for _ in range(CAPACITY // NUM_ENVS):
+        obs, actions = rng.normal(size=(NUM_ENVS, 17)), rng.uniform(-1, 1, (NUM_ENVS, 6))
+        buffer.add(obs, actions, obs[:, 0], obs, never, never)
+    if priority_alpha is not None:
+        for _ in range(CAPACITY // BATCH):
+            buffer.note_errors(buffer.sample(BATCH), torch.from_numpy(rng.exponential(size=BATCH)))
+    return buffer
+
+
+def milliseconds(call: Callable[[], Any]) -> float:
+    """The median round's mean."""
+    rounds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        rounds.append((time.perf_counter() - start) / CALLS * 1e3)
+    return round(statistics.median(rounds), 3)
+
+
+def resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) * 1024
+
+
+def image_replay() -> dict[str, float]:
+    before = resident_bytes()
+    spaces = describe_spaces(Box(0, 255, (4, 84, 84), np.uint8), Discrete(4))
+    buffer = FrameReplayBuffer(spaces, FRAMES, 1, rng=np.random.default_rng(0), device=torch.device("cpu"))
+    rng, no = np.random.default_rng(1), np.zeros(1, np.bool_)
+    frames = rng.integers(0, 255, (4, 84, 84), dtype=np.uint8)
+    for step in range(FRAMES):
+        is_over = step % 1000 == 999
+        following = np.concatenate([frames[1:], rng.integers(0, 255, (1, 84, 84), dtype=np.uint8)])
+        buffer.add(frames[None], np.zeros(1), np.zeros(1), following[None], no | is_over, no)
+        frames = np.repeat(following[-1:], 4, 0) if is_over else following
+    grown = resident_bytes() - before
+    return {"image_gigabytes": round(buffer.nbytes / 1e9, 3), "resident_gigabytes": round(grown / 1e9, 3)}
+
+
+def section() -> list[str]:
+    """The figures, for docs/speed.md."""
+    if not RAW.is_file():
+        return []
+    record = json.loads(RAW.read_text())
+    return [
+        "",
+        "## Replay",
+        "",
+        f"A draw of {BATCH} of {CAPACITY:,} transitions of 17+6 dimensions takes {record['uniform_draw']} ms uniformly",
+        f"and {record['prioritized_draw']} ms by priority (bar: 1 ms), and giving back their errors takes",
+        f"{record['note_errors']} ms: medians, on one thread. A replay of {FRAMES:,} images of 84x84x4 takes",
+        f"{record['image_gigabytes']} GB (bar: 0.8 GB), of which {record['resident_gigabytes']} GB are resident when",
+        "it is full. Made by `python benchmarks/replay.py`.",
+    ]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    record = image_replay()
+    uniform, prioritized = filled(None), filled(0.6)
+    batch, errors = prioritized.sample(BATCH), torch.ones(BATCH)
+    record["uniform_draw"] = milliseconds(lambda: uniform.sample(BATCH))
+    record["prioritized_draw"] = milliseconds(lambda: prioritized.sample(BATCH))
+    record["note_errors"] = milliseconds(lambda: prioritized.note_errors(batch, errors))
+    RAW.write_text(json.dumps(record, indent=1) + "\n")
+    print(record)
+
+
+if __name__ == "__main__":
+    main()
