@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveInt
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources, UpdateResult
-from rl_training.algorithms.config import Fraction, PositiveInt, Scheduled
+from rl_training.algorithms.config import Fraction, Scheduled
 from rl_training.algorithms.optim import compiled, descend
 from rl_training.algorithms.returns import explained_variance, gae
 from rl_training.algorithms.rollout import RolloutAlgorithm, RolloutConfig

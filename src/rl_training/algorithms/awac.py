@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources
-from rl_training.algorithms.config import FineTunedConfig, Fraction, PositiveFloat
+from rl_training.algorithms.config import FineTunedConfig, Fraction
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, exponential_weights, polyak

@@ -6,14 +6,11 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rl_training.models.mlp import Activation
 from rl_training.validation import FrozenConfig
 
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 HiddenSizes = tuple[PositiveInt, ...]
 
@@ -53,7 +50,7 @@ class EarlyStoppingConfig(FrozenConfig):
     """Evaluations without improvement after which the run ends."""
     min_delta: NonNegativeFloat = 0.0
     """What counts as an improvement."""
-    min_steps: Annotated[int, Field(ge=0)] = 0
+    min_steps: NonNegativeInt = 0
     """Never stop before this step."""
     target_value: float | None = None
     """End the run as soon as the metric reaches this value."""
@@ -126,7 +123,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """Transitions kept for replay."""
     batch_size: PositiveInt = 256
     """Transitions in one update."""
-    learning_starts: Annotated[int, Field(ge=0)] = 100
+    learning_starts: NonNegativeInt = 100
     """Steps of random actions before the first update."""
     train_frequency: PositiveInt = 1
     """Environment steps (over all environments) between two rounds of updates."""
@@ -207,7 +204,7 @@ class OnlineStageConfig(FrozenConfig):
     """Share of each batch that is still drawn from the data."""
     buffer_capacity: PositiveInt = 1_000_000
     """Steps of its own that the agent keeps for replay."""
-    learning_starts: Annotated[int, Field(ge=0)] = 1000
+    learning_starts: NonNegativeInt = 1000
     """Steps taken with the policy learned so far before the first update."""
     train_frequency: PositiveInt = 1
     """Environment steps (over all environments) between two rounds of updates."""

@@ -5,18 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources, Stateful, parts_of
-from rl_training.algorithms.config import (
-    FineTunedConfig,
-    Fraction,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Scheduled,
-)
+from rl_training.algorithms.config import FineTunedConfig, Fraction, Scheduled
 from rl_training.algorithms.cql_continuous import ContinuousRule
 from rl_training.algorithms.cql_discrete import DiscreteRule
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm

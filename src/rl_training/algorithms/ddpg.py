@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rl_training.algorithms.config import NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
+
 from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
 from rl_training.data.spaces import Spaces, require_bounded_box
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
+from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Resources, UpdateResult
-from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig, PositiveFloat, PositiveInt, Scheduled
+from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import polyak

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources, UpdateResult
-from rl_training.algorithms.config import PositiveFloat, PositiveInt, Scheduled, value_at
+from rl_training.algorithms.config import Scheduled, value_at
 from rl_training.algorithms.optim import compiled, descend
 from rl_training.algorithms.rollout import RolloutAlgorithm, RolloutConfig
 from rl_training.data.spaces import Spaces

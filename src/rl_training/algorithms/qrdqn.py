@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
-from rl_training.algorithms.config import PositiveInt
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.returns import quantile_huber_losses

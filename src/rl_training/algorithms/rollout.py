@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Resources
-from rl_training.algorithms.config import Fraction, HiddenSizes, NonNegativeFloat, OnPolicyConfig, PositiveFloat
+from rl_training.algorithms.config import Fraction, HiddenSizes, OnPolicyConfig
 from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.returns import explained_variance, gae
 from rl_training.data.spaces import Spaces
@@ -42,7 +42,7 @@ class RolloutConfig(OnPolicyConfig):
     """Scale rewards by the running deviation of the discounted return."""
     log_std_init: float = 0.0
     """Logarithm of the initial standard deviation of continuous actions."""
-    adam_eps: Annotated[float, Field(ge=0)] = 1e-5
+    adam_eps: NonNegativeFloat = 1e-5
     """Adam's epsilon."""
 
 

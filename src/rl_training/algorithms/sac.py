@@ -9,10 +9,11 @@ import math
 from typing import Literal
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Resources
-from rl_training.algorithms.config import Fraction, OffPolicyConfig, PositiveFloat
+from rl_training.algorithms.config import Fraction, OffPolicyConfig
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import polyak

@@ -5,17 +5,11 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Resources, UpdateResult
-from rl_training.algorithms.config import (
-    AlgorithmConfig,
-    Fraction,
-    NonNegativeFloat,
-    OffPolicyConfig,
-    PositiveInt,
-    Scheduled,
-)
+from rl_training.algorithms.config import AlgorithmConfig, Fraction, OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, polyak, smoothed_actions

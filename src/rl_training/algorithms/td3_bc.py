@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from rl_training.algorithms.config import FineTunedConfig, NonNegativeFloat
+from rl_training.algorithms.config import FineTunedConfig
 from rl_training.algorithms.td3 import DelayedAlgorithm, DelayedConfig
 from rl_training.data.spaces import Spaces, require_bounded_box
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.config import PositiveInt
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.returns import quantile_huber_losses
 from rl_training.algorithms.sac import SACAlgorithm, SACConfig

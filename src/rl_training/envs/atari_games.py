@@ -7,7 +7,7 @@ from typing import Annotated, Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from rl_training.data.observations import MIN_IMAGE_SIDE
 from rl_training.envs.atari import is_atari
@@ -21,7 +21,6 @@ FIRE = 1
 """The place of FIRE in the list of actions, where a game has it."""
 GAME_KWARGS = {"frameskip": 1, "obs_type": "grayscale"}
 """What the wrappers ask of the game: each frame, and not in colours that no one looks at."""
-PositiveInt = Annotated[int, Field(gt=0)]
 
 
 class AtariConfig(FrozenConfig):
@@ -31,7 +30,7 @@ class AtariConfig(FrozenConfig):
     """Frames that one action lasts; the last two of them are shown as one."""
     screen_size: Annotated[int, Field(ge=MIN_IMAGE_SIDE)] = 84
     """Side of the grey picture in pixels."""
-    noop_max: Annotated[int, Field(ge=0)] = 30
+    noop_max: NonNegativeInt = 30
     """A game begins after up to this many frames without an action."""
     frame_stack: PositiveInt = 4
     """Pictures in one observation."""

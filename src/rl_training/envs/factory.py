@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 from gymnasium.error import Error as GymnasiumError
-from pydantic import Field, model_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rl_training.envs.atari_games import GAME_KWARGS, AtariConfig, reward_for_training, show
 from rl_training.envs.rewards import EpisodeReport, RewardTransformConfig, apply_reward_wrappers
@@ -49,11 +49,11 @@ class EnvSettings(FrozenConfig):
     vectorized environment, or in EnvPool's threads."""
     wrappers: WrapperConfig = WrapperConfig()
     """Wrappers of the training environment."""
-    max_episode_steps: Annotated[int, Field(gt=0)] | None = None
+    max_episode_steps: PositiveInt | None = None
     """Truncate episodes at this length, instead of the environment's own limit."""
-    max_restarts: Annotated[int, Field(ge=0)] = 0
+    max_restarts: NonNegativeInt = 0
     """How often, in the whole run, an environment that failed is made anew; the step that failed is not stored."""
-    worker_timeout: Annotated[float, Field(gt=0)] = 120.0
+    worker_timeout: PositiveFloat = 120.0
     """Seconds after which a step in a worker process counts as hung."""
 
     @property

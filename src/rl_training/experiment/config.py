@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import learns_offline
 from rl_training.validation import FrozenConfig, config_error, suggest
 
-PositiveInt = Annotated[int, Field(gt=0)]
 MAX_THREADS = 1024
 
 
@@ -26,7 +25,7 @@ class TrainConfig(FrozenConfig):
     """Name of the algorithm, as `rl-training algos` lists it."""
     env_id: str | None = None
     """A Gymnasium id, module:ClassName or path/to/file.py:ClassName; offline it may be left out."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: NonNegativeInt = 0
     """Seed of every random number of the run."""
     total_timesteps: PositiveInt = 100_000
     """Environment steps over all environments (offline: gradient updates)."""

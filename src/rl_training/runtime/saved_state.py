@@ -6,18 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from torch import Tensor
 
-from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.algorithms.config import AlgorithmConfig, Fraction
 from rl_training.data.spaces import Spaces
 from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.models.encoders import IMAGE_FEATURES, layer_sizes
-
-Count = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Saved(BaseModel):
@@ -27,39 +24,39 @@ class _Saved(BaseModel):
 
 
 class _Horizon(_Saved):
-    total: Count
-    from_step: Count
-    from_progress: Share
+    total: NonNegativeInt
+    from_step: NonNegativeInt
+    from_progress: Fraction
 
 
 class _Interval(_Saved):
-    every: Count
-    passed: Count
+    every: NonNegativeInt
+    passed: NonNegativeInt
 
 
 class _Accumulator(_Saved):
     sums: dict[str, Any]
-    count: Count
+    count: NonNegativeInt
     returns: list[float]
     lengths: list[float]
 
 
 class _Session(_Saved):
-    global_step: Count
-    epoch: Count
-    update_count: Count
+    global_step: NonNegativeInt
+    epoch: NonNegativeInt
+    update_count: NonNegativeInt
     horizon: _Horizon
     intervals: list[_Interval]
     accumulator: _Accumulator
     best_return: float | None
     last_eval: dict[str, float]
-    last_eval_step: Count | None
+    last_eval_step: NonNegativeInt | None
 
 
 class _Environments(_Saved):
     environments: list[dict[str, Any]]
-    num_restarts: Count
-    seeds: list[Count | None]
+    num_restarts: NonNegativeInt
+    seeds: list[NonNegativeInt | None]
 
 
 class _Collector(_Saved):
@@ -69,7 +66,7 @@ class _Collector(_Saved):
 
 class _TrainerState(_Saved):
     session: _Session
-    metrics_bytes: Count
+    metrics_bytes: NonNegativeInt
     collector: _Collector | None = None
 
 
