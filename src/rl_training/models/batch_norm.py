@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.data.spaces import Spaces
-from rl_training.models.encoders import ObsNetwork
+from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import EnsembleMLP, Layers
 
 MOMENTUM = 0.99
@@ -60,15 +58,7 @@ class NormalizedEnsembleMLP(EnsembleMLP):
         return output
 
 
-class NormalizedCritic(ObsNetwork):
+class NormalizedCritic(EnsembleCritic):
     """Several values of a continuous action by normalized networks."""
 
-    def __init__(self, spaces: Spaces, layers: Layers, *, num_members: int = 2) -> None:
-        super().__init__(spaces.obs, layers)
-        num_inputs = self.num_features + spaces.action.num_components
-        self.networks = NormalizedEnsembleMLP(num_members, num_inputs, 1, layers)
-
-    def forward(self, obs: Tensor, actions: Tensor, **options: Any) -> Tensor:
-        """Each member's value of each pair, [members, B]."""
-        values: Tensor = self.networks(torch.cat([self.features(obs), actions], -1), **options)
-        return values.squeeze(-1)
+    networks_class = NormalizedEnsembleMLP

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -10,18 +12,31 @@ from rl_training.models.encoders import ObsNetwork
 from rl_training.models.mlp import EnsembleMLP, Layers
 
 
-class EnsembleCritic(ObsNetwork):
+class QuantileCritic(ObsNetwork):
+    """Quantiles of a continuous action's return by several members, evaluated as one batched network."""
+
+    networks_class: ClassVar[type[EnsembleMLP]] = EnsembleMLP
+
+    def __init__(self, spaces: Spaces, layers: Layers, num_quantiles: int, *, num_members: int = 2) -> None:
+        super().__init__(spaces.obs, layers)
+        num_inputs = self.num_features + spaces.action.num_components
+        self.networks = self.networks_class(num_members, num_inputs, num_quantiles, layers)
+
+    def forward(self, obs: Tensor, actions: Tensor, **options: bool) -> Tensor:
+        """Each member's quantiles of each pair, [members, B, num_quantiles]."""
+        quantiles: Tensor = self.networks(torch.cat([self.features(obs), actions], -1), **options)
+        return quantiles
+
+
+class EnsembleCritic(QuantileCritic):
     """Several values of a continuous action, evaluated as one batched network."""
 
     def __init__(self, spaces: Spaces, layers: Layers, *, num_members: int = 2) -> None:
-        super().__init__(spaces.obs, layers)
-        num_inputs = self.num_features + spaces.action.num_components
-        self.networks = EnsembleMLP(num_members, num_inputs, 1, layers)
+        super().__init__(spaces, layers, 1, num_members=num_members)
 
-    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+    def forward(self, obs: Tensor, actions: Tensor, **options: bool) -> Tensor:
         """Each member's value of each pair, [members, B]."""
-        values: Tensor = self.networks(torch.cat([self.features(obs), actions], -1))
-        return values.squeeze(-1)
+        return super().forward(obs, actions, **options).squeeze(-1)
 
     def first(self, obs: Tensor, actions: Tensor) -> Tensor:
         """The first member's value of each pair, [B], at a fraction of the work."""
@@ -31,19 +46,21 @@ class EnsembleCritic(ObsNetwork):
 class QNetwork(ObsNetwork):
     """Values of every discrete action, [B, num_actions]; dueling splits them into value and advantage."""
 
-    def __init__(self, spaces: Spaces, layers: Layers, *, dueling: bool = False) -> None:
+    def __init__(self, spaces: Spaces, layers: Layers, *, dueling: bool = False, num_quantiles: int = 1) -> None:
         super().__init__(spaces.obs, layers)
         self._dueling = dueling
         # Dueling reads one more output: the state's value.
-        self.network = layers.mlp(self.num_features, spaces.action.choices[0] + int(dueling))
+        self.network = layers.mlp(self.num_features, (spaces.action.choices[0] + int(dueling)) * num_quantiles)
 
     def forward(self, obs: Tensor) -> Tensor:
         """The value of each action."""
-        outputs: Tensor = self.network(self.features(obs))
+        return self._joined(self.network(self.features(obs)))
+
+    def _joined(self, outputs: Tensor) -> Tensor:
         if not self._dueling:
             return outputs
         value, advantages = outputs[:, :1], outputs[:, 1:]
-        return value + advantages - advantages.mean(-1, keepdim=True)  # Dueling networks, eq. 9
+        return value + advantages - advantages.mean(1, keepdim=True)  # Dueling networks, eq. 9
 
 
 class EnsembleQNetwork(ObsNetwork):
@@ -59,29 +76,12 @@ class EnsembleQNetwork(ObsNetwork):
         return values if actions is None else values.take_along_dim(actions.view(1, -1, 1), -1).squeeze(-1)
 
 
-class QuantileCritic(ObsNetwork):
-    """Quantiles of a continuous action's return by several members, evaluated as one batched network."""
-
-    def __init__(self, spaces: Spaces, layers: Layers, num_quantiles: int, *, num_members: int = 2) -> None:
-        super().__init__(spaces.obs, layers)
-        num_inputs = self.num_features + spaces.action.num_components
-        self.networks = EnsembleMLP(num_members, num_inputs, num_quantiles, layers)
-
-    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """Each member's quantiles of each pair, [members, B, num_quantiles]."""
-        quantiles: Tensor = self.networks(torch.cat([self.features(obs), actions], -1))
-        return quantiles
-
-
-class QuantileQNetwork(ObsNetwork):
+class QuantileQNetwork(QNetwork):
     """Quantiles of every discrete action's return; dueling splits each into value and advantage."""
 
     def __init__(self, spaces: Spaces, layers: Layers, num_quantiles: int, *, dueling: bool = False) -> None:
-        super().__init__(spaces.obs, layers)
+        super().__init__(spaces, layers, dueling=dueling, num_quantiles=num_quantiles)
         self._num_quantiles = num_quantiles
-        self._dueling = dueling
-        num_outputs = (spaces.action.choices[0] + int(dueling)) * num_quantiles
-        self.network = layers.mlp(self.num_features, num_outputs)
 
     def forward(self, obs: Tensor) -> Tensor:
         """The value of each action, [B, num_actions]: the mean of its quantiles."""
@@ -89,8 +89,4 @@ class QuantileQNetwork(ObsNetwork):
 
     def quantiles(self, obs: Tensor) -> Tensor:
         """Each action's quantiles, [B, num_actions, num_quantiles]."""
-        outputs: Tensor = self.network(self.features(obs)).unflatten(-1, (-1, self._num_quantiles))
-        if not self._dueling:
-            return outputs
-        value, advantages = outputs[:, :1], outputs[:, 1:]
-        return value + advantages - advantages.mean(1, keepdim=True)  # Dueling networks, eq. 9
+        return self._joined(self.network(self.features(obs)).unflatten(-1, (-1, self._num_quantiles)))
