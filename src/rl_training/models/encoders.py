@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import cast
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rl_training.data.observations import FLOAT_BYTES, ObsSpec, plane_shape
 from rl_training.errors import ConfigError
-from rl_training.models.mlp import Layers
+from rl_training.models.mlp import HIDDEN_GAIN, Layers, draw_layer
 from rl_training.models.normalizer import RunningNormalizer
 
 IMAGE_FEATURES = 512
@@ -97,13 +98,8 @@ class _Convolutions(nn.Module):
         self._shape = shape
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for size in layer_sizes(shape):
-            weight, bias = torch.empty(size), torch.zeros(size[0])
-            if orthogonal:
-                nn.init.orthogonal_(weight, 2**0.5, generator=generator)
-            else:
-                bound = weight[0].numel() ** -0.5
-                nn.init.uniform_(weight, -bound, bound, generator=generator)
-                nn.init.uniform_(bias, -bound, bound, generator=generator)
+            weight, bias = torch.empty(size), torch.empty(size[0])
+            draw_layer(weight, bias, weight[0].numel(), generator, HIDDEN_GAIN if orthogonal else None)
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(bias))
 
@@ -132,10 +128,7 @@ class _Convolutions(nn.Module):
 def layer_sizes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The shape of each weight of the convolutions that read an image."""
     height, width = plane_shape(shape)
-    num_channels = 1
-    for size in shape:
-        num_channels *= size
-    num_channels //= height * width
+    num_channels = prod(shape) // (height * width)
     for channels, side, stride in CONVOLUTIONS:
         yield channels, num_channels, side, side
         height, width = (height - side) // stride + 1, (width - side) // stride + 1

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Activation = Literal["relu", "tanh"]
+HIDDEN_GAIN = 2**0.5
 
 # In place: a layer's sums are not needed again, and to fetch fresh memory can take longer than to fill it.
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh": torch.tanh_}
@@ -23,6 +24,18 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 def frozen_copy(module: ModuleT) -> ModuleT:
     """A copy that no gradient reaches: what a target network begins as."""
     return deepcopy(module).requires_grad_(False)
+
+
+def draw_layer(
+    weight: Tensor, bias: Tensor, fan_in: int, generator: torch.Generator, gain: float | None = None
+) -> None:
+    """Fill a layer from U(-1/sqrt(in), 1/sqrt(in)); with a gain, the weights are orthogonal and the biases zero."""
+    if gain is not None:
+        nn.init.orthogonal_(weight, gain, generator=generator)
+        nn.init.zeros_(bias)
+        return
+    for tensor in (weight, bias):
+        nn.init.uniform_(tensor, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -90,15 +103,10 @@ class EnsembleMLP(_Perceptron):
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             weight = torch.empty(num_members, fan_in, fan_out)
             bias = torch.zeros(num_members, 1, fan_out)
-            is_last = layer == len(sizes) - 2
+            gains = output_gains if layer == len(sizes) - 2 else [HIDDEN_GAIN] * len(output_gains)
             for member in range(num_members):
-                if output_gains:
-                    gain = output_gains[member] if is_last else 2**0.5
-                    nn.init.orthogonal_(weight[member], gain, generator=layers.generator)
-                else:
-                    bound = fan_in**-0.5
-                    nn.init.uniform_(weight[member], -bound, bound, generator=layers.generator)
-                    nn.init.uniform_(bias[member], -bound, bound, generator=layers.generator)
+                gain = gains[member] if gains else None
+                draw_layer(weight[member], bias[member], fan_in, layers.generator, gain)
             self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,10 +140,8 @@ class MLP(_Perceptron):
     ) -> None:
         super().__init__(activation)
         for fan_in, fan_out in pairwise([num_inputs, *hidden_sizes, num_outputs]):
-            bound = fan_in**-0.5
             weight, bias = torch.empty(fan_out, fan_in), torch.empty(fan_out)
-            nn.init.uniform_(weight, -bound, bound, generator=generator)
-            nn.init.uniform_(bias, -bound, bound, generator=generator)
+            draw_layer(weight, bias, fan_in, generator)
             self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
