@@ -1,21 +1,31 @@
-"""Conservative Q-learning (Kumar et al. 2020), by one rule for Box actions and another for Discrete ones."""
+"""Conservative Q-learning (Kumar et al. 2020), by one rule for Box actions and another for Discrete ones.
+
+A rule acts and learns on observations that come as flat vectors.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+import math
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources, Stateful, parts_of
 from rl_training.algorithms.config import FineTunedConfig, Fraction, Scheduled
-from rl_training.algorithms.cql_continuous import ContinuousRule
-from rl_training.algorithms.cql_discrete import DiscreteRule
+from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
+from rl_training.algorithms.returns import ensemble_mse, polyak
+from rl_training.algorithms.sac import Temperature
 from rl_training.data.spaces import ActionKind, Spaces, require_bounded_box, require_vectors
 from rl_training.errors import ConfigError
+from rl_training.models.critics import EnsembleCritic, QNetwork
+from rl_training.models.mlp import Layers, frozen_copy
+from rl_training.models.policies import SquashedGaussianPolicy
 
+MAX_MULTIPLIER = 1e6
 BOX_ONLY = (
     *("actor_learning_rate", "num_cql_samples", "lagrange_threshold"),
     *("alpha", "target_entropy", "backup_entropy", "backup_mean"),
@@ -53,25 +63,12 @@ class CQLConfig(FineTunedConfig):
         return self
 
 
-class Rule(Protocol):
-    """What differs between kinds of action. Observations come as flat vectors."""
-
-    def act(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A draw where the rule's policy is random, or without a generator its best action."""
-
-    def step_arguments(self, actions: Tensor) -> tuple[Tensor, ...]:
-        """The random numbers of one step."""
-
-    def gradient_step(self, batch: Batch, *args: Any, **kwargs: Any) -> Metrics:
-        """One step of all networks."""
-
-
 class CQLAlgorithm(ReplayAlgorithm[CQLConfig]):
     """Learns values that are low for actions the data does not show."""
 
     def __init__(self, config: CQLConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.rule: Rule
+        self.rule: ContinuousRule | DiscreteRule
         if spaces.action.kind is ActionKind.CONTINUOUS:
             self.rule = ContinuousRule(config, spaces, self.layers, self.device)
         else:
@@ -101,6 +98,151 @@ class CQLAlgorithm(ReplayAlgorithm[CQLConfig]):
     def parts(self) -> dict[str, Stateful]:
         """The normalizer and what the rule holds."""
         return parts_of(self) | parts_of(self.rule)
+
+
+class ContinuousRule:
+    """For bounded continuous actions: SAC whose critics value what the policy prefers less than the data (CQL(H)).
+
+    Twin critics, a squashed Gaussian actor, its temperature, and the multiplier of the conservative term.
+    """
+
+    def __init__(self, config: CQLConfig, spaces: Spaces, layers: Layers, device: torch.device) -> None:
+        self._config = config
+        self._generator = layers.generator
+        self._num_components = spaces.action.num_components
+        self.actor = SquashedGaussianPolicy(spaces, layers).to(device)
+        self.critic = EnsembleCritic(spaces, layers).to(device)
+        self.target_critic = frozen_copy(self.critic)
+        self.temperature = Temperature(config.alpha, config.target_entropy, self._num_components).to(device)
+        self.multiplier = Temperature("auto").to(device)
+        self.actor_optimizer = Adam(self.actor.parameters(), config.actor_learning_rate)
+        self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
+        self.alpha_optimizer = Adam(self.temperature.parameters(), config.actor_learning_rate)
+        self.multiplier_optimizer = Adam(self.multiplier.parameters(), config.learning_rate)
+
+    def act(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw from the policy, or take its squashed mean."""
+        return self.actor.act(obs, generator)
+
+    def step_arguments(self, actions: Tensor) -> tuple[Tensor, ...]:
+        """Uniform actions [N, B, A], and normal noise [1 + N, B, A] for the current and for the next observation."""
+        count = self._config.num_cql_samples
+        uniform = actions.new_empty(count, *actions.shape).uniform_(-1.0, 1.0, generator=self._generator)
+        normal = (actions.new_empty(1 + count, *actions.shape).normal_(generator=self._generator) for _ in range(2))
+        return uniform, *normal
+
+    def gradient_step(self, batch: Batch, uniform: Tensor, own_noise: Tensor, next_noise: Tensor) -> Metrics:
+        """The critics, the actor and the temperature, in that order."""
+        alpha = self.temperature.log_alpha.detach().exp()
+        with torch.no_grad():
+            next_actions, next_log_probs = self.actor(batch.next_obs, next_noise)
+            own_actions, own_log_probs = self.actor(batch.obs, own_noise[1:])
+            valued_actions = self.actor.mode(batch.next_obs) if self._config.backup_mean else next_actions[0]
+        targets = self._targets(batch, valued_actions, alpha * next_log_probs[0])
+        all_actions = torch.cat([batch.actions.unsqueeze(0), uniform, own_actions, next_actions[1:]])  # [1 + 3N, B, A]
+        uniform_log_probs = torch.full_like(own_log_probs, -self._num_components * math.log(2.0))
+        log_probs = torch.cat([uniform_log_probs, own_log_probs, next_log_probs[1:]])  # [3N, B]
+        metrics = self._step_critics(batch.obs, all_actions, log_probs, targets)
+        metrics |= self._step_actor(batch.obs, own_noise[0], alpha)
+        polyak(self.critic.parameters(), self.target_critic.parameters(), self._config.tau)
+        return metrics
+
+    @torch.no_grad()
+    def _targets(self, batch: Batch, next_actions: Tensor, next_costs: Tensor) -> Tensor:
+        """Value of the state reached, by the lesser of the target critics."""
+        next_values: Tensor = self.target_critic(batch.next_obs, next_actions).amin(0)
+        return batch.targets(next_values - next_costs if self._config.backup_entropy else next_values)
+
+    def _step_critics(self, obs: Tensor, actions: Tensor, log_probs: Tensor, targets: Tensor) -> Metrics:
+        """Towards the targets, and down where the soft maximum lies above the values of the data's actions."""
+        values, gaps = self._values_and_gaps(obs, actions, log_probs)
+        td_loss = ensemble_mse(values, targets)
+        multiplier = self.multiplier.log_alpha.exp().clamp(max=MAX_MULTIPLIER)
+        # CQL eq. 4, weighed as in the authors' code, which takes the whole squared error where the paper halves it.
+        critic_loss = td_loss + multiplier.detach() * self._config.cql_alpha * gaps.sum()
+        grad_norm = descend(critic_loss, self.critic_optimizer)
+        gap = gaps.detach().mean()
+        if self._config.lagrange_threshold is not None:
+            excess = gap - self._config.lagrange_threshold
+            descend(-multiplier * self._config.cql_alpha * excess, self.multiplier_optimizer)  # CQL appendix F
+        return {
+            "td_loss": td_loss,
+            "conservative_gap": gap,
+            "multiplier": multiplier,
+            "critic_loss": critic_loss,
+            "critic_grad_norm": grad_norm,
+            "q_mean": values.mean(),
+        }
+
+    def _values_and_gaps(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Each critic's values of the data's actions (the first) [2, B], and its mean conservative gap [2].
+
+        The other actions are weighed by their densities (CQL appendix F). As in the authors' code their sum is not
+        divided by their number: that would only move the gap, and with it what `lagrange_threshold` means. The gap is
+        compared with it before `cql_alpha` weighs it, as in the paper; the authors' code compares after that.
+        """
+        count, size = actions.shape[:2]
+        every_obs = obs.expand(count, -1, -1).flatten(0, 1)
+        all_values = self.critic(every_obs, actions.flatten(0, 1)).view(2, count, size)
+        values = all_values[:, 0]
+        soft_maxima = (all_values[:, 1:] - log_probs).logsumexp(1)  # [2, B]
+        return values, (soft_maxima - values).mean(1)
+
+    def _step_actor(self, obs: Tensor, noise: Tensor, alpha: Tensor) -> Metrics:
+        """SAC's step of the actor and the temperature."""
+        actions, log_probs = self.actor(obs, noise)
+        actor_loss = (alpha * log_probs - self.critic(obs, actions).amin(0)).mean()  # SAC eq. 9
+        actor_grad_norm = descend(actor_loss, self.actor_optimizer)
+        log_prob = log_probs.mean().detach()
+        alpha_loss = self.temperature.step(log_prob, self.alpha_optimizer)
+        return {
+            "actor_loss": actor_loss,
+            "actor_grad_norm": actor_grad_norm,
+            "entropy": -log_prob,
+            "alpha_loss": alpha_loss,
+            "alpha": alpha,
+        }
+
+
+class DiscreteRule:
+    """For discrete actions: double DQN whose network values other actions less than the data's."""
+
+    def __init__(self, config: CQLConfig, spaces: Spaces, layers: Layers, device: torch.device) -> None:
+        self._config = config
+        self.network = QNetwork(spaces, layers).to(device)
+        self.target_network = frozen_copy(self.network)
+        self.optimizer = Adam(self.network.parameters(), config.learning_rate)
+
+    def act(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The best action."""
+        best: Tensor = self.network(obs).argmax(-1)
+        return best
+
+    def step_arguments(self, actions: Tensor) -> tuple[Tensor, ...]:
+        """Nothing here is random."""
+        return ()
+
+    def gradient_step(self, batch: Batch) -> Metrics:
+        """One step towards targets that are as conservative as `cql_alpha` says."""
+        values = self.network(batch.obs)  # [B, num_actions]
+        data_values = values.gather(1, batch.actions.unsqueeze(1)).squeeze(1)
+        td_loss = F.smooth_l1_loss(data_values, self._targets(batch))
+        gap = (values.logsumexp(1) - data_values).mean()  # CQL eq. 4
+        critic_loss = td_loss + self._config.cql_alpha * gap
+        grad_norm = descend(critic_loss, self.optimizer)
+        polyak(self.network.parameters(), self.target_network.parameters(), self._config.tau)
+        return {
+            "td_loss": td_loss,
+            "conservative_gap": gap,
+            "critic_loss": critic_loss,
+            "critic_grad_norm": grad_norm,
+            "q_mean": data_values.mean(),
+        }
+
+    @torch.no_grad()
+    def _targets(self, batch: Batch) -> Tensor:
+        best = self.network(batch.next_obs).argmax(1, keepdim=True)  # Double DQN, eq. 4
+        return batch.targets(self.target_network(batch.next_obs).gather(1, best).squeeze(1))
 
 
 def _refuse_settings_for_box_actions(config: CQLConfig) -> None:
