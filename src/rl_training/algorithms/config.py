@@ -88,8 +88,7 @@ class OnPolicyConfig(AlgorithmConfig):
     """Steps each environment takes between two updates."""
 
 
-HINDSIGHT: Literal["her"] = "her"
-REPLAY_KEYS = {"uniform": (), "prioritized": ("alpha", "beta"), HINDSIGHT: ("strategy", "goals_per_step")}
+REPLAY_KEYS = {"uniform": (), "prioritized": ("alpha", "beta"), "her": ("strategy", "goals_per_step")}
 
 
 class ReplayConfig(FrozenConfig):

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.config import OnPolicyConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.data.spaces import Spaces
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.session import Session
-
-
-def make_rollout_buffer(
-    config: OnPolicyConfig, spaces: Spaces, num_envs: int, rng: np.random.Generator, device: torch.device
-) -> RolloutBuffer:
-    """The buffer this loop fills; it draws no random numbers."""
-    return RolloutBuffer(spaces, config.num_steps, num_envs, device)
 
 
 def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Algorithm, Resources
-from rl_training.algorithms.config import HINDSIGHT, AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
+from rl_training.algorithms.config import AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
 from rl_training.data.dataset_checks import Level, check_dataset
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.dataset_spaces import infer_spaces
@@ -18,31 +18,29 @@ from rl_training.data.frame_replay import replay_class
 from rl_training.data.hindsight_replay import find_goals
 from rl_training.data.mixed_replay import MixedReplay
 from rl_training.data.offline_dataset import RewardTransform, TransitionDataset
+from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.envs.factory import make_vector_env, split_env_kwargs
 from rl_training.envs.goal_judge import GoalJudge
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluation import SUCCESS_RATE, Evaluator
 from rl_training.runtime.execution import Execution
 from rl_training.runtime.memory import check_batch_fits, check_replay_fits, naming_lack_of_memory
 from rl_training.runtime.off_policy_loop import make_replay_buffer
-from rl_training.runtime.on_policy_loop import make_rollout_buffer
 from rl_training.runtime.recording import record_random_actions
 from rl_training.runtime.run_utils import RunSeeds, resolve_device
 from rl_training.validation import suggest
 
 OBSERVATIONS_AT_ONCE = 65_536
-BUFFERS = {Loop.ON_POLICY: make_rollout_buffer, Loop.OFF_POLICY: make_replay_buffer}
 
 
 @dataclass(frozen=True)
 class Parts:
     """The objects of a run. Offline there is no collector, and the data set is the buffer or a part of it."""
 
-    algo_config: AlgorithmConfig
     algorithm: Algorithm[Any]
     collector: Collector | None
     buffer: Any
@@ -73,13 +71,12 @@ class Parts:
 
 def make_parts(config: TrainConfig, execution: Execution) -> Parts:
     """Make and check everything the run needs; a mistake in the configuration is found here."""
-    spec = get_algorithm_spec(config.algo)
-    algo_config = spec.parse_kwargs(config.algo_kwargs)
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     with contextlib.ExitStack() as on_failure:
         if isinstance(algo_config, OfflineConfig):
-            parts = _make_offline_parts(config, spec, algo_config, execution, on_failure)
+            parts = _make_offline_parts(config, algo_config, execution, on_failure)
         else:
-            parts = _make_online_parts(config, spec, algo_config, execution, on_failure)
+            parts = _make_online_parts(config, algo_config, execution, on_failure)
         _check_watched_metric(algo_config, parts.evaluator)
         on_failure.pop_all()
     return parts
@@ -96,41 +93,36 @@ def _check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | N
 
 
 def _make_online_parts(
-    config: TrainConfig,
-    spec: AlgorithmSpec,
-    algo_config: AlgorithmConfig,
-    execution: Execution,
-    on_failure: contextlib.ExitStack,
+    config: TrainConfig, algo_config: AlgorithmConfig, execution: Execution, on_failure: contextlib.ExitStack
 ) -> Parts:
     seeds, env_id = RunSeeds.from_seed(config.seed), config.required_env_id
     envs = make_vector_env(env_id, config.env_kwargs, num_envs=config.num_envs)
     on_failure.callback(envs.close)
     spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
-    algorithm = _make_algorithm(config, spec, algo_config, spaces, execution)
-    judge, options = None, {}
+    get_algorithm_spec(config.algo).algorithm_class().check_spaces(spaces)
+    algorithm = make_algorithm(config, algo_config, spaces, compile_updates=execution.compile)
+    judge = None
     if isinstance(algo_config, OffPolicyConfig):
         check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps)
         check_batch_fits(spaces, algo_config.batch_size)
-        if algo_config.replay.kind == HINDSIGHT:
+        if algo_config.replay.kind == "her":
             find_goals(spaces.obs)
             judge = GoalJudge(env_id, config.env_kwargs)
             on_failure.callback(judge.close)
-            options = {"judge": judge}
+    buffer: Any
     with naming_lack_of_memory():
-        make_buffer: Any = BUFFERS[spec.loop]
-        rng = seeds.replay_generator()
-        buffer = make_buffer(algo_config, spaces, config.num_envs, rng, algorithm.device, **options)
+        if isinstance(algo_config, OffPolicyConfig):
+            rng = seeds.replay_generator()
+            buffer = make_replay_buffer(algo_config, spaces, config.num_envs, rng, algorithm.device, judge)
+        else:
+            buffer = RolloutBuffer(spaces, algorithm.config.num_steps, config.num_envs, algorithm.device)
     evaluator = Evaluator(env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
     collector = Collector(envs, spaces, algorithm.device)
-    return Parts(algo_config, algorithm, collector, buffer, evaluator, execution, judge=judge)
+    return Parts(algorithm, collector, buffer, evaluator, execution, judge=judge)
 
 
 def _make_offline_parts(
-    config: TrainConfig,
-    spec: AlgorithmSpec,
-    algo_config: OfflineConfig,
-    execution: Execution,
-    on_failure: contextlib.ExitStack,
+    config: TrainConfig, algo_config: OfflineConfig, execution: Execution, on_failure: contextlib.ExitStack
 ) -> Parts:
     seeds = RunSeeds.from_seed(config.seed)
     evaluator = None
@@ -140,14 +132,15 @@ def _make_offline_parts(
     data = _load_data(config, algo_config)
     spaces = infer_spaces(data) if evaluator is None else evaluator.spaces
     notes = [*data.notes, *check_data(data, spaces, go_on=algo_config.dataset_check == "warn")]
-    algorithm = _make_algorithm(config, spec, algo_config, spaces, execution)
+    get_algorithm_spec(config.algo).algorithm_class().check_spaces(spaces)
+    algorithm = make_algorithm(config, algo_config, spaces, compile_updates=execution.compile)
     check_batch_fits(spaces, algo_config.batch_size)
     dataset = data.to_model_space(spaces, clip_actions=algo_config.dataset_check == "warn")
     dataset = dataset.with_reward_transform(*algo_config.reward_transform)
     rng = seeds.replay_generator()
     dataset = dataset.with_sampler(rng=rng, device=algorithm.device)
     if not isinstance(algo_config, FineTunedConfig) or algo_config.online is None:
-        return Parts(algo_config, algorithm, None, dataset, evaluator, execution, dataset, notes)
+        return Parts(algorithm, None, dataset, evaluator, execution, dataset, notes)
     online = algo_config.online
     if config.total_timesteps <= online.after_updates:
         notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
@@ -158,16 +151,17 @@ def _make_offline_parts(
         replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
     buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransform(*algo_config.reward_transform))
     collector = Collector(envs, spaces, algorithm.device)
-    return Parts(algo_config, algorithm, collector, buffer, evaluator, execution, dataset, notes)
+    return Parts(algorithm, collector, buffer, evaluator, execution, dataset, notes)
 
 
-def _make_algorithm(
-    config: TrainConfig, spec: AlgorithmSpec, algo_config: AlgorithmConfig, spaces: Spaces, execution: Execution
+def make_algorithm(
+    config: TrainConfig, algo_config: AlgorithmConfig, spaces: Spaces, *, compile_updates: bool = False
 ) -> Algorithm[Any]:
-    spec.algorithm_class().check_spaces(spaces)
+    """The algorithm of a run, with the weights it begins with."""
     device = resolve_device(config.device)
     generator = RunSeeds.from_seed(config.seed).policy_generator(device)
-    return spec.algorithm_class()(algo_config, spaces, Resources(device, generator, config.num_envs, execution.compile))
+    resources = Resources(device, generator, config.num_envs, compile_updates)
+    return get_algorithm_spec(config.algo).algorithm_class()(algo_config, spaces, resources)
 
 
 def _load_data(config: TrainConfig, algo_config: OfflineConfig) -> TransitionDataset:

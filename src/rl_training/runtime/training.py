@@ -134,9 +134,9 @@ def _run_session(
 
     def save() -> Path:
         jsonl.sync()
-        return checkpoints.save(state.global_step, lambda path, base: _write(path, base, config, parts, session, jsonl))
+        return checkpoints.save(state.global_step, lambda path, base: _write(path, base, parts, session, jsonl))
 
-    early_stopping = parts.algo_config.early_stopping
+    early_stopping = parts.algorithm.config.early_stopping
     own = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
     session = Session(
         config=config,
@@ -148,7 +148,7 @@ def _run_session(
         sinks=(),
         view=view,
         save=save,
-        eval_every_steps=parts.algo_config.eval_interval or max(1, config.total_timesteps // 10),
+        eval_every_steps=parts.algorithm.config.eval_interval or max(1, config.total_timesteps // 10),
     )
     with contextlib.ExitStack() as stack, stop_on_signals(state):
         if checkpoint_state is None:
@@ -178,15 +178,13 @@ def _run_session(
     return result
 
 
-def _write(
-    path: Path, base: Path | None, config: TrainConfig, parts: Parts, session: Session, jsonl: JsonlSink
-) -> None:
+def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
     session.parameters.check_all(session.state.global_step)
     doubts = parts.collector.doubts if parts.collector else []
     save_training_checkpoint(
         path,
         base=base,
-        config=config,
+        config=session.config,
         algorithm_state=parts.algorithm.state_dict(),
         buffer_state=parts.buffer.state_dict(),
         trainer_state={

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rl_training.algorithms.base import Algorithm, Resources
+from rl_training.algorithms.base import Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.envs.factory import unknown_code
@@ -22,9 +22,9 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluation import Evaluator, act_on
 from rl_training.runtime.offline_evaluation import fitted_q_evaluation
-from rl_training.runtime.parts import check_data
+from rl_training.runtime.parts import check_data, make_algorithm
 from rl_training.runtime.recording import disturbed, record_transitions
-from rl_training.runtime.run_utils import RunSeeds, TrainingRun, resolve_device
+from rl_training.runtime.run_utils import RunSeeds, TrainingRun
 from rl_training.runtime.saved_state import check_network_size, check_trainer_state, naming_misfits
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.training import choose_execution, run_training
@@ -61,14 +61,11 @@ def load_algorithm(path: str | Path, *, device: str = "auto") -> tuple[TrainConf
 
 def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> Algorithm[Any]:
     """An algorithm as its `state_dict` describes it."""
-    spec = get_algorithm_spec(config.algo)
-    algo_config = spec.parse_kwargs(config.algo_kwargs)
-    device = resolve_device(config.device)
-    resources = Resources(device, RunSeeds.from_seed(config.seed).policy_generator(device), config.num_envs)
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     spaces = _read_spaces(algorithm_state)
     check_network_size(algo_config, spaces, algorithm_state)
     with naming_misfits():
-        algorithm = spec.algorithm_class()(algo_config, spaces, resources)
+        algorithm = make_algorithm(config, algo_config, spaces)
         algorithm.load_state_dict(algorithm_state)
     return algorithm
 
