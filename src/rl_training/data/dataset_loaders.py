@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from rl_training.data.npz_files import read_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.transitions import FIELDS, Array
 from rl_training.errors import DatasetError
+from rl_training.files import drafted, naming_write
 from rl_training.validation import suggest
 
 KINDS = ("random", "npz", "pt", "minari")
@@ -55,19 +54,10 @@ def load_transition_dataset(
 def save_transition_dataset(path: str | Path, dataset: TransitionDataset) -> Path:
     """Write an uncompressed `.npz`, which can be mapped again; a file that is there already is not overwritten."""
     path = check_new_file(path)
-    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
-    try:
+    with naming_write(path, DatasetError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
+        with drafted(path) as draft, draft.open("xb") as file:
             np.savez(file, **dataset.arrays())  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
-    except OSError as error:
-        raise DatasetError(f"cannot write '{path}': {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink()
     return path
 
 
