@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rl_training.data.dataset_fields import stored_dtype
+from rl_training.data.observations import leaves
 from rl_training.data.transitions import FIELDS, Array
 from rl_training.errors import DatasetError
 
@@ -88,7 +89,7 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
     fields: dict[str, Any] = {}
     total, start, num_unmarked = dataset.total_steps, 0, 0
     for episode in dataset.iterate_episodes():
-        obs, note = _flatten(dataset.observation_space, description, episode.observations, source)
+        obs, note = _flatten(dataset.observation_space, description, episode.observations)
         count = len(episode.rewards)
         if len(obs) != count + 1 or len(episode.actions) != count or start + count > total:
             raise DatasetError(
@@ -113,37 +114,28 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
     return fields, tuple(text for text in (note, unmarked) if text)
 
 
-def _flatten(space: Space[Any], description: Any, value: Any, source: str) -> tuple[Array, str]:
+def _flatten(space: Space[Any], description: Any, value: Any) -> tuple[Array, str]:
     """One row of numbers for each step, as `gymnasium.spaces.flatten` makes them, and a note on nested ones."""
     if isinstance(space, (spaces.Box, spaces.Discrete)):
         return np.asarray(value), ""
-    parts = dict(_parts(space, description, value, (), source))
-    order = ", ".join(f"{name} ({part.shape[1]})" for name, part in parts.items())
+    parts = [replace(part, is_image=False, scale=1.0) for part in leaves(_in_order(space, description))]
+    order = ", ".join(f"{'.'.join(map(str, part.path)) or 'obs'} ({part.width})" for part in parts)
     wrapper = "gymnasium.wrappers.FlattenObservation gives the environment the same"
     note = f"its observations are flattened in this order: {order}; {wrapper}"
-    return np.concatenate([*parts.values()], axis=1, dtype=np.float32), note
+    return np.hstack([part.row(value) for part in parts]), note
 
 
-def _parts(space: Any, description: Any, value: Any, path: tuple[Any, ...], source: str) -> Iterator[tuple[str, Array]]:
-    """Each part of an observation by its name, in the order that the environment's space has them.
+def _in_order(space: Space[Any], description: Any) -> Space[Any]:
+    """The space with its keys in the order that the environment's has them.
 
     Minari's file describes the space in that order; the space that it makes of the description sorts its keys.
     """
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+    if isinstance(space, spaces.Dict):
         inner = description["subspaces"]
-        keys: Any = inner if isinstance(space, spaces.Dict) else range(len(inner))
-        for key in keys:
-            yield from _parts(space[key], inner[key], value[key], (*path, key), source)
-        return
-    values = np.asarray(value)
-    rows = values.reshape(len(values), -1)
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        choices = space.n if isinstance(space, spaces.Discrete) else space.nvec
-        pairs = zip((rows - np.ravel(space.start)).T, np.ravel(choices), strict=True)
-        rows = np.hstack([column[:, None] == np.arange(num_choices) for column, num_choices in pairs])
-    elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        raise DatasetError(f"{source} has observations of {space}, which are not numbers")
-    yield ".".join(map(str, path)) or "obs", rows
+        return spaces.Dict([(key, _in_order(space[key], inner[key])) for key in inner])
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple(map(_in_order, space.spaces, description["subspaces"]))
+    return space
 
 
 def check_new_id(dataset_id: str) -> None:

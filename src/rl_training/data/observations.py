@@ -140,11 +140,8 @@ class ObsSpec:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to store observations later without the environment."""
-        parts = [{**vars(part), "path": list(part.path), "shape": list(part.shape)} for part in self.parts]
-        for part in parts:
-            part.update(choices=list(part["choices"]), start=list(part["start"]))
-        state = {"shape": list(self.shape), "dtype": self.dtype, "num_categories": self.num_categories}
-        return {**state, "parts": parts} if parts else state
+        state = {"shape": self.shape, "dtype": self.dtype, "num_categories": self.num_categories}
+        return {**state, "parts": [dict(vars(part)) for part in self.parts]} if self.parts else state
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ObsSpec:
@@ -193,9 +190,7 @@ def check_sizes(sizes: Iterable[Any]) -> None:
 
 def is_image_shape(shape: tuple[int, ...]) -> bool:
     """Whether bytes of this shape are read by convolutions: [H, W], with channels first or last, or a stack of such."""
-    if len(shape) not in (2, 3, 4):
-        return False
-    return min(plane_shape(shape)) >= MIN_IMAGE_SIDE
+    return len(shape) in (2, 3, 4) and min(plane_shape(shape)) >= MIN_IMAGE_SIDE
 
 
 def plane_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -224,20 +219,20 @@ def describe_observation(space: Space[Any]) -> ObsSpec:
         return ObsSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")
     if isinstance(space, MultiBinary):
         return ObsSpec(tuple(space.shape), "float32")
-    leaves = list(_leaves(space, ()))
-    parts = tuple(sorted(leaves, key=lambda part: part.is_image))
+    parts = tuple(sorted(leaves(space), key=lambda part: part.is_image))
     if not parts:
         raise EnvError(f"observation space {space} is empty")
     return ObsSpec(*stored_as(parts), parts=parts)
 
 
-def _leaves(space: Space[Any], path: Path) -> Iterator[ObsPart]:
+def leaves(space: Space[Any], path: Path = ()) -> Iterator[ObsPart]:
+    """Every part of a Dict or Tuple, in the order that the space has them."""
     if isinstance(space, Dict):
         for key, inner in space.spaces.items():
-            yield from _leaves(inner, (*path, key))
+            yield from leaves(inner, (*path, key))
     elif isinstance(space, Tuple):
         for index, inner in enumerate(space.spaces):
-            yield from _leaves(inner, (*path, index))
+            yield from leaves(inner, (*path, index))
     elif isinstance(space, Box):
         is_bytes = space.dtype == np.uint8
         is_image = is_bytes and is_image_shape(space.shape)
