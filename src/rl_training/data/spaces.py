@@ -68,9 +68,9 @@ class ActionSpec:
 
     def to_env(self, actions: Array) -> Array:
         """Turn a batch of model actions [B, ...] into a batch that `env.step` takes."""
-        if self.kind is not ActionKind.CONTINUOUS:
-            return (actions.reshape(-1, *self.shape) + self.start).astype(self.dtype, copy=False)
         shaped = actions.reshape(-1, *self.shape)
+        if self.kind is not ActionKind.CONTINUOUS:
+            return (shaped + self.start).astype(self.dtype, copy=False)
         if self.is_bounded:
             shaped = self.low + (shaped + 1.0) * 0.5 * (self.high - self.low)
         return np.clip(shaped, self.low, self.high).astype(self.dtype, copy=False)
@@ -96,19 +96,7 @@ class Spaces:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to act later without the environment."""
-        action = self.action
-        return {
-            "obs": self.obs.state_dict(),
-            "action": {
-                "kind": action.kind.value,
-                "shape": list(action.shape),
-                "dtype": action.dtype,
-                "choices": list(action.choices),
-                "start": action.start,
-                "low": action.low,
-                "high": action.high,
-            },
-        }
+        return {"obs": self.obs.state_dict(), "action": {**vars(self.action), "kind": self.action.kind.value}}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Spaces:
