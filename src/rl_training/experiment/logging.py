@@ -22,6 +22,7 @@ from rl_training.errors import RLTrainingError
 from rl_training.files import AppendedFile, naming_write
 
 EPISODE_WINDOW = 100
+METRIC_TYPES = {int, float, type(None)}
 LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
 
 
@@ -247,10 +248,6 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 metrics = json.loads(line)
             except (ValueError, RecursionError):
                 metrics = None
-            if not isinstance(metrics, dict) or not all(_is_metric(value) for value in metrics.values()):
+            if not isinstance(metrics, dict) or not {*map(type, metrics.values())} <= METRIC_TYPES:
                 raise RLTrainingError(f"line {number} of '{path}' is damaged")
             yield metrics
-
-
-def _is_metric(value: Any) -> bool:
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
