@@ -75,11 +75,11 @@ class ResumableEnv:
 
     def step(self, action: Any) -> Step:
         """Note the action and take it; begin the next episode where this one ends."""
-        before = None if self._actions else _global_generators()  # looked at once an episode: it takes microseconds
+        before = None if self._actions else global_generators()  # looked at once an episode: it takes microseconds
         self._actions.append(action)
         obs, reward, terminated, truncated, info = self.env.step(action)
         if before is not None:
-            self._note_global_draws(before)
+            self._global_draws.update(drawn_from(before))
         if not (terminated or truncated) or GOES_ON in info:
             self._obs = obs
             return Step(obs, float(reward), bool(terminated), False)
@@ -105,13 +105,13 @@ class ResumableEnv:
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
         """Go back to where `state` was taken. Returns the observation there, and why it may not be exactly there."""
         doubts: list[str] = []
-        before = _global_generators()
+        before = global_generators()
         if state["own"] is not None:
             self._restore_own(state, doubts)
         else:
             self._replay(state, doubts)
-        self._note_global_draws(before)
-        self._global_draws.update(name for name in before if name in state.get("global_draws", ()))
+        known = [name for name in before if name in state.get("global_draws", ())]
+        self._global_draws.update(known, drawn_from(before))
         for name in sorted(self._global_draws):
             doubts.append(f"it draws from {name}'s global generator, which is not saved: use self.np_random")
         for layer, saved in zip(self._layers(with_core=state["own"] is None), state["attributes"] or (), strict=False):
@@ -159,10 +159,6 @@ class ResumableEnv:
             doubts.append("its get_state after set_state returns something else")
         self._obs = state["obs"]
 
-    def _note_global_draws(self, before: dict[str, Any]) -> None:
-        now = _global_generators()
-        self._global_draws.update(name for name in now if now[name] != before[name])
-
     def _layers(self, *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
         """The wrappers from the outside in, and the environment itself."""
         layers = [self.env]
@@ -189,8 +185,14 @@ def _renew_world(core: Any) -> None:
         core.world = make_world(gravity=world.gravity)
 
 
-def _global_generators() -> dict[str, Any]:
-    """Where they are, in a form that compares quickly."""
+def global_generators() -> dict[str, Any]:
+    """Where the global generators are, in a form that compares quickly."""
     state: Any = np.random.get_state(legacy=False)
     words = np.asarray(state["state"].pop("key", ())).tobytes()
     return {"numpy": (state, words), "Python": random.getstate()}
+
+
+def drawn_from(before: dict[str, Any]) -> list[str]:
+    """Whose global generator is no longer where `global_generators` found it."""
+    now = global_generators()
+    return [name for name in now if now[name] != before[name]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import numbers
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs.attributes import is_same
+from rl_training.envs.resumable import drawn_from, global_generators
 from rl_training.errors import EnvError
 
 STEPS_TRACED = 200
@@ -42,7 +41,7 @@ class Conduct:
 def watch(env: gym.Env[Any, Any], actions: Sequence[Any], seed: int) -> Conduct:
     """Step the environment and note what it does; stops early if it cannot go on, and closes it."""
     seen = Conduct()
-    before = _global_generators()
+    before = global_generators()
     where = "reset"
     try:
         obs = _look_at_reset(env, env.reset(seed=seed), seen)
@@ -68,13 +67,8 @@ def watch(env: gym.Env[Any, Any], actions: Sequence[Any], seed: int) -> Conduct:
     except (Exception, SystemExit) as error:
         seen.faults["runs"] = f"it raised {type(error).__name__} in {where}: {error}"
     env.close()
-    after = _global_generators()
-    seen.global_generators = [name for name in before if not is_same(before[name], after[name])]
+    seen.global_generators = drawn_from(before)
     return seen
-
-
-def _global_generators() -> dict[str, Any]:
-    return {"numpy": np.random.get_state(legacy=False), "Python": random.getstate()}
 
 
 def _look_at_reset(env: gym.Env[Any, Any], answer: Any, seen: Conduct) -> Any:
