@@ -212,18 +212,22 @@ def doctor(
 ) -> None:
     """Examine an environment: can it be trained on, and a run on it resumed exactly? Or show the machine."""
     from rl_training.experiment.config import parse_overrides
-    from rl_training.runtime.doctor_view import print_machine, print_report
+    from rl_training.runtime.doctor_view import describe_machine, print_report
 
     if env is None:
         if words:
             raise RLTrainingError(f"{' '.join(words)!r} are settings of an environment: name it with --env")
-        print_machine(as_json)
+        facts = describe_machine()
+        show(facts, [f"{name:<12} {value}" for name, value in facts.items()], as_json)
         return
     from rl_training.runtime.env_doctor import examine_environment
 
     settings = parse_overrides([f"env_kwargs.{word.removeprefix('env_kwargs.')}" for word in words or []])
     report = examine_environment(env, settings.get("env_kwargs"), steps=steps, seed=seed)
-    print_report(report, as_json)
+    if as_json:
+        show(report.as_dict(), [], as_json)
+    else:
+        print_report(report)
     if report.has_errors:
         raise typer.Exit(1)
 

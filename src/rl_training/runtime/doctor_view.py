@@ -1,9 +1,7 @@
-"""What `rl-training doctor` prints: a table in a terminal, plain lines in a pipe, or JSON."""
+"""What `rl-training doctor` prints: a table in a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import os
 import platform
 import sys
@@ -15,16 +13,13 @@ from rl_training.experiment.dataset_report import render_findings
 from rl_training.runtime.env_doctor import EnvReport
 from rl_training.runtime.execution import has_compiler
 from rl_training.runtime.memory import available_memory
-from rl_training.runtime.run_utils import resolve_device
+from rl_training.runtime.run_utils import installed_versions, resolve_device
 
 PACKAGES = ("rl-training", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "box2d", "minari", "matplotlib")
 
 
-def print_report(report: EnvReport, as_json: bool) -> None:
+def print_report(report: EnvReport) -> None:
     """Show the findings, each with its remedy."""
-    if as_json:
-        print(json.dumps(report.as_dict()))
-        return
     if sys.stdout.isatty():
         Console().print(Text(report.env_id, style="italic"), render_findings(report.findings), sep="\n")
     else:
@@ -34,27 +29,13 @@ def print_report(report: EnvReport, as_json: bool) -> None:
     print(f"exactness={report.exactness}")
 
 
-def print_machine(as_json: bool) -> None:
-    """Show what training here rests on."""
-    facts = describe_machine()
-    if as_json:
-        print(json.dumps(facts))
-        return
-    for name, value in facts.items():
-        print(f"{name:<12} {value}")
-
-
 def describe_machine() -> dict[str, str]:
-    """Versions, processors, memory, compiler and device."""
+    """What training here rests on: versions, processors, memory, compiler and device."""
     import torch
 
     available = available_memory()
     facts = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    for name in PACKAGES:
-        try:
-            facts[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            facts[name] = "not installed"
+    facts |= dict.fromkeys(PACKAGES, "not installed") | installed_versions(PACKAGES)
     facts["processors"] = f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()} by default"
     facts["memory"] = "unknown" if available is None else f"{available / 1e9:,.1f} GB free"
     facts["compiler"] = "found" if has_compiler() else "none: torch.compile cannot be used (install g++ or clang++)"
