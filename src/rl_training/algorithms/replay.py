@@ -91,9 +91,8 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         for optimizer in self.optimizers:
             optimizer.follow_schedule(self.progress)
         discounts = batch.bootstrap(self.config.gamma) if self.looks_ahead else batch.rewards
-        drawn = self.step_arguments(batch.actions)
-        fields = (batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, self._weights(batch))
-        names, values, errors = self._step(*fields, *drawn)
+        fields = Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, self._weights(batch))
+        names, values, errors = self._step(fields, *self.step_arguments(batch.actions))
         return UpdateResult(dict(zip(names, values.unbind(), strict=True)), errors=errors)
 
     def step_arguments(self, actions: Tensor) -> tuple[Any, ...]:
@@ -115,18 +114,9 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         The metrics stand in the order in which a mistake would spread.
         """
 
-    def _whole_step(
-        self,
-        obs: Tensor,
-        actions: Tensor,
-        rewards: Tensor,
-        next_obs: Tensor,
-        discounts: Tensor,
-        weights: Tensor | None,
-        *drawn: Any,
-    ) -> StepResult:
-        next_obs = self.encode(next_obs) if self.looks_ahead else next_obs
-        batch = Batch(self.encode(obs), actions, rewards, next_obs, discounts, weights)
-        metrics = self.gradient_step(batch, *drawn)
+    def _whole_step(self, batch: Batch, *drawn: Any) -> StepResult:
+        """From observations as they are stored to the metrics."""
+        next_obs = self.encode(batch.next_obs) if self.looks_ahead else batch.next_obs
+        metrics = self.gradient_step(batch._replace(obs=self.encode(batch.obs), next_obs=next_obs), *drawn)
         errors = metrics.pop(ERRORS, None)
         return tuple(metrics), torch.stack(list(metrics.values())).detach(), errors
