@@ -13,17 +13,7 @@ from torch import Tensor
 from rl_training.data.prioritized import PrioritizedSampler
 from rl_training.data.segments import Segment, rows_per_segment
 from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import (
-    FIELDS,
-    Array,
-    Storage,
-    Transitions,
-    allocate,
-    as_index,
-    as_tensors,
-    copy_rows,
-    storage_bytes,
-)
+from rl_training.data.transitions import FIELDS, Array, Storage, Transitions, allocate, as_index, copy_rows
 
 
 class ReplayBuffer:
@@ -52,11 +42,10 @@ class ReplayBuffer:
         self._rng = rng
         self._device = device
         self._storage = allocate(spaces, self.num_rows, num_envs)
-        tensors = as_tensors(self._storage)
-        self._flat = {name: tensor.view(-1, *tensor.shape[2:]) for name, tensor in tensors.items()}
+        self._flat = {name: torch.from_numpy(array).flatten(0, 1) for name, array in self._storage.items()}
         self._position = 0
         self._rows_stored = 0
-        self._segment_rows = rows_per_segment(self.num_rows, storage_bytes(spaces, num_envs))
+        self._segment_rows = rows_per_segment(self.num_rows, sum(array[0].nbytes for array in self._storage.values()))
         self._versions = [0] * -(-self.num_rows // self._segment_rows)
         self._writes = 0
         num_slots = self.num_rows * num_envs

@@ -8,16 +8,7 @@ from typing import Any
 import torch
 
 from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import (
-    FIELDS,
-    Array,
-    Storage,
-    Transitions,
-    allocate,
-    as_index,
-    as_tensors,
-    copy_rows,
-)
+from rl_training.data.transitions import FIELDS, Array, Storage, Transitions, allocate, as_index, copy_rows
 
 
 class RolloutBuffer:
@@ -27,7 +18,6 @@ class RolloutBuffer:
         self.num_steps = num_steps
         self._device = device
         self._storage = allocate(spaces, num_steps, num_envs)
-        self._tensors = as_tensors(self._storage)
         self._position = 0
 
     @property
@@ -56,7 +46,7 @@ class RolloutBuffer:
 
     def rollout(self) -> Transitions:
         """The full rollout, [T, N]; it shares the buffer's memory, so use it before the next `add`."""
-        return Transitions(**{name: tensor.to(self._device) for name, tensor in self._tensors.items()})
+        return Transitions(**{name: torch.from_numpy(array).to(self._device) for name, array in self._storage.items()})
 
     def clear(self) -> None:
         """Forget the stored steps."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from rl_training.data.observations import ObsSpec
@@ -67,11 +66,6 @@ def allocate(spaces: Spaces, *leading: int) -> Storage:
         "terminated": np.zeros(leading, np.bool_),
         "truncated": np.zeros(leading, np.bool_),
     }
-
-
-def as_tensors(storage: Storage) -> dict[str, Tensor]:
-    """Tensors that share the memory of `storage`."""
-    return {name: torch.from_numpy(array) for name, array in storage.items()}
 
 
 def as_index(value: Any, largest: int) -> int:
