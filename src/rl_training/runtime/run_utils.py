@@ -140,6 +140,10 @@ class TrainingRun:
         self.write_config(config)
         self.update_metadata(status="running")
 
+    def finish(self, status: str, reason: str | None) -> None:
+        """Write down how and why the run ended."""
+        self.update_metadata(status=status, stop_reason=reason, ended=_now())
+
     def _metadata(self) -> dict[str, Any]:
         metadata: Any = {}
         # A damaged page must not keep the run from going on.
@@ -173,11 +177,6 @@ def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -
         shutil.rmtree(run.run_dir, ignore_errors=True)  # nothing has been trained in it
         raise
     return run
-
-
-def finish_training_run(run: TrainingRun, *, status: str, reason: str | None) -> None:
-    """Write down how and why the run ended."""
-    run.update_metadata(status=status, stop_reason=reason, ended=_now())
 
 
 def save_training_checkpoint(

@@ -21,13 +21,7 @@ from rl_training.runtime.off_policy_loop import off_policy_loop
 from rl_training.runtime.offline_loop import offline_loop
 from rl_training.runtime.on_policy_loop import on_policy_loop
 from rl_training.runtime.parts import Parts, make_parts
-from rl_training.runtime.run_utils import (
-    RunSeeds,
-    TrainingRun,
-    create_training_run,
-    finish_training_run,
-    save_training_checkpoint,
-)
+from rl_training.runtime.run_utils import RunSeeds, TrainingRun, create_training_run, save_training_checkpoint
 from rl_training.runtime.saved_state import naming_misfits
 from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
@@ -90,10 +84,9 @@ def run_training(
             result = _run_session(config, parts, run, view, checkpoint_state, callbacks, stop_reason)
         except BaseException as error:
             with contextlib.suppress(RLTrainingError):  # a full disk, say: the first error is the one to tell
-                finish_training_run(run, status="failed", reason=f"{type(error).__name__}: {error}")
+                run.finish("failed", f"{type(error).__name__}: {error}")
             raise
-    status = "finished" if result.stop_reason is None else "stopped"
-    finish_training_run(run, status=status, reason=result.stop_reason)
+    run.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason)
     return result
 
 
