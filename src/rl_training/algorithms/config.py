@@ -88,7 +88,8 @@ class OnPolicyConfig(AlgorithmConfig):
     """Steps each environment takes between two updates."""
 
 
-REPLAY_KEYS = {"uniform": (), "prioritized": ("alpha", "beta"), "her": ("strategy", "goals_per_step")}
+HINDSIGHT: Literal["her"] = "her"
+REPLAY_KEYS = {"uniform": (), "prioritized": ("alpha", "beta"), HINDSIGHT: ("strategy", "goals_per_step")}
 
 
 class ReplayConfig(FrozenConfig):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Algorithm, Resources
-from rl_training.algorithms.config import AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
+from rl_training.algorithms.config import HINDSIGHT, AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
 from rl_training.data.dataset_checks import Level, check_dataset
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.dataset_spaces import infer_spaces
@@ -105,7 +105,7 @@ def _make_online_parts(
     if isinstance(algo_config, OffPolicyConfig):
         check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps)
         check_batch_fits(spaces, algo_config.batch_size)
-        if algo_config.replay.kind == "her":
+        if algo_config.replay.kind == HINDSIGHT:
             find_goals(spaces.obs)
             judge = GoalJudge(env_id, config.env_kwargs)
             on_failure.callback(judge.close)
