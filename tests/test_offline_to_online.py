@@ -13,9 +13,10 @@ from test_conformance import StopAt, assert_same_end
 
 from rl_training import TrainConfig
 from rl_training.data.mixed_replay import MixedReplay
-from rl_training.data.offline_dataset import RewardTransform, TransitionDataset
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import describe_spaces
+from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
@@ -89,7 +90,7 @@ def test_wrapped_rewards_are_refused_beside_recorded_ones(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def tiny_replay(offline_ratio: float, transform: RewardTransform | None = None) -> tuple[MixedReplay, ReplayBuffer]:
+def tiny_replay(offline_ratio: float, **transform: float) -> tuple[MixedReplay, ReplayBuffer]:
     """Recorded observations are 0, the agent's own 1."""
     import gymnasium as gym
 
@@ -98,7 +99,7 @@ def tiny_replay(offline_ratio: float, transform: RewardTransform | None = None) 
     zeros = np.zeros((10, 2), np.float32)
     data = TransitionDataset(zeros, zeros[:, :1], np.zeros(10, np.float32), zeros, flags, flags, rng=rng)
     replay = ReplayBuffer(spaces, 10, 1, rng=rng, device=torch.device("cpu"))
-    return MixedReplay(data, replay, offline_ratio, transform or RewardTransform()), replay
+    return MixedReplay(data, replay, offline_ratio, RewardTransformConfig(**transform)), replay
 
 
 @pytest.mark.parametrize(("ratio", "own"), [(0.0, 8), (0.25, 6), (0.5, 4), (1.0, 0)])
@@ -114,7 +115,7 @@ def test_each_batch_holds_the_share_of_recorded_transitions(ratio: float, own: i
 
 
 def test_new_rewards_are_transformed_as_the_recorded_ones_were() -> None:
-    mixed, replay = tiny_replay(0.0, RewardTransform(0.5, 1.0, None, 2.0))
+    mixed, replay = tiny_replay(0.0, scale=0.5, shift=1.0, clip_max=2.0)
     flags, zeros = np.zeros(1, np.bool_), np.zeros((1, 2), np.float32)
     for reward in (-4.0, 1.0, 10.0):
         mixed.add(zeros, zeros[:, :1], np.array([reward]), zeros, flags, flags)

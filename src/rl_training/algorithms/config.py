@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -172,9 +172,9 @@ class OfflineConfig(AlgorithmConfig):
     """Transitions in one update."""
 
     @property
-    def reward_transform(self) -> tuple[float, float, float | None, float | None]:
-        """Scale, shift, and the two clip bounds."""
-        return self.reward_scale, self.reward_shift, self.reward_clip_min, self.reward_clip_max
+    def reward_transform(self) -> dict[str, Any]:
+        """Scale, shift, and the two clip bounds, by name."""
+        return {name: getattr(self, f"reward_{name}") for name in ("scale", "shift", "clip_min", "clip_max")}
 
     @model_validator(mode="after")
     def _data_can_be_found(self) -> OfflineConfig:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.data.offline_dataset import RewardTransform, TransitionDataset
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.transitions import Array, Storage, Transitions
+from rl_training.envs.rewards import RewardTransformConfig, transform_rewards
 
 
 class MixedReplay:
@@ -20,7 +21,7 @@ class MixedReplay:
     """
 
     def __init__(
-        self, dataset: TransitionDataset, replay: ReplayBuffer, offline_ratio: float, transform: RewardTransform
+        self, dataset: TransitionDataset, replay: ReplayBuffer, offline_ratio: float, transform: RewardTransformConfig
     ) -> None:
         self.dataset = dataset
         self._replay = replay
@@ -31,7 +32,7 @@ class MixedReplay:
         self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
     ) -> None:
         """Store one step of every environment."""
-        rewards = self._transform(rewards.astype(np.float32))
+        rewards = transform_rewards(rewards.astype(np.float32), self._transform)
         self._replay.add(obs, actions, rewards, next_obs, terminated, truncated)
 
     def cut(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,22 +14,8 @@ from rl_training.data.dataset_fields import as_stored, check_lengths, derive_mis
 from rl_training.data.dataset_spaces import actions_to_model, obs_to_model
 from rl_training.data.spaces import Spaces
 from rl_training.data.transitions import FIELDS, Array, Transitions
+from rl_training.envs.rewards import RewardTransformConfig, transform_rewards
 from rl_training.errors import DatasetError
-
-
-@dataclass(frozen=True)
-class RewardTransform:
-    """Scale, then shift, then clip."""
-
-    scale: float = 1.0
-    shift: float = 0.0
-    clip_min: float | None = None
-    clip_max: float | None = None
-
-    def __call__(self, rewards: Array) -> Array:
-        """The transformed rewards, which must be float32."""
-        rewards = rewards * np.float32(self.scale) + np.float32(self.shift)
-        return rewards if self.clip_min is self.clip_max is None else np.clip(rewards, self.clip_min, self.clip_max)
 
 
 class TransitionDataset:
@@ -120,7 +105,8 @@ class TransitionDataset:
         """The same data with each reward scaled, then shifted, then clipped."""
         if clip_min is not None and clip_max is not None and clip_min > clip_max:
             raise DatasetError(f"the lower clip bound {clip_min} is above the upper one {clip_max}")
-        return self._changed(rewards=RewardTransform(scale, shift, clip_min, clip_max)(self.rewards))
+        transform = RewardTransformConfig(scale=scale, shift=shift, clip_min=clip_min, clip_max=clip_max)
+        return self._changed(rewards=transform_rewards(self.rewards, transform))
 
     def to_model_space(self, spaces: Spaces, *, clip_actions: bool = False) -> TransitionDataset:
         """The same data as networks see it, or a `DatasetError` that says what does not fit the environment."""

@@ -17,11 +17,12 @@ from rl_training.data.dataset_spaces import infer_spaces
 from rl_training.data.frame_replay import replay_class
 from rl_training.data.hindsight_replay import find_goals
 from rl_training.data.mixed_replay import MixedReplay
-from rl_training.data.offline_dataset import RewardTransform, TransitionDataset
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.envs.factory import make_vector_env, split_env_kwargs
 from rl_training.envs.goal_judge import GoalJudge
+from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -136,7 +137,7 @@ def _make_offline_parts(
     algorithm = make_algorithm(config, algo_config, spaces, compile_updates=execution.compile)
     check_batch_fits(spaces, algo_config.batch_size)
     dataset = data.to_model_space(spaces, clip_actions=algo_config.dataset_check == "warn")
-    dataset = dataset.with_reward_transform(*algo_config.reward_transform)
+    dataset = dataset.with_reward_transform(**algo_config.reward_transform)
     rng = seeds.replay_generator()
     dataset = dataset.with_sampler(rng=rng, device=algorithm.device)
     if not isinstance(algo_config, FineTunedConfig) or algo_config.online is None:
@@ -149,7 +150,7 @@ def _make_offline_parts(
     check_replay_fits(spaces, online.buffer_capacity, config.total_timesteps - online.after_updates)
     with naming_lack_of_memory():
         replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
-    buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransform(*algo_config.reward_transform))
+    buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransformConfig(**algo_config.reward_transform))
     collector = Collector(envs, spaces, algorithm.device)
     return Parts(algorithm, collector, buffer, evaluator, execution, dataset, notes)
 
