@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints, ValidationError
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import learns_offline
@@ -21,7 +21,7 @@ MAX_THREADS = 1024
 class TrainConfig(FrozenConfig):
     """One run: which algorithm, on which environment, for how long, and where its files go."""
 
-    algo: str
+    algo: Annotated[str, StringConstraints(to_lower=True)]
     """Name of the algorithm, as `rl-training algos` lists it."""
     env_id: str | None = None
     """A Gymnasium id, module:ClassName or path/to/file.py:ClassName; offline it may be left out."""
@@ -59,11 +59,6 @@ class TrainConfig(FrozenConfig):
             raise config_error(type(self), error, "the configuration") from None
         if self.env_id is None and not learns_offline(self.algo):
             raise ConfigError("missing key 'env_id' for the configuration")
-
-    @field_validator("algo")
-    @classmethod
-    def _lower_case(cls, value: str) -> str:
-        return value.lower()
 
     @property
     def required_env_id(self) -> str:
