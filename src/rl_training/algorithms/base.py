@@ -86,10 +86,6 @@ class Algorithm(ABC, Generic[ConfigT]):
         """The optimizers among the parts."""
         return [part for part in self.parts().values() if isinstance(part, Adam)]
 
-    def trained_tensors(self) -> list[Tensor]:
-        """Every parameter that an optimizer moves."""
-        return [tensor for optimizer in self.optimizers for tensor in optimizer.parameters]
-
     def fit_observations(self, obs: Tensor) -> None:
         """Be shown a part of the data's observations, before the first update; by default nothing is learned of it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,15 @@ def as_array(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
         return tensor.numpy()
     except (TypeError, ValueError):
         raise CheckpointError(f"the array '{name}' has an unsupported type or shape: {tensor.dtype}") from None
+
+
+def tensors_in(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in nested state, with its path."""
+    if isinstance(tree, torch.Tensor):
+        yield path, tree
+    elif isinstance(tree, (dict, list)):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from tensors_in(value, f"{path}/{key}")
 
 
 def _unpack_leaf(key: str, value: Any, tensors: dict[str, torch.Tensor]) -> Any:

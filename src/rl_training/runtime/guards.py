@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor
-
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import NonFiniteError
+from rl_training.experiment.tree_codec import tensors_in
 
 
 class ParameterGuard:
@@ -20,7 +19,7 @@ class ParameterGuard:
 
     def __init__(self, algorithm: Algorithm[Any]) -> None:
         self._algorithm = algorithm
-        self._flat = [tensor.detach().view(-1) for tensor in algorithm.trained_tensors()]
+        self._flat = [part.detach().view(-1) for optimizer in algorithm.optimizers for part in optimizer.parameters]
         # On an accelerator each answer would make the device wait, so there only `check_all` asks, before each save.
         self._is_cheap = all(flat.device.type == "cpu" for flat in self._flat)
 
@@ -33,18 +32,6 @@ class ParameterGuard:
     def check_all(self, step: int) -> None:
         """Raise if anything in the networks and optimizers is bad, and say what is first."""
         parts = {name: part.state_dict() for name, part in self._algorithm.parts().items()}
-        name = _find_non_finite(parts)
-        if name is not None:
-            raise NonFiniteError(f"parameter '{name}' is not finite at step {step:,}")
-
-
-def _find_non_finite(tree: Any, path: str = "") -> str | None:
-    """The path of the first tensor that holds NaN or infinity."""
-    if isinstance(tree, Tensor):
-        return path if tree.is_floating_point() and not tree.isfinite().all() else None
-    if isinstance(tree, (dict, list)):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            found = _find_non_finite(value, f"{path}/{key}" if path else str(key))
-            if found is not None:
-                return found
-    return None
+        for path, tensor in tensors_in(parts):
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                raise NonFiniteError(f"parameter '{path[1:]}' is not finite at step {step:,}")

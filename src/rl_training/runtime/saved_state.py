@@ -14,6 +14,7 @@ from torch import Tensor
 from rl_training.algorithms.config import AlgorithmConfig, Fraction
 from rl_training.data.spaces import Spaces
 from rl_training.errors import CheckpointError, RLTrainingError
+from rl_training.experiment.tree_codec import tensors_in
 from rl_training.models.encoders import IMAGE_FEATURES, layer_sizes
 
 
@@ -109,14 +110,6 @@ def check_network_size(config: AlgorithmConfig, spaces: Spaces, algorithm_state:
     sizes = (spaces.obs.num_features + IMAGE_FEATURES * len(images), *config.hidden_sizes, outputs)
     needed = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
     needed += sum(prod(size) for shape in images for size in layer_sizes(shape))
-    held = sum(tensor.numel() for tensor in _tensors(algorithm_state))
+    held = sum(tensor.numel() for _, tensor in tensors_in(algorithm_state))
     if needed > held:
         raise CheckpointError(f"the checkpoint holds {held:,} numbers and its layers {sizes} need {needed:,}")
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (dict, list)):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(value)
