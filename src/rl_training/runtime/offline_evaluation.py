@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,6 @@ class OfflineScore:
     """Share of a steady reward's worth that comes after those ends unless one terminated: only the estimate has it."""
     held_out_episodes: int
     gamma: float
-
-    def as_dict(self) -> dict[str, float]:
-        """The numbers by name."""
-        return asdict(self)
 
 
 class _Values(nn.Module):

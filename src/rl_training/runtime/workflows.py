@@ -103,7 +103,7 @@ def evaluate_checkpoint_offline(
     data = dataset.to_model_space(algorithm.spaces)
     with choose_execution(config, state).applied():
         score = fitted_q_evaluation(algorithm, data, num_updates=num_updates, seed=config.seed)
-    return {"global_step": stored_step(state), **score.as_dict()}
+    return {"global_step": stored_step(state), **vars(score)}
 
 
 def evaluate_algorithm(
