@@ -73,11 +73,12 @@ def section() -> list[str]:
         "The mean return of ten deterministic episodes at the end of a short run, for each seed, next to SB3 2.9.2",
         "with the same settings (`benchmarks/mujoco_study.py`; all curves are in `benchmarks/results/`). *Behind* is",
         "how far our mean lies below SB3's; it holds while that is no more than the standard error of the difference.",
+        "*Late* is the mean of the last three evaluations of all seeds, ours and SB3's, which chance moves less.",
         "Seconds are the median of whole runs, with evaluations and compiling, two side by side on one thread each.",
         "",
-        "| preset | steps | ours, each seed | mean | SB3, each seed | mean | behind | error | holds | seconds |"
-        " SB3's | times faster |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| preset | steps | ours, each seed | mean | SB3, each seed | mean | behind | error | holds | late | SB3's |"
+        " seconds | SB3's | times faster |",
+        f"|{'---|' * 14}",
     ]
     return lines + [study_line(preset, record[preset], peer[preset]) for preset in PRESETS if preset in record]
 
@@ -92,6 +93,8 @@ def study_line(preset: str, ours: dict[str, Any], peer: dict[str, Any]) -> str:
     for values in scores:
         columns += [", ".join(f"{value:.0f}" for value in values), f"{statistics.mean(values):.0f}"]
     columns += [f"{behind:.0f}", f"{error:.0f}", "yes" if behind <= error else "**no**"]
+    for runs in (ours, peer):
+        columns.append(f"{statistics.mean(point[1] for run in runs.values() for point in run['curve'][-3:]):.0f}")
     columns += [*(f"{value:.0f}" for value in seconds), f"{seconds[1] / seconds[0]:.1f}"]
     return f"| {' | '.join(columns)} |"
 
