@@ -69,10 +69,6 @@ class PrioritizedSampler:
         """New transitions are drawn as often as the one with the largest error so far."""
         self._tree.set(slots, self._largest)
 
-    def remove(self, slots: Array) -> None:
-        """These are not drawn any more."""
-        self._tree.set(slots, 0.0)
-
     def draw(self, count: int, num_stored: int) -> tuple[Array, Array]:
         """Slots, one from each of `count` equal parts of the sum, and how much less often than its share each comes."""
         total = self._tree.total
