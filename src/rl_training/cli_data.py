@@ -102,7 +102,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Examine a data set: what is wrong with it, what to do about it, and which algorithm fits. Errors exit 1."""
-    from rl_training.data.dataset_checks import Level, check_dataset
+    from rl_training.data.dataset_checks import check_dataset
     from rl_training.data.spaces import describe_spaces
     from rl_training.experiment.dataset_report import render_report
 
@@ -114,7 +114,7 @@ def check(
         from rich.console import Console
 
         Console().print(render_report(report))
-    if any(finding.level is Level.ERROR for finding in report.findings):
+    if report.errors:
         raise typer.Exit(1)
 
 
