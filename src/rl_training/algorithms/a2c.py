@@ -49,9 +49,7 @@ class A2CAlgorithm(RolloutAlgorithm[A2CConfig]):
     def update(self, batch: Transitions) -> UpdateResult:
         """Take one gradient step on the whole rollout [T, N]."""
         self.optimizer.follow_schedule(self.progress)
-        rewards = batch.rewards
-        if self.config.normalize_reward:
-            rewards = self.reward_normalizer(rewards, batch.dones)
+        rewards = self.scaled_rewards(batch)
         metrics = self._step(batch.obs, batch.actions, rewards, batch.next_obs, batch.terminated, batch.truncated)
         # After the update, so that the policy that is improved is the one that acted.
         self.policy.encoder.update_statistics(batch.obs.flatten(0, 1))

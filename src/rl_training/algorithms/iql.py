@@ -59,9 +59,10 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
 
     def gradient_step(self, batch: Batch) -> Metrics:
         """One step of the value function, the critics and the actor, in that order."""
+        # How much better than the state's value each action is, by the lesser of the target critics.
         # The actor weighs actions by these advantages too: another pass of the value function, after a step this
         # small, would change them little.
-        advantages = self._advantages(batch.obs, batch.actions)
+        advantages = self.target_critic(batch.obs, batch.actions).amin(0) - self.value(batch.obs).squeeze(-1)
         value_loss = expectile_loss(advantages, self.config.expectile)  # IQL eq. 5
         value_grad_norm = descend(value_loss, self.value_optimizer)
         values = self.critic(batch.obs, batch.actions)  # [2, B]
@@ -80,11 +81,6 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
             "actor_loss": actor_loss,
             "actor_grad_norm": actor_grad_norm,
         }
-
-    def _advantages(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """How much better than the state's value each action is, by the lesser of the target critics."""
-        advantages: Tensor = self.target_critic(obs, actions).amin(0) - self.value(obs).squeeze(-1)
-        return advantages
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:

@@ -70,12 +70,14 @@ class RolloutAlgorithm(Algorithm[RolloutConfigT]):
         outputs, _ = self.policy(obs)
         return self.policy.head.sample(outputs, self.generator) if explore else self.policy.head.mode(outputs)
 
+    def scaled_rewards(self, batch: Transitions) -> Tensor:
+        """The rewards of a rollout [T, N], scaled if they are to be."""
+        return self.reward_normalizer(batch.rewards, batch.dones) if self.config.normalize_reward else batch.rewards
+
     @torch.no_grad()
     def prepare(self, batch: Transitions) -> tuple[list[Tensor], Tensor]:
         """Flat samples (obs, actions, log-probs, advantages, returns) and the value function's fit."""
-        rewards = batch.rewards
-        if self.config.normalize_reward:
-            rewards = self.reward_normalizer(rewards, batch.dones)
+        rewards = self.scaled_rewards(batch)
         flat_obs, flat_actions = batch.obs.flatten(0, 1), batch.actions.flatten(0, 1)
         outputs, flat_values = self.policy(flat_obs)
         log_probs, _ = self.policy.head.log_prob_and_entropy(outputs, flat_actions)
