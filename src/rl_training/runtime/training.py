@@ -119,8 +119,7 @@ def _run_session(
     stop_reason: str | None,
 ) -> TrainResult:
     trainer_state = checkpoint_state.trainer_state if checkpoint_state else None
-    is_same_run = trainer_state is not None and (run.run_dir / "metrics.jsonl").exists()
-    keep_bytes = trainer_state["metrics_bytes"] if trainer_state and is_same_run else 0
+    keep_bytes = trainer_state["metrics_bytes"] if trainer_state else 0
     first_step = trainer_state["session"]["global_step"] if trainer_state else 0
     state = TrainerState(parts.algorithm, run.run_dir)
     checkpoints = CheckpointFolder(run.checkpoints_dir)
