@@ -94,7 +94,9 @@ def test_a_forged_state_is_refused(change):
         ObsSpec.from_state_dict({**describe_observation(NESTED).state_dict(), **change})
 
 
-@pytest.mark.parametrize("shape", [(40, 44, 3), (3, 40, 44), (40, 44), (2, 40, 44, 3), (4, 40, 44)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(40, 44, 3), (3, 40, 44), (40, 44), (2, 40, 44, 3), (2, 3, 40, 44), (4, 40, 44)], ids=str
+)
 def test_an_image_goes_through_convolutions_however_its_axes_are_ordered(shape):
     spec = describe_observation(Box(0, 255, shape, np.uint8))
     network = ObsNetwork(spec, Layers((), "relu", torch.Generator().manual_seed(0)))

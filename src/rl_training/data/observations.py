@@ -195,9 +195,9 @@ def is_image_shape(shape: tuple[int, ...]) -> bool:
 
 def plane_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Height and width of an image of this shape."""
-    if len(shape) == 4 or (len(shape) == 3 and shape[-1] < shape[0]):
-        return shape[-3], shape[-2]
-    return shape[-2], shape[-1]
+    image = shape[-3:]
+    height, width = image[:2] if len(image) == 3 and image[-1] < image[0] else image[-2:]
+    return height, width
 
 
 def stored_as(parts: tuple[ObsPart, ...]) -> tuple[tuple[int, ...], str]:

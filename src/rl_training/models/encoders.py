@@ -120,7 +120,7 @@ class _Convolutions(nn.Module):
     def _planes(self, image: Tensor) -> Tensor:
         """Channels first, [B, channels, H, W]; those of a stack one after the other."""
         height, width = plane_shape(self._shape)
-        if self._shape[-1] != width or len(self._shape) == 4:
+        if self._shape[-2:] != (height, width):
             image = image.movedim(-1, -3)
         return image.reshape(len(image), -1, height, width)
 
