@@ -159,6 +159,7 @@ def test_dqn_has_a_short_form():
     parse = get_algorithm_spec("dqn").parse_kwargs
     assert parse({"prioritized": True}).replay == parse({"replay": {"kind": "prioritized"}}).replay
     assert parse({"prioritized": False}).replay.kind == "uniform"
+    assert parse({"prioritized": True, "replay": {"alpha": 0.5}}).replay.alpha == 0.5
     with pytest.raises(ConfigError, match="exclude each other"):
         parse({"prioritized": True, "replay": {"kind": "her"}})
     with pytest.raises(ConfigError, match="strategy is for kind 'her'"):

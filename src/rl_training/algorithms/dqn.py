@@ -53,10 +53,10 @@ class DQNConfig(OffPolicyConfig):
     def _prioritized_is_a_kind_of_replay(cls, values: dict[str, Any]) -> dict[str, Any]:
         if values.get("prioritized") is not True:
             return values
-        replay = values.get("replay", {"kind": "prioritized"})
-        if not isinstance(replay, dict) or replay.get("kind") != "prioritized":
-            raise ValueError("prioritized: true and another kind of replay exclude each other")
-        return {**values, "replay": replay}
+        replay = values.get("replay", {})
+        if not isinstance(replay, dict) or replay.get("kind", "prioritized") != "prioritized":
+            raise ValueError("prioritized: true and another kind of replay exclude each other: leave one of them out")
+        return {**values, "replay": {**replay, "kind": "prioritized"}}
 
 
 class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
@@ -75,7 +75,7 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     def check_spaces(cls, spaces: Spaces) -> None:
         """DQN needs a list of actions to value."""
         if spaces.action.kind is not ActionKind.DISCRETE:
-            raise EnvError(f"{cls.name} needs a Discrete action space; for Box actions use sac or ppo")
+            raise EnvError(f"{cls.name} needs a Discrete action space; for Box use sac or ppo, for others ppo or a2c")
 
     def epsilon(self) -> float:
         """The share of random actions at this point of the run."""
