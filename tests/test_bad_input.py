@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ class Unbounded(gym.Env):
 
 class Texts(Unbounded):
     observation_space = gym.spaces.Text(3)
+
+
+class Several(Unbounded):
+    action_space = gym.spaces.MultiDiscrete([2, 3])
 
 
 class NotAnEnvironment:
@@ -308,10 +313,15 @@ class TestEnvironment:
         message = refuse("train", "ppo", "Qqqqqqqq-v0", *SMALL)
         assert message.startswith("unknown environment 'Qqqqqqqq-v0' (use a Gymnasium id, module:ClassName or ")
 
+    @pytest.mark.skipif(find_spec("gymnasium_robotics") is not None, reason="its ids are known")
+    def test_robot_without_its_package(self, refuse: Refuse) -> None:
+        message = refuse("train", "her", "FetchPush-v4", *OFF_POLICY)
+        assert message.endswith("needs gymnasium-robotics: pip install 'rl-training[robotics]'")
+
     @pytest.mark.parametrize(
         ("env_id", "words"),
         [
-            ("envs.py:Missing", ["'envs.py' has no environment class 'Missing'", "known: Texts, Unbounded"]),
+            ("envs.py:Missing", ["'envs.py' has no environment class 'Missing'", "known: Several, Texts, Unbounded"]),
             ("envs.py:Unbouned", ["'Unbouned'", "did you mean 'Unbounded'?"]),
             ("envs.py:NotAnEnvironment", ["'envs.py' has no environment class 'NotAnEnvironment'"]),
             ("nothing.py:Missing", ["file 'nothing.py' does not exist (looked from "]),
@@ -350,6 +360,7 @@ class TestEnvironment:
             ("td3", "CartPole-v1", ["td3 needs a Box action space", "use dqn or ppo"]),
             ("sac", "envs.py:Unbounded", ["sac needs a Box action space with finite bounds", "use ppo"]),
             ("dqn", "Pendulum-v1", ["dqn needs a Discrete action space", "use sac or ppo"]),
+            ("dqn", "envs.py:Several", ["dqn needs a Discrete action space", "for others ppo or a2c"]),
             ("ppo", "envs.py:Texts", ["observation space Text(", "is not supported: use Box, Discrete"]),
         ],
     )

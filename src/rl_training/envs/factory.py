@@ -30,6 +30,8 @@ Env = gym.Env[Any, Any]
 Backend = Literal["sync", "async", "vector", "envpool"]
 KNOWN_PACKAGES = ("ale_py", "gymnasium_robotics")
 """Where installed, these register environments when they are imported; the user need not ask for that."""
+ROBOTS = ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "FrankaKitchen", "PointMaze_", "AntMaze_")
+"""What the ids of the second begin with."""
 
 
 class WrapperConfig(FrozenConfig):
@@ -245,5 +247,7 @@ def _explain_unknown_id(env_id: str, error: GymnasiumError) -> str:
         return f"environment '{env_id}' cannot be made: {error}"
     if env_id.startswith("ALE/") and "ale_py" not in sys.modules:
         return f"environment '{env_id}' needs ale-py: pip install 'rl-training[atari]'"
+    if env_id.startswith(ROBOTS) and "gymnasium_robotics" not in sys.modules:
+        return f"environment '{env_id}' needs gymnasium-robotics: pip install 'rl-training[robotics]'"
     remedy = "use a Gymnasium id, module:ClassName or path/to/file.py:ClassName"
     return f"unknown environment '{env_id}'{suggest(env_id, gym.registry, remedy)}"
