@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from rl_training.algorithms.ppo import PPOConfig
+from rl_training.algorithms.sac import SACConfig
 from rl_training.cli import main
 from rl_training.experiment import registry
 from rl_training.experiment.config import load_config_file
@@ -415,6 +416,12 @@ class TestAlgos:
         assert [line.split("=")[0] for line in answer.out.splitlines()] == list(PPOConfig.model_fields)
         line = next(line for line in answer.out.splitlines() if line.startswith("gae_lambda="))
         assert line.split(maxsplit=1) == ["gae_lambda=0.95", PPOConfig.model_fields["gae_lambda"].description]
+
+    def test_a_setting_is_one_line_with_its_meaning_apart(self, call: Call) -> None:
+        lines = call("algos", "sac").out.splitlines()
+        assert [line.split("=")[0] for line in lines] == list(SACConfig.model_fields)
+        replay = next(line for line in lines if line.startswith("replay="))
+        assert "}  How stored transitions are drawn" in replay
 
     def test_settings_as_json(self, call: Call) -> None:
         rows = json.loads(call("algos", "sac", "--json").out)

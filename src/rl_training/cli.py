@@ -195,7 +195,8 @@ def algos(
     config_class = get_algorithm_spec(name).config_class()
     defaults = config_class().model_dump(mode="json")
     meanings = {key: field.description for key, field in config_class.model_fields.items()}
-    lines = [f"{key + '=' + json.dumps(defaults[key]):<38}{meaning or ''}" for key, meaning in meanings.items()]
+    texts = {key: " ".join((meaning or "").split()) for key, meaning in meanings.items()}
+    lines = [f"{key + '=' + json.dumps(defaults[key]):<36}  {text}" for key, text in texts.items()]
     show({key: {"default": defaults[key], "meaning": meanings[key]} for key in meanings}, lines, as_json)
 
 
