@@ -61,7 +61,7 @@ _BUILT_IN = (
     ("tqc", "TQC", Loop.OFF_POLICY, "SAC with truncated quantile critics; bounded Box actions"),
     ("td3", "TD3", Loop.OFF_POLICY, "twin delayed deterministic policy gradients; bounded Box actions"),
     ("ddpg", "DDPG", Loop.OFF_POLICY, "deep deterministic policy gradients; bounded Box actions"),
-    ("her", "HER", Loop.OFF_POLICY, "sac with hindsight replay, on environments with goals; bounded Box actions"),
+    ("her", "HER", Loop.OFF_POLICY, "sac with hindsight replay, for goals; bounded Box and Discrete actions"),
     ("crossq", "CrossQ", Loop.OFF_POLICY, "SAC with batch normalization and no target networks; bounded Box actions"),
     ("bc", "BC", Loop.OFFLINE, "behaviour cloning; bounded Box and Discrete actions"),
     ("td3_bc", "TD3BC", Loop.OFFLINE, "TD3 with behaviour cloning; bounded Box actions"),
