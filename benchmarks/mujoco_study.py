@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+from commands import RESULTS, train
+
 RAW = RESULTS / "mujoco_study.json"
 PEER = RESULTS / "mujoco_sb3.json"
 PRESETS = [f"{algo}/{env}" for env in ("halfcheetah", "hopper") for algo in ("sac", "td3", "ppo")]
@@ -40,18 +36,9 @@ writing = Lock()
 
 def run(preset: str, seed: int) -> None:
     """One training in a process of its own: its evaluations, ten episodes each, and its time from start to end."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "rl_training", "train", "--config", str(ROOT / "configs" / f"{preset}.yaml")]
     with tempfile.TemporaryDirectory() as folder:
-        start = time.monotonic()
-        answer = subprocess.run(
-            [*command, "--seed", str(seed), "--output-dir", folder, "num_threads=1", "--json"],
-            capture_output=True, text=True, env=environment, check=False,
-        )  # fmt: skip
-        seconds = round(time.monotonic() - start)
-        if answer.returncode:
-            raise SystemExit(f"{preset} failed:\n{answer.stderr[-2000:]}")
-        curve = read_curve(Path(json.loads(answer.stdout)["run_dir"]) / "metrics.jsonl")
+        run_dir, seconds = train(preset, seed, folder)
+        curve = read_curve(run_dir / "metrics.jsonl")
     with writing:
         record = read(RAW)
         record.setdefault(preset, {})[str(seed)] = {"curve": curve, "seconds": seconds}

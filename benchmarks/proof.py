@@ -12,22 +12,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mujoco_study
 import offline_study
+from commands import RESULTS, ROOT, call, train
 
-ROOT = Path(__file__).resolve().parents[1]
-RAW = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
 EPISODES = 100
 FEWEST_SEEDS = 3
@@ -85,30 +79,15 @@ BARS = {
 def run_seed(preset: str, seed: int) -> dict[str, Any]:
     """Train one seed in a process of its own and evaluate its last and its best policy."""
     with tempfile.TemporaryDirectory() as folder:
-        start = time.monotonic()
-        trained = call(
-            "train", "--config", str(ROOT / "configs" / f"{preset}.yaml"), "--seed", str(seed),
-            "--output-dir", folder, "num_threads=1", "--json",
-        )  # fmt: skip
-        seconds = time.monotonic() - start
+        run_dir, seconds = train(preset, seed, folder)
         scores = {}
         for policy in ("last", "best"):
-            checkpoint = Path(trained["run_dir"]) / "checkpoints" / policy
-            metrics = call("eval", "--checkpoint", str(checkpoint), "--eval-episodes", str(EPISODES), "--json")
+            checkpoint = run_dir / "checkpoints" / policy
+            metrics = call("eval", "--checkpoint", str(checkpoint), "--eval-episodes", str(EPISODES))
             metric = BARS[preset].metric
             scores[policy] = round(metrics[metric], 2 if metric == SUCCESS else 1)
-    print(f"{preset} seed {seed}: last {scores['last']}, best {scores['best']}, {seconds:.0f} s", flush=True)
-    return {"seed": seed, **scores, "seconds": round(seconds)}
-
-
-def call(*words: str) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    answer = subprocess.run(
-        [sys.executable, "-m", "rl_training", *words], capture_output=True, text=True, env=environment, check=False
-    )
-    if answer.returncode:
-        raise SystemExit(f"{' '.join(words)} failed:\n{answer.stderr[-2000:]}")
-    return dict(json.loads(answer.stdout))
+    print(f"{preset} seed {seed}: last {scores['last']}, best {scores['best']}, {seconds} s", flush=True)
+    return {"seed": seed, **scores, "seconds": seconds}
 
 
 def write_page() -> None:
@@ -125,7 +104,7 @@ def write_page() -> None:
         "|---|---|---|---|---|---|---|---|",
     ]
     for preset, bar in BARS.items():
-        path = RAW / f"{preset.replace('/', '_')}.json"
+        path = RESULTS / f"{preset.replace('/', '_')}.json"
         if not path.is_file():
             lines.append(f"| {preset} | | not measured yet | | {bar.policy}: {bar.score:g} | | {bar.peer} | |")
             continue
@@ -148,7 +127,7 @@ def write_page() -> None:
 
 def crossq_lines() -> list[str]:
     """CrossQ next to SAC at the same number of steps and updates."""
-    record = json.loads((RAW / "crossq_hopper.json").read_text())
+    record = json.loads((RESULTS / "crossq_hopper.json").read_text())
     scores = {name: ", ".join(f"{score:.0f}" for score in record[name].values()) for name in ("crossq", "sac")}
     return [
         "",
@@ -165,11 +144,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="measure seeds that are recorded already once more")
     arguments = parser.parse_args()
-    RAW.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     import yaml
 
     for preset in arguments.presets:
-        path = RAW / f"{preset.replace('/', '_')}.json"
+        path = RESULTS / f"{preset.replace('/', '_')}.json"
         steps = yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text())["total_timesteps"]
         known = json.loads(path.read_text())["runs"] if path.is_file() and not arguments.again else []
         runs = {run["seed"]: run for run in known}

@@ -48,8 +48,8 @@ OFFLINE_CASES = {
     "cql": ("CQL", f"{OFFLINE}, 10 sampled actions", 1.3),
 }
 IMAGE_CASES = {
-    "ppo_pong": ("PPO, ALE/Pong-v5", "8 envs, 128 steps, minibatch 256, 4 epochs, a step is four frames", 1.0),
-    "dqn_pong": ("DQN, ALE/Pong-v5", "batch 32, every 4 steps 1 update, replay 100,000, a step is four frames", 1.0),
+    "ppo_pong": ("PPO, ALE/Pong-v5", "8 envs, 128 steps, minibatch 256, 4 epochs, a step is four frames", None),
+    "dqn_pong": ("DQN, ALE/Pong-v5", "batch 32, every 4 steps 1 update, replay 100,000, a step is four frames", None),
 }
 ALL_CASES = {**CASES, **IMAGE_CASES, **OFFLINE_CASES}
 TITLES = {

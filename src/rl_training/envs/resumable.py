@@ -45,6 +45,7 @@ class ResumableEnv:
         """What the beginning of the episode depends on."""
         self._actions: list[Any] = []
         self._obs: Any = None
+        self._has_stepped = False
         self._global_draws: set[str] = set()
         """Whose global generator it was seen to draw from."""
 
@@ -75,7 +76,8 @@ class ResumableEnv:
 
     def step(self, action: Any) -> Step:
         """Note the action and take it; begin the next episode where this one ends."""
-        before = None if self._actions else global_generators()  # looked at once an episode: it takes microseconds
+        before = None if self._has_stepped else global_generators()  # once: it takes longer than many a step
+        self._has_stepped = True
         self._actions.append(action)
         obs, reward, terminated, truncated, info = self.env.step(action)
         if before is not None:
