@@ -95,6 +95,7 @@ def test_a_signal_saves_the_run_and_the_printed_command_goes_on(
     assert code == CODES[signal], error
     assert "Traceback" not in error
     assert f"stop_reason=interrupted by {signal}" in out
+    assert "eval_return_mean" not in out, "an evaluation is left before its end"
     (run_dir,) = (tmp_path / "runs").glob("*__x")
     verify_checkpoint(resolve_checkpoint(run_dir))
     (command,) = [line.strip() for line in error.splitlines() if " resume " in line]
@@ -103,6 +104,17 @@ def test_a_signal_saves_the_run_and_the_printed_command_goes_on(
     whole = run_training(config_for(tmp_path / "whole", "sync"))
     assert shlex.split(command)[-1] == str(run_dir)
     assert_same_end(whole, TrainResult(run_dir, resolve_checkpoint(run_dir), {}))
+    assert_same_folders(whole.run_dir, run_dir)
+
+
+def test_a_signal_leaves_the_closing_evaluation_and_resume_makes_it(tmp_path: Path) -> None:
+    values = {**RUN, "env_kwargs": {"max_episode_steps": 20}, "algo_kwargs": {"eval_interval": 1000, "num_steps": 8}}
+    code, out, error = interrupt(small_config("ppo", tmp_path / "runs", **values), tmp_path, "eval", 3, "SIGINT")
+    assert (code, "eval_return_mean" in out) == (130, False), error
+    (run_dir,) = (tmp_path / "runs").glob("*__x")
+    whole, resumed = run_training(small_config("ppo", tmp_path / "whole", **values)), resume_training(run_dir)
+    assert resumed.metrics["eval_return_mean"] == whole.metrics["eval_return_mean"]
+    assert_same_end(whole, resumed)
     assert_same_folders(whole.run_dir, run_dir)
 
 

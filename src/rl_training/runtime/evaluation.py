@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,10 @@ SUCCESS_RATE = "eval_success_rate"
 SUCCESS_KEYS = ("is_success", "success")
 """Where the last info of an episode tells how it went."""
 MAX_STEPS_TRIED = 1000
+
+
+class AbandonedError(Exception):
+    """An evaluation was left before its end, because the run was asked to leave."""
 
 
 @dataclass
@@ -62,13 +66,13 @@ class Evaluator:
         """The spaces of the environments."""
         return describe_spaces(self._envs[0].observation_space, self._envs[0].action_space)
 
-    def evaluate(self, algorithm: Algorithm[Any]) -> dict[str, float]:
+    def evaluate(self, algorithm: Algorithm[Any], is_unwanted: Callable[[], bool] = bool) -> dict[str, float]:
         """Mean and spread of the raw return over the episodes, and what else can be told.
 
         That is the normalized score where references are known, and the share of successful episodes where the last
-        info tells.
+        info tells. As soon as it `is_unwanted`, an evaluation is abandoned.
         """
-        returns, lengths, successes = self.run_episodes(algorithm)
+        returns, lengths, successes = self.run_episodes(algorithm, is_unwanted)
         mean = float(np.mean(returns))
         values = (mean, float(np.std(returns)), float(np.mean(lengths)), len(returns))
         metrics = dict(zip(EVAL_METRICS, values, strict=True))
@@ -78,7 +82,9 @@ class Evaluator:
         told = [success for success in successes if success is not None]
         return {**metrics, SUCCESS_RATE: float(np.mean(told))} if told else metrics
 
-    def run_episodes(self, algorithm: Algorithm[Any]) -> tuple[list[float], list[int], list[bool | None]]:
+    def run_episodes(
+        self, algorithm: Algorithm[Any], is_unwanted: Callable[[], bool] = bool
+    ) -> tuple[list[float], list[int], list[bool | None]]:
         """Return, length and success (if told) of each episode, in the order of the seeds."""
         returns = [0.0] * len(self._seeds)
         lengths = [0] * len(self._seeds)
@@ -87,6 +93,8 @@ class Evaluator:
         waiting = iter(range(len(self._seeds)))
         active = [self._begin(index, env) for env, index in zip(self._envs, waiting, strict=False)]
         while active:
+            if is_unwanted():
+                raise AbandonedError
             actions = act_on(
                 algorithm, batch_observations(space, [episode.obs for episode in active]), deterministic=True
             )

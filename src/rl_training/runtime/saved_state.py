@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig, Fraction
@@ -52,6 +52,7 @@ class _Session(_Saved):
     best_return: float | None
     last_eval: dict[str, float]
     last_eval_step: NonNegativeInt | None
+    owed: Annotated[list[bool], Field(min_length=3, max_length=3)] | None = None
 
 
 class _Environments(_Saved):

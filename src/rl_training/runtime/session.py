@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricAccumulator, MetricSink, ProgressView
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import Horizon, Interval
-from rl_training.runtime.evaluation import Evaluator
+from rl_training.runtime.evaluation import AbandonedError, Evaluator
 from rl_training.runtime.guards import ParameterGuard
 from rl_training.runtime.interrupts import interrupting_signal
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
@@ -53,6 +54,7 @@ class Session:
         self.parameters = ParameterGuard(self.state.algorithm)
         self._check_parameters_at = 0
         self._last_logged_step: int | None = None
+        self._owed: list[bool] | None = None
 
     @property
     def total_steps(self) -> int:
@@ -100,25 +102,37 @@ class Session:
         if eval_due or checkpoint_due or self.state.update_count >= self._check_parameters_at:
             self.parameters.check(step)
             self._check_parameters_at = self.state.update_count + UPDATES_BETWEEN_CHECKS
-        is_best = self._evaluate() if eval_due else False
+        self._owed = [log_due, eval_due, checkpoint_due]
+        self.close_round()
+
+    def close_round(self) -> None:
+        """Do what the end of a round owes; an evaluation that a signal abandons is still owed by a resumed run."""
+        if self._owed is None:
+            return
+        log_due, eval_due, checkpoint_due = self._owed
+        try:
+            is_best = self._evaluate() if eval_due else False
+        except AbandonedError:
+            return
+        self._owed = None
         if log_due or eval_due:
             self._log()
         if checkpoint_due or is_best:
             path = self.save()
             if is_best and self.best_return is not None:
                 self.checkpoints.offer_best(path, self.best_return)
-        self.view.update(step, self.horizon.total, self._latest)
+        self.view.update(self.state.global_step, self.horizon.total, self._latest)
 
     def finish(self) -> TrainResult:
         """The loop has ended: save, and evaluate the last policy unless someone is waiting for the run to leave."""
         # Saved before the closing evaluation, so that a resumed run goes on as if it had never stopped here.
         path = self.save()
-        was_interrupted = interrupting_signal(self.state.stop_reason) is not None
-        if self.evaluator is not None and self.last_eval_step != self.state.global_step and not was_interrupted:
-            if self._evaluate() and self.best_return is not None:
-                self.checkpoints.offer_best(path, self.best_return)
-            self._log()
-        elif self._last_logged_step != self.state.global_step:
+        if self.evaluator is not None and self.last_eval_step != self.state.global_step:
+            with contextlib.suppress(AbandonedError):
+                if self._evaluate() and self.best_return is not None:
+                    self.checkpoints.offer_best(path, self.best_return)
+                self._last_logged_step = None  # a line without the evaluation is not enough
+        if self._last_logged_step != self.state.global_step:
             self._log()
         metrics = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count, **self._latest}
         best_score = self.checkpoints.best_score
@@ -141,6 +155,7 @@ class Session:
             "last_eval": dict(self.last_eval),
             "last_eval_step": self.last_eval_step,
             "last_logged_step": self._last_logged_step,
+            "owed": self._owed,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -157,6 +172,7 @@ class Session:
         self.last_eval = dict(state["last_eval"])
         self.last_eval_step = state["last_eval_step"]
         self._last_logged_step = state.get("last_logged_step")  # older checkpoints have none
+        self._owed = state.get("owed")  # nor this
 
     def offer_restored(self) -> None:
         """Let `best` name the checkpoint the run goes on from, if a kill came before that was done."""
@@ -170,7 +186,7 @@ class Session:
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
         assert self.evaluator is not None
-        self.last_eval = self.evaluator.evaluate(self.state.algorithm)
+        self.last_eval = self.evaluator.evaluate(self.state.algorithm, self._is_asked_to_leave)
         self.last_eval_step = self.state.global_step
         self.callbacks.on_eval_end(self.state, self.last_eval)
         score = self.last_eval["eval_return_mean"]
@@ -180,6 +196,9 @@ class Session:
         if is_best:
             self.best_return = score
         return is_best
+
+    def _is_asked_to_leave(self) -> bool:
+        return interrupting_signal(self.state.stop_reason) is not None
 
     def _check_updates(self) -> None:
         found = self.accumulator.find_non_finite()

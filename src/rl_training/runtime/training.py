@@ -157,6 +157,7 @@ def _run_session(
         if stop_reason is not None:
             state.request_stop(stop_reason)
         session.callbacks.on_train_start(state)
+        session.close_round()
         loop = LOOPS[get_algorithm_spec(config.algo).loop]
         try:
             loop(session, parts.algorithm, parts.collector, parts.buffer)
