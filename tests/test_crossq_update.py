@@ -19,7 +19,8 @@ from test_cql_update import actor
 
 from rl_training.algorithms.crossq import CrossQAlgorithm, CrossQConfig
 from rl_training.data.spaces import describe_spaces
-from rl_training.errors import EnvError
+from rl_training.errors import ConfigError, EnvError
+from rl_training.experiment.registry import get_algorithm_spec
 
 NUM_LAYERS = 3
 
@@ -113,3 +114,8 @@ def test_the_averages_are_saved():
 def test_discrete_actions_are_refused():
     with pytest.raises(EnvError, match="crossq needs a Box action space"):
         CrossQAlgorithm.check_spaces(describe_spaces(Box(-1, 1, (3,)), Discrete(2)))
+
+
+def test_what_only_target_networks_need_is_refused():
+    with pytest.raises(ConfigError, match="unknown key 'tau' for crossq"):
+        get_algorithm_spec("crossq").parse_kwargs({"tau": 0.01})

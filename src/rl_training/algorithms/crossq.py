@@ -8,13 +8,13 @@ from torch import Tensor
 from rl_training.algorithms.base import Resources
 from rl_training.algorithms.config import Scheduled
 from rl_training.algorithms.replay import Batch
-from rl_training.algorithms.sac import SACAlgorithm, SACConfig
+from rl_training.algorithms.sac import SACAlgorithm, SoftConfig
 from rl_training.data.spaces import Spaces, require_bounded_box
 from rl_training.models.batch_norm import NormalizedCritic
 from rl_training.models.policies import SquashedGaussianPolicy
 
 
-class CrossQConfig(SACConfig):
+class CrossQConfig(SoftConfig):
     """Settings of CrossQ."""
 
     learning_rate: Scheduled = 1e-3
@@ -34,9 +34,6 @@ class CrossQAlgorithm(SACAlgorithm):
     def check_spaces(cls, spaces: Spaces) -> None:
         """CrossQ squashes its actions into the bounds, so it needs some."""
         require_bounded_box(spaces, "crossq", "qrdqn or sac")
-
-    def _follow(self) -> None:
-        """There is no target critic."""
 
     def _make_critic(self) -> NormalizedCritic:
         return NormalizedCritic(self.spaces, self.layers).to(self.device)

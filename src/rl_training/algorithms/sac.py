@@ -27,14 +27,19 @@ DISCRETE_ENTROPY_SHARE = 0.3
 """Of a uniform policy's entropy, what a policy of Discrete actions aims at."""
 
 
-class SACConfig(OffPolicyConfig):
-    """Settings of SAC."""
+class SoftConfig(OffPolicyConfig):
+    """What all of SAC's kind read."""
 
     alpha: PositiveFloat | Auto = "auto"
     """Weight of the entropy: `auto` learns it, starting from 1."""
     target_entropy: float | Auto = "auto"
     """Entropy that a learned alpha aims at: `auto` is minus the number of action components, or for n Discrete
     actions 0.3 log n (with the paper's 0.98 log n alpha grew past 100 within 6,000 steps of CartPole)."""
+
+
+class SACConfig(SoftConfig):
+    """Settings of SAC."""
+
     tau: Fraction = 0.005
     """Share by which the target critics follow the critics at each update."""
 
@@ -57,14 +62,14 @@ class Temperature(nn.Module):
         return loss
 
 
-class SACAlgorithm(ReplayAlgorithm[SACConfig]):
+class SACAlgorithm(ReplayAlgorithm[SoftConfig]):
     """Learns a stochastic policy for bounded continuous or for discrete actions from replayed transitions."""
 
     actor: SquashedGaussianPolicy | CategoricalPolicy
     critic: nn.Module
     target_critic: nn.Module
 
-    def __init__(self, config: SACConfig, spaces: Spaces, resources: Resources) -> None:
+    def __init__(self, config: SoftConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         is_discrete = spaces.action.kind is ActionKind.DISCRETE
         self.draws_per_step = 0 if is_discrete else 2
@@ -112,8 +117,9 @@ class SACAlgorithm(ReplayAlgorithm[SACConfig]):
         return batch.with_errors(metrics, values, targets)
 
     def _follow(self) -> None:
-        """Let the target critics follow the critics."""
-        polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
+        """Let the target critics, where there are any, follow the critics."""
+        if isinstance(self.config, SACConfig):
+            polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
 
     def _make_critic(self) -> nn.Module:
         is_discrete = self.spaces.action.kind is ActionKind.DISCRETE
