@@ -1,19 +1,23 @@
 """Train SAC, TD3 and PPO on HalfCheetah-v5 and Hopper-v5 by their presets, next to Stable-Baselines3's own curves.
 
-    python benchmarks/mujoco_study.py                  what is missing: two runs side by side, one thread each
-    python benchmarks/mujoco_study.py sac/hopper       of one preset
+    python benchmarks/mujoco_study.py                            what is missing: two runs side by side, a thread each
+    python benchmarks/mujoco_study.py sac/hopper                 of one preset
+    python benchmarks/mujoco_study.py td3/hopper --peer-python PEERS/bin/python --seeds 0 1 2 3    SB3's instead
 
 Curves and seconds go to benchmarks/results/mujoco_study.json, one run at a time, so a study that was interrupted goes
 on; `benchmarks/proof.py` makes the page of them. SB3's curves, with the same settings and on a machine of the same
-kind, are in benchmarks/results/mujoco_sb3.json.
+kind, are in benchmarks/results/mujoco_sb3.json. CrossQ is held against our own SAC.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -23,8 +27,13 @@ from commands import RESULTS, train
 
 RAW = RESULTS / "mujoco_study.json"
 PEER = RESULTS / "mujoco_sb3.json"
-PRESETS = [f"{algo}/{env}" for env in ("halfcheetah", "hopper") for algo in ("sac", "td3", "ppo")]
+PEER_WORKER = Path(__file__).with_name("mujoco_peer.py")
+ENVS = ("halfcheetah", "hopper")
+PRESETS = [f"{algo}/{env}" for env in ENVS for algo in ("sac", "td3", "ppo")]
+CROSSQ_PRESETS = [f"crossq/{env}" for env in ENVS]
 SEEDS = (0, 1, 2)
+MORE_SEEDS = {"sac/halfcheetah": range(6), "td3/hopper": range(6)}
+"""Where three seeds left it open which of the two is ahead."""
 REMARKS = [
     "",
     "On HalfCheetah our SAC's means after 40,000 and 45,000 steps are 2557 and 3034, SB3's 2543 and 3050: the distance",
@@ -38,12 +47,24 @@ def run(preset: str, seed: int) -> None:
     """One training in a process of its own: its evaluations, ten episodes each, and its time from start to end."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir, seconds = train(preset, seed, folder)
-        curve = read_curve(run_dir / "metrics.jsonl")
+        keep(RAW, preset, seed, read_curve(run_dir / "metrics.jsonl"), seconds)
+
+
+def run_peer(preset: str, seed: int, python: str) -> None:
+    """The same by SB3."""
+    start, environment = time.monotonic(), {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [python, str(PEER_WORKER), preset, str(seed)]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    keep(PEER, preset, seed, json.loads(answer.stdout.splitlines()[-1]), round(time.monotonic() - start))
+
+
+def keep(path: Path, preset: str, seed: int, curve: list[list[float]], seconds: int) -> None:
+    """Add a run to a record."""
     with writing:
-        record = read(RAW)
+        record = read(path)
         record.setdefault(preset, {})[str(seed)] = {"curve": curve, "seconds": seconds}
-        RAW.write_text(json.dumps(record, sort_keys=True).replace('{"curve"', '\n{"curve"') + "\n")
-    print(preset, "seed", seed, curve[-1], seconds, "s", flush=True)
+        path.write_text(json.dumps(record, sort_keys=True).replace('{"curve"', '\n{"curve"') + "\n")
+    print(path.stem, preset, "seed", seed, curve[-1], seconds, "s", flush=True)
 
 
 def read_curve(path: Path) -> list[list[float]]:
@@ -74,7 +95,30 @@ def section() -> list[str]:
         f"|{'---|' * 14}",
     ]
     lines += [study_line(preset, record[preset], peer[preset]) for preset in PRESETS if preset in record]
-    return [*lines, *REMARKS]
+    return [*lines, *REMARKS, *crossq_section(record)]
+
+
+def crossq_section(record: dict[str, Any]) -> list[str]:
+    """CrossQ next to our SAC at the same numbers of steps and updates."""
+    lines = [
+        "",
+        "CrossQ next to our SAC, whose settings it shares except for its step size of 1e-3, after as many steps",
+        "and updates (the same episodes; each seed, then the mean):",
+        "",
+        "| environment | steps | CrossQ | mean | SAC | mean | seconds a run, CrossQ |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for preset in CROSSQ_PRESETS:
+        runs, env = record.get(preset, {}), preset.partition("/")[2]
+        seeds = sorted(runs)
+        for steps in (point[0] for point in runs[seeds[0]]["curve"][1:]) if runs else ():
+            columns = [env, f"{steps:,}"]
+            for contender in (runs, record[f"sac/{env}"]):
+                scores = [dict(map(tuple, contender[seed]["curve"]))[steps] for seed in seeds]
+                columns += [", ".join(f"{score:.0f}" for score in scores), f"{statistics.mean(scores):.0f}"]
+            columns.append(f"{statistics.median(run['seconds'] for run in runs.values()):.0f}")
+            lines.append(f"| {' | '.join(columns)} |")
+    return lines
 
 
 def study_line(preset: str, ours: dict[str, Any], peer: dict[str, Any]) -> str:
@@ -95,15 +139,24 @@ def study_line(preset: str, ours: dict[str, Any], peer: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("presets", nargs="*", default=PRESETS, help=", ".join(PRESETS))
+    known = [*PRESETS, *CROSSQ_PRESETS]
+    parser.add_argument("presets", nargs="*", default=known, help=", ".join(known))
+    parser.add_argument("--seeds", type=int, nargs="*", help="(default: those of the study)")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--peer-python", help="interpreter that has stable-baselines3: its runs instead of ours")
     arguments = parser.parse_args()
-    known = read(RAW)
+    record = read(PEER if arguments.peer_python else RAW)
     missing = [
-        (preset, seed) for preset in arguments.presets for seed in SEEDS if str(seed) not in known.get(preset, {})
+        (preset, seed)
+        for preset in arguments.presets
+        for seed in arguments.seeds or MORE_SEEDS.get(preset, SEEDS)
+        if str(seed) not in record.get(preset, {})
     ]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(lambda job: run(*job), missing))
+        if arguments.peer_python:
+            list(pool.map(lambda job: run_peer(*job, arguments.peer_python), missing))
+        else:
+            list(pool.map(lambda job: run(*job), missing))
 
 
 if __name__ == "__main__":

@@ -119,21 +119,8 @@ def write_page() -> None:
             f" {bar.policy}: {rule} at {bar.score:g} | {verdict} | {bar.peer} |"
             f" {round(statistics.median(run['seconds'] for run in record['runs']))} |"
         )
-    PAGE.write_text(
-        "\n".join([*lines, *crossq_lines(), *mujoco_study.section(), *offline_study.section()]).rstrip() + "\n"
-    )
+    PAGE.write_text("\n".join([*lines, *mujoco_study.section(), *offline_study.section()]).rstrip() + "\n")
     print(f"wrote {PAGE.relative_to(ROOT)}")
-
-
-def crossq_lines() -> list[str]:
-    """CrossQ next to SAC at the same number of steps and updates."""
-    record = json.loads((RESULTS / "crossq_hopper.json").read_text())
-    scores = {name: ", ".join(f"{score:.0f}" for score in record[name].values()) for name in ("crossq", "sac")}
-    return [
-        "",
-        f"CrossQ next to SAC on {record['env_id']} after {record['steps']:,} steps ({record['settings']}):",
-        f"CrossQ {scores['crossq']}, SAC {scores['sac']}.",
-    ]
 
 
 def main() -> None:
