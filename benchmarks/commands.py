@@ -12,13 +12,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""The environment of a process that shares the machine with another one."""
 
 
 def call(*words: str) -> dict[str, Any]:
     """What a command prints as JSON."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "rl_training", *words, "--json"]
-    answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, check=False)
     if answer.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{answer.stderr[-2000:]}")
     return dict(json.loads(answer.stdout))

@@ -30,7 +30,7 @@ class Curve(BaseCallback):
         if self.num_timesteps % EVERY == 0:
             self._env.reset(seed=self._seed)
             mean, _ = evaluate_policy(self.model, self._env, n_eval_episodes=10)
-            self.points.append([self.num_timesteps, round(float(np.mean(mean)), 1)])
+            self.points.append([self.num_timesteps, round(float(mean), 1)])
         return True
 
 

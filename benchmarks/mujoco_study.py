@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import tempfile
@@ -23,13 +22,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from commands import RESULTS, train
+from commands import ONE_THREAD, RESULTS, train
 
 RAW = RESULTS / "mujoco_study.json"
 PEER = RESULTS / "mujoco_sb3.json"
 PEER_WORKER = Path(__file__).with_name("mujoco_peer.py")
 PRESETS = [f"{algo}/{env}" for env in ("halfcheetah", "hopper") for algo in ("sac", "td3", "ppo")]
-CROSSQ_PRESETS = ["crossq/hopper"]
+CROSSQ, ITS_RIVAL = "crossq/hopper", "sac/hopper"
+PEERS_ALGORITHMS = ("sac", "td3")
+"""Those that the worker runs by SB3."""
 SEEDS = (0, 1, 2)
 MORE_SEEDS = {"sac/halfcheetah": range(6), "td3/hopper": range(6)}
 """Where three seeds left it open which of the two is ahead."""
@@ -53,9 +54,9 @@ def run(preset: str, seed: int) -> None:
 
 def run_peer(preset: str, seed: int, python: str) -> None:
     """The same by SB3."""
-    start, environment = time.monotonic(), {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = time.monotonic()
     command = [python, str(PEER_WORKER), preset, str(seed)]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=ONE_THREAD, check=True)
     keep(PEER, preset, seed, json.loads(answer.stdout.splitlines()[-1]), round(time.monotonic() - start))
 
 
@@ -101,27 +102,25 @@ def section() -> list[str]:
 
 def crossq_section(record: dict[str, Any]) -> list[str]:
     """CrossQ next to our SAC at the same numbers of steps and updates."""
-    if not any(preset in record for preset in CROSSQ_PRESETS):
+    if CROSSQ not in record:
         return []
     lines = [
         "",
-        "CrossQ next to our SAC, whose settings it shares except for its step size of 1e-3, after as many steps",
-        "and updates (the same episodes; each seed, then the mean):",
+        "CrossQ next to our SAC on Hopper-v5, whose settings it shares except for its step size of 1e-3, after as many",
+        "steps and updates (the same episodes; each seed, then the mean):",
         "",
-        "| environment | steps | CrossQ | mean | SAC | mean | seconds a run, CrossQ |",
-        "|---|---|---|---|---|---|---|",
+        "| steps | CrossQ | mean | SAC | mean |",
+        "|---|---|---|---|---|",
     ]
-    for preset in CROSSQ_PRESETS:
-        runs, env = record.get(preset, {}), preset.partition("/")[2]
-        seeds = sorted(runs)
-        for steps in (point[0] for point in runs[seeds[0]]["curve"][1:]) if runs else ():
-            columns = [env, f"{steps:,}"]
-            for contender in (runs, record[f"sac/{env}"]):
-                scores = [dict(map(tuple, contender[seed]["curve"]))[steps] for seed in seeds]
-                columns += [", ".join(f"{score:.0f}" for score in scores), f"{statistics.mean(scores):.0f}"]
-            columns.append(f"{statistics.median(run['seconds'] for run in runs.values()):.0f}")
-            lines.append(f"| {' | '.join(columns)} |")
-    return lines
+    runs = record[CROSSQ]
+    seeds, seconds = sorted(runs), statistics.median(run["seconds"] for run in runs.values())
+    for steps, _ in runs[seeds[0]]["curve"][1:]:
+        columns = [f"{steps:,}"]
+        for contender in (runs, record[ITS_RIVAL]):
+            scores = [dict(contender[seed]["curve"])[steps] for seed in seeds]
+            columns += [", ".join(f"{score:.0f}" for score in scores), f"{statistics.mean(scores):.0f}"]
+        lines.append(f"| {' | '.join(columns)} |")
+    return [*lines, "", f"A run of CrossQ took {seconds:.0f} seconds."]
 
 
 def study_line(preset: str, ours: dict[str, Any], peer: dict[str, Any]) -> str:
@@ -142,12 +141,14 @@ def study_line(preset: str, ours: dict[str, Any], peer: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [*PRESETS, *CROSSQ_PRESETS]
+    known = [*PRESETS, CROSSQ]
     parser.add_argument("presets", nargs="*", default=known, help=", ".join(known))
     parser.add_argument("--seeds", type=int, nargs="*", help="(default: those of the study)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--peer-python", help="interpreter that has stable-baselines3: its runs instead of ours")
     arguments = parser.parse_args()
+    if arguments.peer_python and not all(preset.startswith(PEERS_ALGORITHMS) for preset in arguments.presets):
+        parser.error(f"name presets of {' or '.join(PEERS_ALGORITHMS)}: only these are run by SB3 here")
     record = read(PEER if arguments.peer_python else RAW)
     missing = [
         (preset, seed)

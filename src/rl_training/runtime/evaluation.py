@@ -66,7 +66,7 @@ class Evaluator:
         """The spaces of the environments."""
         return describe_spaces(self._envs[0].observation_space, self._envs[0].action_space)
 
-    def evaluate(self, algorithm: Algorithm[Any], is_unwanted: Callable[[], bool] = bool) -> dict[str, float]:
+    def evaluate(self, algorithm: Algorithm[Any], is_unwanted: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Mean and spread of the raw return over the episodes, and what else can be told.
 
         That is the normalized score where references are known, and the share of successful episodes where the last
@@ -83,7 +83,7 @@ class Evaluator:
         return {**metrics, SUCCESS_RATE: float(np.mean(told))} if told else metrics
 
     def run_episodes(
-        self, algorithm: Algorithm[Any], is_unwanted: Callable[[], bool] = bool
+        self, algorithm: Algorithm[Any], is_unwanted: Callable[[], bool]
     ) -> tuple[list[float], list[int], list[bool | None]]:
         """Return, length and success (if told) of each episode, in the order of the seeds."""
         returns = [0.0] * len(self._seeds)

@@ -157,9 +157,9 @@ def _run_session(
         if stop_reason is not None:
             state.request_stop(stop_reason)
         session.callbacks.on_train_start(state)
-        session.close_round()
         loop = LOOPS[get_algorithm_spec(config.algo).loop]
         try:
+            session.close_round()
             loop(session, parts.algorithm, parts.collector, parts.buffer)
             result = session.finish()
             jsonl.sync()
