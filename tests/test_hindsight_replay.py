@@ -322,6 +322,9 @@ def test_her_is_sac_with_another_replay():
     assert parse({}).replay.goals_per_step == 4
     with pytest.raises(ConfigError, match="alpha is for kind 'prioritized'"):
         parse({"replay": {"alpha": 0.5}})
+    assert parse({"batch_size": 5}).batch_size == 5
+    with pytest.raises(ConfigError, match="batch_size 4 is too small"):
+        parse({"batch_size": 4})
 
 
 def test_a_policy_with_goals_predicts_from_a_dictionary_and_its_success_is_told(tmp_path: Path):

@@ -134,6 +134,12 @@ class OffPolicyConfig(AlgorithmConfig):
     replay: ReplayConfig = ReplayConfig()
     """How stored transitions are drawn: `kind: uniform`, `prioritized` or `her`, each with keys of its own."""
 
+    @model_validator(mode="after")
+    def _has_room_for_other_goals(self) -> OffPolicyConfig:
+        if self.replay.kind == HINDSIGHT and self.batch_size <= (others := self.replay.goals_per_step):
+            raise ValueError(f"batch_size {self.batch_size} is too small for replay.goals_per_step {others}: take more")
+        return self
+
     def samples_per_update(self) -> int:
         """The batch."""
         return self.batch_size
