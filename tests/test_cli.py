@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -212,6 +214,22 @@ def answer_of(process: subprocess.Popen[str]) -> Answer:
         process.kill()
         raise
     return Answer(process.returncode, out, err)
+
+
+def screen_of(folder: Path, *args: str) -> str:
+    """All that a command draws on a terminal."""
+    master, slave = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "rl_training", *args]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        drawn = b""
+        with contextlib.suppress(OSError):  # what the terminal says when its last writer has gone
+            while part := os.read(master, 4096):
+                drawn += part
+    os.close(master)
+    assert process.returncode == 0
+    return drawn.decode()
 
 
 def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
@@ -654,6 +672,15 @@ class TestProcess:
         assert answer.lines["stop_reason"] == "interrupted by SIGTERM"
         assert (tmp_path / answer.lines["checkpoint_path"] / "manifest.json").is_file()
         assert f"rl_training resume --checkpoint {answer.run_dir}" in answer.err
+
+    def test_a_terminal_shows_how_far_a_run_and_an_evaluation_are(self, tmp_path: Path) -> None:
+        screen = screen_of(tmp_path, "train", *RUNS["sac"][0], "eval_episodes=20")
+        assert re.search(r"100%  step 40  evaluating, \d+ of 20 episodes", screen)
+        assert re.search(r"100%  step 40  eval -\d+\.\d  loss ", screen.split("evaluating")[-1])
+        (run_dir,) = (tmp_path / "runs").iterdir()
+        screen = screen_of(tmp_path, "eval", "--checkpoint", str(run_dir), "--eval-episodes", "20")
+        assert "evaluating" in screen
+        assert "eval_episodes" in screen.replace("\r", "").splitlines()[-1]
 
     @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["resume", "--help"], ["no-such-command"]])
     def test_help_imports_nothing_heavy(self, tmp_path: Path, words: list[str]) -> None:

@@ -129,5 +129,5 @@ def test_an_evaluation_episode_without_an_end_is_cut(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 7)
     monkeypatch.setattr(evaluation, "act_on", lambda algorithm, obs, deterministic: np.zeros(len(obs), np.int64))
     evaluator = evaluation.Evaluator(f"{TOYS}:CountingEnv", {"lengths": (10**9,)}, seeds=[1, 2])
-    assert evaluator.run_episodes(None, lambda: False) == ([28.0, 28.0], [7, 7], [None, None])  # type: ignore[arg-type]
+    assert evaluator.run_episodes(None, lambda num_done: None) == ([28.0, 28.0], [7, 7], [None, None])  # type: ignore[arg-type]
     evaluator.close()

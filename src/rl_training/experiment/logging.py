@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -169,6 +169,9 @@ class ProgressView:
         if time.monotonic() >= self._next_time or step >= total:
             self._show(step, total, metrics)
 
+    def evaluating(self, num_done: int, num_episodes: int) -> None:
+        """Show how far an evaluation is: nothing that is worth a line."""
+
     def message(self, text: str) -> None:
         """Print a line that stays; a reader that is gone, or a full disk under a log, is no reason to end a run."""
         with contextlib.suppress(OSError):
@@ -206,8 +209,16 @@ class LiveView(ProgressView):
         self._hidden = () if console.width >= 100 else ("eval_return_mean",)
         bar = BarColumn(bar_width=max(6, min(24, console.width - 90)))
         self._progress = Progress(bar, TextColumn("{task.description}"), console=console)
-        self._task = self._progress.add_task("starting", total=None)
+        self._place = "starting"
+        self._task = self._progress.add_task(self._place, total=None)
         self._progress.start()
+
+    def evaluating(self, num_done: int, num_episodes: int) -> None:
+        """Show it behind the bar."""
+        if time.monotonic() >= self._next_time:
+            self._next_time = time.monotonic() + 0.1
+            line = f"{self._place}  evaluating, {num_done:,} of {num_episodes:,} episodes"
+            self._progress.update(self._task, description=line)
 
     def message(self, text: str) -> None:
         """Print the line above the bar."""
@@ -220,7 +231,8 @@ class LiveView(ProgressView):
     def _show(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
         self._next_time = time.monotonic() + 0.1
         shown = {key: value for key, value in metrics.items() if key not in self._hidden}
-        line = f"{min(1.0, step / total):4.0%}  step {step:,}  {self._describe(step, total, shown)}"
+        self._place = f"{min(1.0, step / total):4.0%}  step {step:,}"
+        line = f"{self._place}  {self._describe(step, total, shown)}"
         self._progress.update(self._task, completed=step, total=total, description=line)
 
 
@@ -229,13 +241,23 @@ def make_view(first_step: int = 0) -> ProgressView:
     return (LiveView if sys.stderr.isatty() else ProgressView)(first_step)
 
 
-def counting(total: int, label: str) -> Iterable[int]:
-    """Count to `total`, with a bar on a terminal that is gone afterwards."""
+@contextlib.contextmanager
+def counter(total: int, label: str) -> Iterator[Callable[[int], None]]:
+    """What hears how many of `total` are done, and shows a bar on a terminal that is gone afterwards."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    is_silent = not sys.stderr.isatty()
-    return track(range(total), label, console=Console(stderr=True), disable=is_silent, transient=True)
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda num_done: progress.update(task, completed=num_done)
+
+
+def counting(total: int, label: str) -> Iterator[int]:
+    """Count to `total` with such a bar."""
+    with counter(total, label) as show:
+        for number in range(total):
+            yield number
+            show(number + 1)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -29,10 +29,8 @@ SUCCESS_RATE = "eval_success_rate"
 SUCCESS_KEYS = ("is_success", "success")
 """Where the last info of an episode tells how it went."""
 MAX_STEPS_TRIED = 1000
-
-
-class AbandonedError(Exception):
-    """An evaluation was left before its end, because the run was asked to leave."""
+Watch = Callable[[int], None]
+"""Hears how many episodes are done."""
 
 
 @dataclass
@@ -66,13 +64,13 @@ class Evaluator:
         """The spaces of the environments."""
         return describe_spaces(self._envs[0].observation_space, self._envs[0].action_space)
 
-    def evaluate(self, algorithm: Algorithm[Any], is_unwanted: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    def evaluate(self, algorithm: Algorithm[Any], watch: Watch) -> dict[str, float]:
         """Mean and spread of the raw return over the episodes, and what else can be told.
 
         That is the normalized score where references are known, and the share of successful episodes where the last
-        info tells. As soon as it `is_unwanted`, an evaluation is abandoned.
+        info tells. Before every step `watch` hears how many episodes are done; what it raises ends the evaluation.
         """
-        returns, lengths, successes = self.run_episodes(algorithm, is_unwanted)
+        returns, lengths, successes = self.run_episodes(algorithm, watch)
         mean = float(np.mean(returns))
         values = (mean, float(np.std(returns)), float(np.mean(lengths)), len(returns))
         metrics = dict(zip(EVAL_METRICS, values, strict=True))
@@ -82,9 +80,7 @@ class Evaluator:
         told = [success for success in successes if success is not None]
         return {**metrics, SUCCESS_RATE: float(np.mean(told))} if told else metrics
 
-    def run_episodes(
-        self, algorithm: Algorithm[Any], is_unwanted: Callable[[], bool]
-    ) -> tuple[list[float], list[int], list[bool | None]]:
+    def run_episodes(self, algorithm: Algorithm[Any], watch: Watch) -> tuple[list[float], list[int], list[bool | None]]:
         """Return, length and success (if told) of each episode, in the order of the seeds."""
         returns = [0.0] * len(self._seeds)
         lengths = [0] * len(self._seeds)
@@ -92,9 +88,9 @@ class Evaluator:
         space = self._envs[0].observation_space
         waiting = iter(range(len(self._seeds)))
         active = [self._begin(index, env) for env, index in zip(self._envs, waiting, strict=False)]
+        num_done = 0
         while active:
-            if is_unwanted():
-                raise AbandonedError
+            watch(num_done)
             actions = act_on(
                 algorithm, batch_observations(space, [episode.obs for episode in active]), deterministic=True
             )
@@ -111,6 +107,7 @@ class Evaluator:
                     continue
                 returns[episode.index], lengths[episode.index] = episode.total, episode.length
                 successes[episode.index] = _success(info)
+                num_done += 1
                 following = next(waiting, None)
                 if following is not None:
                     still_active.append(self._begin(following, episode.env))

@@ -16,13 +16,17 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricAccumulator, MetricSink, ProgressView
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import Horizon, Interval
-from rl_training.runtime.evaluation import AbandonedError, Evaluator
+from rl_training.runtime.evaluation import Evaluator
 from rl_training.runtime.guards import ParameterGuard
 from rl_training.runtime.interrupts import interrupting_signal
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 
 UPDATES_BETWEEN_CHECKS = 8
 """Gradient steps between two looks at the parameters, which cost a hundredth of a small update."""
+
+
+class AbandonedError(Exception):
+    """An evaluation was left before its end, because the run was asked to leave."""
 
 
 @dataclass
@@ -134,6 +138,7 @@ class Session:
                 self._last_logged_step = None  # a line without the evaluation is not enough
         if self._last_logged_step != self.state.global_step:
             self._log()
+        self.view.update(self.state.global_step, self.horizon.total, self._latest)
         metrics = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count, **self._latest}
         best_score = self.checkpoints.best_score
         if best_score is not None:
@@ -186,7 +191,7 @@ class Session:
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
         assert self.evaluator is not None
-        self.last_eval = self.evaluator.evaluate(self.state.algorithm, self._is_asked_to_leave)
+        self.last_eval = self.evaluator.evaluate(self.state.algorithm, self._watch_evaluation)
         self.last_eval_step = self.state.global_step
         self.callbacks.on_eval_end(self.state, self.last_eval)
         score = self.last_eval["eval_return_mean"]
@@ -197,8 +202,10 @@ class Session:
             self.best_return = score
         return is_best
 
-    def _is_asked_to_leave(self) -> bool:
-        return interrupting_signal(self.state.stop_reason) is not None
+    def _watch_evaluation(self, num_done: int) -> None:
+        if interrupting_signal(self.state.stop_reason) is not None:
+            raise AbandonedError
+        self.view.evaluating(num_done, self.config.eval_episodes)
 
     def _check_updates(self) -> None:
         found = self.accumulator.find_non_finite()

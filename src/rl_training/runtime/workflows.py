@@ -18,6 +18,7 @@ from rl_training.envs.factory import unknown_code
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.logging import counter
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluation import Evaluator, act_on
@@ -118,7 +119,8 @@ def evaluate_algorithm(
     with contextlib.closing(Evaluator(env_id, config.env_kwargs, seeds)) as evaluator:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"environment '{config.env_id}' has other spaces than the one the policy was trained in")
-        return evaluator.evaluate(algorithm)
+        with counter(len(seeds), "evaluating") as show:
+            return evaluator.evaluate(algorithm, show)
 
 
 def refuse_unknown_code(env_id: str) -> None:
