@@ -70,6 +70,7 @@ BARS = {
     "her/pointgoal": Bar("last", 0.95, "all", "none here", SUCCESS),
     "her/fetchreach": Bar("last", 0.95, "all", "none here", SUCCESS, "gymnasium_robotics"),
     "ppo/breakout": Bar("last", 5, "all", "random play 1.3", needs="ale_py"),
+    "ppo/pong": Bar("last", -15, "all", "random play -20.5", needs="ale_py"),
     "dqn/breakout": Bar("last", 5, "all", "random play 1.3", needs="ale_py"),
     "td3_bc/pendulum": Bar("last", -200, "all", "none here; random actions score about -1200"),
     "iql/pendulum": Bar("last", -500, "all", "the same"),
