@@ -674,11 +674,11 @@ class TestProcess:
         assert f"rl_training resume --checkpoint {answer.run_dir}" in answer.err
 
     def test_a_terminal_shows_how_far_a_run_and_an_evaluation_are(self, tmp_path: Path) -> None:
-        screen = screen_of(tmp_path, "train", *RUNS["sac"][0], "eval_episodes=20")
-        assert re.search(r"100%  step 40  evaluating, \d+ of 20 episodes", screen)
+        screen = screen_of(tmp_path, "train", *RUNS["sac"][0], "eval_episodes=200")
+        assert re.search(r"100%  step 40  evaluating, \d+ of 200 episodes", screen)
         assert re.search(r"100%  step 40  eval -\d+\.\d  loss ", screen.split("evaluating")[-1])
         (run_dir,) = (tmp_path / "runs").iterdir()
-        screen = screen_of(tmp_path, "eval", "--checkpoint", str(run_dir), "--eval-episodes", "20")
+        screen = screen_of(tmp_path, "eval", "--checkpoint", str(run_dir), "--eval-episodes", "9")
         assert "evaluating" in screen
         assert "eval_episodes" in screen.replace("\r", "").splitlines()[-1]
 

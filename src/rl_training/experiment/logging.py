@@ -218,7 +218,7 @@ class LiveView(ProgressView):
         if time.monotonic() >= self._next_time:
             self._next_time = time.monotonic() + 0.1
             line = f"{self._place}  evaluating, {num_done:,} of {num_episodes:,} episodes"
-            self._progress.update(self._task, description=line)
+            self._progress.update(self._task, description=line, refresh=True)
 
     def message(self, text: str) -> None:
         """Print the line above the bar."""
