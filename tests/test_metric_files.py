@@ -12,7 +12,8 @@ from test_cli import contents
 from test_conformance import StopAt
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.logging import ProgressView, read_metrics
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.progress import ProgressView
 from rl_training.runtime import training
 from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import resume_training

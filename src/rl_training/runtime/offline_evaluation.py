@@ -16,7 +16,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
-from rl_training.experiment.logging import counting
+from rl_training.experiment.progress import counting
 from rl_training.models.critics import EnsembleCritic, QNetwork
 from rl_training.models.encoders import ObsEncoder
 from rl_training.models.mlp import Layers, frozen_copy

@@ -16,7 +16,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import ActionKind, ActionSpec, Spaces, describe_spaces
 from rl_training.data.transitions import FIELDS
 from rl_training.envs.factory import make_vector_env, without_training_wrappers
-from rl_training.experiment.logging import counting
+from rl_training.experiment.progress import counting
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.trainer import TrainerState
 

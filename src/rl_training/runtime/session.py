@@ -13,7 +13,8 @@ from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import MetricAccumulator, MetricSink, ProgressView
+from rl_training.experiment.logging import MetricAccumulator, MetricSink
+from rl_training.experiment.progress import ProgressView
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import Horizon, Interval
 from rl_training.runtime.evaluation import Evaluator

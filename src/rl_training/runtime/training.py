@@ -11,7 +11,8 @@ from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import JsonlSink, ProgressView, TensorboardSink, make_view
+from rl_training.experiment.logging import JsonlSink, TensorboardSink
+from rl_training.experiment.progress import ProgressView, make_view
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon

@@ -18,7 +18,7 @@ from rl_training.envs.factory import unknown_code
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import counter
+from rl_training.experiment.progress import counter
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluation import Evaluator, act_on

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli_options import AsJson, Plugins, say, show
+from rl_training.cli.options import AsJson, Plugins, say, show
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,0 +1,5 @@
+"""The command line: parse, call, print."""
+
+from rl_training.cli.program import main, run
+
+__all__ = ["main", "run"]

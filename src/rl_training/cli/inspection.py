@@ -1,0 +1,98 @@
+"""The commands that run nothing: `config`, `algos` and `doctor`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from rl_training.cli.options import (
+    AsJson,
+    ConfigFile,
+    Device,
+    EvalEpisodes,
+    NumEnvs,
+    OutputDir,
+    Plugins,
+    Seed,
+    TotalTimesteps,
+    Words,
+    configuration_rows,
+    resolve,
+    show,
+)
+from rl_training.errors import RLTrainingError
+
+
+def show_config(
+    context: typer.Context,
+    words: Words = None,
+    config: ConfigFile = None,
+    output_dir: OutputDir = None,
+    total_timesteps: TotalTimesteps = None,
+    num_envs: NumEnvs = None,
+    eval_episodes: EvalEpisodes = None,
+    seed: Seed = None,
+    device: Device = None,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the configuration a run would have, and where each value comes from."""
+    rows = configuration_rows(resolve(context.params))
+    width = max(len(key) for key, _, _ in rows)
+    lines = [f"{key:<{width}}  {json.dumps(value):<24}  # {source}" for key, value, source in rows]
+    show({key: {"value": value, "source": source} for key, value, source in rows}, lines, as_json)
+
+
+def algos(
+    name: Annotated[str | None, typer.Argument(help="An algorithm, to list its settings.")] = None,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the algorithms, or the settings of one."""
+    from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+
+    if name is None:
+        rows = [(spec.name, spec.loop.value, spec.summary) for spec in list_algorithm_specs()]
+        lines = [f"{name:<8}{loop:<12}{summary}" for name, loop, summary in rows]
+        show([dict(zip(("name", "loop", "summary"), row, strict=True)) for row in rows], lines, as_json)
+        return
+    config_class = get_algorithm_spec(name).config_class()
+    defaults = config_class().model_dump(mode="json")
+    meanings = {key: field.description for key, field in config_class.model_fields.items()}
+    texts = {key: " ".join((meaning or "").split()) for key, meaning in meanings.items()}
+    lines = [f"{key + '=' + json.dumps(defaults[key]):<36}  {text}" for key, text in texts.items()]
+    show({key: {"default": defaults[key], "meaning": meanings[key]} for key in meanings}, lines, as_json)
+
+
+def doctor(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="env_kwargs of the environment.", metavar="[KEY=VALUE]...")
+    ] = None,
+    env: Annotated[str | None, typer.Option("--env", help="An environment to examine (default: the machine).")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to watch it for.")] = 600,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the environment and the actions.")] = 0,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """Examine an environment: can it be trained on, and a run on it resumed exactly? Or show the machine."""
+    from rl_training.experiment.config import parse_overrides
+    from rl_training.runtime.doctor_view import describe_machine, print_report
+
+    if env is None:
+        if words:
+            raise RLTrainingError(f"{' '.join(words)!r} are settings of an environment: name it with --env")
+        facts = describe_machine()
+        show(facts, [f"{name:<12} {value}" for name, value in facts.items()], as_json)
+        return
+    from rl_training.runtime.env_doctor import examine_environment
+
+    settings = parse_overrides([f"env_kwargs.{word.removeprefix('env_kwargs.')}" for word in words or []])
+    report = examine_environment(env, settings.get("env_kwargs"), steps=steps, seed=seed)
+    if as_json:
+        show(report.as_dict(), [], as_json)
+    else:
+        print_report(report)
+    if report.has_errors:
+        raise typer.Exit(1)

@@ -1,0 +1,140 @@
+"""The commands that train: `train`, `resume` and `demo`, and how a run is reported."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_training.cli.options import (
+    FLAGS,
+    AsJson,
+    CheckpointPath,
+    ConfigFile,
+    Device,
+    EvalEpisodes,
+    NumEnvs,
+    OutputDir,
+    Plugins,
+    Seed,
+    TotalTimesteps,
+    Words,
+    resolve,
+    say,
+    show,
+)
+
+if TYPE_CHECKING:
+    from rl_training.runtime.trainer import TrainResult
+
+
+def train(
+    context: typer.Context,
+    words: Words = None,
+    config: ConfigFile = None,
+    output_dir: OutputDir = None,
+    total_timesteps: TotalTimesteps = None,
+    num_envs: NumEnvs = None,
+    eval_episodes: EvalEpisodes = None,
+    seed: Seed = None,
+    device: Device = None,
+    run_suffix: Annotated[
+        str | None, typer.Option("--run-suffix", help="End of the run folder's name (default: time).")
+    ] = None,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train an agent: `train ppo CartPole-v1`, or `train --config FILE`."""
+    resolved = resolve(context.params)
+    from rl_training.experiment.default_manager import DefaultExperimentManager
+
+    trainer = DefaultExperimentManager().setup(resolved.config, run_suffix=run_suffix)
+    _report(trainer.train(), as_json, plugin, resolved.config.env_id)
+
+
+def resume(
+    context: typer.Context,
+    checkpoint: CheckpointPath,
+    total_timesteps: TotalTimesteps = None,
+    output_dir: OutputDir = None,
+    eval_episodes: EvalEpisodes = None,
+    device: Device = None,
+    fall_back: Annotated[
+        bool, typer.Option("--fall-back", help="If the checkpoint is damaged, use the newest one that is whole.")
+    ] = False,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped, or extend one that ended."""
+    from rl_training.errors import CheckpointError
+    from rl_training.runtime.workflows import plan_resume, run_plan
+
+    changes = {name: value for name, value in context.params.items() if name in FLAGS}
+    try:
+        plan = plan_resume(checkpoint, **changes)
+    except CheckpointError as error:
+        if error.fallback is None:
+            raise
+        if not fall_back and not (sys.stdin.isatty() and typer.confirm(f"{error}. Go on from there?", err=True)):
+            raise CheckpointError(f"{error}: --fall-back goes on from there") from None
+        plan = plan_resume(checkpoint, fall_back=True, **changes)
+        say(f"going on from step {plan.global_step:,} instead")
+    if plan.is_finished:
+        say(f"this run is finished at step {plan.global_step:,}; --total-timesteps with a larger number extends it")
+    _report(run_plan(plan), as_json, plugin, plan.config.env_id)
+
+
+def demo(context: typer.Context, output_dir: OutputDir = None, total_timesteps: TotalTimesteps = None) -> None:
+    """Train PPO on CartPole-v1, evaluate it, draw its learning curve and say what to try next."""
+    resolved = resolve({**context.params, "words": ["ppo", "CartPole-v1"]})
+    say("Training PPO to balance a pole on a cart. 500 is a perfect score.")
+    from rl_training.experiment.plotting import plot_learning_curve
+    from rl_training.runtime.training import run_training
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
+    result = run_training(resolved.config)
+    _report(result, as_json=False)
+    metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=20)
+    picture = plot_learning_curve(result.run_dir)
+    run_dir, command = shlex.quote(str(result.run_dir)), shlex.join(_command())
+    print(f"\nThe trained policy scores {metrics['eval_return_mean']:.1f} of 500 over 20 evaluation episodes.")
+    print(f"Learning curve: {picture}\n\nTry next:")
+    print(f"  {command} eval --checkpoint {run_dir} --eval-episodes 100")
+    print(f"  {command} resume --checkpoint {run_dir} --total-timesteps {2 * resolved.config.total_timesteps}")
+    print(f"  {command} train sac Pendulum-v1 seed=1")
+    print(f"  {command} algos ppo")
+
+
+def _command() -> list[str]:
+    """How this program was called, so that a printed command can be pasted."""
+    program = Path(sys.argv[0])
+    return [str(program)] if program.name == "rl-training" else [sys.executable, "-m", "rl_training"]
+
+
+def _report(
+    result: TrainResult, as_json: bool, plugins: Sequence[str] | None = None, env_id: str | None = None
+) -> None:
+    """Print where the run is and how it did; an interrupted run ends with the signal's exit code."""
+    from rl_training.runtime.interrupts import interrupting_signal
+
+    values = {
+        "run_dir": str(result.run_dir),
+        "checkpoint_path": str(result.checkpoint_path),
+        "metrics": result.metrics,
+        "stop_reason": result.stop_reason,
+    }
+    texts = {**values, "metrics": json.dumps(result.metrics)}
+    show(values, [f"{key}={text}" for key, text in texts.items() if text is not None], as_json)
+    signal_number = interrupting_signal(result.stop_reason)
+    if signal_number is not None:
+        place = (env_id or "").rpartition(":")[0]
+        code = dict.fromkeys([*(plugins or []), *([place] if place else [])])
+        words = [*_command(), "resume", "--checkpoint", str(result.run_dir)]
+        words += [word for name in code for word in ("--plugin", name)]
+        say(f"saved; to go on:\n  {shlex.join(words)}")
+        raise typer.Exit(128 + signal_number)
