@@ -49,6 +49,8 @@ class Session:
     best_return: float | None = None
     last_eval: dict[str, float] = field(default_factory=dict)
     last_eval_step: int | None = None
+    inexact_reasons: list[str] = field(default_factory=list)
+    """Why the run is no longer bit for bit what it would have been without a stop (another machine, say)."""
 
     def __post_init__(self) -> None:
         """Set up the intervals."""
@@ -162,6 +164,7 @@ class Session:
             "last_eval_step": self.last_eval_step,
             "last_logged_step": self._last_logged_step,
             "owed": self._owed,
+            "inexact_reasons": list(self.inexact_reasons),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -179,6 +182,7 @@ class Session:
         self.last_eval_step = state["last_eval_step"]
         self._last_logged_step = state.get("last_logged_step")  # older checkpoints have none
         self._owed = state.get("owed")  # nor this
+        self.inexact_reasons = list(state.get("inexact_reasons", ()))
 
     def offer_restored(self) -> None:
         """Let `best` name the checkpoint the run goes on from, if a kill came before that was done."""

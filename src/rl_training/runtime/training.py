@@ -18,6 +18,7 @@ from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
 from rl_training.runtime.execution import Execution
 from rl_training.runtime.interrupts import interrupting_signal, stop_on_signals
+from rl_training.runtime.machine import machine_differences, machine_facts
 from rl_training.runtime.off_policy_loop import off_policy_loop
 from rl_training.runtime.offline_loop import offline_loop
 from rl_training.runtime.on_policy_loop import on_policy_loop
@@ -174,7 +175,7 @@ def _run_session(
 
 def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
     session.parameters.check_all(session.state.global_step)
-    doubts = parts.collector.doubts if parts.collector else []
+    reasons = [*session.inexact_reasons, *(parts.collector.doubts if parts.collector else ())]
     save_training_checkpoint(
         path,
         base=base,
@@ -189,10 +190,16 @@ def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl:
         metadata={
             "execution": {"num_threads": parts.execution.num_threads, "compile": parts.execution.compile},
             "global_step": session.state.global_step,
-            "exactness": "approximate" if doubts else "exact",
-            "doubts": doubts,
+            "machine": machine_facts(parts.algorithm.device),
+            "exactness": "approximate" if reasons else "exact",
+            "doubts": reasons,
         },
     )
+
+
+def _machine_reasons(checkpoint_state: CheckpointState, parts: Parts) -> list[str]:
+    saved = checkpoint_state.metadata.get("machine")  # older checkpoints have none
+    return machine_differences(saved, machine_facts(parts.algorithm.device)) if isinstance(saved, dict) else []
 
 
 def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, view: ProgressView) -> None:
@@ -209,6 +216,12 @@ def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, 
         view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
         for doubt in doubts:
             view.message(f"  {doubt}")
+    reasons = _machine_reasons(checkpoint_state, parts)
+    if reasons:
+        view.message("exactness: approximate. From here on the results differ in their last bits:")
+        for reason in reasons:
+            view.message(f"  {reason}")
+    session.inexact_reasons = list(dict.fromkeys([*session.inexact_reasons, *reasons]))
     if session.horizon.from_step:
         share = 1 - session.horizon.from_progress
         schedules = f"the remaining {share:.0%} of each schedule is spread over the steps left"
