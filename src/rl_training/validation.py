@@ -30,6 +30,21 @@ class FrozenConfig(BaseModel):
         ser_json_inf_nan="constants",
     )
 
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise config_error(type(self), error, self._title()) from None
+
+    # Tells Pydantic that a nested config need not go through this `__init__`: only the outermost class, which knows
+    # the full path of a key, turns mistakes into a ConfigError.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def _title(cls) -> str:
+        """What error messages call an object that was constructed directly."""
+        return cls.__name__
+
 
 ConfigT = TypeVar("ConfigT", bound=FrozenConfig)
 
@@ -46,7 +61,7 @@ def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
 def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> ConfigT:
     """Build `cls` from plain values, or raise a `ConfigError` that speaks of `owner`'s keys."""
     try:
-        return cls(**values)
+        return cls.model_validate(dict(values))
     except ValidationError as error:
         raise config_error(cls, error, owner) from None
 

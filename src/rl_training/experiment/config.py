@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import learns_offline
-from rl_training.validation import FrozenConfig, config_error, suggest
+from rl_training.validation import FrozenConfig, suggest
 
 MAX_THREADS = 1024
 
@@ -53,12 +53,13 @@ class TrainConfig(FrozenConfig):
     """Arguments of the environment, and ours: backend, wrappers, max_episode_steps."""
 
     def __init__(self, /, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise config_error(type(self), error, "the configuration") from None
+        super().__init__(**values)
         if self.env_id is None and not learns_offline(self.algo):
             raise ConfigError("missing key 'env_id' for the configuration")
+
+    @classmethod
+    def _title(cls) -> str:
+        return "the configuration"
 
     @property
     def required_env_id(self) -> str:
