@@ -1,59 +1,42 @@
 """Train reinforcement-learning agents. Importing this package does not import torch: names load when used."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rl_training.api.algorithms import (
-        A2C,
-        AWAC,
-        BC,
-        CQL,
-        DDPG,
-        DQN,
-        HER,
-        IQL,
-        PPO,
-        QRDQN,
-        SAC,
-        TD3,
-        TD3BC,
-        TQC,
-        CrossQ,
-    )
-    from rl_training.experiment.config import TrainConfig
+from rl_training.exports import lazy_exports
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "A2C",
-    "AWAC",
-    "BC",
-    "CQL",
-    "DDPG",
-    "DQN",
-    "HER",
-    "IQL",
-    "PPO",
-    "QRDQN",
-    "SAC",
-    "TD3",
-    "TD3BC",
-    "TQC",
-    "CrossQ",
-    "TrainConfig",
-    "__version__",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    home = "experiment.config" if name == "TrainConfig" else "api.algorithms"
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if TYPE_CHECKING:
+    from rl_training import api as api
+    from rl_training import data as data
+    from rl_training import envs as envs
+    from rl_training import experiment as experiment
+    from rl_training import runtime as runtime
+    from rl_training.api.algorithms import A2C as A2C
+    from rl_training.api.algorithms import AWAC as AWAC
+    from rl_training.api.algorithms import BC as BC
+    from rl_training.api.algorithms import CQL as CQL
+    from rl_training.api.algorithms import DDPG as DDPG
+    from rl_training.api.algorithms import DQN as DQN
+    from rl_training.api.algorithms import HER as HER
+    from rl_training.api.algorithms import IQL as IQL
+    from rl_training.api.algorithms import PPO as PPO
+    from rl_training.api.algorithms import QRDQN as QRDQN
+    from rl_training.api.algorithms import SAC as SAC
+    from rl_training.api.algorithms import TD3 as TD3
+    from rl_training.api.algorithms import TD3BC as TD3BC
+    from rl_training.api.algorithms import TQC as TQC
+    from rl_training.api.algorithms import CrossQ as CrossQ
+    from rl_training.experiment.config import TrainConfig as TrainConfig
+    from rl_training.experiment.default_manager import DefaultExperimentManager as DefaultExperimentManager
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            "api.algorithms": "A2C AWAC BC CQL DDPG DQN HER IQL PPO QRDQN SAC TD3 TD3BC TQC CrossQ",
+            "experiment.config": "TrainConfig",
+            "experiment.default_manager": "DefaultExperimentManager",
+        },
+        submodules=("api", "data", "envs", "experiment", "runtime"),
+        also=("__version__",),
+    )
