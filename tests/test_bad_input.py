@@ -62,6 +62,12 @@ class NotAnEnvironment:
 Refuse = Callable[..., str]
 
 
+def small_with(word: str) -> list[str]:
+    """`SMALL` with one more word, without the words whose keys it sets or has a part of."""
+    key = word.partition("=")[0]
+    return [*(known for known in SMALL if not known.partition("=")[0].startswith(key)), word]
+
+
 @pytest.fixture
 def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuse:
     """Run the command line, check that it refuses as it should, and return its message."""
@@ -213,7 +219,7 @@ class TestBadValue:
         ],
     )
     def test_names_the_value_and_the_key(self, refuse: Refuse, word: str, value: str, key: str) -> None:
-        assert refuse("train", *PAIR, *SMALL, word).startswith(f"bad value {value} for {key} of ")
+        assert refuse("train", *PAIR, *small_with(word)).startswith(f"bad value {value} for {key} of ")
 
     @pytest.mark.parametrize(
         ("algo", "env_id", "word", "value", "key"),
@@ -301,7 +307,7 @@ class TestWords:
 
     @pytest.mark.parametrize("command", ["eval", "resume"])
     def test_no_checkpoint(self, refuse: Refuse, command: str) -> None:
-        assert "'--checkpoint'" in refuse(command)
+        assert refuse(command).startswith("missing argument RUN (or --checkpoint)")
 
 
 class TestEnvironment:
@@ -425,7 +431,7 @@ class TestOutput:
     @pytest.mark.parametrize("place", ["file", "file/below"])
     def test_folder_that_is_a_file(self, refuse: Refuse, tmp_path: Path, place: str) -> None:
         (tmp_path / "file").write_text("mine")
-        message = refuse("train", *PAIR, *SMALL, f"output_dir={place}")
+        message = refuse("train", *PAIR, *small_with(f"output_dir={place}"))
         assert f"'{place}" in message
         assert "folder" in message
 

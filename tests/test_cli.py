@@ -599,7 +599,7 @@ class TestInterrupted:
         answer = call("train", "dqn", "walk.py:Walk", *OFF_POLICY, "--output-dir", "my runs; $HOME")
         assert answer.code == 130
         plugin = ["--plugin", "walk.py"]  # reading the checkpoint would not import the environment by itself
-        assert self.command_in(answer)[3:] == ["resume", "--checkpoint", str(answer.run_dir), *plugin]
+        assert self.command_in(answer)[3:] == ["resume", str(answer.run_dir), *plugin]
 
     def test_the_command_names_the_plugin_it_needs(self, call: Call, plugin: Path, tmp_path: Path) -> None:
         (tmp_path / "interrupt").touch()
@@ -654,7 +654,7 @@ class TestProcess:
         step = answer.metrics["global_step"]
         assert Path(answer.lines["checkpoint_path"]).name == f"step_{step:012d}"
         (line,) = [line.strip() for line in answer.err.splitlines() if " resume " in line]
-        assert line == f"{sys.executable} -m rl_training resume --checkpoint {answer.run_dir}"
+        assert line == f"{sys.executable} -m rl_training resume {answer.run_dir}"
         resumed_process = spawn(tmp_path, *shlex.split(line))
         wait_for_step(resumed_process, tmp_path / "runs", step)
         resumed_process.send_signal(signal.SIGINT)
@@ -671,10 +671,11 @@ class TestProcess:
         assert answer.code == 143
         assert answer.lines["stop_reason"] == "interrupted by SIGTERM"
         assert (tmp_path / answer.lines["checkpoint_path"] / "manifest.json").is_file()
-        assert f"rl_training resume --checkpoint {answer.run_dir}" in answer.err
+        assert f"rl_training resume {answer.run_dir}" in answer.err
 
     def test_a_terminal_shows_how_far_a_run_and_an_evaluation_are(self, tmp_path: Path) -> None:
-        screen = screen_of(tmp_path, "train", *RUNS["sac"][0], "eval_episodes=200")
+        words = [word for word in RUNS["sac"][0] if word != "eval_episodes=1"]
+        screen = screen_of(tmp_path, "train", *words, "eval_episodes=200")
         assert re.search(r"100%  step 40  evaluating, \d+ of 200 episodes", screen)
         assert re.search(r"100%  step 40  eval -\d+\.\d  loss ", screen.split("evaluating")[-1])
         (run_dir,) = (tmp_path / "runs").iterdir()
@@ -731,4 +732,4 @@ class TestPlot:
         suggestions = [shlex.split(line) for line in answer.out.split("Try next:")[1].splitlines() if line]
         assert all(words[:3] == [sys.executable, "-m", "rl_training"] for words in suggestions)
         (evaluation,) = [words for words in suggestions if "eval" in words]
-        assert call(*evaluation[evaluation.index("eval") :], "--eval-episodes", "1").code == 0
+        assert call(*evaluation[evaluation.index("eval") :]).code == 0

@@ -99,6 +99,8 @@ def _explain(cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, ow
     if detail["type"] == "missing":
         return f"missing key '{key}' for {owner}", ""
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if detail["type"] == "int_from_float":
+        message = "should be a whole number"
     if not key:
         return f"{owner}: ", message
     return f"bad value {detail['input']!r} for '{key}' of {owner}: ", message

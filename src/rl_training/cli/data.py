@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli.options import AsJson, Plugins, say, show
+from rl_training.cli.arguments import StrictCommand, find_run, positive_number
+from rl_training.cli.options import NUMBER, AsJson, CheckpointPath, Plugins, Run, say, show
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ def _data() -> None:
     """Record, mix and examine data sets of transitions."""
 
 
-@app.command()
+@app.command(cls=StrictCommand)
 def collect(
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to record.")],
-    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="The agent: a run or a checkpoint.")] = None,
+    steps: Annotated[int, typer.Option("--steps", help="Steps to record.", metavar=NUMBER, parser=positive_number)],
+    run: Run = None,
+    checkpoint: CheckpointPath = None,
     env: Annotated[str | None, typer.Option("--env", help="Instead of an agent: random actions in this one.")] = None,
     out: Out = None,
     minari: Minari = None,
@@ -38,11 +40,12 @@ def collect(
     seed: Seed = 0,
     plugin: Plugins = None,
 ) -> None:
-    """Record what a trained agent, or random actions, do: `data collect --checkpoint RUN --steps 10000 --out a.npz`."""
+    """Record what a trained agent, or random actions, do: `data collect RUN --steps 10000 --out a.npz`."""
     if (out is None) == (minari is None):
         raise ConfigError("say where to write: either --out FILE.npz or --minari name-v0")
-    if (checkpoint is None) == (env is None):
-        raise ConfigError("say who acts: either --checkpoint RUN or --env ENV_ID (random actions)")
+    path = find_run(run, checkpoint) if run or checkpoint else None
+    if (path is None) == (env is None):
+        raise ConfigError("say who acts: either a RUN or --env ENV_ID (random actions)")
     if env is not None and (epsilon or noise):
         raise ConfigError("--epsilon and --noise disturb an agent: with --env all actions are random already")
     from rl_training.data.dataset_loaders import check_new_file, save_transition_dataset
@@ -55,8 +58,8 @@ def collect(
         check_new_file(out)
     if minari is not None:
         check_new_id(minari)
-    if checkpoint is not None:
-        dataset, env = record_checkpoint(checkpoint, steps, seed=seed, epsilon=epsilon, noise=noise)
+    if path is not None:
+        dataset, env = record_checkpoint(path, steps, seed=seed, epsilon=epsilon, noise=noise)
     else:
         import numpy as np
 
@@ -70,7 +73,7 @@ def collect(
     _print_returns(dataset)
 
 
-@app.command()
+@app.command(cls=StrictCommand)
 def mix(
     words: Annotated[list[str], typer.Argument(help="Files to mix.", metavar="FILE...")],
     out: Annotated[Path, typer.Option("--out", help="The .npz file to write.")],
@@ -94,7 +97,7 @@ def mix(
     _print_returns(dataset)
 
 
-@app.command()
+@app.command(cls=StrictCommand)
 def check(
     source: Annotated[str, typer.Argument(help="A .npz or .pt file, or the id of a Minari data set.")],
     env: Annotated[str | None, typer.Option("--env", help="Hold it against this environment's spaces.")] = None,

@@ -8,45 +8,58 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.arguments import find_run, find_run_folder, positive_number
 from rl_training.cli.data import load_source
-from rl_training.cli.options import AsJson, CheckpointPath, Device, EvalEpisodes, Plugins, show
+from rl_training.cli.options import NUMBER, AsJson, CheckpointPath, Device, EvalEpisodes, Plugins, Run, show
 from rl_training.errors import RLTrainingError
 
 
 def evaluate(
-    checkpoint: CheckpointPath,
+    run: Run = None,
+    checkpoint: CheckpointPath = None,
     eval_episodes: EvalEpisodes = None,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Judge by this file or Minari id instead of an environment.")
+        str | None, typer.Option("--dataset", help="Estimate the return from this dataset (fitted Q evaluation).")
     ] = None,
     fqe_updates: Annotated[
-        int | None, typer.Option("--fqe-updates", min=1, help="Updates of that estimate (default: 10000).")
+        int | None,
+        typer.Option(
+            "--fqe-updates",
+            help="Updates of that estimate (default: 10000).",
+            metavar=NUMBER,
+            parser=positive_number,
+        ),
     ] = None,
     device: Device = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a checkpoint, or a run's last one, on the run's evaluation seeds, or by recorded data alone."""
+    """Evaluate a run: `eval RUN`.
+
+    The policy of its last checkpoint, or of the checkpoint named, plays episodes on the run's evaluation seeds. With
+    --dataset its return is estimated from recorded transitions alone.
+    """
     from rl_training.runtime.workflows import evaluate_checkpoint, evaluate_checkpoint_offline
 
+    path = find_run(run, checkpoint)
     if dataset is not None and eval_episodes is not None:
         raise RLTrainingError("--dataset judges without an environment, so --eval-episodes means nothing beside it")
     if dataset is None and fqe_updates is not None:
         raise RLTrainingError("--fqe-updates belongs to an estimate from data: name the data with --dataset")
     if dataset is None:
-        metrics = evaluate_checkpoint(checkpoint, num_episodes=eval_episodes, device=device or "auto")
+        metrics = evaluate_checkpoint(path, num_episodes=eval_episodes, device=device or "auto")
     else:
         data = load_source(dataset)
         updates = fqe_updates or 10_000
-        metrics = evaluate_checkpoint_offline(checkpoint, data, num_updates=updates, device=device or "auto")
+        metrics = evaluate_checkpoint_offline(path, data, num_updates=updates, device=device or "auto")
     show(metrics, [f"metrics={json.dumps(metrics)}"], as_json)
 
 
 def plot(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Run = None,
     out: Annotated[Path | None, typer.Option("--out", help="PNG to write (default: in the run folder).")] = None,
 ) -> None:
-    """Draw a run's learning curve (needs the extra: pip install "rl-training[plot]")."""
+    """Draw a run's learning curve: `plot RUN`. Needs an extra: pip install "rl-training[plot]"."""
     from rl_training.experiment.plotting import plot_learning_curve
 
-    print(f"picture={plot_learning_curve(run, out)}")
+    print(f"picture={plot_learning_curve(find_run_folder(run), out)}")

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.arguments import complete_algorithm, positive_number
 from rl_training.cli.options import (
+    NUMBER,
     AsJson,
     ConfigFile,
     Device,
@@ -38,7 +40,7 @@ def show_config(
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the configuration a run would have, and where each value comes from."""
+    """Show the settings a run would have, and where each comes from."""
     rows = configuration_rows(resolve(context.params))
     width = max(len(key) for key, _, _ in rows)
     lines = [f"{key:<{width}}  {json.dumps(value):<24}  # {source}" for key, value, source in rows]
@@ -46,7 +48,9 @@ def show_config(
 
 
 def algos(
-    name: Annotated[str | None, typer.Argument(help="An algorithm, to list its settings.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="An algorithm, to list its settings.", autocompletion=complete_algorithm)
+    ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,12 +75,17 @@ def doctor(
         list[str] | None, typer.Argument(help="env_kwargs of the environment.", metavar="[KEY=VALUE]...")
     ] = None,
     env: Annotated[str | None, typer.Option("--env", help="An environment to examine (default: the machine).")] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to watch it for.")] = 600,
+    steps: Annotated[
+        int, typer.Option("--steps", help="Steps to watch it for.", metavar=NUMBER, parser=positive_number)
+    ] = 600,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the environment and the actions.")] = 0,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine an environment: can it be trained on, and a run on it resumed exactly? Or show the machine."""
+    """Check an environment (API, seeding, exact resume), or the machine.
+
+    With --env NAME the environment is checked; without it, versions and hardware are shown.
+    """
     from rl_training.experiment.config import parse_overrides
     from rl_training.runtime.doctor_view import describe_machine, print_report
 

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_training.cli.arguments import complete_run, complete_words, whole_number
+
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig
 
 WORDS_HELP = "ALGO, ENV_ID and any number of key=value settings (algo_kwargs.learning_rate=1e-3 seed=3)."
+NUMBER = "NUMBER"
 FLAGS = ("output_dir", "total_timesteps", "num_envs", "eval_episodes", "seed", "device")
 """The options that set the key of a configuration that has their name."""
 
@@ -27,16 +30,42 @@ def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:
     return plugins or []
 
 
-Words = Annotated[list[str] | None, typer.Argument(help=WORDS_HELP, metavar="[ALGO ENV_ID] [KEY=VALUE]...")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(help=WORDS_HELP, metavar="[ALGO ENV_ID] [KEY=VALUE]...", autocompletion=complete_words),
+]
+Run = Annotated[
+    Path | None,
+    typer.Argument(help="A run folder, or a checkpoint in it.", metavar="RUN", autocompletion=complete_run),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
 OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="Folder that holds the run folders.")]
-TotalTimesteps = Annotated[int | None, typer.Option("--total-timesteps", help="Environment steps in all.")]
-NumEnvs = Annotated[int | None, typer.Option("--num-envs", help="Environments stepped together.")]
-EvalEpisodes = Annotated[int | None, typer.Option("--eval-episodes", help="Episodes of one evaluation.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random number.")]
+TotalTimesteps = Annotated[
+    int | None,
+    typer.Option(
+        "--total-timesteps",
+        help="Total environment steps, including those before a resume (offline: updates).",
+        metavar=NUMBER,
+        parser=whole_number,
+    ),
+]
+NumEnvs = Annotated[
+    int | None,
+    typer.Option("--num-envs", help="Environments stepped together.", metavar=NUMBER, parser=whole_number),
+]
+EvalEpisodes = Annotated[
+    int | None,
+    typer.Option("--eval-episodes", help="Episodes of one evaluation.", metavar=NUMBER, parser=whole_number),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Seed of every random number.", metavar=NUMBER, parser=whole_number),
+]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
-CheckpointPath = Annotated[Path, typer.Option("--checkpoint", help="A run folder or a checkpoint in it.")]
+CheckpointPath = Annotated[
+    Path | None, typer.Option("--checkpoint", help="The same as RUN.", autocompletion=complete_run)
+]
 Plugins = Annotated[
     list[str] | None,
     typer.Option(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from rl_training.cli import data
+from rl_training.cli.arguments import StrictCommand
 from rl_training.cli.evaluation import evaluate, plot
 from rl_training.cli.inspection import algos, doctor, show_config
 from rl_training.cli.options import say
@@ -30,7 +31,12 @@ class Commands(TyperGroup):
             raise typer.Abort from None
 
 
-app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=Commands,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": sys.maxsize},  # help is as wide as the terminal, where typer stops at 80
+)
 
 
 def _show_version(wanted: bool) -> None:
@@ -43,27 +49,33 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Train reinforcement-learning agents, evaluate them and go on training them."""
 
 
 app.add_typer(data.app, name="data")
-app.command()(train)
-app.command("eval")(evaluate)
-app.command()(resume)
-app.command("config")(show_config)
-app.command()(algos)
-app.command()(doctor)
-app.command()(plot)
-app.command()(demo)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "eval": evaluate,
+    "resume": resume,
+    "config": show_config,
+    "algos": algos,
+    "doctor": doctor,
+    "plot": plot,
+    "demo": demo,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name, cls=StrictCommand)(_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 bad input, 130 or 143 interrupted and saved."""
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
-        code = app(args=arguments or ["--help"], standalone_mode=False)
+        code = app(args=arguments or ["--help"], prog_name="rl-training", standalone_mode=False)
     except RLTrainingError as error:
         say(f"error: {error}")
         return BAD_INPUT

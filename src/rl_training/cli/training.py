@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rl_training.cli.arguments import find_run
 from rl_training.cli.options import (
     FLAGS,
     AsJson,
@@ -21,6 +22,7 @@ from rl_training.cli.options import (
     NumEnvs,
     OutputDir,
     Plugins,
+    Run,
     Seed,
     TotalTimesteps,
     Words,
@@ -59,7 +61,8 @@ def train(
 
 def resume(
     context: typer.Context,
-    checkpoint: CheckpointPath,
+    run: Run = None,
+    checkpoint: CheckpointPath = None,
     total_timesteps: TotalTimesteps = None,
     output_dir: OutputDir = None,
     eval_episodes: EvalEpisodes = None,
@@ -70,19 +73,20 @@ def resume(
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was stopped, or extend one that ended."""
+    """Resume a run: `resume RUN`. With --total-timesteps, one that has ended is extended."""
     from rl_training.errors import CheckpointError
     from rl_training.runtime.workflows import plan_resume, run_plan
 
+    path = find_run(run, checkpoint)
     changes = {name: value for name, value in context.params.items() if name in FLAGS}
     try:
-        plan = plan_resume(checkpoint, **changes)
+        plan = plan_resume(path, **changes)
     except CheckpointError as error:
         if error.fallback is None:
             raise
         if not fall_back and not (sys.stdin.isatty() and typer.confirm(f"{error}. Go on from there?", err=True)):
             raise CheckpointError(f"{error}: --fall-back goes on from there") from None
-        plan = plan_resume(checkpoint, fall_back=True, **changes)
+        plan = plan_resume(path, fall_back=True, **changes)
         say(f"going on from step {plan.global_step:,} instead")
     if plan.is_finished:
         say(f"this run is finished at step {plan.global_step:,}; --total-timesteps with a larger number extends it")
@@ -90,7 +94,7 @@ def resume(
 
 
 def demo(context: typer.Context, output_dir: OutputDir = None, total_timesteps: TotalTimesteps = None) -> None:
-    """Train PPO on CartPole-v1, evaluate it, draw its learning curve and say what to try next."""
+    """Train PPO on CartPole-v1, show its score, and say what to try next."""
     resolved = resolve({**context.params, "words": ["ppo", "CartPole-v1"]})
     say("Training PPO to balance a pole on a cart. 500 is a perfect score.")
     from rl_training.experiment.plotting import plot_learning_curve
@@ -104,8 +108,8 @@ def demo(context: typer.Context, output_dir: OutputDir = None, total_timesteps: 
     run_dir, command = shlex.quote(str(result.run_dir)), shlex.join(_command())
     print(f"\nThe trained policy scores {metrics['eval_return_mean']:.1f} of 500 over 20 evaluation episodes.")
     print(f"Learning curve: {picture}\n\nTry next:")
-    print(f"  {command} eval --checkpoint {run_dir} --eval-episodes 100")
-    print(f"  {command} resume --checkpoint {run_dir} --total-timesteps {2 * resolved.config.total_timesteps}")
+    print(f"  {command} eval {run_dir} --eval-episodes 100")
+    print(f"  {command} resume {run_dir} --total-timesteps {2 * resolved.config.total_timesteps}")
     print(f"  {command} train sac Pendulum-v1 seed=1")
     print(f"  {command} algos ppo")
 
@@ -134,7 +138,7 @@ def _report(
     if signal_number is not None:
         place = (env_id or "").rpartition(":")[0]
         code = dict.fromkeys([*(plugins or []), *([place] if place else [])])
-        words = [*_command(), "resume", "--checkpoint", str(result.run_dir)]
+        words = [*_command(), "resume", str(result.run_dir)]
         words += [word for name in code for word in ("--plugin", name)]
         say(f"saved; to go on:\n  {shlex.join(words)}")
         raise typer.Exit(128 + signal_number)

@@ -135,6 +135,8 @@ def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
             target = target.setdefault(part, {})
             if not isinstance(target, dict):
                 raise ConfigError(f"'{item}' sets a part of a key that already has a plain value")
+        if parts[-1] in target:
+            raise ConfigError(f"'{key}' is given twice on the command line: remove one")
         target[parts[-1]] = parse_yaml(text, f"the value of '{key}'")
     return values
 
