@@ -32,6 +32,7 @@ ENV_OF["her"] = "rl_training.envs.goals:PointGoalEnv"
 FAULTY = ("ppo", "dqn", "sac", "iql")
 """Damaged and hostile files and killed runs are tried with these: one for each loop and each kind of action.
 With `RL_TRAINING_TEST_ALL=1` they are tried with every algorithm."""
+TRY_ALL = bool(os.environ.get("RL_TRAINING_TEST_ALL"))
 LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
 """These are begun first, so that no worker is left alone with one of them at the end."""
 
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def algorithms_for_faults() -> list[str]:
     """The algorithms that the tests of faults go through."""
-    return [spec.name for spec in list_algorithm_specs()] if os.environ.get("RL_TRAINING_TEST_ALL") else list(FAULTY)
+    return [spec.name for spec in list_algorithm_specs()] if TRY_ALL else list(FAULTY)
 
 
 @pytest.fixture(autouse=True)

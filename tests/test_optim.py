@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_training.algorithms.optim import Adam, compiled, descend
+from rl_training.algorithms.optim import Adam, descend
 
 SHAPES = [(4, 3), (3,), ()]
 LEARNING_RATES = [0.01 / (1 + step % 5) for step in range(20)]
@@ -135,17 +135,3 @@ def test_descend_moves_the_parameters_down_the_loss():
     # Adam's first step has the length of the learning rate in every component.
     for parameter, old in zip(parameters, before, strict=True):
         torch.testing.assert_close(parameter.detach(), old - 0.01 * old.sign())
-
-
-class Scaling:
-    def __init__(self, size):
-        self.scale = torch.arange(float(size))
-
-    def step(self, x):
-        return self.scale * x
-
-
-def test_many_runs_of_one_process_compile_however_they_differ():
-    with torch._dynamo.config.patch(recompile_limit=1):
-        for size in (2, 3):
-            assert compiled(Scaling(size).step, True)(torch.ones(size)).tolist() == list(range(size))

@@ -21,6 +21,10 @@ class NonFiniteError(RLTrainingError):
     """A number that training depends on is NaN or infinite."""
 
 
+class CompilationError(RLTrainingError):
+    """An update cannot be compiled here, or computes something else when it is."""
+
+
 class CheckpointError(RLTrainingError):
     """A checkpoint is missing, damaged or of another kind."""
 

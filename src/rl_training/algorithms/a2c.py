@@ -8,8 +8,9 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources, UpdateResult
+from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import Fraction, Scheduled
-from rl_training.algorithms.optim import compiled, descend
+from rl_training.algorithms.optim import descend
 from rl_training.algorithms.returns import explained_variance, gae
 from rl_training.algorithms.rollout import RolloutAlgorithm, RolloutConfig
 from rl_training.data.spaces import Spaces

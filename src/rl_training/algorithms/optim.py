@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import signal
-from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType, MethodType
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.config import Schedule, value_at
 
-ResultT = TypeVar("ResultT")
 BETA1, BETA2 = 0.9, 0.999
 
 
@@ -109,36 +106,3 @@ def descend(loss: Tensor, optimizer: Adam, max_grad_norm: float | None = None) -
     scale = None if max_grad_norm is None else (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     optimizer.step(gradients, scale)
     return norm
-
-
-def compiled(step: Callable[..., ResultT], enabled: bool) -> Callable[..., ResultT]:
-    """Let a method that is a whole update (loss, gradient, optimizer) become one compiled graph, if `enabled`."""
-    if not enabled:
-        return step
-    import torch._dynamo
-
-    torch._dynamo.config.trace_autograd_ops = True
-    assert isinstance(step, MethodType)
-    shared = step.__func__
-    # The compiler keeps its graphs with the code they were made from, and few for each: every object gets its own.
-    own = FunctionType(shared.__code__.replace(), shared.__globals__, shared.__name__, closure=shared.__closure__)
-    return _sheltered(torch.compile(MethodType(own, step.__self__), fullgraph=True, dynamic=False))
-
-
-def _sheltered(graph: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Keep Ctrl-C, which goes to a whole group of processes, from the C++ compiler that a call may start.
-
-    It would end the compiler, and so the run with the compiler's error. What a process starts inherits what it holds
-    back; a signal that came meanwhile is seen when the call returns.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        return graph
-
-    def call(*arguments: Any) -> ResultT:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            return graph(*arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    return call

@@ -8,8 +8,9 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources, UpdateResult
+from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import Scheduled, value_at
-from rl_training.algorithms.optim import compiled, descend
+from rl_training.algorithms.optim import descend
 from rl_training.algorithms.rollout import RolloutAlgorithm, RolloutConfig
 from rl_training.data.spaces import Spaces
 from rl_training.data.transitions import Transitions

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, ConfigT, Resources, UpdateResult
+from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import OfflineConfig, OffPolicyConfig, value_at
-from rl_training.algorithms.optim import compiled
 from rl_training.data.spaces import Spaces
 from rl_training.data.transitions import Transitions
 from rl_training.models.encoders import ObsEncoder, flatten
