@@ -120,6 +120,26 @@ def test_threads_follow_the_work_and_are_put_back(monkeypatch: pytest.MonkeyPatc
     assert torch.get_num_threads() == before
 
 
+def num_flushed() -> int:
+    """Of a million products too small for a normal float, computed by all threads, how many became 0."""
+    return int((torch.full((1 << 20,), 1e-30) * 1e-10 == 0.0).sum())
+
+
+@pytest.mark.skipif(not execution.end_openmp_threads(), reason="this OpenMP library cannot end its threads")
+@pytest.mark.parametrize("main_thread_flushes", [False, True])
+def test_denormals_are_flushed_in_threads_that_were_there_before_the_run(main_thread_flushes: bool) -> None:
+    torch.set_num_threads(2)
+    assert num_flushed() == 0  # and now the second thread exists
+    torch.set_flush_denormal(main_thread_flushes)
+    try:
+        with Execution(num_threads=2, compile=False).applied():
+            assert num_flushed() == 1 << 20
+        torch.set_num_threads(2)
+        assert num_flushed() == (1 << 20 if main_thread_flushes else 0)
+    finally:
+        execution.flush_denormals(False)
+
+
 def test_compiling_is_chosen_where_the_run_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "has_compiler", lambda: True)
     config = TrainConfig(algo="sac", env_id="x", total_timesteps=1_000_000)

@@ -22,6 +22,8 @@ WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer of one update above which threads beat their own overhead."""
 STEPS_FOR_COMPILING = 20_000
 """Gradient steps above which a compiled update wins back the seconds that compiling takes."""
+OMP_PAUSE_HARD = 2
+"""Of `omp_pause_resource_all` (OpenMP 5.0): give up the threads."""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT_BYTES = 32 * 1024 * 1024
 """The most the C library accepts; larger pieces still go back to the system at once."""
@@ -61,19 +63,43 @@ class Execution:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Use this number of threads inside the block, and count numbers below 1e-38 as 0.
+        """Use this number of threads inside the block, and flush denormals to zero in each of them.
 
-        The optimizer's moments of units that have gone quiet decay into such numbers, on which a processor is slow.
+        Adam's moments of inactive units decay into denormals, on which a processor is slow.
         """
-        before = torch.get_num_threads()
+        threads_before, flushes_before = torch.get_num_threads(), flushes_denormals()
         keep_freed_memory()
-        torch.set_flush_denormal(True)
         torch.set_num_threads(self.num_threads)
+        flush_denormals(True)
         try:
             yield
         finally:
-            torch.set_num_threads(before)
-            torch.set_flush_denormal(False)
+            torch.set_num_threads(threads_before)
+            flush_denormals(flushes_before)
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread counts numbers below 1e-38 as 0."""
+    return bool(torch.full((1,), 1e-30).mul_(1e-10) == 0.0)
+
+
+def flush_denormals(wanted: bool) -> None:
+    """Choose it for this thread and for the helper threads that compute with it.
+
+    The choice is the processor's, thread by thread, and a new thread inherits it. So the OpenMP threads that earlier
+    computations started are ended, and the next computation starts others.
+    """
+    torch.set_flush_denormal(wanted)
+    end_openmp_threads()
+
+
+def end_openmp_threads() -> bool:
+    """End the idle OpenMP threads of this thread; returns whether the OpenMP library could be asked to.
+
+    torch loads its libraries for all (RTLD_GLOBAL), so that the symbol is found in the process itself.
+    """
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None) if os.name == "posix" else None
+    return pause is not None and pause(OMP_PAUSE_HARD) == 0
 
 
 def has_compiler() -> bool:
