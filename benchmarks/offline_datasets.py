@@ -64,9 +64,9 @@ def make_datasets(env_id: str, source: Source) -> dict[str, TransitionDataset]:
         )
         trained = run_training(config)
         replay = replay_of(trained.checkpoint_path)
-        medium, _ = record_checkpoint(trained.checkpoint_path, source.num_recorded, seed=1, noise=0.1)
+        medium = record_checkpoint(trained.checkpoint_path, source.num_recorded, seed=1, noise=0.1).dataset
         trained = resume_training(trained.run_dir, total_timesteps=source.expert_step)
-        expert, _ = record_checkpoint(trained.checkpoint_path, source.num_recorded, seed=2, noise=0.1)
+        expert = record_checkpoint(trained.checkpoint_path, source.num_recorded, seed=2, noise=0.1).dataset
     mixed = mix_datasets([medium, expert], [0.5, 0.5], 0)
     return {"random": random, "medium-replay": replay, "medium": medium, "medium-expert": mixed, "expert": expert}
 

@@ -51,6 +51,13 @@ def test_the_value_is_the_policys_and_not_the_behaviours() -> None:
     assert score.held_out_episodes == 400
 
 
+def test_an_action_beyond_its_bounds_is_worth_what_the_environment_executes() -> None:
+    actions = np.random.default_rng(1).uniform(-1, 1, (2000, 1)).astype(np.float32)
+    data = one_step_worlds(actions, actions[:, 0])
+    score = fitted_q_evaluation(policy([3.0], Box(-1, 1, (1,), np.float32)), data, num_updates=400, learning_rate=3e-3)
+    assert score.fqe_return_mean == pytest.approx(1.0, abs=0.1)
+
+
 def test_discrete_actions_have_values_too() -> None:
     actions = np.random.default_rng(1).integers(0, 3, 2000)
     data = one_step_worlds(actions, actions.astype(np.float32))

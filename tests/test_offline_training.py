@@ -14,12 +14,16 @@ from rl_training import TrainConfig
 from rl_training.cli import main
 from rl_training.data.dataset_loaders import load_transition_dataset, save_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.spaces import describe_spaces
+from rl_training.envs.factory import make_env
 from rl_training.errors import ConfigError, DatasetError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import recording
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.recording import record_random_actions
+from rl_training.runtime.parts import make_algorithm
+from rl_training.runtime.recording import noisy_policy, record_random_actions, record_transitions
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
@@ -233,7 +237,7 @@ def test_a_target_that_is_taken_is_refused_before_the_work(
     def work(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("nothing should be recorded or read")
 
-    monkeypatch.setattr(recording, "record_random_actions", work)
+    monkeypatch.setattr(recording, "record_transitions", work)
     monkeypatch.setattr("rl_training.cli.data.load_source", work)
     (tmp_path / "taken.npz").touch()
     assert main(["data", *words, "--out", str(tmp_path / "taken.npz")]) == 2
@@ -264,7 +268,7 @@ def test_ctrl_c_in_a_recording_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recording, "record_random_actions", interrupt)
+    monkeypatch.setattr(recording, "record_transitions", interrupt)
     words = ["--env", "Pendulum-v1", "--steps", "9", "--out", str(tmp_path / "a.npz")]
     assert main(["data", "collect", *words]) == 130
     assert capsys.readouterr().err == "interrupted\n"
@@ -295,3 +299,40 @@ def test_a_recording_repeats_with_its_seed_and_ends_marked() -> None:
     assert first.fingerprint == same.fingerprint != other.fingerprint
     assert first.truncated[[199, 249]].all()
     assert first.truncated.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("env_id", "env_kwargs", "mean", "expected"),
+    [
+        ("toy_envs:ConstantRewardEnv", {"continuous": True}, 2.5, 1.0),  # executed at the bound, then disturbed
+        ("toy_envs:NoisyEnv", {"action": "unbounded"}, 2.5, 2.5),
+    ],
+)
+def test_noise_is_added_to_the_action_that_is_executed(
+    env_id: str, env_kwargs: dict[str, Any], mean: float, expected: float, tmp_path: Path
+) -> None:
+    config = small_config("ppo", tmp_path, env_id=env_id, env_kwargs=env_kwargs)
+    env = make_env(env_id, env_kwargs)
+    spaces = describe_spaces(env.observation_space, env.action_space)
+    algorithm = make_algorithm(config, get_algorithm_spec("ppo").parse_kwargs(config.algo_kwargs), spaces)
+    algorithm.act = lambda obs, explore: torch.full((len(obs), spaces.action.num_components), mean)  # type: ignore[method-assign]
+    act = noisy_policy(algorithm, epsilon=0.0, noise=0.2, seed=0)
+    actions = record_transitions(env_id, env_kwargs, 200, 0, lambda spaces: act).dataset.actions
+    # At a bound half of the noise is cut off.
+    quantile = 1.645 if mean == expected else 1.28
+    assert np.quantile(np.abs(actions - expected), 0.9) == pytest.approx(0.2 * quantile, rel=0.3)
+
+
+def test_a_share_of_an_agents_actions_is_random(tmp_path: Path) -> None:
+    config = small_config("dqn", tmp_path)
+    env = make_env("CartPole-v1")
+    spaces = describe_spaces(env.observation_space, env.action_space)
+    algorithm = make_algorithm(config, get_algorithm_spec("dqn").parse_kwargs(config.algo_kwargs), spaces)
+    algorithm.act = lambda obs, explore: torch.ones(len(obs), dtype=torch.int64)  # type: ignore[method-assign]
+    actions = {}
+    for seed in (0, 0, 1):
+        act = noisy_policy(algorithm, epsilon=0.4, noise=0.0, seed=seed)
+        recording = record_transitions("CartPole-v1", {}, 300, 0, lambda spaces, act=act: act)
+        assert recording.dataset.actions.mean() == pytest.approx(0.8, abs=0.08)
+        assert actions.setdefault(seed, recording.dataset.fingerprint) == recording.dataset.fingerprint
+    assert actions[0] != actions[1]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from rl_training.data.spaces import ActionKind, Spaces, describe_spaces
@@ -68,6 +69,28 @@ def test_a_half_bounded_box_is_clipped_but_not_scaled(low, high, clipped):
     model = np.array([[-9.0, 9.0, 9.0], [1.5, -9.0, -9.0]], np.float32)
     assert spec.to_env(model).tolist() == clipped
     np.testing.assert_array_equal(spec.to_model(model), model)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        uneven_box((3, 2)),
+        Box(-np.inf, np.inf, (6,), np.float64),
+        Box(np.array([-2.0, -np.inf, 0.0], np.float32), np.array([np.inf, 3.0, 1.0], np.float32)),
+    ],
+    ids=["bounded", "unbounded", "half bounded"],
+)
+def test_the_action_that_is_executed_is_the_one_that_meets_the_environment(space):
+    spec = action_spec(space)
+    model = torch.from_numpy(np.random.default_rng(0).normal(0, 4, (50, *spec.model_shape)).astype(np.float32))
+    executed = spec.executed(model)
+    np.testing.assert_array_equal(spec.to_env(executed.numpy()), spec.to_env(model.numpy()))
+    np.testing.assert_allclose(spec.to_model(spec.to_env(model.numpy())), executed, atol=1e-6)
+
+
+def test_a_discrete_action_is_executed_as_it_is():
+    choice = torch.tensor([0, 2])
+    assert action_spec(Discrete(3)).executed(choice) is choice
 
 
 @pytest.mark.parametrize("start", [0, 5, -2])

@@ -103,12 +103,17 @@ class Algorithm(ABC, Generic[ConfigT]):
         columns = [torch.randint(n, (count,), generator=self.generator, device=self.device) for n in action.choices]
         return columns[0] if action.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
 
-    def disturbed(self, actions: Tensor, amount: float) -> Tensor:
-        """Actions with noise of that deviation where they are continuous, else with that share of random ones."""
-        if self.spaces.action.kind is ActionKind.CONTINUOUS:
-            noise = torch.empty_like(actions).normal_(generator=self.generator)
-            return (actions + amount * noise).clamp(-1.0, 1.0)
-        is_random = torch.rand(len(actions), generator=self.generator, device=self.device) < amount
+    def add_exploration_noise(self, actions: Tensor, amount: float) -> Tensor:
+        """Add Gaussian noise of standard deviation `amount` (Box), or take a random action with that probability."""
+        if self.spaces.action.kind is not ActionKind.CONTINUOUS:
+            return self.replace_at_random(actions, amount)
+        noise = torch.empty_like(actions).normal_(generator=self.generator)
+        # Added to the action that would be executed: beyond a bound, noise would be lost in the way back to it.
+        return self.spaces.action.executed(self.spaces.action.executed(actions) + amount * noise)
+
+    def replace_at_random(self, actions: Tensor, probability: float) -> Tensor:
+        """Replace each action by a random one with this probability."""
+        is_random = torch.rand(len(actions), generator=self.generator, device=self.device) < probability
         is_random = is_random.view(-1, *[1] * (actions.dim() - 1))
         return torch.where(is_random, self.random_actions(len(actions)), actions)
 

@@ -126,4 +126,4 @@ class TD3Algorithm(DelayedAlgorithm[TD3Config]):
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
         """The policy's action, when exploring with noise (TD3 algorithm 1)."""
         actions = super().act(obs, explore=explore)
-        return self.disturbed(actions, self.config.exploration_noise) if explore else actions
+        return self.add_exploration_noise(actions, self.config.exploration_noise) if explore else actions

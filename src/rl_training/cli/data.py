@@ -35,8 +35,8 @@ def collect(
     env: Annotated[str | None, typer.Option("--env", help="Instead of an agent: random actions in this one.")] = None,
     out: Out = None,
     minari: Minari = None,
-    epsilon: Annotated[float, typer.Option("--epsilon", min=0, max=1, help="Share of random actions.")] = 0.0,
-    noise: Annotated[float, typer.Option("--noise", min=0, help="Deviation of noise on [-1, 1] actions.")] = 0.0,
+    epsilon: Annotated[float, typer.Option("--epsilon", min=0, max=1, help="Probability of a random action.")] = 0.0,
+    noise: Annotated[float, typer.Option("--noise", min=0, help="Standard deviation of noise on actions.")] = 0.0,
     seed: Seed = 0,
     plugin: Plugins = None,
 ) -> None:
@@ -50,7 +50,7 @@ def collect(
         raise ConfigError("--epsilon and --noise disturb an agent: with --env all actions are random already")
     from rl_training.data.dataset_loaders import check_new_file, save_transition_dataset
     from rl_training.data.minari_datasets import check_new_id, write_minari
-    from rl_training.runtime.recording import record_random_actions
+    from rl_training.runtime.recording import record_random
     from rl_training.runtime.workflows import record_checkpoint
 
     # Before the recording, which may take long.
@@ -59,18 +59,18 @@ def collect(
     if minari is not None:
         check_new_id(minari)
     if path is not None:
-        dataset, env = record_checkpoint(path, steps, seed=seed, epsilon=epsilon, noise=noise)
+        recording = record_checkpoint(path, steps, seed=seed, epsilon=epsilon, noise=noise)
     else:
         import numpy as np
 
         assert env is not None
-        dataset = record_random_actions(env, {}, steps, np.random.SeedSequence(seed))
+        recording = record_random(env, {}, steps, np.random.SeedSequence(seed))
     if out is not None:
-        print(f"file={save_transition_dataset(out, dataset)}")
+        print(f"file={save_transition_dataset(out, recording.dataset)}")
     if minari is not None:
-        write_minari(minari, dataset, *_spaces_of(env))
+        write_minari(minari, recording.dataset, recording.observation_space, recording.action_space)
         print(f"minari={minari}")
-    _print_returns(dataset)
+    _print_returns(recording.dataset)
 
 
 @app.command(cls=StrictCommand)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.dataset_fields import flat_rows, row_blocks, rows_where
-from rl_training.data.observations import ObsSpec
+from rl_training.data.observations import MIN_IMAGE_SIDE, ObsSpec
+from rl_training.data.recorded_observations import check_recorded, from_recorded
 from rl_training.data.spaces import ActionKind, ActionSpec, Spaces
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
@@ -16,6 +17,8 @@ TOLERANCE = 1e-5
 """How far beyond its bounds an action may lie, as a share of their distance: float32 rounds."""
 MAX_OPTIONS = 100_000
 """More would make networks of gigabytes; such integers are identifiers or quantities."""
+MAX_BYTES = MIN_IMAGE_SIDE**2
+"""Longer rows of bytes may hold an image."""
 ELSEWHERE = "the data was recorded in another environment or with other wrappers"
 
 
@@ -25,6 +28,12 @@ def infer_spaces(dataset: Any) -> Spaces:
     if obs.dtype == np.int64 and obs.ndim == 1:
         obs_spec = ObsSpec((), "int64", _count_options("obs", obs, dataset.next_obs))
     else:
+        if obs.dtype == np.uint8 and obs.ndim == 2 and obs.shape[1] >= MAX_BYTES:
+            raise DatasetError(
+                f"obs has rows of {obs.shape[1]:,} bytes: without an env_id, a Dict or Tuple with images cannot be told"
+                " from a vector. Set env_id to the environment of the recording, or store plain images as [n, height,"
+                " width, channels]"
+            )
         obs_spec = ObsSpec(obs.shape[1:], "uint8" if obs.dtype == np.uint8 else "float32")
     if actions.dtype.kind != "f":
         if actions.ndim > 1 and actions[0].size != 1:
@@ -48,7 +57,7 @@ def _count_options(name: str, *arrays: Array) -> int:
 
 
 def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:
-    """Observations in the shape and type the environment has."""
+    """Recorded observations as they are stored, in the shape and type of the environment's."""
     if obs.shape[1:] != spec.shape and not (spec.shape == () and obs.shape[1:] == (1,)):
         raise DatasetError(
             f"{name} has rows of shape {obs.shape[1:]} and the environment's observations {spec.shape}: {ELSEWHERE}"
@@ -64,7 +73,8 @@ def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:
     last = (spec.num_categories or 1) - 1
     if spec.num_categories is not None and len(wrong := np.flatnonzero((obs < 0) | (obs > last))):
         raise DatasetError(f"{name}[{wrong[0]}] is {obs[wrong[0]]}: the environment has categories 0 to {last}")
-    return obs
+    check_recorded(name, obs, spec)
+    return from_recorded(spec, obs)
 
 
 def actions_to_model(actions: Array, spec: ActionSpec, *, clip: bool = False) -> Array:

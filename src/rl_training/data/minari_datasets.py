@@ -1,12 +1,13 @@
-"""Reading data sets made by Minari, from its local folder or, when asked, downloaded first."""
+"""Minari datasets: read from the local folder or, when asked, downloaded first; and written, then read back."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
+import shutil
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rl_training.data.dataset_fields import stored_dtype
-from rl_training.data.observations import leaves
-from rl_training.data.transitions import FIELDS, Array
+from rl_training.data.observations import ObsSpec, describe_observation
+from rl_training.data.recorded_observations import as_observations, recorded_spec
+from rl_training.data.spaces import describe_spaces
+from rl_training.data.transitions import FIELDS
 from rl_training.errors import DatasetError
 
+ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 MISSING = 'reading Minari data sets needs minari: pip install "rl-training[offline]"'
 
 
@@ -83,13 +87,15 @@ def _download(minari: Any, dataset_id: str, folder: str) -> None:
 
 
 def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    if not isinstance(dataset.action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
-        raise DatasetError(f"{source} has actions of {dataset.action_space}: use Box, Discrete or MultiDiscrete")
+    if not isinstance(dataset.action_space, ACTION_SPACES):
+        kinds = "Box, Discrete, MultiDiscrete or MultiBinary"
+        raise DatasetError(f"{source} has actions of {dataset.action_space}: use {kinds}")
     description = json.loads(dataset.storage.read_raw_metadata(dataset.storage.data_path)["observation_space"])
+    spec = _nested_spec(_in_order(dataset.observation_space, description))
     fields: dict[str, Any] = {}
     total, start, num_unmarked = dataset.total_steps, 0, 0
     for episode in dataset.iterate_episodes():
-        obs, note = _flatten(dataset.observation_space, description, episode.observations)
+        obs = np.asarray(episode.observations) if spec is None else spec.as_stored(episode.observations)
         count = len(episode.rewards)
         if len(obs) != count + 1 or len(episode.actions) != count or start + count > total:
             raise DatasetError(
@@ -111,18 +117,22 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
     if start != total:
         raise DatasetError(f"{source} announces {total:,} steps and has {start:,}: it is damaged")
     unmarked = f"{num_unmarked:,} episodes end without a mark and are taken as truncated" if num_unmarked else ""
-    return fields, tuple(text for text in (note, unmarked) if text)
+    return fields, tuple(text for text in (_describe_rows(spec), unmarked) if text)
 
 
-def _flatten(space: Space[Any], description: Any, value: Any) -> tuple[Array, str]:
-    """One row of numbers for each step, as `gymnasium.spaces.flatten` makes them, and a note on nested ones."""
-    if isinstance(space, (spaces.Box, spaces.Discrete)):
-        return np.asarray(value), ""
-    parts = [replace(part, is_image=False, scale=1.0) for part in leaves(_in_order(space, description))]
-    order = ", ".join(f"{'.'.join(map(str, part.path)) or 'obs'} ({part.width})" for part in parts)
+def _nested_spec(space: Space[Any]) -> ObsSpec | None:
+    """How the observations become one row for each step, on the environment's scale; None if each is an array."""
+    return None if isinstance(space, (spaces.Box, spaces.Discrete)) else recorded_spec(describe_observation(space))
+
+
+def _describe_rows(spec: ObsSpec | None) -> str:
+    if spec is None or not spec.parts:
+        return ""
+    order = ", ".join(f"{'.'.join(map(str, part.path)) or 'obs'} ({part.width})" for part in spec.parts)
+    if spec.image_shapes:
+        return f"its observations are rows of bytes, first the float32 numbers, then the images, in this order: {order}"
     wrapper = "gymnasium.wrappers.FlattenObservation gives the environment the same"
-    note = f"its observations are flattened in this order: {order}; {wrapper}"
-    return np.hstack([part.row(value) for part in parts]), note
+    return f"its observations are flattened in this order: {order}; {wrapper}"
 
 
 def _in_order(space: Space[Any], description: Any) -> Space[Any]:
@@ -149,30 +159,50 @@ def check_new_id(dataset_id: str) -> None:
 
 
 def write_minari(dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]) -> None:
-    """Write a new local Minari data set of whole episodes."""
+    """Write a new local Minari dataset of whole episodes, in the environment's own spaces, and read it back.
+
+    What cannot be held (or does not fit the spaces) is refused, and nothing is left of it.
+    """
     check_new_id(dataset_id)
+    dataset.to_model_space(describe_spaces(observation_space, action_space))
+    folder = _folder_of(dataset_id)
+    try:
+        _write_episodes(dataset_id, dataset, observation_space, action_space)
+        fields, _ = read_minari(dataset_id, download=False)
+        for name, array in dataset.arrays().items():
+            if not np.array_equal(fields[name].reshape(array.shape), array, equal_nan=array.dtype.kind == "f"):
+                raise DatasetError(f"{name} read back from it differs from what was written")
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, Exception):
+            reason = f"{type(error).__name__}: {error}" if not isinstance(error, DatasetError) else str(error)
+            remedy = "write an .npz file instead"
+            raise DatasetError(f"cannot write Minari dataset '{dataset_id}': {reason}; {remedy}") from None
+        raise
+
+
+def _write_episodes(dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]) -> None:
     import minari
     from minari.data_collector import EpisodeBuffer
 
+    actions = dataset.actions.reshape(len(dataset), *(action_space.shape or ())).astype(action_space.dtype)
     buffers = []
     for number, (start, stop) in enumerate(dataset.episodes()):
-        observations = np.concatenate([dataset.obs[start:stop], dataset.next_obs[stop - 1 : stop]])
+        rows = np.concatenate([dataset.obs[start:stop], dataset.next_obs[stop - 1 : stop]])
         buffers.append(
             EpisodeBuffer(
                 id=number,
-                observations=observations.astype(observation_space.dtype),
-                actions=dataset.actions[start:stop].astype(action_space.dtype),
+                observations=as_observations(observation_space, rows),
+                actions=actions[start:stop],
                 rewards=dataset.rewards[start:stop],
                 terminations=dataset.terminated[start:stop],
                 truncations=dataset.truncated[start:stop],
                 infos={},
             )
         )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about an author, a description and the like
-            minari.create_dataset_from_buffers(
-                dataset_id, buffers, observation_space=observation_space, action_space=action_space
-            )
-    except (ValueError, OSError) as error:
-        raise DatasetError(f"cannot write Minari data set '{dataset_id}': {error}") from None
+    create = minari.create_dataset_from_buffers
+    # JPEG changes pixels. Before Minari 0.5.4 it cannot be turned off: images are then refused when they are read back.
+    options = {"jpeg_encoding": False} if "jpeg_encoding" in inspect.signature(create).parameters else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about an author, a description and the like
+        create(dataset_id, buffers, observation_space=observation_space, action_space=action_space, **options)

@@ -7,13 +7,16 @@ space is bounded, discrete actions count from 0. Environment space is what `env.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from torch import Tensor
 
 from rl_training.data.observations import Array, ObsSpec, check_sizes, describe_observation
 from rl_training.errors import EnvError
@@ -51,7 +54,7 @@ class ActionSpec:
         """Length of an action in model space (1 for a plain Discrete)."""
         return prod(self.shape)
 
-    @property
+    @cached_property
     def is_bounded(self) -> bool:
         """True if every component has two finite bounds, so that [-1, 1] can be mapped onto it."""
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
@@ -65,6 +68,18 @@ class ActionSpec:
     def model_dtype(self) -> str:
         """Dtype of an action in model space."""
         return "float32" if self.kind is ActionKind.CONTINUOUS else "int64"
+
+    def executed(self, actions: Tensor) -> Tensor:
+        """The model actions [B, ...] that the environment executes: continuous ones moved onto their bounds.
+
+        `to_env` gives the same action for `executed(actions)` as for `actions`.
+        """
+        if self.kind is not ActionKind.CONTINUOUS:
+            return actions
+        if self.is_bounded:
+            return actions.clamp(-1.0, 1.0)
+        low, high = (torch.from_numpy(bound.reshape(-1)).to(actions) for bound in (self.low, self.high))
+        return actions.clamp(low, high)
 
     def to_env(self, actions: Array) -> Array:
         """Turn a batch of model actions [B, ...] into a batch that `env.step` takes."""
@@ -96,7 +111,8 @@ class Spaces:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to act later without the environment."""
-        return {"obs": self.obs.state_dict(), "action": {**vars(self.action), "kind": self.action.kind.value}}
+        action = {item.name: getattr(self.action, item.name) for item in fields(self.action)}
+        return {"obs": self.obs.state_dict(), "action": {**action, "kind": self.action.kind.value}}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Spaces:

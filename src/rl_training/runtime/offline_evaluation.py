@@ -85,7 +85,7 @@ class _Fit:
         """One step towards the targets of a batch."""
         batch = self._data.sample(batch_size)
         with torch.no_grad():
-            next_actions = self._algorithm.act(batch.next_obs, explore=False)
+            next_actions = self._actions(batch.next_obs)
             discounts = batch.bootstrap(self._algorithm.config.gamma)
             targets = batch.rewards + discounts * self._target(batch.next_obs, next_actions)
         descend(ensemble_mse(self._values(batch.obs, batch.actions)[None], targets), self._optimizer)
@@ -94,8 +94,12 @@ class _Fit:
     @torch.no_grad()
     def estimate(self, obs: Tensor) -> Array:
         """What the policy would earn from each observation on."""
-        estimates: Array = self._values(obs, self._algorithm.act(obs, explore=False)).double().cpu().numpy()
+        estimates: Array = self._values(obs, self._actions(obs)).double().cpu().numpy()
         return estimates
+
+    def _actions(self, obs: Tensor) -> Tensor:
+        """What the environment would execute: no data tells the value of an action beyond its bounds."""
+        return self._algorithm.spaces.action.executed(self._algorithm.act(obs, explore=False))
 
 
 def fitted_q_evaluation(

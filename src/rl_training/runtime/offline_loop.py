@@ -37,6 +37,6 @@ def offline_loop(
         return
 
     def explore(obs: Tensor) -> Tensor:
-        return algorithm.disturbed(algorithm.act(obs, explore=True), online.exploration)
+        return algorithm.add_exploration_noise(algorithm.act(obs, explore=True), online.exploration)
 
     collect_and_learn(session, algorithm, collector, data, online, explore, first_step=num_updates)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import Space
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.recorded_observations import to_recorded
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import ActionKind, ActionSpec, Spaces, describe_spaces
 from rl_training.data.transitions import FIELDS
@@ -25,12 +28,21 @@ STEPS_AT_ONCE = 500
 """How often the progress bar moves."""
 
 
+@dataclass(frozen=True)
+class Recording:
+    """Recorded transitions, and the spaces of the environment as it was made for them."""
+
+    dataset: TransitionDataset
+    observation_space: Space[Any]
+    action_space: Space[Any]
+
+
 def record_transitions(
     env_id: str, env_kwargs: Mapping[str, Any], num_steps: int, seed: int, make_act: Callable[[Spaces], Act]
-) -> TransitionDataset:
+) -> Recording:
     """Take `num_steps` steps with the model actions that `make_act(spaces)` chooses.
 
-    Actions are stored as the environment takes them, rewards as it gives them.
+    Observations and rewards are recorded as the environment gives them, actions as it executes them.
     """
     envs = make_vector_env(env_id, without_training_wrappers(env_kwargs))
     device = torch.device("cpu")
@@ -48,13 +60,14 @@ def record_transitions(
     (rows,) = store.newest(num_steps)
     fields = {name: rows[name][:, 0] for name in FIELDS}
     fields["actions"] = spaces.action.to_env(fields["actions"])
-    return TransitionDataset.from_dict(fields)
+    fields |= {name: to_recorded(spaces.obs, fields[name]) for name in ("obs", "next_obs")}
+    return Recording(TransitionDataset.from_dict(fields), envs.single_observation_space, envs.single_action_space)
 
 
-def record_random_actions(
+def record_random(
     env_id: str, env_kwargs: Mapping[str, Any], num_steps: int, seeds: np.random.SeedSequence
-) -> TransitionDataset:
-    """Actions drawn uniformly from the action space."""
+) -> Recording:
+    """Take `num_steps` steps with actions sampled uniformly from the action space."""
     seed, action_seed = (int(value) for value in seeds.generate_state(2))
     rng = np.random.default_rng(action_seed)
 
@@ -62,6 +75,13 @@ def record_random_actions(
         return lambda obs: random_actions(spaces.action, len(obs), rng)
 
     return record_transitions(env_id, env_kwargs, num_steps, seed, make_act)
+
+
+def record_random_actions(
+    env_id: str, env_kwargs: Mapping[str, Any], num_steps: int, seeds: np.random.SeedSequence
+) -> TransitionDataset:
+    """The transitions of `record_random`."""
+    return record_random(env_id, env_kwargs, num_steps, seeds).dataset
 
 
 def random_actions(spec: ActionSpec, count: int, rng: np.random.Generator) -> Tensor:
@@ -72,16 +92,17 @@ def random_actions(spec: ActionSpec, count: int, rng: np.random.Generator) -> Te
     return columns[0] if spec.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
 
 
-def disturbed(algorithm: Algorithm[Any], epsilon: float, noise: float, rng: np.random.Generator) -> Act:
-    """The deterministic policy with a share of random actions, and with noise on continuous ones."""
-    spec = algorithm.spaces.action
+def noisy_policy(algorithm: Algorithm[Any], epsilon: float, noise: float, seed: int) -> Act:
+    """The deterministic policy with Gaussian noise on Box actions, and random actions with probability `epsilon`.
+
+    Noise is drawn from the algorithm's own generator, which is seeded anew.
+    """
+    algorithm.generator.manual_seed(seed)
 
     def act(obs: Tensor) -> Tensor:
-        if rng.random() < epsilon:
-            return random_actions(spec, len(obs), rng)
         actions = algorithm.act(obs, explore=False)
         if noise:
-            actions = (actions + noise * torch.from_numpy(rng.normal(size=actions.shape)).float()).clamp(-1.0, 1.0)
-        return actions
+            actions = algorithm.add_exploration_noise(actions, noise)
+        return algorithm.replace_at_random(actions, epsilon) if epsilon else actions
 
     return act

@@ -24,7 +24,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluation import Evaluator, act_on
 from rl_training.runtime.offline_evaluation import fitted_q_evaluation
 from rl_training.runtime.parts import check_data, make_algorithm
-from rl_training.runtime.recording import disturbed, record_transitions
+from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun
 from rl_training.runtime.saved_state import check_network_size, check_trainer_state, naming_misfits
 from rl_training.runtime.trainer import TrainResult
@@ -136,10 +136,11 @@ def refuse_unknown_code(env_id: str) -> None:
 
 def record_checkpoint(
     path: str | Path, num_steps: int, *, seed: int = 0, epsilon: float = 0.0, noise: float = 0.0
-) -> tuple[TransitionDataset, str]:
-    """What the deterministic policy of a checkpoint does in its environment, and that environment's id.
+) -> Recording:
+    """Record the deterministic policy of a checkpoint in its environment, with the run's `env_kwargs`.
 
-    A share `epsilon` of the actions is random, and continuous ones get noise of that deviation on [-1, 1].
+    Actions are random with probability `epsilon`, and Box actions get Gaussian noise of standard deviation `noise`: in
+    model space, which is [-1, 1] between finite bounds and the environment's own scale without them.
     """
     config, algorithm, state = load_algorithm(path, device="cpu")
     env_id = config.required_env_id
@@ -147,9 +148,9 @@ def record_checkpoint(
     if noise and algorithm.spaces.action.kind is not ActionKind.CONTINUOUS:
         raise ConfigError("noise is for Box actions: epsilon mixes random ones among an agent's discrete actions")
     env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))
-    act = disturbed(algorithm, epsilon, noise, np.random.default_rng(action_seed))
+    act = noisy_policy(algorithm, epsilon, noise, action_seed)
     with choose_execution(config, state).applied():
-        return record_transitions(env_id, config.env_kwargs, num_steps, env_seed, lambda spaces: act), env_id
+        return record_transitions(env_id, config.env_kwargs, num_steps, env_seed, lambda spaces: act)
 
 
 def predict_checkpoint(path: str | Path, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:

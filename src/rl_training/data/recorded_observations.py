@@ -1,0 +1,133 @@
+"""Observations in files: on the environment's scale, and from there to the stored form or the environment's own spaces.
+
+A stored row holds the small byte arrays of a Dict or Tuple divided by 255, as networks read them. A file holds them as
+the environment gives them, from 0 to 255, which is also what `gymnasium.spaces.flatten` makes of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from rl_training.data.dataset_fields import row_blocks, rows_where
+from rl_training.data.observations import FLOAT_BYTES, ObsPart, ObsSpec, Path, describe_observation
+from rl_training.data.transitions import Array
+from rl_training.errors import DatasetError
+
+MAX_BYTE = 255
+
+
+def recorded_spec(spec: ObsSpec) -> ObsSpec:
+    """The same observation on the environment's scale."""
+    return dataclasses.replace(spec, parts=tuple(dataclasses.replace(part, scale=1.0) for part in spec.parts))
+
+
+def to_recorded(spec: ObsSpec, rows: Array) -> Array:
+    """Stored rows [n, *shape] as a file holds them; the same array where nothing is scaled."""
+    if not _has_scales(spec):
+        return rows
+    recorded = rows.copy()
+    numbers = spec.numbers(recorded)
+    for part, columns in _number_columns(spec):
+        if part.scale != 1.0:
+            numbers[:, columns] = np.rint(numbers[:, columns] / part.scale)
+    return recorded
+
+
+def from_recorded(spec: ObsSpec, rows: Array) -> Array:
+    """Rows of a file as they are stored: the inverse of `to_recorded`."""
+    if not _has_scales(spec):
+        return rows
+    stored = np.array(rows)
+    numbers = spec.numbers(stored)
+    for part, columns in _number_columns(spec):
+        if part.scale != 1.0:
+            numbers[:, columns] *= np.float32(part.scale)
+    return stored
+
+
+def check_recorded(name: str, rows: Array, spec: ObsSpec) -> None:
+    """Raise a `DatasetError` unless rows of a file hold bytes and categories where the environment gives them."""
+    if not spec.parts:
+        return
+    for part, columns in _number_columns(spec):
+        place = "/".join(map(str, part.path)) or "the observation"
+        if part.scale != 1.0:
+            fault = _first_row(spec, rows, columns, _is_no_byte)
+            remedy = "the environment gives bytes from 0 to 255 there: store them undivided, or record the data again"
+        elif part.choices:
+            fault = _first_row(spec, rows, columns, lambda values, part=part: _has_no_category(values, part))
+            remedy = "the environment gives categories there: store each as zeros and a single 1 (one-hot)"
+        else:
+            continue
+        if fault is not None:
+            row, values = fault
+            raise DatasetError(f"{name}[{row}] has {values[:8].tolist()} for '{place}': {remedy}")
+
+
+def as_observations(space: Space[Any], rows: Array) -> Any:
+    """Rows of a file [n, *shape] as a batch of the environment's observations, in the types of its space."""
+    spec = describe_observation(space)
+    if not spec.parts:
+        return rows.reshape(len(rows), *space.shape).astype(space.dtype)  # type: ignore[misc]
+    numbers, found = spec.numbers(rows), dict[Path, Array]()
+    for part, columns in _number_columns(spec):
+        found[part.path] = numbers[:, columns]
+    start = FLOAT_BYTES * spec.num_features
+    for part in (part for part in spec.parts if part.is_image):
+        found[part.path] = rows[:, start : start + part.width]
+        start += part.width
+    return _nested(space, (), found)
+
+
+def _nested(space: Space[Any], path: Path, found: dict[Path, Array]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _nested(inner, (*path, key), found) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_nested(inner, (*path, index), found) for index, inner in enumerate(space.spaces))
+    values = found[path]
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        start = np.asarray(space.start).reshape(-1)
+        choices = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.reshape(-1).tolist()
+        parts = np.split(values, np.cumsum(choices)[:-1], axis=1)
+        values = np.stack([part.argmax(1) for part in parts], 1) + start
+    return values.reshape(len(values), *(space.shape or ())).astype(space.dtype)
+
+
+def _has_scales(spec: ObsSpec) -> bool:
+    return any(part.scale != 1.0 for part in spec.parts)
+
+
+def _number_columns(spec: ObsSpec) -> Iterator[tuple[ObsPart, slice]]:
+    """Each part that is no image, and where it stands among the numbers of a row."""
+    start = 0
+    for part in spec.parts:
+        if not part.is_image:
+            yield part, slice(start, start + part.width)
+            start += part.width
+
+
+def _first_row(spec: ObsSpec, rows: Array, columns: slice, is_wrong: Any) -> tuple[int, Array] | None:
+    for block in row_blocks(rows):
+        values = spec.numbers(rows[block])[:, columns]
+        wrong = rows_where(is_wrong, values)
+        if len(wrong):
+            return block.start + int(wrong[0]), values[wrong[0]]
+    return None
+
+
+def _is_no_byte(values: Array) -> Array:
+    is_byte: Array = (values >= 0) & (values <= MAX_BYTE) & (values == np.rint(values))
+    return ~is_byte
+
+
+def _has_no_category(values: Array, part: ObsPart) -> Array:
+    """Whether each row has anything but one 1 among the options of each component, [n, 1]."""
+    is_code: Array = ((values == 0) | (values == 1)).all(1)
+    sums = np.add.reduceat(values, np.cumsum((0, *part.choices[:-1])), axis=1)
+    is_code &= (sums == 1).all(1)
+    return ~is_code[:, None]
