@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -117,6 +121,54 @@ class Hidden(Walk):
     def step(self, action: Any) -> tuple[Any, ...]:
         obs, _, terminated, truncated, info = super().step(action)
         return obs, float(self.middle.inner.count), terminated, truncated, info
+
+
+class Remembering(Walk):
+    """Remembers what no reset undoes: how many episodes it has begun, and a generator that only its making seeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.episodes, self.chance = 0, np.random.default_rng(5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.episodes += 1
+        return super().reset(seed=seed)
+
+    def noise(self) -> Any:
+        return self.chance.normal(size=2) + 0.1 * self.episodes
+
+
+class FailsOnSeed(Walk):
+    """Fails in its third step if it was reset with one of some seeds; with `once` (a file), only the first time."""
+
+    def __init__(self, fault: str, seeds: list[int], once: str | None = None) -> None:
+        super().__init__()
+        self.fault, self.seeds, self.once, self.will_fail = fault, seeds, once, False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        if seed is not None:
+            self.will_fail = seed in self.seeds
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        obs, reward, _, truncated, info = super().step(action)
+        result = obs, reward, False, truncated, info
+        if self.time != 3 or not self.will_fail:
+            return result
+        if self.once is not None:
+            try:
+                Path(self.once).touch(exist_ok=False)
+            except FileExistsError:
+                return result
+        if self.fault == "raise":
+            raise ZeroDivisionError("the simulator exploded")
+        if self.fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.fault == "hang":
+            time.sleep(1000)
+        if self.fault == "shape":
+            return (np.zeros(3), *result[1:])
+        sys.exit(0)
 
 
 class SameArray(Walk):

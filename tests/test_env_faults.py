@@ -153,7 +153,7 @@ def _start_and_hang(pids: str) -> None:
     kwargs = {"backend": "async", "fault": "hang", "after": 2, "worker_timeout": 600.0}
     envs = make_vector_env(FAULTY, kwargs, num_envs=2)
     envs.reset(seed=[0, 1])
-    workers = [str(worker._process.pid) for worker in envs._workers.values()]  # type: ignore[attr-defined]
+    workers = [str(pid) for pid in envs.pool.process_ids]  # type: ignore[attr-defined]
     envs.step(np.zeros(2, np.int64))
     Path(pids).write_text(" ".join(workers))
     envs.step(np.zeros(2, np.int64))

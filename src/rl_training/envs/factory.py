@@ -19,10 +19,12 @@ from gymnasium.error import Error as GymnasiumError
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rl_training.envs.atari_games import GAME_KWARGS, AtariConfig, reward_for_training, show
+from rl_training.envs.episodes import EpisodeEnv
+from rl_training.envs.pools import LocalPool, Pool
 from rl_training.envs.rewards import EpisodeReport, RewardTransformConfig, apply_reward_wrappers
-from rl_training.envs.vector import LocalVectorEnv, TrainingVectorEnv
+from rl_training.envs.vector import TrainingVectorEnv, make_local, make_workers
 from rl_training.envs.vectorized import BatchVectorEnv, EnvPoolBatch, check_has_batch, make_gymnasium_batch
-from rl_training.envs.workers import WorkerVectorEnv
+from rl_training.envs.workers import WorkerPool
 from rl_training.errors import ConfigError, EnvError
 from rl_training.validation import FrozenConfig, parse_config, suggest
 
@@ -108,17 +110,35 @@ def make_vector_env(
         return _make_batched(env_id, settings, own, num_envs)
     make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), tuple(_loaded))
     if settings.backend == "sync":
-        return LocalVectorEnv(make, num_envs, settings.max_restarts)
-    return WorkerVectorEnv(make, num_envs, settings.max_restarts, settings.worker_timeout)
+        return make_local(make, num_envs, settings.max_restarts)
+    return make_workers(make, num_envs, settings.max_restarts, settings.worker_timeout)
+
+
+def make_episode_pool(env_id: str, env_kwargs: Mapping[str, Any], size: int) -> Pool:
+    """Make the places of evaluation episodes: with `backend: async`, each in a process of its own."""
+    settings, _ = split_env_kwargs(env_kwargs)
+    make = functools.partial(_make_evaluation_env, env_id, dict(env_kwargs), tuple(_loaded))
+    has_own_process = settings.backend == "async"
+    make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
+    return WorkerPool(make_member, size, settings.worker_timeout) if has_own_process else LocalPool(make_member, size)
+
+
+def _make_evaluation_env(env_id: str, env_kwargs: Mapping[str, Any], code: Sequence[str]) -> Env:
+    _load_registering_code(env_id, code)
+    return make_env(env_id, env_kwargs, with_wrappers=False)
 
 
 def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: Sequence[str]) -> Env:
-    """Make one, maybe in another process, where the code that registers it may not have been imported yet."""
+    _load_registering_code(env_id, code)
+    settings, own = split_env_kwargs(env_kwargs)
+    return _with_training_rewards(EpisodeReport(_make_plain(env_id, own, settings)), settings.wrappers)
+
+
+def _load_registering_code(env_id: str, code: Sequence[str]) -> None:
+    """Import, in a worker process, what registered the environment in the main one."""
     if ":" not in env_id and env_id not in gym.registry:
         for place in code:
             load_code(place)
-    settings, own = split_env_kwargs(env_kwargs)
-    return _with_training_rewards(EpisodeReport(_make_plain(env_id, own, settings)), settings.wrappers)
 
 
 def _make_plain(env_id: str, own: Mapping[str, Any], settings: EnvSettings) -> Env:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_training.envs.factory import make_env, split_env_kwargs
+from rl_training.envs.pools import describe_error
 from rl_training.envs.rewards import RewardTransformConfig, transform_rewards
-from rl_training.envs.vector import describe_error
 from rl_training.errors import EnvError
 
 NUM_TRIED = 4

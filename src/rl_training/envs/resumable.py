@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import random
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -12,6 +12,7 @@ import numpy as np
 
 from rl_training.envs import atari
 from rl_training.envs.attributes import is_same, put_back, take_down
+from rl_training.envs.global_generators import drawn_from, global_generators
 
 GOES_ON = "goes_on"
 """In the info of a step that terminates: the environment is to be stepped on, not reset."""
@@ -104,14 +105,17 @@ class ResumableEnv:
             "global_draws": sorted(self._global_draws),
         }
 
-    def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
-        """Go back to where `state` was taken. Returns the observation there, and why it may not be exactly there."""
+    def restore(self, state: dict[str, Any], report: Callable[[], None] = lambda: None) -> tuple[Any, list[str]]:
+        """Go back to where `state` was taken. Returns the observation there, and why it may not be exactly there.
+
+        `report` is called after each replayed action, so that whoever waits knows that this goes on.
+        """
         doubts: list[str] = []
         before = global_generators()
         if state["own"] is not None:
             self._restore_own(state, doubts)
         else:
-            self._replay(state, doubts)
+            self._replay(state, doubts, report)
         known = [name for name in before if name in state.get("global_draws", ())]
         self._global_draws.update(known, drawn_from(before))
         for name in sorted(self._global_draws):
@@ -128,12 +132,13 @@ class ResumableEnv:
         """Close the environment."""
         self.env.close()
 
-    def _replay(self, state: dict[str, Any], doubts: list[str]) -> None:
+    def _replay(self, state: dict[str, Any], doubts: list[str], report: Callable[[], None]) -> None:
         self._set_before_reset(state, doubts)
         obs = self.reset(state["seed"])
         for action in [] if state["actions"] is None else state["actions"]:
             self._actions.append(action)
             obs, _, terminated, truncated, info = self.env.step(action)
+            report()
             if (terminated or truncated) and GOES_ON not in info:
                 doubts.append("its episode ended earlier when it was replayed")
                 self._obs = self.reset()
@@ -185,16 +190,3 @@ def _renew_world(core: Any) -> None:
         core._destroy()
         make_world: Any = type(world)
         core.world = make_world(gravity=world.gravity)
-
-
-def global_generators() -> dict[str, Any]:
-    """Where the global generators are, in a form that compares quickly."""
-    state: Any = np.random.get_state(legacy=False)
-    words = np.asarray(state["state"].pop("key", ())).tobytes()
-    return {"numpy": (state, words), "Python": random.getstate()}
-
-
-def drawn_from(before: dict[str, Any]) -> list[str]:
-    """Whose global generator is no longer where `global_generators` found it."""
-    now = global_generators()
-    return [name for name in now if now[name] != before[name]]

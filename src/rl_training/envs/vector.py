@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,21 +12,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
+from rl_training.envs.answers import find_misfit
+from rl_training.envs.pools import Fault, LocalPool, Pool
 from rl_training.envs.resumable import ResumableEnv
+from rl_training.envs.workers import WorkerPool
 from rl_training.errors import EnvError
 
 MakeEnv = Callable[[], gym.Env[Any, Any]]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What went wrong in one environment."""
-
-    what: str
-    """It raised ..., its process exited, it hung."""
-    trace: str
-    """Its own traceback, as far as there is one."""
-    cause: BaseException | None = None
 
 
 class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
@@ -78,25 +69,21 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
 class MemberVectorEnv(TrainingVectorEnv):
     """Environments of which each is stepped by itself, so that the others survive its faults."""
 
+    def __init__(self, pool: Pool, example: gym.Env[Any, Any], max_restarts: int = 0) -> None:
+        super().__init__(example, pool.size, max_restarts)
+        self.pool = pool
+
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take one step in every environment."""
-        results = self._run("step", [(action,) for action in actions])
+        results = self.pool.run("step", [(action,) for action in actions])
         info: dict[str, Any] = {}
-        for index, result in enumerate(results):
-            if isinstance(result, Fault):
-                results[index] = (self._recover(index, result, actions[index]), 0.0, False, True, None, None)
-                info.setdefault("restarted", {})[index] = result.what
-        obs, rewards, terminated, truncated, final_obs, episodes = zip(*results, strict=True)
-        if any(episode is not None for episode in episodes):
-            info["episodes"] = [episode for episode in episodes if episode is not None]
-        ended = np.array([final is not None for final in final_obs])
-        if ended.any():
-            info["_final_obs"] = ended
-            info["final_obs"] = np.empty(self.num_envs, object)
-            for index, final in enumerate(final_obs):
-                info["final_obs"][index] = final
-        batched = batch_observations(self.single_observation_space, obs)
-        return batched, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), info
+        self._replace_faulty(results, actions, info)
+        try:
+            return self._assemble(results, info)
+        except Exception as error:
+            self._find_misfits(results, error)
+        self._replace_faulty(results, actions, info)
+        return self._assemble(results, info)
 
     def state(self) -> dict[str, Any]:
         """The state of each environment."""
@@ -114,38 +101,86 @@ class MemberVectorEnv(TrainingVectorEnv):
         for index, (obs, reasons) in enumerate(self._ask("restore", [(saved,) for saved in state["environments"]])):
             observations.append(obs)
             doubts += [f"environment {index}: {reason}" for reason in reasons]
-        return batch_observations(self.single_observation_space, observations), doubts
+        return self._batch(observations, "restore"), doubts
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close all environments, then tell of those that failed to."""
+        for index, fault in self.pool.close():
+            raise self._error(index, fault, "close")
 
     def _begin(self) -> Any:
-        observations = self._ask("reset", [(value,) for value in self._seeds])
-        return batch_observations(self.single_observation_space, observations)
+        return self._batch(self._ask("reset", [(value,) for value in self._seeds]), "reset")
 
-    @abstractmethod
-    def _run(self, command: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
-        """Let each environment that has arguments carry out a command; an item of the answer may be a `Fault`."""
-
-    @abstractmethod
-    def _replace(self, index: int) -> None:
-        """Make one environment anew."""
-
-    def _ask(self, command: str, arguments: Sequence[tuple[Any, ...] | None], what: str | None = None) -> list[Any]:
-        """Like `_run`, for commands that must not fail."""
-        results = self._run(command, arguments)
+    def _ask(self, command: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
+        """Run a command that must not fail."""
+        results = self.pool.run(command, arguments)
         for index, result in enumerate(results):
             if isinstance(result, Fault):
-                raise self._error(index, result, what or command)
+                raise self._error(index, result, command)
         return results
 
+    def _batch(self, observations: Sequence[Any], command: str) -> Any:
+        try:
+            return batch_observations(self.single_observation_space, observations)
+        except Exception:
+            for index, obs in enumerate(observations):
+                misfit = find_misfit(self.single_observation_space, obs)
+                if misfit is not None:
+                    raise self._error(index, Fault(misfit, ""), command) from None
+            raise
+
+    def _assemble(self, results: list[Any], info: dict[str, Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """The steps of all environments as one step."""
+        obs, rewards, terminated, truncated, final_obs, episodes = zip(*results, strict=True)
+        batched = batch_observations(self.single_observation_space, obs)
+        if any(episode is not None for episode in episodes):
+            info["episodes"] = [episode for episode in episodes if episode is not None]
+        ended = np.array([final is not None for final in final_obs])
+        if ended.any():
+            info["_final_obs"] = ended
+            info["final_obs"] = np.empty(self.num_envs, object)
+            for index in np.flatnonzero(ended):
+                if find_misfit(self.single_observation_space, final_obs[index]) is not None:
+                    raise ValueError("the last observation of an episode does not fit its space")
+                info["final_obs"][index] = final_obs[index]
+        return batched, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), info
+
+    def _find_misfits(self, results: list[Any], error: Exception) -> None:
+        """Put a `Fault` in the place of each result that does not fit; raise `error` if all fit."""
+        faults = {}
+        for index, step in enumerate(results):
+            shown = [step[0]] if step[4] is None else [step[0], step[4]]
+            misfit = next(filter(None, (find_misfit(self.single_observation_space, obs) for obs in shown)), None)
+            if misfit is not None:
+                faults[index] = Fault(misfit, "")
+        if not faults:
+            raise error
+        for index, fault in faults.items():
+            results[index] = fault
+
+    def _replace_faulty(self, results: list[Any], actions: Any, info: dict[str, Any]) -> None:
+        for index, result in enumerate(results):
+            if isinstance(result, Fault):
+                results[index] = (self._recover(index, result, actions[index]), 0.0, False, True, None, None)
+                info.setdefault("restarted", {})[index] = result.what
+
     def _recover(self, index: int, fault: Fault, action: Any) -> Any:
-        """Replace an environment that failed, if there is a restart left; returns its first observation."""
-        if self.num_restarts >= self.max_restarts:
-            raise self._error(index, fault, "step", action)
-        self.num_restarts += 1
-        self._replace(index)
-        seed = np.random.SeedSequence([self._seeds[index] or 0, self.num_restarts]).generate_state(1)
-        self._seeds[index] = int(seed[0])
-        only_this = [(self._seeds[index],) if other == index else None for other in range(self.num_envs)]
-        return self._ask("reset", only_this, "reset after a restart")[index]
+        """Replace an environment that failed, while there is a restart left; returns its first observation."""
+        what, last_action = "step", action
+        while True:
+            if self.num_restarts >= self.max_restarts:
+                raise self._error(index, fault, what, last_action)
+            self.num_restarts += 1
+            seed = np.random.SeedSequence([self._seeds[index] or 0, self.num_restarts]).generate_state(1)
+            self._seeds[index] = int(seed[0])
+            answer: Any = self.pool.replace(index)
+            what, last_action = "starting anew", None
+            if answer is None:
+                what = "reset after a restart"
+                answer = self.pool.run_one(index, "reset", self._seeds[index])
+                if not isinstance(answer, Fault):
+                    return answer
+            fault = answer
 
     def _error(self, index: int, fault: Fault, command: str, action: Any = None) -> EnvError:
         lines = [f"environment {index} of {self.num_envs} failed in {command}: {fault.what}"]
@@ -161,38 +196,33 @@ class MemberVectorEnv(TrainingVectorEnv):
         return error
 
 
-class LocalVectorEnv(MemberVectorEnv):
-    """All environments in this process, one after the other."""
+def make_local(make: MakeEnv, num_envs: int, max_restarts: int = 0) -> MemberVectorEnv:
+    """Training environments in this process."""
+    pool = LocalPool(partial(_make_member, make), num_envs)
+    first: Any = pool.members[0]
+    return MemberVectorEnv(pool, first.env, max_restarts)
 
-    def __init__(self, make: MakeEnv, num_envs: int, max_restarts: int = 0) -> None:
-        self._make = make
-        self._members = [ResumableEnv(make()) for _ in range(num_envs)]
-        super().__init__(self._members[0].env, num_envs, max_restarts)
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the environments."""
-        for member in self._members:
-            member.close()
+def make_workers(make: MakeEnv, num_envs: int, max_restarts: int, timeout_seconds: float) -> MemberVectorEnv:
+    """Training environments in processes of their own."""
+    example = make()  # here, so that a bad id or argument is reported from here
+    pool = WorkerPool(partial(_make_member, make), num_envs, timeout_seconds)
+    envs = MemberVectorEnv(pool, example, max_restarts)
+    example.close()
+    try:
+        for index, fault in pool.start():
+            raise envs._error(index, fault, "starting")
+    except BaseException:
+        pool.close()
+        raise
+    return envs
 
-    def _run(self, command: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
-        results: list[Any] = []
-        for member, values in zip(self._members, arguments, strict=True):
-            try:
-                results.append(None if values is None else getattr(member, command)(*values))
-            except (Exception, SystemExit) as error:
-                results.append(Fault(describe_error(error), traceback.format_exc(), error))
-        return results
 
-    def _replace(self, index: int) -> None:
-        self._members[index] = ResumableEnv(self._make())
+def _make_member(make: MakeEnv) -> ResumableEnv:
+    return ResumableEnv(make())
 
 
 def batch_observations(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
     """One observation of each environment as a batch, in new memory."""
     out: Any = create_empty_array(space, len(observations))
     return concatenate(space, observations, out)
-
-
-def describe_error(error: BaseException) -> str:
-    """An exception in one line."""
-    return f"it raised {type(error).__name__}: {error}"

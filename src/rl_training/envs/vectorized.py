@@ -15,8 +15,9 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.envs.attributes import is_same, put_back, take_down
+from rl_training.envs.pools import describe_error
 from rl_training.envs.rewards import RewardTransformConfig, transform_rewards
-from rl_training.envs.vector import TrainingVectorEnv, describe_error
+from rl_training.envs.vector import TrainingVectorEnv
 from rl_training.errors import EnvError
 from rl_training.validation import suggest
 

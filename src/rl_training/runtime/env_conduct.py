@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs.resumable import drawn_from, global_generators
+from rl_training.envs.global_generators import drawn_from, global_generators
 from rl_training.errors import EnvError
 
 STEPS_TRACED = 200

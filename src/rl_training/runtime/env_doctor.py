@@ -15,8 +15,8 @@ from rl_training.data.frame_replay import replay_bytes
 from rl_training.data.spaces import ActionKind, Spaces, describe_spaces
 from rl_training.envs.attributes import is_same
 from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs
+from rl_training.envs.pools import describe_error
 from rl_training.envs.rewards import EpisodeReport
-from rl_training.envs.vector import describe_error
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.runtime.env_conduct import STEPS_TRACED, Conduct, watch

@@ -84,11 +84,15 @@ class Session:
         """The share of the run that is done."""
         return self.horizon.progress(self.state.global_step)
 
+    @property
+    def num_restarts(self) -> int:
+        """Environments of training and evaluation that failed and were made anew."""
+        return self.train_restarts + (0 if self.evaluator is None else self.evaluator.num_restarts)
+
     def collected(self, result: CollectResult) -> None:
         """New steps are in the buffer."""
-        if result.env_restarts > self.state.env_restarts:
-            self.view.message(f"an environment failed and was made anew ({result.env_restarts} in this run)")
-            self.state.env_restarts = result.env_restarts
+        self.train_restarts = result.env_restarts
+        self._tell_restarts()
         self.accumulator.add_episodes(result.episode_returns, result.episode_lengths)
         self.callbacks.on_collect_end(self.state, result)
 
@@ -163,6 +167,7 @@ class Session:
             "last_eval": dict(self.last_eval),
             "last_eval_step": self.last_eval_step,
             "last_logged_step": self._last_logged_step,
+            "eval_restarts": 0 if self.evaluator is None else self.evaluator.num_restarts,
             "owed": self._owed,
             "inexact_reasons": list(self.inexact_reasons),
         }
@@ -182,6 +187,8 @@ class Session:
         self.last_eval_step = state["last_eval_step"]
         self._last_logged_step = state.get("last_logged_step")  # older checkpoints have none
         self._owed = state.get("owed")  # nor this
+        if self.evaluator is not None:
+            self.evaluator.num_restarts = state.get("eval_restarts", 0)  # nor this
         self.inexact_reasons = list(state.get("inexact_reasons", ()))
 
     def offer_restored(self) -> None:
@@ -197,6 +204,7 @@ class Session:
         """Evaluate the policy; returns whether it is the best so far."""
         assert self.evaluator is not None
         self.last_eval = self.evaluator.evaluate(self.state.algorithm, self._watch_evaluation)
+        self._tell_restarts()
         self.last_eval_step = self.state.global_step
         self.callbacks.on_eval_end(self.state, self.last_eval)
         score = self.last_eval["eval_return_mean"]
@@ -206,6 +214,11 @@ class Session:
         if is_best:
             self.best_return = score
         return is_best
+
+    def _tell_restarts(self) -> None:
+        if self.num_restarts > self.state.env_restarts:
+            self.state.env_restarts = self.num_restarts
+            self.view.message(f"an environment failed and was made anew ({self.num_restarts} in this run)")
 
     def _watch_evaluation(self, num_done: int) -> None:
         if interrupting_signal(self.state.stop_reason) is not None:

@@ -210,7 +210,8 @@ def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, 
         doubts = []
         if parts.collector is not None:
             doubts = parts.collector.load_state_dict(checkpoint_state.trainer_state["collector"])
-            session.state.env_restarts = parts.collector.num_restarts
+            session.train_restarts = parts.collector.num_restarts
+        session.state.env_restarts = session.num_restarts
     if doubts:
         parts.buffer.cut()  # the next step may be of another episode
         view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
