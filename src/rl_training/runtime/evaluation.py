@@ -23,6 +23,7 @@ MAX_EPISODE_STEPS = 100_000
 EVAL_METRICS = ("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes")
 NORMALIZED_SCORE = "eval_normalized_score"
 SUCCESS_RATE = "eval_success_rate"
+SUCCESS_REPORTS = "eval_success_reports"
 MAX_STEPS_TRIED = 1000
 Watch = Callable[[int], None]
 """Hears how many episodes are done."""
@@ -71,8 +72,7 @@ class Evaluator:
         normalized = self._normalize(mean)
         if normalized is not None:
             metrics[NORMALIZED_SCORE] = normalized
-        told = [success for success in successes if success is not None]
-        return {**metrics, SUCCESS_RATE: float(np.mean(told))} if told else metrics
+        return metrics | success_metrics(successes)
 
     def run_episodes(self, algorithm: Algorithm[Any], watch: Watch) -> tuple[list[float], list[int], list[bool | None]]:
         """Return, length and success (if told) of each episode, in the order of the seeds."""
@@ -121,6 +121,17 @@ class Evaluator:
     def close(self) -> None:
         """Close the environments."""
         self._runner.close()
+
+
+def success_metrics(successes: Sequence[bool | None]) -> dict[str, float]:
+    """Fraction of successful episodes, and how many reported success or failure; nothing if none of them did.
+
+    An episode without a report is no success: many environments report only the successes.
+    """
+    num_reports = sum(success is not None for success in successes)
+    if num_reports == 0:
+        return {}
+    return {SUCCESS_RATE: sum(map(bool, successes)) / len(successes), SUCCESS_REPORTS: num_reports}
 
 
 def act_on(algorithm: Algorithm[Any], obs: Any, *, deterministic: bool) -> Array:
