@@ -1,4 +1,4 @@
-"""The five events, their order, and what a callback may do."""
+"""The events, their order, and what a callback may be and do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from conftest import small_config
 
 from rl_training import PPO
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.default_manager import DefaultExperimentManager
+from rl_training.runtime.callback_checks import EVENTS
 from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.ppo_trainer import train_ppo
@@ -41,6 +43,10 @@ class Recorder(Callback):
         assert "eval_return_mean" in metrics
         self._note("eval_end", trainer)
 
+    def on_log(self, trainer, metrics) -> None:
+        assert metrics["global_step"] == trainer.global_step
+        self._note("log", trainer)
+
     def on_train_end(self, trainer, result) -> None:
         assert result.checkpoint_path.is_dir()
         self._note("train_end", trainer)
@@ -60,7 +66,7 @@ def test_every_event_arrives_through_the_trainer_function(algo: str, tmp_path: P
     TRAINERS[algo](small_config(algo, tmp_path), callbacks=[recorder])
     assert recorder.events[0] == "train_start"
     assert recorder.events[-1] == "train_end"
-    assert set(recorder.events) == {"train_start", "collect_end", "update_end", "eval_end", "train_end"}
+    assert set(recorder.events) == {"train_start", "collect_end", "update_end", "eval_end", "log", "train_end"}
     assert recorder.events.index("collect_end") < recorder.events.index("update_end")
     assert recorder.log[-1][2] == 128
 
@@ -138,3 +144,299 @@ def test_a_callbacks_own_state_survives_a_resume(tmp_path: Path) -> None:
     second = Counter()
     manager.resume(first.run_dir, callbacks=[second]).train()
     assert second.count == 128 // 16
+
+
+class Plain:
+    """A callback without our base class."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int]] = []
+
+    def on_train_start(self, trainer) -> None:
+        self.log.append(("on_train_start", trainer.global_step))
+
+    def on_collect_end(self, trainer, result) -> None:
+        self.log.append(("on_collect_end", result.num_env_steps))
+
+    def on_update_end(self, trainer, result) -> None:
+        self.log.append(("on_update_end", result.num_gradient_steps))
+
+    def on_eval_end(self, trainer, metrics) -> None:
+        self.log.append(("on_eval_end", trainer.global_step))
+
+    def on_log(self, trainer, metrics) -> None:
+        self.log.append(("on_log", metrics["global_step"]))
+
+    def on_train_end(self, trainer, result) -> None:
+        self.log.append(("on_train_end", trainer.global_step))
+
+    def count(self, event: str) -> int:
+        return sum(name == event for name, _ in self.log)
+
+
+class TestAnyObject:
+    """A callback is any object with any of the events."""
+
+    @pytest.mark.parametrize("algo", ["ppo", "dqn", "iql"])
+    def test_with_all_events_and_no_base_class_trains_and_resumes(self, algo: str, tmp_path: Path) -> None:
+        first = Plain()
+        result = DefaultExperimentManager().setup(small_config(algo, tmp_path), callbacks=[first]).train()
+        assert set(EVENTS) == {name for name, _ in first.log}
+        again = Plain()
+        DefaultExperimentManager().resume(result.run_dir, total_timesteps=160, callbacks=[again]).train()
+        assert again.log[0] == ("on_train_start", 128)
+        assert again.count("on_train_start") == again.count("on_train_end") == 1
+        assert (again.count("on_collect_end") == 0) == (algo == "iql")
+
+    def test_one_event_is_enough(self, tmp_path: Path) -> None:
+        calls: dict[str, list] = {event: [] for event in EVENTS}
+
+        def make_callback(event: str) -> object:
+            return type("One", (), {event: lambda self, *values: calls[event].append(values)})()
+
+        config = small_config("ppo", tmp_path, total_timesteps=32)
+        train_ppo(config, callbacks=[make_callback(event) for event in EVENTS])
+        for event, arguments in EVENTS.items():
+            assert calls[event]
+            assert all(len(values) == len(arguments) for values in calls[event])
+            assert all(values[0].config == config for values in calls[event])
+
+    def test_every_line_of_metrics_is_told(self, tmp_path: Path) -> None:
+        lines: list[dict] = []
+        callback = type("Lines", (), {"on_log": lambda self, trainer, metrics: lines.append(metrics)})()
+        result = train_ppo(small_config("ppo", tmp_path), callbacks=[callback])
+        written = (result.run_dir / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in written] == lines
+
+    def test_offline_the_dataset_is_what_was_collected(self, tmp_path: Path) -> None:
+        callback = Plain()
+        DefaultExperimentManager().setup(small_config("bc", tmp_path), callbacks=[callback]).train()
+        collected = [entry for entry in callback.log if entry[0] == "on_collect_end"]
+        assert collected == [("on_collect_end", 300)]
+        assert callback.log[:2] == [("on_train_start", 0), ("on_collect_end", 300)]
+
+    def test_its_state_is_saved_if_it_has_one(self, tmp_path: Path) -> None:
+        class Counter:
+            count = 0
+
+            def on_update_end(self, trainer, result) -> None:
+                self.count += 1
+
+            def state_dict(self) -> dict:
+                return {"count": self.count}
+
+            def load_state_dict(self, state: dict) -> None:
+                self.count = state["count"]
+
+        manager = DefaultExperimentManager()
+        first = manager.setup(small_config("ppo", tmp_path), callbacks=[Counter()]).train()
+        second = Counter()
+        manager.resume(first.run_dir, total_timesteps=160, callbacks=[second]).train()
+        assert second.count == 160 // 16
+
+    def test_metrics_are_the_callbacks_own_copy(self, tmp_path: Path) -> None:
+        class Spoiler:
+            def on_eval_end(self, trainer, metrics) -> None:
+                metrics.clear()
+
+            on_log = on_eval_end
+
+        result = train_ppo(small_config("ppo", tmp_path), callbacks=[Spoiler()])
+        assert "eval_return_mean" in result.metrics
+        assert "eval_return_mean" in (result.run_dir / "metrics.jsonl").read_text()
+
+
+class NoEvents:
+    pass
+
+
+class Misspelt:
+    def on_eval_end(self, trainer, metrics) -> None: ...
+
+    def on_evel_end(self, trainer, metrics) -> None: ...
+
+
+class CamelCase:
+    def onEvalEnd(self, trainer, metrics) -> None: ...  # noqa: N802
+
+
+class TooFew:
+    def on_eval_end(self, trainer) -> None: ...
+
+
+class TooMany:
+    def on_train_start(self, trainer, more) -> None: ...
+
+
+class NotCallable:
+    on_train_start = 3
+
+
+class Async:
+    async def on_update_end(self, trainer, result) -> None: ...
+
+
+class Yields:
+    def on_update_end(self, trainer, result):
+        yield
+
+
+class OnlySaves:
+    def on_update_end(self, trainer, result) -> None: ...
+
+    def state_dict(self) -> dict:
+        return {}
+
+
+class Unsavable(OnlySaves):
+    def state_dict(self):
+        return {"seen": {"paths": [Path()]}}
+
+    def load_state_dict(self, state) -> None: ...
+
+
+class NoDict(Unsavable):
+    def state_dict(self):
+        return None
+
+
+REFUSED = [
+    (NoEvents(), r"callback 1 \(NoEvents\) has no event: define at least one of on_train_start, on_collect_end"),
+    (print, r"callback 1 \(builtin_function_or_method\) has no event"),
+    (Plain, r"callback 1 \(Plain\) is a class: pass an instance, such as Plain\(\)"),
+    (Misspelt(), r"unknown event 'on_evel_end' of callback 1 \(Misspelt\): did you mean 'on_eval_end'\?"),
+    (CamelCase(), r"unknown event 'onEvalEnd' .*did you mean 'on_eval_end'\?"),
+    (TooFew(), r"on_eval_end of callback 1 \(TooFew\) cannot be called as on_eval_end\(trainer, metrics\): too many"),
+    (TooMany(), r"cannot be called as on_train_start\(trainer\): missing a required argument: 'more'"),
+    (NotCallable(), r"on_train_start of callback 1 \(NotCallable\) is 3, not a method"),
+    (Async(), r"on_update_end of callback 1 \(Async\) is async"),
+    (Yields(), r"on_update_end of callback 1 \(Yields\) is async or yields"),
+    (OnlySaves(), r"has state_dict but no load_state_dict"),
+    (Unsavable(), r"the state of callback 1 \(Unsavable\) cannot be saved: state at '/seen/paths/0' has type \w*Path"),
+    (NoDict(), r"state_dict of callback 1 \(NoDict\) returned NoneType: return a dict"),
+]
+
+
+class TestRefused:
+    """What cannot work is refused before a folder is made."""
+
+    @pytest.mark.parametrize(("callback", "message"), REFUSED, ids=lambda value: "" if isinstance(value, str) else None)
+    def test_before_anything_is_made(self, callback: object, message: str, tmp_path: Path) -> None:
+        config = small_config("ppo", tmp_path)
+        for start in (
+            lambda: train_ppo(config, callbacks=[callback]),
+            lambda: PPO(config).learn(callbacks=[callback]),
+            lambda: DefaultExperimentManager().setup(config, callbacks=[callback]),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                start()
+        assert not list(tmp_path.iterdir())
+
+    def test_on_resume_too(self, tmp_path: Path) -> None:
+        result = train_ppo(small_config("ppo", tmp_path))
+        before = (result.run_dir / "metadata.json").read_bytes()
+        with pytest.raises(ConfigError, match="has no event"):
+            DefaultExperimentManager().resume(result.run_dir, total_timesteps=160, callbacks=[NoEvents()])
+        assert (result.run_dir / "metadata.json").read_bytes() == before
+
+    def test_one_callback_instead_of_a_list(self, tmp_path: Path) -> None:
+        for start in (train_ppo, lambda config, callbacks: PPO(config).learn(callbacks=callbacks)):
+            with pytest.raises(ConfigError, match=r"callbacks must be a list, not one Plain: write callbacks=\[...\]"):
+                start(small_config("ppo", tmp_path), callbacks=Plain())
+
+    def test_a_callback_list_is_taken_as_its_callbacks(self, tmp_path: Path) -> None:
+        inner = Plain()
+        train_ppo(small_config("ppo", tmp_path), callbacks=CallbackList([inner]))
+        assert inner.count("on_train_end") == 1
+
+    def test_methods_of_its_own_are_allowed(self) -> None:
+        class Window(Plain):
+            on_screen = True
+
+            def on_click(self, x: int) -> None: ...
+
+            @property
+            def on_logs(self) -> None:
+                raise RuntimeError("not open")
+
+        CallbackList([Window()])
+
+    def test_state_that_needs_the_start_is_tried_after_it(self, tmp_path: Path) -> None:
+        class Late(OnlySaves):
+            def on_train_start(self, trainer) -> None:
+                self.seen = {1, 2}
+
+            def state_dict(self) -> dict:
+                return {"seen": self.seen}
+
+            def load_state_dict(self, state) -> None: ...
+
+        steps = Plain()
+        with pytest.raises(
+            RLTrainingError, match=r"the state of callback 2 \(Late\) cannot be saved: .*/seen.* type set"
+        ):
+            train_ppo(small_config("ppo", tmp_path), callbacks=[steps, Late()])
+        assert steps.count("on_collect_end") == 0  # no work was lost
+
+
+class Keeps(Callback):
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict:
+        return {"value": self.value} if self.value else {}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.value = state["value"]
+
+
+class KeepsToo(Keeps):
+    pass
+
+
+class TestStates:
+    def load(self, saved: list, fresh: list) -> CallbackList:
+        callbacks = CallbackList(fresh)
+        callbacks.load_state_dict(CallbackList(saved).state_dict())
+        return callbacks
+
+    def test_each_gets_its_own_back(self) -> None:
+        fresh = [Keeps(), Keeps(), Plain(), KeepsToo()]
+        callbacks = self.load([Keeps(0), Keeps(2), Plain(), KeepsToo(3)], fresh)
+        assert [fresh[0].value, fresh[1].value, fresh[3].value] == [0, 2, 3]
+        assert callbacks.unclaimed == []
+
+    def test_the_list_may_change(self) -> None:
+        fresh = [Plain(), KeepsToo(), Keeps()]
+        callbacks = self.load([Keeps(1), KeepsToo(2)], fresh)
+        assert (fresh[1].value, fresh[2].value) == (2, 1)
+        assert callbacks.unclaimed == []
+
+    def test_a_state_that_nobody_takes_is_told(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.load([Keeps(1), KeepsToo(2)], [Keeps()]).unclaimed == ["KeepsToo"]
+        manager = DefaultExperimentManager()
+        first = manager.setup(small_config("ppo", tmp_path), callbacks=[Keeps(3)]).train()
+        manager.resume(first.run_dir, total_timesteps=160).train()
+        assert "state of a callback 'Keeps' that this run does not have" in capsys.readouterr().err
+
+    def test_a_state_that_is_not_understood_is_named(self) -> None:
+        with pytest.raises(CheckpointError, match=r"callback 1 \(Keeps\) cannot load its state .*KeyError: 'value'"):
+            CallbackList([Keeps()]).load_state_dict({"0:Keeps": {"count": 1}})
+
+
+class TestRequestStop:
+    def test_the_first_reason_stays(self) -> None:
+        state = TrainerState(None, Path())
+        state.request_stop("first")
+        state.request_stop("second")
+        assert (state.should_stop, state.stop_reason) == (True, "first")
+
+    def test_a_reason_after_a_bare_stop_is_kept(self) -> None:
+        state = TrainerState(None, Path(), should_stop=True)
+        state.request_stop("why")
+        assert state.stop_reason == "why"
+
+    @pytest.mark.parametrize("reason", ["", " ", None, 3])
+    def test_a_reason_is_some_words(self, reason: object) -> None:
+        with pytest.raises(ConfigError, match="request_stop"):
+            TrainerState(None, Path()).request_stop(reason)

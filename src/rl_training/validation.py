@@ -51,11 +51,18 @@ ConfigT = TypeVar("ConfigT", bound=FrozenConfig)
 
 def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """Return `: did you mean 'x'?` for the nearest known name; failing that `otherwise`, or what is known."""
+    known = list(known)
+    found = nearest(name, known)
+    if found is not None:
+        return f": did you mean '{found}'?"
+    return f" ({otherwise or 'known: ' + (', '.join(sorted(known)) or 'none')})"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is spelt most like `name`, if one is similar; capitals do not count."""
     by_lower = {key.lower(): key for key in known}
-    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    if nearest:
-        return f": did you mean '{by_lower[nearest[0]]}'?"
-    return f" ({otherwise or 'known: ' + (', '.join(sorted(by_lower.values())) or 'none')})"
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
 
 
 def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> ConfigT:

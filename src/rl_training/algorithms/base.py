@@ -38,6 +38,11 @@ class UpdateResult:
     errors: Tensor | None = None
     """How far off each transition of the batch was, where the batch was drawn unevenly."""
 
+    @property
+    def num_gradient_steps(self) -> int:
+        """The same as `gradient_steps`."""
+        return self.gradient_steps
+
 
 @dataclass(frozen=True)
 class Resources:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import AnyCallback, Callback, CallbackList
 from rl_training.runtime.run_utils import save_training_checkpoint
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.training import run_training
@@ -35,10 +35,10 @@ class AlgorithmAPI:
         self._algorithm: Algorithm[Any] | None = None
         self._global_step = 0
 
-    def learn(self, *, callbacks: Sequence[Callback] | None = None) -> TrainResult:
+    def learn(self, *, callbacks: Sequence[AnyCallback] | None = None) -> TrainResult:
         """Train a new run from the start, in a new run folder."""
         keeper = _AlgorithmKeeper()
-        result = run_training(self.config, callbacks=[*(callbacks or []), keeper])
+        result = run_training(self.config, callbacks=[*CallbackList(callbacks).callbacks, keeper])
         self._algorithm = keeper.algorithm
         self._global_step = int(result.metrics["global_step"])
         return result

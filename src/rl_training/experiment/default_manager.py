@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.trainer import Trainer, TrainResult
 from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import plan_resume, run_plan
@@ -30,9 +30,10 @@ class DefaultExperimentManager:
     """Trains any registered algorithm."""
 
     def setup(
-        self, config: TrainConfig, *, callbacks: Sequence[Callback] | None = None, run_suffix: str | None = None
+        self, config: TrainConfig, *, callbacks: Sequence[AnyCallback] | None = None, run_suffix: str | None = None
     ) -> Trainer:
-        """A new run; the algorithm's name and settings are checked now."""
+        """A new run; the algorithm's name and settings, and the callbacks, are checked now."""
+        callbacks = CallbackList(callbacks).callbacks
         get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
         return PreparedRun(partial(run_training, config, run_suffix=run_suffix, callbacks=callbacks))
 
@@ -43,9 +44,10 @@ class DefaultExperimentManager:
         total_timesteps: int | None = None,
         output_dir: str | Path | None = None,
         eval_episodes: int | None = None,
-        callbacks: Sequence[Callback] | None = None,
+        callbacks: Sequence[AnyCallback] | None = None,
     ) -> Trainer:
         """A run that goes on from a checkpoint or a run folder, in its own folder unless `output_dir` is given."""
+        callbacks = CallbackList(callbacks).callbacks
         plan = plan_resume(
             checkpoint_path, total_timesteps=total_timesteps, output_dir=output_dir, eval_episodes=eval_episodes
         )

@@ -15,7 +15,7 @@ from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricAccumulator, MetricSink
 from rl_training.experiment.progress import ProgressView
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.controls import Horizon, Interval
 from rl_training.runtime.evaluation import Evaluator
 from rl_training.runtime.guards import ParameterGuard
@@ -37,7 +37,7 @@ class Session:
     config: TrainConfig
     state: TrainerState
     horizon: Horizon
-    callbacks: Callback
+    callbacks: CallbackList
     evaluator: Evaluator | None
     checkpoints: CheckpointFolder
     sinks: Sequence[MetricSink]
@@ -88,6 +88,13 @@ class Session:
     def num_restarts(self) -> int:
         """Environments of training and evaluation that failed and were made anew."""
         return self.train_restarts + (0 if self.evaluator is None else self.evaluator.num_restarts)
+
+    def begin(self, dataset_size: int | None = None) -> None:
+        """Everything is set up; a new offline run has collected its data of `dataset_size` transitions."""
+        self.callbacks.on_train_start(self.state)
+        self.callbacks.state_dict()  # raises if it cannot be saved, before any step is taken
+        if dataset_size is not None:
+            self.collected(CollectResult(dataset_size))
 
     def collected(self, result: CollectResult) -> None:
         """New steps are in the buffer."""
@@ -206,7 +213,7 @@ class Session:
         self.last_eval = self.evaluator.evaluate(self.state.algorithm, self._watch_evaluation)
         self._tell_restarts()
         self.last_eval_step = self.state.global_step
-        self.callbacks.on_eval_end(self.state, self.last_eval)
+        self.callbacks.on_eval_end(self.state, dict(self.last_eval))
         score = self.last_eval["eval_return_mean"]
         if not math.isfinite(score):
             raise NonFiniteError(f"the evaluation's mean return is {score} at step {self.state.global_step:,}")
@@ -250,3 +257,4 @@ class Session:
             sink.write(metrics)
         self._latest |= metrics
         self._last_logged_step = self.state.global_step
+        self.callbacks.on_log(self.state, dict(metrics))

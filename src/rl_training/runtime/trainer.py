@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
 
 
 @dataclass
@@ -21,15 +23,21 @@ class TrainerState:
     """Rounds of collecting and updating that are done."""
     update_count: int = 0
     """Gradient steps taken."""
+    should_stop: bool = False
+    """Whether the run ends at the next step boundary."""
+    stop_reason: str | None = None
+    """Why, if a reason was given."""
     env_restarts: int = 0
     """Environments that failed and were made anew."""
-    should_stop: bool = False
-    stop_reason: str | None = None
+    config: TrainConfig = None  # type: ignore[assignment]  # a run always sets it; a state made by hand need not
+    """Configuration of the run."""
 
     def request_stop(self, reason: str) -> None:
         """End the run at the next step boundary; the first reason stays."""
-        if not self.should_stop:
-            self.should_stop = True
+        if not isinstance(reason, str) or not reason.strip():
+            raise ConfigError(f"bad reason {reason!r} for request_stop: give a few words, which metadata.json keeps")
+        self.should_stop = True
+        if self.stop_reason is None:
             self.stop_reason = reason
 
 
@@ -44,6 +52,11 @@ class CollectResult:
     episode_lengths: list[int] = field(default_factory=list)
     env_restarts: int = 0
     """Environments that failed and were made anew, since the run began."""
+
+    @property
+    def num_env_steps(self) -> int:
+        """The same as `steps`; offline the number of transitions in the dataset."""
+        return self.steps
 
 
 @dataclass(frozen=True)

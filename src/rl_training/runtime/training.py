@@ -14,7 +14,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import JsonlSink, TensorboardSink
 from rl_training.experiment.progress import ProgressView, make_view
 from rl_training.experiment.registry import Loop, get_algorithm_spec
-from rl_training.runtime.callbacks import Callback, CallbackList
+from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
 from rl_training.runtime.execution import Execution
 from rl_training.runtime.interrupts import interrupting_signal, stop_on_signals
@@ -47,7 +47,7 @@ class TrainFunction:
         *,
         run_suffix: str | None = None,
         checkpoint_state: CheckpointState | None = None,
-        callbacks: Sequence[Callback] | None = None,
+        callbacks: Sequence[AnyCallback] | None = None,
     ) -> TrainResult:
         """Train as `config` says, from the start or from `checkpoint_state`."""
         if config.algo != self.algo:
@@ -60,13 +60,14 @@ def run_training(
     *,
     run_suffix: str | None = None,
     checkpoint_state: CheckpointState | None = None,
-    callbacks: Sequence[Callback] | None = None,
+    callbacks: Sequence[AnyCallback] | None = None,
     run: TrainingRun | None = None,
 ) -> TrainResult:
     """Train as `config` says, from the start or from `checkpoint_state`, in a new folder or in `run`'s.
 
     Nothing is written before every part has been made, so a mistake in the configuration leaves nothing behind.
     """
+    callbacks = CallbackList(callbacks).callbacks  # a callback that cannot be called is refused here
     execution = choose_execution(config, checkpoint_state)
     with contextlib.ExitStack() as stack:
         stack.enter_context(execution.applied())
@@ -117,13 +118,13 @@ def _run_session(
     run: TrainingRun,
     view: ProgressView,
     checkpoint_state: CheckpointState | None,
-    callbacks: Sequence[Callback] | None,
+    callbacks: Sequence[AnyCallback] | None,
     stop_reason: str | None,
 ) -> TrainResult:
     trainer_state = checkpoint_state.trainer_state if checkpoint_state else None
     keep_bytes = trainer_state["metrics_bytes"] if trainer_state else 0
     first_step = trainer_state["session"]["global_step"] if trainer_state else 0
-    state = TrainerState(parts.algorithm, run.run_dir)
+    state = TrainerState(parts.algorithm, run.run_dir, config=config)
     checkpoints = CheckpointFolder(run.checkpoints_dir)
 
     def save() -> Path:
@@ -158,7 +159,7 @@ def _run_session(
         session.sinks = (jsonl, tensorboard)
         if stop_reason is not None:
             state.request_stop(stop_reason)
-        session.callbacks.on_train_start(state)
+        session.begin(None if checkpoint_state or parts.dataset is None else len(parts.dataset))
         loop = LOOPS[get_algorithm_spec(config.algo).loop]
         try:
             session.close_round()
@@ -212,6 +213,8 @@ def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, 
             doubts = parts.collector.load_state_dict(checkpoint_state.trainer_state["collector"])
             session.train_restarts = parts.collector.num_restarts
         session.state.env_restarts = session.num_restarts
+    for name in session.callbacks.unclaimed:
+        view.message(f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have")
     if doubts:
         parts.buffer.cut()  # the next step may be of another episode
         view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")

@@ -20,7 +20,7 @@ from rl_training.experiment.checkpointing import CheckpointState, load_checkpoin
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.progress import counter
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import AnyCallback
 from rl_training.runtime.evaluation import Evaluator, act_on
 from rl_training.runtime.offline_evaluation import fitted_q_evaluation
 from rl_training.runtime.parts import check_data, make_algorithm
@@ -221,7 +221,7 @@ def resume_training(
     eval_episodes: int | None = None,
     device: str | None = None,
     fall_back: bool = False,
-    callbacks: Sequence[Callback] | None = None,
+    callbacks: Sequence[AnyCallback] | None = None,
 ) -> TrainResult:
     """Go on training from a checkpoint or a run folder. A run that has no step left is returned as it is."""
     changes = {"total_timesteps": total_timesteps, "output_dir": output_dir, "eval_episodes": eval_episodes}
@@ -229,7 +229,7 @@ def resume_training(
     return run_plan(plan, callbacks=callbacks)
 
 
-def run_plan(plan: ResumePlan, *, callbacks: Sequence[Callback] | None = None) -> TrainResult:
+def run_plan(plan: ResumePlan, *, callbacks: Sequence[AnyCallback] | None = None) -> TrainResult:
     """Carry out a resume."""
     if plan.is_finished:
         session = plan.state.trainer_state["session"]
