@@ -49,6 +49,8 @@ class Session:
     best_return: float | None = None
     last_eval: dict[str, float] = field(default_factory=dict)
     last_eval_step: int | None = None
+    train_restarts: int = 0
+    """Training environments that failed and were made anew."""
     inexact_reasons: list[str] = field(default_factory=list)
     """Why the run is no longer bit for bit what it would have been without a stop (another machine, say)."""
 
