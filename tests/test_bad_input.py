@@ -322,7 +322,7 @@ class TestEnvironment:
     @pytest.mark.skipif(find_spec("gymnasium_robotics") is not None, reason="its ids are known")
     def test_robot_without_its_package(self, refuse: Refuse) -> None:
         message = refuse("train", "her", "FetchPush-v4", *OFF_POLICY)
-        assert message.endswith("needs gymnasium-robotics: pip install 'rl-training[robotics]'")
+        assert message.endswith('needs gymnasium-robotics: pip install "rl-training[robotics]"')
 
     @pytest.mark.parametrize(
         ("env_id", "words"),
@@ -356,9 +356,9 @@ class TestEnvironment:
         ],
     )
     def test_refuses_a_value(self, refuse: Refuse, env_id: str, word: str, value: str) -> None:
-        message = refuse("train", "ppo", env_id, *SMALL, word)
+        message = refuse("train", "ppo", env_id, *SMALL, word, num_lines=None)
         assert f"'{env_id}'" in message
-        assert value in message
+        assert value in message.splitlines()[0]
 
     @pytest.mark.parametrize(
         ("algo", "env_id", "words"),

@@ -40,3 +40,8 @@ class RunExistsError(RLTrainingError, FileExistsError):
 
 class DatasetError(RLTrainingError):
     """A data set is missing, damaged or does not fit."""
+
+
+def install_extra(name: str) -> str:
+    """The command that installs an extra of this package."""
+    return f'pip install "rl-training[{name}]"'

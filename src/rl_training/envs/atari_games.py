@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from rl_training.data.observations import MIN_IMAGE_SIDE
 from rl_training.envs.atari import is_atari
 from rl_training.envs.resumable import GOES_ON
-from rl_training.errors import ConfigError, EnvError
+from rl_training.errors import ConfigError, EnvError, install_extra
 from rl_training.validation import FrozenConfig
 
 Env = gym.Env[Any, Any]
@@ -51,7 +51,7 @@ def show(env: Env, config: AtariConfig) -> Env:
             env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
         )
     except gym.error.DependencyNotInstalled:
-        raise EnvError("env_kwargs.wrappers.atari needs opencv: pip install 'rl-training[atari]'") from None
+        raise EnvError(f"env_kwargs.wrappers.atari needs OpenCV: {install_extra('atari')}") from None
     core: Any = env.unwrapped
     if config.press_fire and core.get_action_meanings()[FIRE] == "FIRE":
         env = FireAtStart(env)

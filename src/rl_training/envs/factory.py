@@ -1,39 +1,40 @@
-"""Making environments: from a Gymnasium id, an importable class or a class in a file."""
+"""Making the environments of a run: one for evaluation, several for training, with our settings and wrappers."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import importlib
-import importlib.util
-import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
-from gymnasium.error import Error as GymnasiumError
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rl_training.envs.atari_games import GAME_KWARGS, AtariConfig, reward_for_training, show
+from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
+from rl_training.envs.extras import import_known_packages
 from rl_training.envs.pools import LocalPool, Pool
 from rl_training.envs.rewards import EpisodeReport, RewardTransformConfig, apply_reward_wrappers
+from rl_training.envs.user_code import code_that_registers, find_maker, load_code, unknown_code
 from rl_training.envs.vector import TrainingVectorEnv, make_local, make_workers
 from rl_training.envs.vectorized import BatchVectorEnv, EnvPoolBatch, check_has_batch, make_gymnasium_batch
 from rl_training.envs.workers import WorkerPool
 from rl_training.errors import ConfigError, EnvError
-from rl_training.validation import FrozenConfig, parse_config, suggest
+from rl_training.validation import FrozenConfig, parse_config
 
+__all__ = [
+    "EnvSettings",
+    "WrapperConfig",
+    "load_code",
+    "make_env",
+    "make_episode_pool",
+    "make_vector_env",
+    "split_env_kwargs",
+    "unknown_code",
+    "without_training_wrappers",
+]
 Env = gym.Env[Any, Any]
 Backend = Literal["sync", "async", "vector", "envpool"]
-KNOWN_PACKAGES = ("ale_py", "gymnasium_robotics")
-"""Where installed, these register environments when they are imported; the user need not ask for that."""
-ROBOTS = ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "FrankaKitchen", "PointMaze_", "AntMaze_")
-"""What the ids of the second begin with."""
 
 
 class WrapperConfig(FrozenConfig):
@@ -92,8 +93,9 @@ def without_training_wrappers(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_wrappers: bool = True) -> Env:
-    """Make one environment: any Gymnasium id, `module:ClassName` or `path/to/file.py:ClassName`.
+    """Make one environment: a Gymnasium id, `module:ClassName` or `path/to/file.py:ClassName`.
 
+    Instead of a class, a factory function can be named; both are called with what is not ours of `env_kwargs`.
     Without `with_wrappers` the rewards stay as the environment gives them, as evaluation needs.
     """
     settings, own = split_env_kwargs(env_kwargs or {})
@@ -108,7 +110,7 @@ def make_vector_env(
     settings, own = split_env_kwargs(env_kwargs or {})
     if settings.steps_all_at_once:
         return _make_batched(env_id, settings, own, num_envs)
-    make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), tuple(_loaded))
+    make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), code_that_registers(env_id))
     if settings.backend == "sync":
         return make_local(make, num_envs, settings.max_restarts)
     return make_workers(make, num_envs, settings.max_restarts, settings.worker_timeout)
@@ -117,39 +119,38 @@ def make_vector_env(
 def make_episode_pool(env_id: str, env_kwargs: Mapping[str, Any], size: int) -> Pool:
     """Make the places of evaluation episodes: with `backend: async`, each in a process of its own."""
     settings, _ = split_env_kwargs(env_kwargs)
-    make = functools.partial(_make_evaluation_env, env_id, dict(env_kwargs), tuple(_loaded))
+    make = functools.partial(_make_evaluation_env, env_id, dict(env_kwargs), code_that_registers(env_id))
     has_own_process = settings.backend == "async"
     make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
     return WorkerPool(make_member, size, settings.worker_timeout) if has_own_process else LocalPool(make_member, size)
 
 
-def _make_evaluation_env(env_id: str, env_kwargs: Mapping[str, Any], code: Sequence[str]) -> Env:
+def _make_evaluation_env(env_id: str, env_kwargs: Mapping[str, Any], code: str | None) -> Env:
     _load_registering_code(env_id, code)
     return make_env(env_id, env_kwargs, with_wrappers=False)
 
 
-def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: Sequence[str]) -> Env:
+def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: str | None) -> Env:
     _load_registering_code(env_id, code)
     settings, own = split_env_kwargs(env_kwargs)
     return _with_training_rewards(EpisodeReport(_make_plain(env_id, own, settings)), settings.wrappers)
 
 
-def _load_registering_code(env_id: str, code: Sequence[str]) -> None:
+def _load_registering_code(env_id: str, code: str | None) -> None:
     """Import, in a worker process, what registered the environment in the main one."""
-    if ":" not in env_id and env_id not in gym.registry:
-        for place in code:
-            load_code(place)
+    if code is not None and env_id not in gym.registry:
+        load_code(code)
 
 
 def _make_plain(env_id: str, own: Mapping[str, Any], settings: EnvSettings) -> Env:
     """The environment as training and evaluation both see it."""
     atari = settings.wrappers.atari
     if atari is None:
-        return _construct(env_id, own, settings.max_episode_steps)
+        return construct(env_id, own, settings.max_episode_steps)
     for key in GAME_KWARGS.keys() & own.keys():
         raise ConfigError(f"env_kwargs.{key} is not yours to choose beside wrappers.atari: leave it out")
     try:
-        env = show(_construct(env_id, {**own, **GAME_KWARGS}, None), atari)
+        env = show(construct(env_id, {**own, **GAME_KWARGS}, None), atari)
     except ConfigError as error:
         raise ConfigError(f"env_kwargs.wrappers.atari is for the games of ale-py: {error}") from error
     limit = settings.max_episode_steps  # in actions, not in frames
@@ -163,111 +164,12 @@ def _with_training_rewards(env: Env, wrappers: WrapperConfig) -> Env:
 
 
 def _make_batched(env_id: str, settings: EnvSettings, own: dict[str, Any], num_envs: int) -> TrainingVectorEnv:
-    if _find_class(env_id) is not None:
-        raise EnvError(f"backend: {settings.backend} takes registered ids; '{env_id}' is a class (use sync or async)")
+    if find_maker(env_id) is not None:
+        raise EnvError(f"backend: {settings.backend} takes registered ids, not '{env_id}' (use sync or async)")
     env_id = env_id.rpartition(":")[2]
+    import_known_packages(env_id)
     check_has_batch(env_id, settings.backend)
-    example = _construct(env_id, own, settings.max_episode_steps)
+    example = construct(env_id, own, settings.max_episode_steps)
     make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolBatch
-    with _naming_refusals(env_id, own):
+    with translate_construction_errors(env_id, own):
         return BatchVectorEnv(make_batch(env_id, own, example, num_envs), example, num_envs, settings.wrappers.reward)
-
-
-def _construct(env_id: str, own: Mapping[str, Any], max_episode_steps: int | None) -> Env:
-    env_class = _find_class(env_id)
-    for package in KNOWN_PACKAGES if ":" not in env_id else ():
-        if env_id not in gym.registry:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(package)
-    with _naming_refusals(env_id, own):
-        if env_class is None:
-            return gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **own)
-        env = env_class(**own)
-    return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
-
-
-@contextlib.contextmanager
-def _naming_refusals(env_id: str, own: Mapping[str, Any]) -> Iterator[None]:
-    try:
-        yield
-    except GymnasiumError as error:
-        raise EnvError(_explain_unknown_id(env_id, error)) from None
-    except (TypeError, ValueError, KeyError, AssertionError) as error:
-        if not own:
-            raise
-        raise ConfigError(f"environment '{env_id}' refuses its env_kwargs {dict(own)}: {error}") from error
-    except ImportError as error:
-        raise EnvError(f"environment '{env_id}' needs a package that is not installed: {error}") from None
-
-
-def _find_class(env_id: str) -> Callable[..., Env] | None:
-    """The environment class that `place:ClassName` names, or None for a Gymnasium id."""
-    place, colon, name = env_id.rpartition(":")
-    if not colon:
-        return None
-    module = load_code(place)
-    candidate = getattr(module, name, None)
-    if inspect.isclass(candidate) and issubclass(candidate, gym.Env):
-        return candidate
-    if not place.endswith(".py") and name in gym.registry:
-        return None  # Gymnasium's own `module:Id`, whose module registered the id when it was imported
-    classes = [key for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, gym.Env)]
-    raise EnvError(f"'{place}' has no environment class '{name}'{suggest(name, classes)}")
-
-
-_loaded: dict[str, None] = {}
-
-
-def load_code(place: str) -> ModuleType:
-    """Import a module by its name, or a file by its path; worker processes import it too."""
-    if place.endswith(".py"):
-        module = _load_file(Path(place))
-        place = str(Path(place).resolve())
-    else:
-        try:
-            module = importlib.import_module(place)
-        except ImportError as error:
-            raise EnvError(f"cannot import '{place}': {error}") from None
-    _loaded[place] = None
-    return module
-
-
-def unknown_code(env_id: str) -> str | None:
-    """The file or module that making this environment would import, if nothing has imported it so far."""
-    place, colon, _ = env_id.rpartition(":")
-    if not colon or place in sys.modules or place in _loaded or place in ("rl_training.envs.goals", *KNOWN_PACKAGES):
-        return None
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is no path
-        if str(Path(place).resolve()) in _loaded:
-            return None
-    return place
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise EnvError(f"file '{path}' does not exist (looked from {Path.cwd()})")
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    name = f"rl_training_env_{path.stem}_{digest}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
-
-
-def _explain_unknown_id(env_id: str, error: GymnasiumError) -> str:
-    if env_id in gym.registry:
-        return f"environment '{env_id}' cannot be made: {error}"
-    if env_id.startswith("ALE/") and "ale_py" not in sys.modules:
-        return f"environment '{env_id}' needs ale-py: pip install 'rl-training[atari]'"
-    if env_id.startswith(ROBOTS) and "gymnasium_robotics" not in sys.modules:
-        return f"environment '{env_id}' needs gymnasium-robotics: pip install 'rl-training[robotics]'"
-    remedy = "use a Gymnasium id, module:ClassName or path/to/file.py:ClassName"
-    return f"unknown environment '{env_id}'{suggest(env_id, gym.registry, remedy)}"

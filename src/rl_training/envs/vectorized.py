@@ -18,7 +18,7 @@ from rl_training.envs.attributes import is_same, put_back, take_down
 from rl_training.envs.pools import describe_error
 from rl_training.envs.rewards import RewardTransformConfig, transform_rewards
 from rl_training.envs.vector import TrainingVectorEnv
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, install_extra
 from rl_training.validation import suggest
 
 Array = npt.NDArray[Any]
@@ -267,7 +267,7 @@ def _import_envpool() -> Any:
 
         return envpool
     except ImportError as error:
-        remedy = 'pip install "rl-training[envpool]", on Python 3.11 or newer'
+        remedy = f"{install_extra('envpool')}, on Python 3.11 or newer"
         raise EnvError(f"backend: envpool needs a package that is not installed: {error} ({remedy})") from None
 
 

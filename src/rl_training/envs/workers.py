@@ -140,7 +140,9 @@ class _Worker:
         os.close(handle)
         self._trace = Path(path)
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, make, path), daemon=True)
+        # Not where this process was started: a relative path must mean the same in the worker as it does here.
+        arguments = (theirs, make, path, str(Path.cwd()))
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         with _stop_signals_blocked():
             self._process.start()
         theirs.close()
@@ -204,8 +206,11 @@ def _stop_signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: multiprocessing.connection.Connection[Any, Any], make: MakeMember, trace_path: str) -> None:
+def _serve(
+    connection: multiprocessing.connection.Connection[Any, Any], make: MakeMember, trace_path: str, folder: str
+) -> None:
     """The life of a worker: carry out what it is told until it is told to close."""
+    os.chdir(folder)
     # The main process decides when to end: it finishes its step, saves, and closes the workers.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

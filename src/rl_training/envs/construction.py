@@ -1,0 +1,117 @@
+"""Making one environment from its id, class or factory function, with each failure named."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.error import DependencyNotInstalled
+from gymnasium.error import Error as GymnasiumError
+
+from rl_training.envs.extras import import_known_packages, missing_for_registered, missing_for_unknown
+from rl_training.envs.user_code import Maker, find_maker, frames_of_user
+from rl_training.errors import ConfigError, EnvError, RLTrainingError
+from rl_training.validation import suggest
+
+Env = gym.Env[Any, Any]
+REFUSALS = (TypeError, ValueError, KeyError, AssertionError)
+"""What a constructor raises where an argument is wrong."""
+
+
+def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: int | None) -> Env:
+    """Make the environment, with its own time limit or with this one."""
+    maker = find_maker(env_id)
+    import_known_packages(env_id)
+    with translate_construction_errors(env_id, env_arguments):
+        if maker is None:
+            _check_registered_arguments(env_id, env_arguments)
+            return gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **env_arguments)
+        _check_arguments(env_id, maker, env_arguments)
+        env = maker(**env_arguments)
+    _check_is_env(env_id, env)
+    return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
+
+
+def is_registered(env_id: str) -> bool:
+    """Whether Gymnasium, or a known package that is installed, has this id."""
+    import_known_packages(env_id)
+    return env_id in gym.registry or any(known.startswith(f"{env_id}-v") for known in gym.registry)
+
+
+@contextlib.contextmanager
+def translate_construction_errors(env_id: str, env_arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Turn what making an environment raises into an error that names the environment, the cause and the remedy."""
+    try:
+        yield
+    except RLTrainingError:
+        raise
+    except (DependencyNotInstalled, ImportError) as error:
+        raise EnvError(missing_for_registered(env_id, error)) from error
+    except GymnasiumError as error:
+        raise EnvError(_explain_refused_id(env_id, error)) from error
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {_first_cause(error)}{frames_of_user(error)}"
+        if env_arguments and isinstance(error, REFUSALS):
+            refused = f"environment '{env_id}' refuses its env_kwargs {dict(env_arguments)}: {told}"
+            raise ConfigError(refused) from error
+        raise EnvError(f"environment '{env_id}' cannot be made: its constructor raised {told}") from error
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Gymnasium raises a TypeError again, with a longer text."""
+    return error.__cause__ if isinstance(error, TypeError) and error.__cause__ is not None else error
+
+
+def _check_registered_arguments(env_id: str, env_arguments: Mapping[str, Any]) -> None:
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    if spec is None or spec.entry_point is None:
+        return  # gym.make knows what to say
+    entry_point = spec.entry_point
+    maker: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    _check_arguments(env_id, maker, env_arguments, spec.kwargs)
+
+
+def _check_arguments(
+    env_id: str, maker: Maker, env_arguments: Mapping[str, Any], registered: Mapping[str, Any] | None = None
+) -> None:
+    """Compare the arguments with the signature, before anything is called."""
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (TypeError, ValueError):  # written in C, say
+        return
+    by_name = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    takes_others = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    for key in env_arguments.keys() - by_name.keys() if not takes_others else ():
+        refused = f"environment '{env_id}' refuses its env_kwargs {dict(env_arguments)}"
+        raise ConfigError(f"{refused}: it has no argument '{key}'{suggest(key, by_name)}")
+    required = [name for name, default in by_name.items() if default is inspect.Parameter.empty]
+    missing = [name for name in required if name not in {**(registered or {}), **env_arguments}]
+    if missing:
+        names = " and ".join(f"'{name}'" for name in missing)
+        words = " ".join(f"env_kwargs.{name}=…" for name in missing)
+        raise ConfigError(f"environment '{env_id}' needs a value for {names}: set {words}")
+
+
+def _check_is_env(env_id: str, made: Any) -> None:
+    if isinstance(made, gym.vector.VectorEnv):
+        raise EnvError(f"'{env_id}' returned a vector environment: return a single one, num_envs makes several of it")
+    if not isinstance(made, gym.Env):
+        what = "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
+        raise EnvError(f"'{env_id}' returned {what}, not a gymnasium.Env: let the function return the environment")
+
+
+def _explain_refused_id(env_id: str, error: GymnasiumError) -> str:
+    if env_id in gym.registry:
+        return f"environment '{env_id}' cannot be made: {error}"
+    if env_id.endswith(".py"):
+        return f"'{env_id}' is a file: name the class or function in it, {env_id}:ClassName"
+    remedy = "use a Gymnasium id, module:ClassName or path/to/file.py:ClassName"
+    return missing_for_unknown(env_id) or f"unknown environment '{env_id}'{suggest(env_id, gym.registry, remedy)}"

@@ -1,0 +1,81 @@
+"""Packages that some environments need, and the extra of ours that installs each."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import sys
+
+import gymnasium as gym
+
+from rl_training.errors import install_extra
+
+KNOWN_PACKAGES = ("ale_py", "gymnasium_robotics")
+"""Where installed, these register environments when they are imported; the user need not ask for that."""
+EXTRA_OF_PACKAGE = {
+    "mujoco": "mujoco",
+    "imageio": "mujoco",
+    "Box2D": "box2d",
+    "pygame": "box2d",
+    "ale_py": "atari",
+    "cv2": "atari",
+    "gymnasium_robotics": "robotics",
+    "minari": "offline",
+    "envpool": "envpool",
+    "matplotlib": "plot",
+}
+"""The extra that installs a package, by the name under which it is imported."""
+FAMILIES = (("gymnasium.envs.mujoco", "MuJoCo", "mujoco"), ("gymnasium.envs.box2d", "Box2D", "box2d"))
+"""Where the classes of registered ids are, the package they need, and its extra."""
+ROBOTS = re.compile(r"(Fetch|HandReach|HandManipulate|AdroitHand|FrankaKitchen|PointMaze_|AntMaze_)")
+ATARI_GAMES = (
+    "Adventure|AirRaid|Alien|Amidar|Assault|Asterix|Asteroids|Atlantis|BankHeist|BattleZone|BeamRider|Berzerk|"
+    "Bowling|Boxing|Breakout|Carnival|Centipede|ChopperCommand|CrazyClimber|Defender|DemonAttack|DoubleDunk|"
+    "ElevatorAction|Enduro|FishingDerby|Freeway|Frostbite|Gopher|Gravitar|Hero|IceHockey|Jamesbond|JourneyEscape|"
+    "Kangaroo|Krull|KungFuMaster|MontezumaRevenge|MsPacman|NameThisGame|Phoenix|Pitfall|Pong|Pooyan|PrivateEye|"
+    "Qbert|Riverraid|RoadRunner|Robotank|Seaquest|Skiing|Solaris|SpaceInvaders|StarGunner|Tennis|TimePilot|"
+    "Tutankham|UpNDown|Venture|VideoPinball|WizardOfWor|YarsRevenge|Zaxxon"
+)
+"""As they are called in ids that do not begin with ALE/."""
+ATARI = re.compile(rf"ALE/|({ATARI_GAMES})(-ram)?(NoFrameskip|Deterministic)?-v[045]$")
+
+
+def import_known_packages(env_id: str) -> None:
+    """Import the known packages that are installed, until one of them has registered the id."""
+    for package in KNOWN_PACKAGES if ":" not in env_id else ():
+        if env_id not in gym.registry:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(package)
+
+
+def remedy_for(package: str) -> str | None:
+    """The command that installs a package, if one of our extras has it."""
+    extra = EXTRA_OF_PACKAGE.get(package.partition(".")[0])
+    return None if extra is None else install_extra(extra)
+
+
+def missing_for_unknown(env_id: str) -> str | None:
+    """What to install for an id that nothing has registered, if its family is known and its package missing."""
+    if ATARI.match(env_id) and "ale_py" not in sys.modules:
+        return f"environment '{env_id}' needs ale-py: {install_extra('atari')}"
+    if ROBOTS.match(env_id) and "gymnasium_robotics" not in sys.modules:
+        return f"environment '{env_id}' needs gymnasium-robotics: {install_extra('robotics')}"
+    return None
+
+
+def missing_for_registered(env_id: str, error: Exception) -> str:
+    """What to install for a registered environment that could not import what it needs."""
+    name = env_id.rpartition(":")[2]
+    spec = gym.registry.get(name)
+    entry_point = str(spec.entry_point) if spec is not None else ""
+    for module, package, extra in FAMILIES:
+        if entry_point.startswith(module):
+            return f"environment '{env_id}' needs {package}: {install_extra(extra)}"
+    if "mujoco_py" in entry_point and spec is not None:
+        return f"environment '{env_id}' needs the retired mujoco-py: use '{spec.name}-v5' ({install_extra('mujoco')})"
+    package = (getattr(error, "name", None) or str(error).partition(" ")[0]).partition(".")[0]
+    remedy = remedy_for(package) or f"none of our extras has it; install {package} itself"
+    if "." in package or package not in str(error):
+        return f"environment '{env_id}' needs a package that is not installed: {error}"
+    return f"environment '{env_id}' needs {package}, which is not installed: {remedy}"
