@@ -34,6 +34,7 @@ class AlgorithmAPI:
         self.config = config
         self._algorithm: Algorithm[Any] | None = None
         self._global_step = 0
+        self._metadata: dict[str, Any] = {}
 
     def learn(self, *, callbacks: Sequence[AnyCallback] | None = None) -> TrainResult:
         """Train a new run from the start, in a new run folder."""
@@ -45,7 +46,7 @@ class AlgorithmAPI:
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
         """Mean and spread of the return of the deterministic policy, on the run's evaluation seeds."""
-        return evaluate_algorithm(self.config, self._trained(), num_episodes)
+        return evaluate_algorithm(self.config, self._trained(), num_episodes, self._metadata)
 
     def predict(self, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
         """Action for one observation, or actions for a batch. Nothing is read from disk."""
@@ -70,6 +71,7 @@ class AlgorithmAPI:
         loaded = cls(config)
         loaded._algorithm = algorithm
         loaded._global_step = stored_step(state)
+        loaded._metadata = state.metadata
         return loaded
 
     def _trained(self) -> Algorithm[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli.arguments import StrictCommand, find_run, positive_number
-from rl_training.cli.options import NUMBER, AsJson, CheckpointPath, Plugins, Run, say, show
+from rl_training.cli.options import NUMBER, AsJson, CheckpointPath, Plugins, Run, find_beside, say, show
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ def collect(
     steps: Annotated[int, typer.Option("--steps", help="Steps to record.", metavar=NUMBER, parser=positive_number)],
     run: Run = None,
     checkpoint: CheckpointPath = None,
-    env: Annotated[str | None, typer.Option("--env", help="Instead of an agent: random actions in this one.")] = None,
+    env: Annotated[
+        str | None, typer.Option("--env", callback=find_beside, help="Instead of an agent: random actions in this one.")
+    ] = None,
     out: Out = None,
     minari: Minari = None,
     epsilon: Annotated[float, typer.Option("--epsilon", min=0, max=1, help="Probability of a random action.")] = 0.0,
@@ -100,7 +102,9 @@ def mix(
 @app.command(cls=StrictCommand)
 def check(
     source: Annotated[str, typer.Argument(help="A .npz or .pt file, or the id of a Minari data set.")],
-    env: Annotated[str | None, typer.Option("--env", help="Hold it against this environment's spaces.")] = None,
+    env: Annotated[
+        str | None, typer.Option("--env", callback=find_beside, help="Hold it against this environment's spaces.")
+    ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:

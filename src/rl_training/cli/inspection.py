@@ -21,6 +21,7 @@ from rl_training.cli.options import (
     TotalTimesteps,
     Words,
     configuration_rows,
+    find_beside,
     resolve,
     show,
 )
@@ -74,7 +75,10 @@ def doctor(
     words: Annotated[
         list[str] | None, typer.Argument(help="env_kwargs of the environment.", metavar="[KEY=VALUE]...")
     ] = None,
-    env: Annotated[str | None, typer.Option("--env", help="An environment to examine (default: the machine).")] = None,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", callback=find_beside, help="An environment to examine (default: the machine)."),
+    ] = None,
     steps: Annotated[
         int, typer.Option("--steps", help="Steps to watch it for.", metavar=NUMBER, parser=positive_number)
     ] = 600,

@@ -23,11 +23,21 @@ FLAGS = ("output_dir", "total_timesteps", "num_envs", "eval_episodes", "seed", "
 
 def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:
     if plugins:
-        from rl_training.envs.factory import load_code
+        from rl_training.envs.user_code import add_working_directory, load_code
 
         for plugin in plugins:
+            add_working_directory(plugin)
             load_code(plugin)
     return plugins or []
+
+
+def find_beside(env_id: str | None) -> str | None:
+    """Let `module:ClassName` name a module in the working directory. Only for ids that the user wrote."""
+    if env_id is not None and ":" in env_id:
+        from rl_training.envs.user_code import add_working_directory
+
+        add_working_directory(env_id)
+    return env_id
 
 
 Words = Annotated[
@@ -71,7 +81,8 @@ Plugins = Annotated[
     typer.Option(
         "--plugin",
         callback=_import_plugins,
-        help="Module or file.py to import first, to register algorithms or environments.",
+        help="Module or file.py to import first: it registers algorithms or environments, or is a checkpoint's"
+        " environment (file.py:function allows a checkpoint to call that function).",
     ),
 ]
 
@@ -114,7 +125,9 @@ def resolve(options: Mapping[str, Any]) -> ResolvedConfig:
             say(f"using preset {preset.parent.name}/{preset.name}")
     if file is not None:
         layers.append((f"file {Path(file)}", load_config_file(Path(file))))
-    return resolve_config([*layers, ("command line", given)])
+    resolved = resolve_config([*layers, ("command line", given)])
+    find_beside(resolved.config.env_id)
+    return resolved
 
 
 def configuration_rows(resolved: ResolvedConfig) -> list[tuple[str, Any, str]]:

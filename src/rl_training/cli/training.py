@@ -136,8 +136,10 @@ def _report(
     show(values, [f"{key}={text}" for key, text in texts.items() if text is not None], as_json)
     signal_number = interrupting_signal(result.stop_reason)
     if signal_number is not None:
-        place = (env_id or "").rpartition(":")[0]
-        code = dict.fromkeys([*(plugins or []), *([place] if place else [])])
+        from rl_training.envs.user_code import plugin_of
+
+        own = plugin_of(env_id or "")
+        code = dict.fromkeys([*(plugins or []), *([own] if own else [])])
         words = [*_command(), "resume", str(result.run_dir)]
         words += [word for name in code for word in ("--plugin", name)]
         say(f"saved; to go on:\n  {shlex.join(words)}")

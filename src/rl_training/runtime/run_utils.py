@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.envs.user_code import loaded_code
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
 from rl_training.experiment.config import TrainConfig, dump_yaml, load_config_file
@@ -169,6 +170,7 @@ def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -
             command=[Path(sys.argv[0]).name, *sys.argv[1:]],
             created=_now(),
             seed=config.seed,
+            plugins=loaded_code(),
             versions=_versions(),
             git_commit=_git_commit(),
             status="running",
@@ -190,7 +192,7 @@ def save_training_checkpoint(
     base: Path | None = None,
 ) -> Path:
     """Write a checkpoint that `load_checkpoint` reads; what is unchanged since the checkpoint `base` is linked."""
-    metadata = {"saved": _now(), "versions": _versions(), **(metadata or {})}
+    metadata = {"saved": _now(), "versions": _versions(), "plugins": loaded_code(), **(metadata or {})}
     values = serialize_train_config(config)
     return save_checkpoint(
         path, CheckpointState(algorithm_state, buffer_state, trainer_state, values, metadata), base=base

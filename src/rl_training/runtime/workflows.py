@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rl_training.runtime.callbacks import AnyCallback
 from rl_training.runtime.evaluation import Evaluator, act_on
 from rl_training.runtime.offline_evaluation import fitted_q_evaluation
 from rl_training.runtime.parts import check_data, make_algorithm
+from rl_training.runtime.plugins import check_registered, find_algorithm, find_recorded
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun
 from rl_training.runtime.saved_state import check_network_size, check_trainer_state, naming_misfits
@@ -56,8 +58,14 @@ class ResumePlan:
 def load_algorithm(path: str | Path, *, device: str = "auto") -> tuple[TrainConfig, Algorithm[Any], CheckpointState]:
     """The trained algorithm in a checkpoint, ready to act. Neither the buffer nor an environment is touched."""
     state = load_checkpoint(path, include_buffer=False)
-    config = TrainConfig(**state.config).replace(device=device)
+    config = _read_config(state, device=device)
     return config, restore_algorithm(config, state.algorithm_state), state
+
+
+def _read_config(state: CheckpointState, **changes: Any) -> TrainConfig:
+    if isinstance(state.config.get("algo"), str):
+        find_algorithm(state.config["algo"], state.metadata)
+    return TrainConfig(**state.config).replace(**changes)
 
 
 def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> Algorithm[Any]:
@@ -83,7 +91,7 @@ def evaluate_checkpoint(path: str | Path, *, num_episodes: int | None = None, de
     """
     config, algorithm, state = load_algorithm(path, device=device)
     with choose_execution(config, state).applied():
-        metrics = evaluate_algorithm(config, algorithm, num_episodes)
+        metrics = evaluate_algorithm(config, algorithm, num_episodes, state.metadata)
     return {"global_step": stored_step(state), **metrics}
 
 
@@ -108,13 +116,16 @@ def evaluate_checkpoint_offline(
 
 
 def evaluate_algorithm(
-    config: TrainConfig, algorithm: Algorithm[Any], num_episodes: int | None = None
+    config: TrainConfig,
+    algorithm: Algorithm[Any],
+    num_episodes: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Evaluate on the seeds that belong to the run."""
+    """Evaluate on the seeds that belong to the run. A checkpoint's `metadata` names the plugins that may be missing."""
     if num_episodes is not None and num_episodes < 1:
         raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
     env_id = config.required_env_id
-    refuse_unknown_code(env_id)
+    refuse_unknown_code(env_id, metadata or {})
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
     with contextlib.closing(Evaluator(env_id, config.env_kwargs, seeds)) as evaluator:
         if not evaluator.spaces.equals(algorithm.spaces):
@@ -123,14 +134,15 @@ def evaluate_algorithm(
             return evaluator.evaluate(algorithm, show)
 
 
-def refuse_unknown_code(env_id: str) -> None:
+def refuse_unknown_code(env_id: str, metadata: Mapping[str, Any]) -> None:
     """A checkpoint may name code as its environment, but only the user lets code run."""
-    place = unknown_code(env_id)
-    if place is not None:
+    check_registered(env_id, metadata)
+    code = unknown_code(env_id)
+    if code is not None:
+        place = find_recorded(env_id, metadata) or code
         raise EnvError(
-            f"this checkpoint's environment '{env_id}' is code that nothing has imported yet, and reading a checkpoint"
-            f" must not run code: look at '{place}', then allow it with --plugin {place} (in Python:"
-            f" rl_training.envs.factory.load_code('{place}'))"
+            f"environment '{env_id}' of this checkpoint would run '{place}', and checkpoints never run code: review it,"
+            f" then pass --plugin {shlex.quote(place)} (in Python: rl_training.envs.factory.load_code({place!r}))"
         )
 
 
@@ -144,7 +156,7 @@ def record_checkpoint(
     """
     config, algorithm, state = load_algorithm(path, device="cpu")
     env_id = config.required_env_id
-    refuse_unknown_code(env_id)
+    refuse_unknown_code(env_id, state.metadata)
     if noise and algorithm.spaces.action.kind is not ActionKind.CONTINUOUS:
         raise ConfigError("noise is for Box actions: epsilon mixes random ones among an agent's discrete actions")
     env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))
@@ -195,9 +207,9 @@ def plan_resume(path: str | Path, *, fall_back: bool = False, **changes: Any) ->
         changes = {"total_timesteps": wanted, **changes} if wanted is not None else changes
     elif run_dir is None:
         changes.setdefault("output_dir", Path("runs"))  # where to write is not for a file to say
-    config = TrainConfig(**state.config).replace(**changes)
+    config = _read_config(state, **changes)
     if config.env_id is not None:
-        refuse_unknown_code(config.env_id)
+        refuse_unknown_code(config.env_id, state.metadata)
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     check_network_size(algo_config, _read_spaces(state.algorithm_state), state.algorithm_state)
     check_trainer_state(state.trainer_state, config.num_envs)
