@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ from conftest import small_config
 
 from rl_training.errors import CheckpointError
 from rl_training.experiment import checkpointing
+from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder, list_checkpoints
 from rl_training.experiment.checkpointing import (
     CheckpointState,
     load_checkpoint,
@@ -97,6 +103,62 @@ def test_a_run_keeps_its_last_two_checkpoints_and_the_best(tmp_path: Path) -> No
     assert last == "step_000000000160"
     assert set(kept) == {"step_000000000144", "step_000000000160", best}
     assert resolve_checkpoint(result.run_dir).name == last
+
+
+def test_another_state_of_the_same_step_is_a_further_revision_that_takes_its_place(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=1)
+    first = folder.save((64, 10), write_some)
+    assert folder.save((64, 10), write_some) == first  # the same state
+    second = folder.save((64, 12), write_some)
+    assert (first.name, second.name) == ("step_000000000064", "step_000000000064_r1")
+    assert list_checkpoints(tmp_path) == [second]
+    assert folder.save((64, 14), write_some).name == "step_000000000064_r2"
+    third = folder.save((80, 14), write_some)
+    assert third.name == "step_000000000080"
+    folder.go_back_to(third.name, (80, 14), None)
+    assert folder.save((80, 14), write_some) == third
+    assert resolve_checkpoint(tmp_path / "last") == third
+
+
+def write_some(path: Path, base: Path | None) -> None:
+    save_checkpoint(path, some_state(), base=base)
+
+
+@pytest.mark.parametrize("kind", ["save", "go_back"])
+def test_last_names_a_checkpoint_after_a_death_before_any_operation_on_a_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DeathError(Exception):
+        pass
+
+    for count in range(1, 100):
+        folder = CheckpointFolder(tmp_path / str(count), keep=1)
+        first = folder.save((64, 10), write_some)
+        folder.offer_best(first, 1.0)
+        if kind == "go_back":
+            folder.offer_best(folder.save((64, 12), write_some), 2.0)
+        calls = itertools.count(1)
+
+        def dying(function: Callable[..., Any], calls: Iterator[int] = calls, last: int = count) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if next(calls) >= last:
+                    raise DeathError
+                return function(*args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patch, contextlib.suppress(DeathError):
+            for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
+                patch.setattr(os, name, dying(getattr(os, name)))
+            if kind == "save":
+                folder.save((64, 12), write_some)
+            else:
+                folder.go_back_to(first.name, (64, 10), Best(first.name, 1.0))
+            assert count > 5
+            return
+        for name in ("last", "best"):
+            load_checkpoint(tmp_path / str(count) / name)
+    raise AssertionError("it never ended")
 
 
 def test_resume_from_an_older_checkpoint_takes_back_what_came_after(tmp_path: Path) -> None:

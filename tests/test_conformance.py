@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from conftest import ENV_OF, TESTS, TRY_ALL, as_observation, small_config
 
+from rl_training import TrainConfig
 from rl_training.data.segments import Segment
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -70,14 +73,24 @@ def assert_equal(one: Any, other: Any, path: str = "") -> None:
         assert one == other, path
 
 
-def assert_same_end(one: TrainResult, other: TrainResult) -> None:
-    """Two runs ended in the same state: weights, optimizers, buffer, generators, simulators, counters."""
-    first, second = load_checkpoint(one.checkpoint_path), load_checkpoint(other.checkpoint_path)
+def assert_same_checkpoint(one: Path, other: Path) -> None:
+    """Two checkpoints hold the same weights, optimizers, buffer, generators, simulators, counters."""
+    first, second = load_checkpoint(one), load_checkpoint(other)
     assert_equal(first.algorithm_state, second.algorithm_state, "algorithm")
     assert_equal(first.buffer_state, second.buffer_state, "buffer")
     assert_equal(first.trainer_state["collector"], second.trainer_state["collector"], "collector")
-    assert_equal(first.trainer_state["session"], second.trainer_state["session"], "session")
+    # Only one of them may have been written at a stop.
+    sessions = [{**state.trainer_state["session"], "stop_reason": None} for state in (first, second)]
+    assert_equal(*sessions, "session")
+
+
+def assert_same_end(one: TrainResult, other: TrainResult) -> None:
+    """Two runs ended in the same state and logged the same; their `best` is the same, with the same score."""
+    assert_same_checkpoint(one.checkpoint_path, other.checkpoint_path)
     assert list(read_metrics(one.run_dir / "metrics.jsonl")) == list(read_metrics(other.run_dir / "metrics.jsonl"))
+    bests = [result.run_dir / "checkpoints" / "best" for result in (one, other)]
+    assert_same_checkpoint(*bests)
+    assert len({best.read_text().split()[1] for best in bests}) == 1
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -108,23 +121,55 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(algo: str, tm
         assert_same_end(one, other)
 
 
+def with_stops(algo: str, output_dir: Path, num_envs: int) -> TrainConfig:
+    """A run with evaluations at 64, 128 and 192, and, off-policy, iterations of more updates than one sampling."""
+    rhythm = {"train_frequency": 32, "gradient_steps": 40} if get_algorithm_spec(algo).loop is Loop.OFF_POLICY else {}
+    algo_kwargs = {"eval_interval": 64, **rhythm}
+    return small_config(algo, output_dir, num_envs=num_envs, total_timesteps=192, algo_kwargs=algo_kwargs)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], TrainResult]:
+    """The run that is never stopped, made once for an algorithm and a number of environments."""
+
+    @functools.cache
+    def train(algo: str, num_envs: int) -> TrainResult:
+        torch.set_num_threads(1)
+        return run_training(with_stops(algo, tmp_path_factory.mktemp("undisturbed"), num_envs))
+
+    return train
+
+
 @pytest.mark.parametrize("algo", ALGOS)
-@pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize(("event", "step"), [("collect", 50), ("update", 77), ("eval", 64)])
+@pytest.mark.parametrize(
+    ("event", "step", "num_envs"),
+    [
+        pytest.param("collect", 50, 3, id="collecting"),
+        pytest.param("collect", 64, 1, id="before-the-updates-of-the-first-best"),
+        pytest.param("update", 64, 1, id="within-the-updates-of-the-first-best"),
+        pytest.param("update", 77, 3, id="updating"),
+        pytest.param("eval", 64, 3, id="evaluating"),
+        pytest.param("update", 192, 1, id="within-the-last-updates"),
+    ],
+)
 def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
-    algo: str, num_envs: int, event: str, step: int, tmp_path: Path
+    algo: str,
+    event: str,
+    step: int,
+    num_envs: int,
+    undisturbed: Callable[[str, int], TrainResult],
+    tmp_path: Path,
 ) -> None:
     if event == "collect" and learns_offline(algo):
         event = "update"
-    changes = {"num_envs": num_envs, "total_timesteps": 192, "algo_kwargs": {"eval_interval": 64}}
-    whole = run_training(small_config(algo, tmp_path / "whole", **changes))
-    stopped = run_training(small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(step, event)])
+    whole = undisturbed(algo, num_envs)
+    stopped = run_training(with_stops(algo, tmp_path, num_envs), callbacks=[StopAt(step, event)])
     assert stopped.stop_reason == "test"
-    assert stopped.metrics["global_step"] < 192
     resumed = resume_training(stopped.run_dir)
     assert resumed.run_dir == stopped.run_dir
     assert resumed.stop_reason is None
     assert_same_end(whole, resumed)
+    assert evaluate_checkpoint(resumed.run_dir)["eval_return_mean"] == whole.metrics["eval_return_mean"]
 
 
 @pytest.mark.parametrize("algo", ALGOS)

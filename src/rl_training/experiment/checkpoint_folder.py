@@ -8,18 +8,37 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from rl_training.errors import CheckpointError
 from rl_training.files import DRAFT, naming_write, read_limited, remove_drafts, replace_synced
 
-CHECKPOINT_NAME = re.compile(r"step_[0-9]{1,20}")
+CHECKPOINT_NAME = re.compile(r"step_([0-9]{1,20})(?:_r([0-9]{1,9}))?")
+Position = tuple[int, ...]
+"""Where in its course a run is: its step first, then what tells two states of the same step apart."""
+
+
+class Best(NamedTuple):
+    """What `best` says."""
+
+    name: str
+    """Of a checkpoint."""
+    score: float
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The numbered checkpoints in a run's `checkpoints/`, the newest first."""
     named = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name)]
     found = [path for path in named if path.is_dir() and not path.is_symlink()]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+    return sorted(found, key=lambda path: checkpoint_order(path.name), reverse=True)
+
+
+def checkpoint_order(name: str) -> tuple[int, int]:
+    """Step and revision of a checkpoint by its name: `step_64` is revision 0, `step_64_r1` was written after it."""
+    match = CHECKPOINT_NAME.fullmatch(name)
+    if match is None:
+        raise CheckpointError(f"'{name}' is not the name of a checkpoint, such as step_000000000064")
+    return int(match[1]), int(match[2] or 0)
 
 
 def read_pointer(pointer: Path) -> list[str]:
@@ -45,6 +64,7 @@ class CheckpointFolder:
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder = folder
         self._keep = keep
+        self._newest: tuple[Position, Path] | None = None
 
     @property
     def last(self) -> Path | None:
@@ -53,18 +73,24 @@ class CheckpointFolder:
         return self._folder / words[0] if words else None
 
     @property
-    def best_score(self) -> float | None:
-        """The score of the checkpoint that `best` names."""
+    def best(self) -> Best | None:
+        """The checkpoint that `best` names, and its score."""
         words = self._words("best")
         with contextlib.suppress(ValueError, IndexError):
-            return float(words[1])
+            return Best(words[0], float(words[1]))
         return None
 
-    def save(self, step: int, write: Callable[[Path, Path | None], object]) -> Path:
-        """Let `write(path, base)` make the checkpoint of `step`, point `last` at it, remove what is not needed."""
-        path = self._folder / f"step_{step:012d}"
-        if path.is_symlink() or not path.exists():
+    def save(self, position: Position, write: Callable[[Path, Path | None], object]) -> Path:
+        """Let `write(path, base)` make the checkpoint of `position`, point `last` at it, remove what is not needed.
+
+        A run that was stopped within an iteration does the rest of it at the same step: that is another position, and
+        its checkpoint is a further revision of the step.
+        """
+        if self._newest is None or self._newest[0] != position or not self._newest[1].is_dir():
+            path = self._unused_name(position[0])
             write(path, self.last)
+            self._newest = position, path
+        path = self._newest[1]
         self._point("last", path.name)
         with naming_write(self._folder, CheckpointError):
             self._prune()
@@ -72,22 +98,37 @@ class CheckpointFolder:
 
     def offer_best(self, path: Path, score: float) -> None:
         """Let `best` name `path`, unless it names one with a score at least as good."""
-        if self.best_score is None or score > self.best_score:
+        if self.best is None or score > self.best.score:
             self._point("best", f"{path.name} {score!r}")
 
-    def go_back_to(self, step: int) -> None:
-        """Remove checkpoints of steps that a run resumed at `step` will take again, and what a killed process left."""
-        resumed = self._folder / f"step_{step:012d}"
-        if resumed.is_dir():
-            self._point("last", resumed.name)
+    def go_back_to(self, name: str, position: Position, best: Best | None) -> None:
+        """Resume from a checkpoint: remove the later ones, and what a killed process left.
+
+        `best`, where it names a later one, becomes what it was then.
+        """
+        self._newest = position, self._folder / name
+        self._point("last", name)
         with naming_write(self._folder, CheckpointError):
             remove_drafts(self._folder)
             for path in list_checkpoints(self._folder):
-                if int(path.name[5:]) > step:
-                    for name in ("last", "best"):
-                        if self._words(name)[:1] == [path.name]:
-                            (self._folder / name).unlink()
+                if checkpoint_order(path.name) > checkpoint_order(name):
+                    if self._words("best")[:1] == [path.name]:
+                        self.restore_best(best)
                     self._remove(path)
+
+    def restore_best(self, best: Best | None) -> None:
+        """Let `best` say again what it said; if that checkpoint is gone, there is no best."""
+        if best is not None and (self._folder / best.name).is_dir():
+            self._point("best", f"{best.name} {best.score!r}")
+        else:
+            with naming_write(self._folder, CheckpointError):
+                (self._folder / "best").unlink(missing_ok=True)
+
+    def _unused_name(self, step: int) -> Path:
+        """A name that orders after every checkpoint of the same step."""
+        orders = [checkpoint_order(path.name) for path in list_checkpoints(self._folder)]
+        revision = max((revision + 1 for known, revision in orders if known == step), default=0)
+        return self._folder / (f"step_{step:012d}_r{revision}" if revision else f"step_{step:012d}")
 
     def _point(self, name: str, text: str) -> None:
         """Let a `last` or `best` say `text`, followed by a checksum of it."""
@@ -106,7 +147,8 @@ class CheckpointFolder:
             return  # which one is the best cannot be told any more, so none is removed
         kept = {word for name in ("last", "best") for word in self._words(name)[:1]}
         found = list_checkpoints(self._folder)
-        kept.update(path.name for path in found[: self._keep])
+        newest_of_step = {checkpoint_order(path.name)[0]: path.name for path in reversed(found)}
+        kept.update(sorted(newest_of_step.values(), key=checkpoint_order)[-self._keep :])
         for path in found:
             if path.name not in kept:
                 self._remove(path)

@@ -8,12 +8,13 @@ from itertools import pairwise
 from math import prod
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints, ValidationError
 from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig, Fraction
 from rl_training.data.spaces import Spaces
 from rl_training.errors import CheckpointError, RLTrainingError
+from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME
 from rl_training.experiment.tree_codec import tensors_in
 from rl_training.models.encoders import IMAGE_FEATURES, layer_sizes
 
@@ -55,6 +56,7 @@ class _Session(_Saved):
     owed: Annotated[list[bool], Field(min_length=3, max_length=3)] | None = None
     inexact_reasons: list[str] = []
     eval_restarts: NonNegativeInt = 0
+    is_within_iteration: bool = False
 
 
 class _Environments(_Saved):
@@ -68,8 +70,14 @@ class _Collector(_Saved):
     doubts: list[str]
 
 
+class _Best(_Saved):
+    name: Annotated[str, StringConstraints(pattern=f"^{CHECKPOINT_NAME.pattern}$")]
+    score: float
+
+
 class _TrainerState(_Saved):
     session: _Session
+    best: _Best | None = None
     metrics_bytes: NonNegativeInt
     collector: _Collector | None = None
 

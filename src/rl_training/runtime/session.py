@@ -11,7 +11,7 @@ from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import NonFiniteError
-from rl_training.experiment.checkpoint_folder import CheckpointFolder
+from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder, Position
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricAccumulator, MetricSink
 from rl_training.experiment.progress import ProgressView
@@ -24,6 +24,8 @@ from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 
 UPDATES_BETWEEN_CHECKS = 8
 """Gradient steps between two looks at the parameters, which cost a hundredth of a small update."""
+
+STOP_WITHOUT_REASON = "a callback set should_stop without giving a reason"
 
 
 class AbandonedError(Exception):
@@ -64,6 +66,13 @@ class Session:
         self._check_parameters_at = 0
         self._last_logged_step: int | None = None
         self._owed: list[bool] | None = None
+        self._is_within_iteration = False
+
+    @property
+    def position(self) -> Position:
+        """Differs between any two states of the run: a stop within an iteration, or with an evaluation pending."""
+        state = self.state
+        return state.global_step, state.update_count, state.epoch, self._is_within_iteration, self._owed is not None
 
     @property
     def total_steps(self) -> int:
@@ -100,6 +109,7 @@ class Session:
 
     def collected(self, result: CollectResult) -> None:
         """New steps are in the buffer."""
+        self._is_within_iteration = True
         self.train_restarts = result.env_restarts
         self._tell_restarts()
         self.accumulator.add_episodes(result.episode_returns, result.episode_lengths)
@@ -107,6 +117,7 @@ class Session:
 
     def updated(self, result: UpdateResult) -> None:
         """The algorithm has learned."""
+        self._is_within_iteration = True
         self.state.update_count += result.gradient_steps
         if self.accumulator.add_update(result.metrics):
             self._check_updates()
@@ -116,6 +127,7 @@ class Session:
         """A round is done: log, evaluate and save what is due."""
         step = self.state.global_step
         self.state.epoch += 1
+        self._is_within_iteration = False
         self._check_updates()
         log_due, eval_due = self._log_due.is_due(step), self._eval_due.is_due(step) and self.evaluator is not None
         checkpoint_due = self._checkpoint_due.is_due(step)
@@ -145,6 +157,7 @@ class Session:
 
     def finish(self) -> TrainResult:
         """The loop has ended: save, and evaluate the last policy unless someone is waiting for the run to leave."""
+        self._name_stop()
         # Saved before the closing evaluation, so that a resumed run goes on as if it had never stopped here.
         path = self.save()
         if self.evaluator is not None and self.last_eval_step != self.state.global_step:
@@ -152,14 +165,19 @@ class Session:
                 if self._evaluate() and self.best_return is not None:
                     self.checkpoints.offer_best(path, self.best_return)
                 self._last_logged_step = None  # a line without the evaluation is not enough
+            self._name_stop()
         if self._last_logged_step != self.state.global_step:
             self._log()
         self.view.update(self.state.global_step, self.horizon.total, self._latest)
         metrics = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count, **self._latest}
-        best_score = self.checkpoints.best_score
-        if best_score is not None:
-            metrics["best_eval_return_mean"] = best_score
+        if self.checkpoints.best is not None:
+            metrics["best_eval_return_mean"] = self.checkpoints.best.score
         return TrainResult(self.state.run_dir, path, metrics, self.state.stop_reason)
+
+    def _name_stop(self) -> None:
+        """Give a stop that a callback asked for without a reason a general one: the run did not end by itself."""
+        if self.state.should_stop and self.state.stop_reason is None:
+            self.state.stop_reason = STOP_WITHOUT_REASON
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, schedules, statistics and the states of the callbacks."""
@@ -178,6 +196,7 @@ class Session:
             "last_logged_step": self._last_logged_step,
             "eval_restarts": 0 if self.evaluator is None else self.evaluator.num_restarts,
             "owed": self._owed,
+            "is_within_iteration": self._is_within_iteration,
             "inexact_reasons": list(self.inexact_reasons),
         }
 
@@ -198,10 +217,19 @@ class Session:
         self._owed = state.get("owed")  # nor this
         if self.evaluator is not None:
             self.evaluator.num_restarts = state.get("eval_restarts", 0)  # nor this
+        self._is_within_iteration = state.get("is_within_iteration", False)
         self.inexact_reasons = list(state.get("inexact_reasons", ()))
 
-    def offer_restored(self) -> None:
-        """Let `best` name the checkpoint the run goes on from, if a kill came before that was done."""
+    def go_back(self, name: str, best: Best | None, *, is_extended: bool) -> None:
+        """Make the checkpoint `name`, which was restored, the last one, and `best` what it was by then.
+
+        The evaluation that closes a stopped run is no part of the run that goes on, unless the stop was its end.
+        """
+        now = self.checkpoints.best
+        if now is not None and not is_extended and (self.best_return is None or now.score > self.best_return):
+            self.checkpoints.restore_best(best)
+        self.checkpoints.go_back_to(name, self.position, best)
+        # A kill may have come between a checkpoint and the offer of it.
         path, is_evaluated = self.checkpoints.last, self.last_eval_step == self.state.global_step
         if path is not None and is_evaluated and self.best_return == self.last_eval["eval_return_mean"]:
             self.checkpoints.offer_best(path, self.best_return)

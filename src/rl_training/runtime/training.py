@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
-from rl_training.experiment.checkpoint_folder import CheckpointFolder
+from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import JsonlSink, TensorboardSink
@@ -33,6 +34,14 @@ LOOPS: dict[Loop, Callable[..., None]] = {
     Loop.OFF_POLICY: off_policy_loop,
     Loop.OFFLINE: offline_loop,
 }
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run resumes: its folder, and the name of the checkpoint there."""
+
+    run: TrainingRun
+    checkpoint: str
 
 
 @dataclass(frozen=True)
@@ -61,9 +70,9 @@ def run_training(
     run_suffix: str | None = None,
     checkpoint_state: CheckpointState | None = None,
     callbacks: Sequence[AnyCallback] | None = None,
-    run: TrainingRun | None = None,
+    place: Place | None = None,
 ) -> TrainResult:
-    """Train as `config` says, from the start or from `checkpoint_state`, in a new folder or in `run`'s.
+    """Train as `config` says, from the start or from `checkpoint_state`, in a new folder or at `place`.
 
     Nothing is written before every part has been made, so a mistake in the configuration leaves nothing behind.
     """
@@ -74,9 +83,10 @@ def run_training(
         parts = make_parts(config, execution)
         stack.callback(parts.close)
         stop_reason = None
-        if run is None:
+        if place is None:
             run = create_training_run(config, run_suffix=run_suffix)
         else:
+            run = place.run
             stop_reason = _reason_that_stands(config, run, checkpoint_state)
             run.go_on(config)
         view = make_view(checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0)
@@ -84,7 +94,7 @@ def run_training(
         for note in (*parts.notes, *(parts.collector.doubts if parts.collector else ())):
             view.message(note)
         try:
-            result = _run_session(config, parts, run, view, checkpoint_state, callbacks, stop_reason)
+            result = _run_session(config, parts, run, view, checkpoint_state, callbacks, place, stop_reason)
         except BaseException as error:
             with contextlib.suppress(RLTrainingError):  # a full disk, say: the first error is the one to tell
                 run.finish("failed", f"{type(error).__name__}: {error}")
@@ -119,6 +129,7 @@ def _run_session(
     view: ProgressView,
     checkpoint_state: CheckpointState | None,
     callbacks: Sequence[AnyCallback] | None,
+    place: Place | None,
     stop_reason: str | None,
 ) -> TrainResult:
     trainer_state = checkpoint_state.trainer_state if checkpoint_state else None
@@ -129,7 +140,7 @@ def _run_session(
 
     def save() -> Path:
         jsonl.sync()
-        return checkpoints.save(state.global_step, lambda path, base: _write(path, base, parts, session, jsonl))
+        return checkpoints.save(session.position, lambda path, base: _write(path, base, parts, session, jsonl))
 
     early_stopping = parts.algorithm.config.early_stopping
     own = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
@@ -152,8 +163,8 @@ def _run_session(
             _restore(checkpoint_state, parts, session, view)
         # Only now that the run is known to go on from this checkpoint is anything newer removed; and its metrics
         # after its checkpoints, which count on them.
-        checkpoints.go_back_to(first_step)
-        session.offer_restored()
+        if trainer_state is not None and place is not None:
+            _go_back(trainer_state, session, place)
         jsonl = stack.enter_context(contextlib.closing(JsonlSink(run.run_dir / "metrics.jsonl", keep_bytes)))
         tensorboard = stack.enter_context(contextlib.closing(TensorboardSink(run.run_dir / "tensorboard", first_step)))
         session.sinks = (jsonl, tensorboard)
@@ -174,6 +185,14 @@ def _run_session(
     return result
 
 
+def _go_back(trainer_state: dict[str, Any], session: Session, place: Place) -> None:
+    best = session.checkpoints.best
+    if "best" in trainer_state:  # older checkpoints do not have it
+        best = Best(**trainer_state["best"]) if trainer_state["best"] else None
+    is_extended = trainer_state["session"]["horizon"]["total"] != session.total_steps
+    session.go_back(place.checkpoint, best, is_extended=is_extended)
+
+
 def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
     session.parameters.check_all(session.state.global_step)
     reasons = [*session.inexact_reasons, *(parts.collector.doubts if parts.collector else ())]
@@ -187,6 +206,7 @@ def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl:
             "session": session.state_dict(),
             "collector": parts.collector.state_dict() if parts.collector else None,
             "metrics_bytes": jsonl.num_bytes,
+            "best": best._asdict() if (best := session.checkpoints.best) else None,
         },
         metadata={
             "execution": {"num_threads": parts.execution.num_threads, "compile": parts.execution.compile},

@@ -17,6 +17,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.envs.factory import unknown_code
 from rl_training.errors import CheckpointError, ConfigError, EnvError
+from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.progress import counter
@@ -30,7 +31,7 @@ from rl_training.runtime.recording import Recording, noisy_policy, record_transi
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun
 from rl_training.runtime.saved_state import check_network_size, check_trainer_state, naming_misfits
 from rl_training.runtime.trainer import TrainResult
-from rl_training.runtime.training import choose_execution, run_training
+from rl_training.runtime.training import Place, choose_execution, run_training
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,11 @@ class ResumePlan:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is nothing left to do: no step, and no closing evaluation that a killed process owes."""
-        is_closed = self.run is None or not self.run.was_cut_short
-        return self.global_step >= self.config.total_timesteps and is_closed
+        """Whether there is nothing left to do: no step, no update, and no evaluation that a killed process owes."""
+        if self.run is not None and self.run.was_cut_short:
+            return False
+        is_open = self.state.trainer_state["session"].get("is_within_iteration", False)
+        return self.global_step >= self.config.total_timesteps and not is_open
 
     @property
     def global_step(self) -> int:
@@ -219,7 +222,9 @@ def plan_resume(path: str | Path, *, fall_back: bool = False, **changes: Any) ->
 def _run_folder_of(checkpoint_path: Path) -> Path | None:
     """The run folder that a checkpoint lies in, as the user wrote it where that is the same folder."""
     real = checkpoint_path.resolve()
-    if real.parent.name != "checkpoints" or not (real.parent.parent / "config.yaml").is_file():
+    if real.parent.name != "checkpoints" or CHECKPOINT_NAME.fullmatch(real.name) is None:
+        return None
+    if not (real.parent.parent / "config.yaml").is_file():
         return None
     written = checkpoint_path.parent.parent
     return written if written.resolve() == real.parent.parent else real.parent.parent
@@ -247,4 +252,5 @@ def run_plan(plan: ResumePlan, *, callbacks: Sequence[AnyCallback] | None = None
         session = plan.state.trainer_state["session"]
         counts = {"global_step": plan.global_step, "gradient_steps": session["update_count"]}
         return TrainResult(plan.checkpoint_path.parent.parent, plan.checkpoint_path, counts | session["last_eval"])
-    return run_training(plan.config, checkpoint_state=plan.state, callbacks=callbacks, run=plan.run)
+    place = Place(plan.run, plan.checkpoint_path.resolve().name) if plan.run is not None else None
+    return run_training(plan.config, checkpoint_state=plan.state, callbacks=callbacks, place=place)
