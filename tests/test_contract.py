@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import TESTS
+from conftest import TESTS, small_config
 
-from rl_training.algorithms.ppo import PPOConfig
+from rl_training.algorithms.ppo import PPOAlgorithm, PPOConfig
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import ConfigError
-from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.experiment import registry
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import (
+    AlgorithmSpec,
+    Loop,
+    get_algorithm_spec,
+    list_algorithm_specs,
+    register_algorithm,
+)
 from rl_training.runtime.controls import EarlyStoppingConfig
 from rl_training.validation import FrozenConfig
 
@@ -137,6 +147,31 @@ def config_classes() -> list[type[FrozenConfig]]:
         pending += (children := pending.pop().__subclasses__())
         found += [child for child in children if child.__module__.startswith("rl_training.")]
     return sorted(set(found), key=lambda cls: cls.__name__)
+
+
+class TestRegistry:
+    @pytest.mark.parametrize("algo", ALGORITHMS)
+    def test_each_algorithm_names_the_function_that_trains_it(self, algo: str) -> None:
+        spec = get_algorithm_spec(algo)
+        module = importlib.import_module(f"rl_training.runtime.{algo}_trainer")
+        assert spec.train_fn is getattr(module, f"train_{algo}")
+        assert spec.train_fn.__name__ == f"train_{algo}"
+        assert pickle.loads(pickle.dumps(spec.train_fn)) is spec.train_fn
+
+    def test_naming_it_is_what_imports_the_runtime(self) -> None:
+        code = "import sys; from rl_training.experiment import get_algorithm_spec as get; spec = get('ppo'); repr(spec)"
+        answer = run_python(f"{code}; print('torch' in sys.modules); spec.train_fn; print('torch' in sys.modules)")
+        assert answer.split() == ["False", "True"]
+
+    def test_a_users_algorithm_has_one_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+        spec = AlgorithmSpec("mine", "a user's own", PPOAlgorithm, PPOConfig, Loop.ON_POLICY)
+        register_algorithm(spec)
+        config = small_config("ppo", tmp_path, total_timesteps=16)
+        result = spec.train_fn(TrainConfig(**{**config.model_dump(), "algo": "mine"}))
+        assert result.metrics["global_step"] == 16
+        with pytest.raises(ConfigError, match="trains 'mine', but the configuration says algo: ppo"):
+            spec.train_fn(config)
 
 
 class TestConfigClasses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,8 @@ def imported_rooms(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.Constant) and re.fullmatch(r"rl_training(\.\w+)+:\w+", str(node.value)):
+            names.append(node.value)  # what importlib is given
         rooms |= {name.split(".")[1] for name in names if name.startswith("rl_training.")}
     return rooms
 
@@ -44,7 +47,7 @@ def imported_rooms(path: Path) -> set[str]:
 def test_each_room_imports_only_what_lies_below_it(room: str) -> None:
     for path in (SOURCE / room).glob("*.py"):
         allowed = MAY_IMPORT[room] | LEAVES
-        if path.name == "default_manager.py":
+        if path.name in ("default_manager.py", "registry.py"):  # which call it, and say what would be called
             allowed = allowed | {"runtime"}
         assert imported_rooms(path) <= allowed, path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,10 @@ from rl_training.validation import parse_config, suggest
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Algorithm
     from rl_training.algorithms.config import AlgorithmConfig
+
+
+TRAIN_FUNCTIONS = "rl_training.runtime.training:train_function"
+"""What gives the train function of a name. A string, since the runtime is built upon this module."""
 
 
 class Loop(enum.Enum):
@@ -46,6 +50,12 @@ class AlgorithmSpec:
         """The class of its settings, which holds every default."""
         config: type[AlgorithmConfig] = _load(self.config)
         return config
+
+    @property
+    def train_fn(self) -> Callable[..., Any]:
+        """`train_fn(config, *, run_suffix=None, checkpoint_state=None, callbacks=None)` trains it: `TrainResult`."""
+        train_fn: Callable[..., Any] = _load(TRAIN_FUNCTIONS)(self.name)
+        return train_fn
 
     def parse_kwargs(self, algo_kwargs: Mapping[str, Any]) -> AlgorithmConfig:
         """Turn `algo_kwargs` into the algorithm's own typed settings."""

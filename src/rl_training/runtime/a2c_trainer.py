@@ -1,5 +1,5 @@
 """Train A2C."""
 
-from rl_training.runtime.training import TrainFunction
+from rl_training.runtime.training import train_function
 
-train_a2c = TrainFunction("a2c")
+train_a2c = train_function("a2c")

@@ -1,5 +1,5 @@
 """Train AWAC."""
 
-from rl_training.runtime.training import TrainFunction
+from rl_training.runtime.training import train_function
 
-train_awac = TrainFunction("awac")
+train_awac = train_function("awac")

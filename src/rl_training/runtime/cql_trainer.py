@@ -1,5 +1,5 @@
 """Train CQL."""
 
-from rl_training.runtime.training import TrainFunction
+from rl_training.runtime.training import train_function
 
-train_cql = TrainFunction("cql")
+train_cql = train_function("cql")

@@ -1,5 +1,5 @@
 """Train DDPG."""
 
-from rl_training.runtime.training import TrainFunction
+from rl_training.runtime.training import train_function
 
-train_ddpg = TrainFunction("ddpg")
+train_ddpg = train_function("ddpg")

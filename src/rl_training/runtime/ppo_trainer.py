@@ -1,5 +1,5 @@
 """Train PPO."""
 
-from rl_training.runtime.training import TrainFunction
+from rl_training.runtime.training import train_function
 
-train_ppo = TrainFunction("ppo")
+train_ppo = train_function("ppo")

@@ -1,5 +1,5 @@
 """Train QR-DQN."""
 
-from rl_training.runtime.training import TrainFunction
+from rl_training.runtime.training import train_function
 
-train_qrdqn = TrainFunction("qrdqn")
+train_qrdqn = train_function("qrdqn")

@@ -1,5 +1,5 @@
 """Train TQC."""
 
-from rl_training.runtime.training import TrainFunction
+from rl_training.runtime.training import train_function
 
-train_tqc = TrainFunction("tqc")
+train_tqc = train_function("tqc")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,13 @@ class TrainFunction:
 
     algo: str
 
+    @property
+    def __name__(self) -> str:
+        return f"train_{self.algo}"
+
+    def __reduce__(self) -> tuple[Callable[[str], TrainFunction], tuple[str]]:
+        return train_function, (self.algo,)
+
     def __call__(
         self,
         config: TrainConfig,
@@ -62,6 +70,12 @@ class TrainFunction:
         if config.algo != self.algo:
             raise ConfigError(f"this trains '{self.algo}', but the configuration says algo: {config.algo}")
         return run_training(config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks)
+
+
+@functools.cache
+def train_function(algo: str) -> TrainFunction:
+    """The function that trains an algorithm of that name: for each name one object."""
+    return TrainFunction(algo)
 
 
 def run_training(
