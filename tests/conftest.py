@@ -37,8 +37,10 @@ LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files",
 """These are begun first, so that no worker is left alone with one of them at the end."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the long files first; within a file nothing moves."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the long files first, unless a random order is asked for; within a file nothing moves."""
+    if config.pluginmanager.hasplugin("randomly"):
+        return
     order = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 

@@ -173,7 +173,8 @@ def test_a_run_on_nested_observations_resumes_exactly_and_predicts_without_an_en
     single, batch = batch_of(env.observation_space)
     actions = predict(algorithm, batch)
     assert len(actions) == 5
-    np.testing.assert_array_equal(predict(algorithm, single[2]), actions[2])
+    # One row and five are other shapes, for which the kernels may round in another way.
+    np.testing.assert_allclose(predict(algorithm, single[2]), actions[2], atol=1e-5)
     with pytest.raises(EnvError, match="no part 'goal/kind'"):
         predict(algorithm, {"goal": {"at": single[0]["goal"]["at"]}})
 
