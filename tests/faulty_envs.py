@@ -171,6 +171,32 @@ class FailsOnSeed(Walk):
         sys.exit(0)
 
 
+class Ends(Walk):
+    """Raises, or leaves with `sys.exit(0)`, at one place: `__init__`, `reset`, `step` or `close`."""
+
+    def __init__(self, place: str, leaves: bool = True) -> None:
+        self.place_of_end, self.leaves = place, leaves
+        super().__init__()
+        self.end("__init__")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.end("reset")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.end("step")
+        return super().step(action)
+
+    def close(self) -> None:
+        self.end("close")
+
+    def end(self, place: str) -> None:
+        if place == self.place_of_end:
+            if self.leaves:
+                sys.exit(0)
+            raise RuntimeError("the simulator exploded")
+
+
 class SameArray(Walk):
     """Writes each observation into the same array."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli.arguments import complete_run, complete_words, whole_number
+from rl_training.errors import RLTrainingError
+from rl_training.streams import tell
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig
@@ -89,12 +90,15 @@ Plugins = Annotated[
 
 def say(text: str) -> None:
     """Tell the person, where it does not mix with the results."""
-    print(text, file=sys.stderr, flush=True)
+    tell(text)
 
 
 def show(value: Any, lines: Iterable[str], as_json: bool) -> None:
     """Print a result as one JSON object, or as lines."""
-    print(json.dumps(value) if as_json else "\n".join(lines))
+    try:
+        print(json.dumps(value) if as_json else "\n".join(lines), flush=True)
+    except OSError as error:
+        raise RLTrainingError(f"cannot write the result to standard output: {error.strerror}") from None
 
 
 def resolve(options: Mapping[str, Any]) -> ResolvedConfig:

@@ -16,6 +16,7 @@ from rl_training.cli.inspection import algos, doctor, show_config
 from rl_training.cli.options import say
 from rl_training.cli.training import demo, resume, train
 from rl_training.errors import RLTrainingError
+from rl_training.streams import drop_unwritten
 
 BAD_INPUT = 2
 
@@ -29,6 +30,10 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Abort from None
+        except SystemExit as error:  # typer's own way out is another one
+            raise RLTrainingError(
+                f"the command did not finish: an environment, a plugin or a package called sys.exit({error.code!r})"
+            ) from error
 
 
 app = typer.Typer(
@@ -72,7 +77,7 @@ for _name, _command in _COMMANDS.items():
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 2 bad input, 130 or 143 interrupted and saved."""
+    """Run the command line and return its exit code: 0 done, 2 bad input, 129, 130 or 143 interrupted and saved."""
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
         code = app(args=arguments or ["--help"], prog_name="rl-training", standalone_mode=False)
@@ -90,4 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run() -> None:
     """Entry point of the `rl-training` script."""
-    sys.exit(main())
+    code = main()
+    drop_unwritten()
+    sys.exit(code)

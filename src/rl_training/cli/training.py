@@ -30,6 +30,7 @@ from rl_training.cli.options import (
     say,
     show,
 )
+from rl_training.errors import RLTrainingError
 
 if TYPE_CHECKING:
     from rl_training.runtime.trainer import TrainResult
@@ -133,8 +134,13 @@ def _report(
         "stop_reason": result.stop_reason,
     }
     texts = {**values, "metrics": json.dumps(result.metrics)}
-    show(values, [f"{key}={text}" for key, text in texts.items() if text is not None], as_json)
     signal_number = interrupting_signal(result.stop_reason)
+    try:
+        show(values, [f"{key}={text}" for key, text in texts.items() if text is not None], as_json)
+    except RLTrainingError as error:  # the terminal may be what is gone
+        if signal_number is None:
+            raise
+        say(str(error))
     if signal_number is not None:
         from rl_training.envs.user_code import plugin_of
 

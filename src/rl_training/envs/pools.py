@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import gymnasium as gym
+
 from rl_training.errors import EnvError
 
 Arguments = Sequence[tuple[Any, ...] | None]
@@ -101,6 +103,7 @@ class LocalPool(Pool):
     def close(self) -> list[tuple[int, Fault]]:
         """Close all, also those after one that fails to."""
         faults = [(index, _try_to(member.close)) for index, member in enumerate(self.members)]
+        self.members.clear()
         return [(index, fault) for index, fault in faults if fault is not None]
 
     def _make_at(self, index: int) -> None:
@@ -113,6 +116,11 @@ def _try_to(call: Callable[..., None], *values: Any) -> Fault | None:
     except (Exception, SystemExit) as error:
         return Fault.from_error(error)
     return None
+
+
+def close_example(env: gym.Env[Any, Any]) -> None:
+    """Close an environment that was made only to be looked at; those that are used will tell if they cannot close."""
+    _try_to(env.close)
 
 
 def describe_error(error: BaseException) -> str:

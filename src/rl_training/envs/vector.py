@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from rl_training.envs.answers import find_misfit
-from rl_training.envs.pools import Fault, LocalPool, Pool
+from rl_training.envs.pools import Fault, LocalPool, Pool, close_example
 from rl_training.envs.resumable import ResumableEnv
 from rl_training.envs.workers import WorkerPool
 from rl_training.errors import EnvError
@@ -105,6 +105,7 @@ class MemberVectorEnv(TrainingVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments, then tell of those that failed to."""
+        self.closed = True  # also if one failed to
         for index, fault in self.pool.close():
             raise self._error(index, fault, "close")
 
@@ -208,7 +209,7 @@ def make_workers(make: MakeEnv, num_envs: int, max_restarts: int, timeout_second
     example = make()  # here, so that a bad id or argument is reported from here
     pool = WorkerPool(partial(_make_member, make), num_envs, timeout_seconds)
     envs = MemberVectorEnv(pool, example, max_restarts)
-    example.close()
+    close_example(example)
     try:
         for index, fault in pool.start():
             raise envs._error(index, fault, "starting")

@@ -7,6 +7,9 @@ import datetime
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rl_training.streams import TolerantStream, is_terminal, tell
 
 LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
 
@@ -30,8 +33,7 @@ class ProgressView:
 
     def message(self, text: str) -> None:
         """Print a line that stays; a reader that is gone, or a full disk under a log, is no reason to end a run."""
-        with contextlib.suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+        tell(text)
 
     def close(self) -> None:
         """Leave the screen tidy."""
@@ -61,7 +63,8 @@ class LiveView(ProgressView):
         from rich.progress import BarColumn, Progress, TextColumn
 
         super().__init__(first_step)
-        console = Console(stderr=True)
+        stream: Any = TolerantStream()
+        console = Console(file=stream)
         self._hidden = () if console.width >= 100 else ("eval_return_mean",)
         bar = BarColumn(bar_width=max(6, min(24, console.width - 90)))
         self._progress = Progress(bar, TextColumn("{task.description}"), console=console)
@@ -94,7 +97,7 @@ class LiveView(ProgressView):
 
 def make_view(first_step: int = 0) -> ProgressView:
     """A live bar on a terminal, plain lines elsewhere."""
-    return (LiveView if sys.stderr.isatty() else ProgressView)(first_step)
+    return (LiveView if is_terminal(sys.stderr) else ProgressView)(first_step)
 
 
 @contextlib.contextmanager
@@ -103,7 +106,8 @@ def counter(total: int, label: str) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
+    stream: Any = TolerantStream()
+    with Progress(console=Console(file=stream), disable=not is_terminal(sys.stderr), transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda num_done: progress.update(task, completed=num_done)
 

@@ -16,7 +16,7 @@ from rl_training.envs.attributes import is_same
 from rl_training.envs.episodes import EpisodeStep
 from rl_training.envs.factory import make_env, make_episode_pool, split_env_kwargs
 from rl_training.envs.global_generators import seeded_global_generators
-from rl_training.envs.pools import Fault, Pool
+from rl_training.envs.pools import Fault, Pool, close_example
 from rl_training.envs.vector import batch_observations
 from rl_training.envs.workers import SECONDS_TO_START
 from rl_training.errors import EnvError
@@ -60,7 +60,7 @@ class EpisodeRunner:
         self._started_pool: Pool | None = None
         example = make_env(env_id, env_kwargs, with_wrappers=False)
         self.obs_space, self.action_space = example.observation_space, copy.deepcopy(example.action_space)
-        example.close()
+        close_example(example)
 
     @contextlib.contextmanager
     def running(self, seed: int) -> Iterator[None]:

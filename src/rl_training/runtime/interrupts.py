@@ -1,15 +1,15 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop and save, the second leaves at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first asks the run to stop and save, the second leaves at once."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
 from rl_training.runtime.trainer import TrainerState
+from rl_training.streams import tell
 
 INTERRUPTED = "interrupted by "
 
@@ -29,16 +29,23 @@ def stop_on_signals(state: TrainerState) -> Iterator[None]:
         seen.append(number)
         state.request_stop(INTERRUPTED + signal.Signals(number).name)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in _signals_to_handle()}
     try:
         yield
     except KeyboardInterrupt:
         # Said here: in the handler, printing fails if the signal came while something was being printed.
-        print("interrupted again: leaving without saving", file=sys.stderr, flush=True)
+        tell("interrupted again: leaving without saving")
         raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _signals_to_handle() -> list[signal.Signals]:
+    """A terminal that closes sends SIGHUP, which `nohup` has the program ignore."""
+    hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)
+    is_handled = hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([hang_up] if hang_up is not None and is_handled else [])]
 
 
 def interrupting_signal(stop_reason: str | None) -> signal.Signals | None:

@@ -22,8 +22,10 @@ from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.spaces import Spaces, describe_spaces
 from rl_training.envs.factory import make_vector_env, split_env_kwargs
 from rl_training.envs.goal_judge import GoalJudge
+from rl_training.envs.pools import describe_error
 from rl_training.envs.rewards import RewardTransformConfig
-from rl_training.errors import ConfigError, DatasetError
+from rl_training.envs.vector import TrainingVectorEnv
+from rl_training.errors import ConfigError, DatasetError, RLTrainingError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.collector import Collector
@@ -63,11 +65,20 @@ class Parts:
                 part = torch.from_numpy(obs[start : start + OBSERVATIONS_AT_ONCE].copy())
                 self.algorithm.fit_observations(part.to(self.algorithm.device))
 
-    def close(self) -> None:
-        """Close all environments."""
-        for part in (self.collector, self.evaluator, self.judge):
-            if part is not None:
-                part.close()
+    def close(self) -> list[str]:
+        """Close all environments; returns which failed to, and how."""
+        failures = [try_to_close(part) for part in (self.collector, self.evaluator, self.judge)]
+        return [failure for failure in failures if failure is not None]
+
+
+def try_to_close(part: Collector | Evaluator | GoalJudge | TrainingVectorEnv | None) -> str | None:
+    """Close a part of a run; returns how that failed, if it did: what was done before stays done."""
+    try:
+        if part is not None:
+            part.close()
+    except (Exception, SystemExit) as error:
+        return str(error) if isinstance(error, RLTrainingError) else describe_error(error)
+    return None
 
 
 def make_parts(config: TrainConfig, execution: Execution) -> Parts:
@@ -98,7 +109,7 @@ def _make_online_parts(
 ) -> Parts:
     seeds, env_id = RunSeeds.from_seed(config.seed), config.required_env_id
     envs = make_vector_env(env_id, config.env_kwargs, num_envs=config.num_envs)
-    on_failure.callback(envs.close)
+    on_failure.callback(try_to_close, envs)
     spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
     get_algorithm_spec(config.algo).algorithm_class().check_spaces(spaces)
     algorithm = make_algorithm(config, algo_config, spaces, compile_updates=execution.compile)
@@ -109,7 +120,7 @@ def _make_online_parts(
         if algo_config.replay.kind == HINDSIGHT:
             find_goals(spaces.obs)
             judge = GoalJudge(env_id, config.env_kwargs)
-            on_failure.callback(judge.close)
+            on_failure.callback(try_to_close, judge)
     buffer: Any
     with naming_lack_of_memory():
         if isinstance(algo_config, OffPolicyConfig):
@@ -118,6 +129,7 @@ def _make_online_parts(
         else:
             buffer = RolloutBuffer(spaces, algorithm.config.num_steps, config.num_envs, algorithm.device)
     evaluator = Evaluator(env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
+    on_failure.callback(try_to_close, evaluator)
     collector = Collector(envs, spaces, algorithm.device)
     return Parts(algorithm, collector, buffer, evaluator, execution, judge=judge)
 
@@ -129,7 +141,7 @@ def _make_offline_parts(
     evaluator = None
     if config.env_id is not None:
         evaluator = Evaluator(config.env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
-        on_failure.callback(evaluator.close)
+        on_failure.callback(try_to_close, evaluator)
     data = _load_data(config, algo_config)
     spaces = infer_spaces(data) if evaluator is None else evaluator.spaces
     notes = [*data.notes, *check_data(data, spaces, go_on=algo_config.dataset_check == "warn")]
@@ -146,7 +158,7 @@ def _make_offline_parts(
     if config.total_timesteps <= online.after_updates:
         notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
     envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
-    on_failure.callback(envs.close)
+    on_failure.callback(try_to_close, envs)
     check_replay_fits(spaces, online.buffer_capacity, config.total_timesteps - online.after_updates)
     with naming_lack_of_memory():
         replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)

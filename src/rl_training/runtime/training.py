@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rl_training.runtime.run_utils import RunSeeds, TrainingRun, create_training
 from rl_training.runtime.saved_state import naming_misfits
 from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.streams import tell
 
 LOOPS: dict[Loop, Callable[..., None]] = {
     Loop.ON_POLICY: on_policy_loop,
@@ -95,7 +96,7 @@ def run_training(
     with contextlib.ExitStack() as stack:
         stack.enter_context(execution.applied())
         parts = make_parts(config, execution)
-        stack.callback(parts.close)
+        stack.callback(_close, parts)
         stop_reason = None
         if place is None:
             run = create_training_run(config, run_suffix=run_suffix)
@@ -103,18 +104,35 @@ def run_training(
             run = place.run
             stop_reason = _reason_that_stands(config, run, checkpoint_state)
             run.go_on(config)
-        view = make_view(checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0)
-        stack.callback(view.close)
-        for note in (*parts.notes, *(parts.collector.doubts if parts.collector else ())):
-            view.message(note)
-        try:
+        with _recording_failure(run):
+            view = make_view(checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0)
+            stack.callback(view.close)
+            for note in (*parts.notes, *(parts.collector.doubts if parts.collector else ())):
+                view.message(note)
             result = _run_session(config, parts, run, view, checkpoint_state, callbacks, place, stop_reason)
-        except BaseException as error:
-            with contextlib.suppress(RLTrainingError):  # a full disk, say: the first error is the one to tell
-                run.finish("failed", f"{type(error).__name__}: {error}")
-            raise
-    run.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason)
+        # Before the environments are closed, which may fail or hang: the run has done its work.
+        run.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason)
     return result
+
+
+@contextlib.contextmanager
+def _recording_failure(run: TrainingRun) -> Iterator[None]:
+    """Write down in the run's metadata why it failed; someone's `sys.exit` is a failure, too."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(RLTrainingError):  # a full disk, say: the first error is the one to tell
+            run.finish("failed", f"{type(error).__name__}: {error}")
+        if isinstance(error, SystemExit):
+            raise RLTrainingError(
+                f"the run did not finish: a callback or a package called sys.exit({error.code!r})"
+            ) from error
+        raise
+
+
+def _close(parts: Parts) -> None:
+    for failure in parts.close():
+        tell(f"the run is over, but closing failed: {failure}")
 
 
 def choose_execution(config: TrainConfig, checkpoint_state: CheckpointState | None) -> Execution:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +24,14 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback
 from rl_training.runtime.evaluation import Evaluator, act_on
 from rl_training.runtime.offline_evaluation import fitted_q_evaluation
-from rl_training.runtime.parts import check_data, make_algorithm
+from rl_training.runtime.parts import check_data, make_algorithm, try_to_close
 from rl_training.runtime.plugins import check_registered, find_algorithm, find_recorded
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun
 from rl_training.runtime.saved_state import check_network_size, check_trainer_state, naming_misfits
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.training import Place, choose_execution, run_training
+from rl_training.streams import tell
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,16 @@ def evaluate_algorithm(
     env_id = config.required_env_id
     refuse_unknown_code(env_id, metadata or {})
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
-    with contextlib.closing(Evaluator(env_id, config.env_kwargs, seeds)) as evaluator:
+    evaluator = Evaluator(env_id, config.env_kwargs, seeds)
+    try:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"environment '{config.env_id}' has other spaces than the one the policy was trained in")
         with counter(len(seeds), "evaluating") as show:
             return evaluator.evaluate(algorithm, show)
+    finally:
+        failure = try_to_close(evaluator)
+        if failure is not None:
+            tell(f"the evaluation is over, but closing failed: {failure}")
 
 
 def refuse_unknown_code(env_id: str, metadata: Mapping[str, Any]) -> None:
