@@ -262,6 +262,7 @@ class TestTrain:
             "config.yaml",
             "metadata.json",
             "metrics.jsonl",
+            "run.log",
             "tensorboard",
         }
         assert (Path(answer.lines["checkpoint_path"]) / "manifest.json").is_file()

@@ -103,7 +103,7 @@ def test_a_run_leaves_everything_a_run_should(algo: str, tmp_path: Path) -> None
     assert {"eval_return_mean", "eval_return_std"} <= result.metrics.keys()
     assert all(np.isfinite(value) for value in result.metrics.values())
     names = {path.name for path in result.run_dir.iterdir()}
-    assert names == {"config.yaml", "metadata.json", "metrics.jsonl", "tensorboard", "checkpoints"}
+    assert names == {"config.yaml", "metadata.json", "metrics.jsonl", "run.log", "tensorboard", "checkpoints"}
     metadata = json.loads((result.run_dir / "metadata.json").read_text())
     assert metadata["status"] == "finished"
     assert metadata["versions"]["torch"] == torch.__version__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ from rl_training.algorithms.ppo import PPOConfig
 from rl_training.algorithms.sac import SACConfig
 from rl_training.errors import ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.default_manager import DefaultExperimentManager
 from rl_training.runtime import execution
 from rl_training.runtime.execution import Execution
+from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.run_utils import (
     RunSeeds,
     create_training_run,
@@ -75,6 +78,71 @@ def test_an_existing_run_folder_is_never_reused(tmp_path: Path) -> None:
         create_training_run(config, run_suffix="x")
     unnamed = {create_training_run(config).run_dir for _ in range(3)}
     assert len(unnamed) == 3
+
+
+class TestRunLog:
+    def test_a_new_run_has_a_logger_of_its_own(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        before = list(logging.root.handlers), logging.root.level, set(logging.root.manager.loggerDict)
+        run = create_training_run(small_config("ppo", tmp_path), run_suffix="x")
+        assert isinstance(run.logger, logging.Logger)
+        assert run.config_path == run.run_dir / "config.yaml"
+        assert run.config_path.is_file()
+        run.logger.info("my own %s", "words")
+        run.logger.debug("not worth a line")
+        run.close()
+        run.close()
+        lines = (run.run_dir / "run.log").read_text().splitlines()
+        assert [line.split(" ", 1)[1] for line in lines] == [
+            "INFO created: ppo on CartPole-v1, seed 1, 128 timesteps",
+            "INFO my own words",
+        ]
+        assert before == (list(logging.root.handlers), logging.root.level, set(logging.root.manager.loggerDict))
+        assert capfd.readouterr() == ("", "")
+
+    def test_a_closed_logger_is_silent_and_the_run_can_log_again(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        run = create_training_run(small_config("ppo", tmp_path))
+        old = run.logger
+        run.close()
+        old.error("to nobody")
+        run.logger.info("once")
+        text = (run.run_dir / "run.log").read_text()
+        assert "to nobody" not in text
+        assert text.count("once") == 1
+        assert capfd.readouterr() == ("", "")
+
+    def test_start_resume_stop_and_error_are_written(self, tmp_path: Path) -> None:
+        class Stop:
+            def on_update_end(self, trainer, result) -> None:
+                trainer.request_stop("enough")
+
+        class Fail:
+            def on_update_end(self, trainer, result) -> None:
+                if trainer.global_step == 48:
+                    raise KeyError("my mistake")
+
+        result = train_ppo(small_config("ppo", tmp_path, checkpoint_interval=16), callbacks=[Stop()])
+        manager = DefaultExperimentManager()
+        with pytest.raises(KeyError, match="my mistake"):
+            manager.resume(result.run_dir, callbacks=[Fail()]).train()
+        manager.resume(result.run_dir).train()
+        text = (result.run_dir / "run.log").read_text()
+        entries = [line.split(" ", 1)[1] for line in text.splitlines() if line[:2] == "20"]
+        assert entries == [
+            "INFO created: ppo on CartPole-v1, seed 1, 128 timesteps",
+            "INFO stopped: enough",
+            "INFO resumed at step 16 of 128",
+            "ERROR failed: KeyError: 'my mistake'",
+            "INFO resumed at step 32 of 128",
+            "INFO finished",
+        ]
+        assert "Traceback (most recent call last)" in text
+
+    def test_a_run_whose_settings_are_refused_leaves_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(RLTrainingError):
+            train_ppo(small_config("ppo", tmp_path, env_id="NoSuchEnv-v0"))
+        assert not list(tmp_path.iterdir())
 
 
 def test_an_output_dir_that_cannot_be_used_is_named(tmp_path: Path) -> None:

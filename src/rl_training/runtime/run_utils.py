@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
+import logging
 import platform
 import re
 import shutil
@@ -26,6 +28,7 @@ from rl_training.experiment.checkpointing import CheckpointState, save_checkpoin
 from rl_training.experiment.config import TrainConfig, dump_yaml, load_config_file
 from rl_training.files import naming_write, read_limited, remove_drafts, replace_synced
 from rl_training.runtime.interrupts import interrupting_signal
+from rl_training.runtime.run_log import LOG_NAME, close_run_logger, make_run_logger
 
 MAX_METADATA_BYTES = 1 << 24
 
@@ -90,9 +93,19 @@ class RunSeeds:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-    """The folder of one run."""
+    """The folder of one run, and its log."""
 
     run_dir: Path
+
+    @functools.cached_property
+    def logger(self) -> logging.Logger:
+        """Writes to `run.log` in the run folder, and nowhere else."""
+        return make_run_logger(self.run_dir)
+
+    @property
+    def config_path(self) -> Path:
+        """Its resolved configuration."""
+        return self.run_dir / "config.yaml"
 
     @property
     def checkpoints_dir(self) -> Path:
@@ -102,9 +115,15 @@ class TrainingRun:
     def __fspath__(self) -> str:
         return str(self.run_dir)
 
+    def close(self) -> None:
+        """Detach the log; the folder stays as it is."""
+        logger = vars(self).pop("logger", None)
+        if logger is not None:
+            close_run_logger(logger)
+
     def refuse_links(self) -> None:
         """A run that goes on writes to these; in a stranger's folder they could lead anywhere."""
-        for name in ("checkpoints", "tensorboard", "metrics.jsonl", "config.yaml"):
+        for name in ("checkpoints", "tensorboard", "metrics.jsonl", "config.yaml", LOG_NAME):
             path = self.run_dir / name
             is_plain = path.is_file() if path.suffix else path.is_dir()
             if path.is_symlink() or (path.exists() and not is_plain):
@@ -144,6 +163,10 @@ class TrainingRun:
     def finish(self, status: str, reason: str | None) -> None:
         """Write down how and why the run ended."""
         self.update_metadata(status=status, stop_reason=reason, ended=_now())
+        level = logging.ERROR if status == "failed" else logging.INFO
+        text = status if reason is None else f"{status}: {reason}"
+        self.logger.log(level, "%s", text, exc_info=sys.exc_info()[0] is not None)
+        self.close()
 
     def _metadata(self) -> dict[str, Any]:
         metadata: Any = {}
@@ -159,7 +182,10 @@ class TrainingRun:
 
 
 def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -> TrainingRun:
-    """Make a new run folder with its `config.yaml` and `metadata.json`; an existing folder is refused."""
+    """Make a new run folder with its `config.yaml`, `metadata.json` and `run.log`; an existing folder is refused.
+
+    What it returns has `run_dir`, `config_path`, `logger` (a `logging.Logger` that writes to `run.log`) and `close()`.
+    """
     stem = f"{safe_name(config.algo)}__{safe_name(config.env_id or 'offline')}__seed{config.seed}"
     run = TrainingRun(_make_new_folder(config.output_dir, stem, run_suffix))
     try:
@@ -175,6 +201,8 @@ def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -
             git_commit=_git_commit(),
             status="running",
         )
+        where, length = config.env_id or "recorded data", f"{config.total_timesteps:,} timesteps"
+        run.logger.info("created: %s on %s, seed %d, %s", config.algo, where, config.seed, length)
     except BaseException:
         shutil.rmtree(run.run_dir, ignore_errors=True)  # nothing has been trained in it
         raise

@@ -104,8 +104,11 @@ def run_training(
             run = place.run
             stop_reason = _reason_that_stands(config, run, checkpoint_state)
             run.go_on(config)
+        first_step = checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0
         with _recording_failure(run):
-            view = make_view(checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0)
+            if checkpoint_state is not None:
+                run.logger.info("resumed at step %s of %s", f"{first_step:,}", f"{config.total_timesteps:,}")
+            view = make_view(first_step)
             stack.callback(view.close)
             for note in (*parts.notes, *(parts.collector.doubts if parts.collector else ())):
                 view.message(note)
