@@ -61,7 +61,7 @@ def assert_equal(one: Any, other: Any, path: str = "") -> None:
         assert one.keys() == other.keys(), path
         for key in one:
             assert_equal(one[key], other[key], f"{path}/{key}")
-    elif isinstance(one, list):
+    elif isinstance(one, (list, tuple)):
         assert len(one) == len(other), path
         for index, pair in enumerate(zip(one, other, strict=True)):
             assert_equal(*pair, f"{path}/{index}")

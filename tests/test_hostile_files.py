@@ -171,7 +171,7 @@ def test_a_signed_file_of_absurd_tensors_is_refused(dqn_run: Path, content: str)
     plan_resume(dqn_run)
 
 
-@pytest.mark.parametrize("version", [0, 3, -1, "1", "2", None, True, 1.0, 10**30, [], {}, float("nan")])
+@pytest.mark.parametrize("version", [0, 4, -1, "1", "2", None, True, 1.0, 10**30, [], {}, float("nan")])
 def test_a_schema_version_that_is_none_is_refused(ppo_run: Path, version: Any) -> None:
     forge_manifest(resolve_checkpoint(ppo_run), lambda manifest: manifest.update(schema_version=version))
     refuse_everywhere(ppo_run, "schema version")

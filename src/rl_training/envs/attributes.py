@@ -24,8 +24,10 @@ SKIPPED = {
     *("_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs", "_np_random", "_np_random_seed"),
 }
 """Of these, the generator is kept apart and the rest does not change."""
-IMMUTABLE = (type(None), bool, int, float, str)
-CONTAINERS = (list, tuple, deque, set, dict)
+IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
+CONTAINERS = (list, tuple, deque, set, frozenset, dict)
+PLAIN_KINDS = "biufcSUMm"
+"""Kinds of arrays that are kept: numbers of any size and byte order, words, dates."""
 BIT_GENERATORS: dict[str, Any] = {
     bits.__name__: bits
     for bits in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
@@ -59,8 +61,9 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        if one.dtype != other.dtype:
-            return np.array_equal(one, other)
+        has_padding = one.dtype.kind in "fc" and one.dtype.char in "gG"  # of which the bytes have no meaning
+        if one.dtype != other.dtype or has_padding:
+            return np.array_equal(one, other, equal_nan=has_padding)
         return one.shape == other.shape and one.tobytes() == other.tobytes()
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return False
@@ -74,10 +77,10 @@ def _encode(value: Any, *, depth: int = 0, inside_object: bool = False) -> Any:
     if type(value) in IMMUTABLE:
         return value
     if isinstance(value, np.ndarray):
-        is_plain = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8 and value.nbytes <= MAX_ARRAY_BYTES
-        return value.copy() if is_plain else UNKNOWN
+        is_plain = type(value) is np.ndarray and value.dtype.kind in PLAIN_KINDS and value.nbytes <= MAX_ARRAY_BYTES
+        return value.copy(order="K") if is_plain and value.dtype.itemsize else UNKNOWN
     if isinstance(value, np.generic):
-        return {"kind": "number", "value": np.array(value)} if value.dtype.kind in "biuf" else UNKNOWN
+        return {"kind": "number", "value": np.array(value)} if value.dtype.kind in PLAIN_KINDS else UNKNOWN
     if type(value) in CONTAINERS:
         return _encode_container(value, depth + 1, inside_object)
     if isinstance(value, np.random.Generator):
@@ -101,7 +104,7 @@ def _encode_container(value: Any, depth: int, inside_object: bool) -> Any:
         items.append(code)
     if type(value) is list:
         return items
-    if isinstance(value, set):
+    if isinstance(value, (set, frozenset)):
         items.sort(key=repr)  # a set has no order of its own, and another process may give it another
     code = {"kind": type(value).__name__, "items": items}
     return {**code, "length_limit": value.maxlen} if isinstance(value, deque) else code
@@ -139,7 +142,7 @@ def _decode(code: Any) -> Any:
     if isinstance(code, list):
         return [_decode(item) for item in code]
     if not isinstance(code, dict):
-        return code.copy() if isinstance(code, np.ndarray) else code
+        return code.copy(order="K") if isinstance(code, np.ndarray) else code
     if code["kind"] == "number":
         return code["value"][()]
     items = [_decode(item) for item in code["items"]]
@@ -147,4 +150,4 @@ def _decode(code: Any) -> Any:
         return deque(items, maxlen=code["length_limit"])
     if code["kind"] == "dict":
         return dict(zip(items[::2], items[1::2], strict=True))
-    return tuple(items) if code["kind"] == "tuple" else set(items)
+    return {"tuple": tuple, "set": set, "frozenset": frozenset}[code["kind"]](items)

@@ -24,11 +24,13 @@ import torch
 from rl_training.data.segments import Segment
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME, list_checkpoints, read_pointer
+from rl_training.experiment.checkpoint_sections import pack_section, unpack_section
 from rl_training.experiment.migrations import OLDEST_SCHEMA, upgrade
-from rl_training.experiment.tree_codec import as_array, pack, unpack_dict
+from rl_training.experiment.tree_codec import as_array, unpack_dict
+from rl_training.experiment.tree_packing import UnsavableStateError, pack
 from rl_training.files import drafted, naming_write, open_plain, read_limited, sync, write_new
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST = "manifest.json"
 SECTIONS = ("algorithm", "buffer", "trainer")
 MAX_MANIFEST_BYTES = 1 << 26
@@ -114,28 +116,52 @@ def _with_fallback(message: str, folder: Path, damaged: Path | None = None) -> C
     return CheckpointError(message)
 
 
+def check_savable(state: CheckpointState) -> None:
+    """Raise a `CheckpointError` that names what of `state` a checkpoint cannot hold; nothing is written."""
+    manifest, _ = _pack_state(state)
+    _manifest_text(manifest)
+
+
 def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> None:
-    manifest: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "config": pack(state.config, {}),
-        "metadata": pack(state.metadata, {}),
-        "sections": {},
-        "segments": [],
-    }
-    trees = {"algorithm": state.algorithm_state, "buffer": state.buffer_state, "trainer": state.trainer_state}
-    for name, tree in trees.items():
-        if tree is not None:
-            rest = {key: value for key, value in tree.items() if key != "segments"}
-            entry, plain = _write_tree(folder / f"{name}.safetensors", rest)
-            manifest["sections"][name] = {**entry, "plain": plain}
+    manifest, sections = _pack_state(state)
+    for name, tensors in sections.items():
+        manifest["sections"][name] |= _write_tensors(folder / f"{name}.safetensors", tensors)
     earlier = _known_segments(base)
     for index, segment in enumerate((state.buffer_state or {}).get("segments", ())):
         manifest["segments"].append(_write_segment(folder / _segment_file(index), segment, earlier))
     manifest["checksum"] = _checksum(manifest)
-    write_new(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
+    write_new(folder / MANIFEST, _manifest_text(manifest))
     for path in folder.iterdir():  # all written, then all synced: many times faster than one by one
         if path.stat().st_nlink == 1:  # a linked file is on the disk already
             sync(path)
+
+
+def _pack_state(state: CheckpointState) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+    """The manifest as far as it does not depend on files, and the tensors of each section."""
+    manifest: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "sections": {}, "segments": []}
+    for name, values in (("config", state.config), ("metadata", state.metadata)):
+        try:
+            manifest[name] = pack(values, None)
+        except UnsavableStateError as error:
+            raise error.within(name) from None
+    tensors = {}
+    trees = {"algorithm": state.algorithm_state, "buffer": state.buffer_state, "trainer": state.trainer_state}
+    for name, tree in trees.items():
+        if tree is not None:
+            rest = {key: value for key, value in tree.items() if key != "segments"}
+            plain, tensors[name] = pack_section(name, rest)
+            manifest["sections"][name] = {"plain": plain}
+    return manifest, tensors
+
+
+def _manifest_text(manifest: dict[str, Any]) -> bytes:
+    text = json.dumps(manifest, indent=1, allow_nan=False).encode()
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"the manifest takes {len(text):,} bytes, and a checkpoint's may have {MAX_MANIFEST_BYTES:,}: its"
+            " configuration or metadata is too large"
+        )
+    return text
 
 
 def _known_segments(base: Path | None) -> Known:
@@ -153,23 +179,22 @@ def _write_segment(path: Path, segment: Segment, earlier: Known) -> dict[str, An
         with contextlib.suppress(OSError):  # this file system has no links, or the file is gone: written anew below
             os.link(known[0], path)
             return known[1]
-    entry, _ = _write_tree(path, segment.arrays)
-    return {**entry, "version": segment.version, "rows": rows}
-
-
-def _write_tree(path: Path, tree: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Write the tensors and arrays of a state; returns the manifest's entry for the file, and the rest of the state."""
     tensors: dict[str, torch.Tensor] = {}
-    plain = pack(tree, tensors)
+    pack(segment.arrays, tensors)
+    return {**_write_tensors(path, tensors), "version": segment.version, "rows": rows}
+
+
+def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Write a safetensors file; returns the manifest's entry for it."""
     data = safetensors.torch.save({key: tensor.clone() for key, tensor in tensors.items()})
     write_new(path, data)
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}, plain
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _read(folder: Path, include_buffer: bool) -> CheckpointState:
     manifest = _read_manifest(folder)
     sections = {
-        name: unpack_dict(entry["plain"], _read_tensors(folder / f"{name}.safetensors", entry), name)
+        name: unpack_section(name, entry["plain"], _read_tensors(folder / f"{name}.safetensors", entry))
         for name, entry in manifest["sections"].items()
         if include_buffer or name != "buffer"
     }

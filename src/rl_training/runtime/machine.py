@@ -23,7 +23,7 @@ def machine_facts(device: torch.device) -> dict[str, str]:
     facts = {
         "processor": _processor_name(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
     }
     facts |= {name: os.environ[name] for name in LIMITS if name in os.environ}

@@ -17,7 +17,8 @@ import torch
 from rl_training.envs.attributes import is_same
 from rl_training.envs.resumable import ResumableEnv, Step
 from rl_training.envs.vector import MakeEnv
-from rl_training.experiment.tree_codec import pack, unpack
+from rl_training.experiment.tree_codec import unpack
+from rl_training.experiment.tree_packing import pack
 
 NUM_POINTS = 12
 STEPS_COMPARED = 50

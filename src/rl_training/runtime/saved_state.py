@@ -13,10 +13,17 @@ from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig, Fraction
 from rl_training.data.spaces import Spaces
-from rl_training.errors import CheckpointError, RLTrainingError
+from rl_training.errors import CheckpointError, EnvError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME
+from rl_training.experiment.checkpointing import CheckpointState, check_savable
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.tree_codec import tensors_in
+from rl_training.experiment.tree_packing import UnsavableStateError
 from rl_training.models.encoders import IMAGE_FEATURES, layer_sizes
+from rl_training.runtime.run_utils import serialize_train_config
+
+ENVIRONMENTS = ("trainer", "collector", "envs", "environments")
+"""Where the states of the environments are in a checkpoint."""
 
 
 class _Saved(BaseModel):
@@ -94,6 +101,24 @@ def naming_misfits() -> Iterator[None]:
         raise CheckpointError(
             f"the checkpoint does not fit its own configuration: {type(error).__name__}: {detail:.300}"
         ) from error
+
+
+def try_saving(
+    config: TrainConfig, algorithm_state: dict[str, Any], trainer_state: dict[str, Any], metadata: dict[str, Any]
+) -> None:
+    """Raise an error that names what a checkpoint of this run could not hold, before anything is trained."""
+    values = serialize_train_config(config)
+    try:
+        check_savable(CheckpointState(algorithm_state, None, trainer_state, values, metadata))
+    except UnsavableStateError as error:
+        index = len(ENVIRONMENTS)
+        if error.path[:index] != ENVIRONMENTS or len(error.path) < index + 2:
+            raise
+        env, part, *rest = error.path[index:]
+        source = {"own": "what get_state() returns", "obs": "the observation"}.get(part, f"the {part}")
+        place = f" at '{'/'.join(map(str, rest))}'" if rest else ""
+        raise EnvError(f"environment {env} cannot be saved: {source}{place} {error.problem}") from None
+    check_trainer_state(trainer_state, config.num_envs)
 
 
 def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:

@@ -26,7 +26,7 @@ from rl_training.runtime.offline_loop import offline_loop
 from rl_training.runtime.on_policy_loop import on_policy_loop
 from rl_training.runtime.parts import Parts, make_parts
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun, create_training_run, save_training_checkpoint
-from rl_training.runtime.saved_state import naming_misfits
+from rl_training.runtime.saved_state import naming_misfits, try_saving
 from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.streams import tell
@@ -206,6 +206,7 @@ def _run_session(
         if stop_reason is not None:
             state.request_stop(stop_reason)
         session.begin(None if checkpoint_state or parts.dataset is None else len(parts.dataset))
+        try_saving(**_checkpoint_values(parts, session, jsonl))
         loop = LOOPS[get_algorithm_spec(config.algo).loop]
         try:
             session.close_round()
@@ -230,27 +231,30 @@ def _go_back(trainer_state: dict[str, Any], session: Session, place: Place) -> N
 
 def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
     session.parameters.check_all(session.state.global_step)
+    values = _checkpoint_values(parts, session, jsonl)
+    save_training_checkpoint(path, base=base, buffer_state=parts.buffer.state_dict(), **values)
+
+
+def _checkpoint_values(parts: Parts, session: Session, jsonl: JsonlSink) -> dict[str, Any]:
+    """What a checkpoint of the run as it is now holds besides the buffer."""
     reasons = [*session.inexact_reasons, *(parts.collector.doubts if parts.collector else ())]
-    save_training_checkpoint(
-        path,
-        base=base,
-        config=session.config,
-        algorithm_state=parts.algorithm.state_dict(),
-        buffer_state=parts.buffer.state_dict(),
-        trainer_state={
+    return {
+        "config": session.config,
+        "algorithm_state": parts.algorithm.state_dict(),
+        "trainer_state": {
             "session": session.state_dict(),
             "collector": parts.collector.state_dict() if parts.collector else None,
             "metrics_bytes": jsonl.num_bytes,
             "best": best._asdict() if (best := session.checkpoints.best) else None,
         },
-        metadata={
+        "metadata": {
             "execution": {"num_threads": parts.execution.num_threads, "compile": parts.execution.compile},
             "global_step": session.state.global_step,
             "machine": machine_facts(parts.algorithm.device),
             "exactness": "approximate" if reasons else "exact",
             "doubts": reasons,
         },
-    )
+    }
 
 
 def _machine_reasons(checkpoint_state: CheckpointState, parts: Parts) -> list[str]:
