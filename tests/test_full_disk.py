@@ -22,8 +22,8 @@ from rl_training.errors import RLTrainingError
 from rl_training.experiment import checkpointing
 from rl_training.experiment.checkpoint_folder import list_checkpoints
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
-from rl_training.experiment.config import dump_yaml
 from rl_training.experiment.logging import JsonlSink, TensorboardSink, read_metrics
+from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run_utils import serialize_train_config
 from rl_training.runtime.trainer import TrainerState

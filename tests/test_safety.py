@@ -10,13 +10,14 @@ import pytest
 import yaml
 
 import rl_training
-from rl_training.experiment import config
+from rl_training.errors import ConfigError
+from rl_training.experiment import yaml_text
 
 SOURCES = sorted(Path(rl_training.__file__).parent.rglob("*.py"))
 RUNS_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}
-SAFE_YAML_LOADERS = {"_Loader": config._Loader}
+SAFE_YAML_LOADERS = {"_Loader": yaml_text._Loader}
 YAML_LOADS = {"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all"}
 READS_FILES = {"experiment", "cli.py"}
 """Where input is validated, and so must be with errors that `python -O` keeps."""
@@ -79,8 +80,8 @@ def test_the_loader_of_yaml_makes_plain_values_only() -> None:
     "text", ["!!python/object/apply:os.system ['true']", "!!python/name:os.system", "!!python/object/new:type []"]
 )
 def test_yaml_that_names_code_is_refused(text: str) -> None:
-    with pytest.raises(config.ConfigError, match="not valid YAML"):
-        config.parse_yaml(text, "this")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        yaml_text.parse_yaml(text, "this")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from rl_training.cli.options import (
     Words,
     configuration_rows,
     find_beside,
+    json_text,
     resolve,
     show,
 )
@@ -44,7 +45,7 @@ def show_config(
     """Show the settings a run would have, and where each comes from."""
     rows = configuration_rows(resolve(context.params))
     width = max(len(key) for key, _, _ in rows)
-    lines = [f"{key:<{width}}  {json.dumps(value):<24}  # {source}" for key, value, source in rows]
+    lines = [f"{key:<{width}}  {json_text(value):<24}  # {source}" for key, value, source in rows]
     show({key: {"value": value, "source": source} for key, value, source in rows}, lines, as_json)
 
 

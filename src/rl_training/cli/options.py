@@ -96,9 +96,22 @@ def say(text: str) -> None:
 def show(value: Any, lines: Iterable[str], as_json: bool) -> None:
     """Print a result as one JSON object, or as lines."""
     try:
-        print(json.dumps(value) if as_json else "\n".join(lines), flush=True)
+        print(json_text(value) if as_json else "\n".join(lines), flush=True)
     except OSError as error:
         raise RLTrainingError(f"cannot write the result to standard output: {error.strerror}") from None
+
+
+def json_text(value: Any) -> str:
+    """A value in one line of JSON; of env_kwargs, which may hold more than JSON does, what comes closest."""
+    return json.dumps(_to_json(value))
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_to_json(item) for item in value]
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 def resolve(options: Mapping[str, Any]) -> ResolvedConfig:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.plain_values import plain_copy
 from rl_training.experiment.registry import learns_offline
+from rl_training.experiment.yaml_text import MAX_BYTES, parse_yaml
 from rl_training.validation import FrozenConfig, suggest
 
 MAX_THREADS = 1024
@@ -53,6 +53,8 @@ class TrainConfig(FrozenConfig):
     """Arguments of the environment, and ours: backend, wrappers, max_episode_steps."""
 
     def __init__(self, /, **values: Any) -> None:
+        if isinstance(values.get("env_kwargs"), dict):
+            values["env_kwargs"] = plain_copy(dict(values["env_kwargs"]), "env_kwargs")
         super().__init__(**values)
         if self.env_id is None and not learns_offline(self.algo):
             raise ConfigError("missing key 'env_id' for the configuration")
@@ -102,7 +104,7 @@ def resolve_config(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedC
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: dict[str, str], prefix: str) -> None:
     for key, value in values.items():
-        if not isinstance(key, str):
+        if not isinstance(key, str) and prefix.count(".") < 2:  # deeper ones are the environment's own
             raise ConfigError(f"key {key!r} of {name} is not a name")
         path = f"{prefix}{key}"
         # A schedule is replaced whole: its parts mean nothing beside another schedule's.
@@ -144,7 +146,8 @@ def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
 def load_config_file(path: Path) -> dict[str, Any]:
     """Read a YAML file of settings."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"config file '{path}' does not exist (looked from {Path.cwd()})") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -153,39 +156,3 @@ def load_config_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"config file '{path}' must hold keys and values, not {type(values).__name__}")
     return values
-
-
-def parse_yaml(text: str, what: str) -> Any:
-    """Read YAML safely, with 1e-3 as a number and no key twice."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{what} is not valid YAML: {error}") from None
-
-
-class _Dumper(yaml.SafeDumper):
-    """The safe dumper, which quotes the words that `_Loader` would read as numbers."""
-
-
-def dump_yaml(values: Mapping[str, Any]) -> str:
-    """The inverse of `parse_yaml`."""
-    return str(yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False))
-
-
-class _Loader(yaml.SafeLoader):
-    """The safe loader, with YAML 1.2's idea of a float and a complaint about repeated keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        repeated = {key for key in keys if keys.count(key) > 1}
-        if repeated:
-            raise yaml.constructor.ConstructorError(None, None, f"key '{min(repeated)}' stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
-        list("-+0123456789."),
-    )

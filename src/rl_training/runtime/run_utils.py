@@ -25,7 +25,9 @@ import torch
 from rl_training.envs.user_code import loaded_code
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
-from rl_training.experiment.config import TrainConfig, dump_yaml, load_config_file
+from rl_training.experiment.config import TrainConfig, load_config_file
+from rl_training.experiment.plain_values import plain_copy
+from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.files import naming_write, read_limited, remove_drafts, replace_synced
 from rl_training.runtime.interrupts import interrupting_signal
 from rl_training.runtime.run_log import LOG_NAME, close_run_logger, make_run_logger
@@ -52,8 +54,12 @@ def resolve_device(device: str) -> torch.device:
 
 
 def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as plain values, with its derived defaults filled in."""
-    values = config.model_dump(mode="json")
+    """The configuration with its derived defaults filled in: JSON-compatible, but for `env_kwargs`.
+
+    These stay as they are: with keys that are no words, dates, sets and tuples if there are some.
+    """
+    values = config.model_dump(mode="json", exclude={"env_kwargs"})
+    values["env_kwargs"] = plain_copy(config.env_kwargs, "env_kwargs")
     values["log_interval"] = config.log_every_steps
     values["checkpoint_interval"] = config.checkpoint_every_steps
     return values

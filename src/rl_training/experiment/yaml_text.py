@@ -1,0 +1,162 @@
+"""YAML as this package reads and writes it: safe, of limited size, and every value comes back with its type.
+
+Numbers and booleans are those of YAML 1.2: 010 is ten, 0o10 is eight, 1:30 is text, and of the words only true and
+false are booleans; yes, no, on and off are refused unless they are quoted. Digits may be grouped: 100_000. The tags
+!tuple and !frozenset are our own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import yaml
+
+from rl_training.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 50
+MAX_VALUES = 50_000
+"""Values of a text with its aliases written out; a long string counts as several."""
+CHARACTERS_PER_VALUE = 64
+PREFIX = "tag:yaml.org,2002:"
+AMBIGUOUS = "!ambiguous"
+REPLACED = {f"{PREFIX}{name}" for name in ("int", "float", "bool", "value")}
+DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+"""What PyYAML raises on text that is not YAML, or has an explicit tag that does not fit."""
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """Read YAML; a `ConfigError` says what is wrong with `what`."""
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{what} has {len(text):,} characters; {MAX_BYTES:,} are the most that is read")
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except DAMAGE as error:
+        reason = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else "a value does not fit its tag"
+        raise ConfigError(f"{what} is not valid YAML: {reason}") from None
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """The inverse of `parse_yaml`."""
+    text = str(yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False))
+    if len(text) > MAX_BYTES:
+        raise ConfigError(
+            f"the configuration takes {len(text):,} characters, and {MAX_BYTES:,} are the most that is read again:"
+            " put large env_kwargs in a file and pass its path"
+        )
+    return text
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with limits and a complaint about repeated keys."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._num_values = 0
+        self._sizes: dict[int, int] = {}
+        """Values within each node that is complete."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Count before descending: a list of aliases of lists of aliases would grow without end."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
+        if isinstance(event, yaml.AliasEvent):
+            known = super().compose_node(parent, index)
+            if id(known) not in self._sizes:
+                raise yaml.composer.ComposerError(None, None, "an alias stands within what it names", mark)
+            self._count(self._sizes[id(known)], event)
+            return known
+        if self._depth >= MAX_DEPTH:
+            problem = f"it is nested deeper than {MAX_DEPTH} levels"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        before, self._depth = self._num_values, self._depth + 1
+        self._count(1 + len(getattr(event, "value", "")) // CHARACTERS_PER_VALUE, event)
+        node = super().compose_node(parent, index)
+        self._sizes[id(node)], self._depth = self._num_values - before, self._depth - 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == f"{PREFIX}merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                continue  # refused below
+            if key in seen:
+                problem = f"key '{key_node.value}' stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+    def _count(self, count: int, event: Any) -> None:
+        self._num_values += count
+        if self._num_values > MAX_VALUES:
+            problem = f"it has more than {MAX_VALUES:,} values, aliases written out"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+
+
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which quotes the words that `_Loader` would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write out what stands in two places."""
+        return True
+
+
+def _read_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node).replace("_", "").lower()
+    digits = text.lstrip("+-")
+    base = {"0x": 16, "0o": 8, "0b": 2}.get(digits[:2], 10)
+    return int(text, base)
+
+
+def _read_float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    return float(loader.construct_scalar(node).replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _read_bool(loader: _Loader, node: yaml.ScalarNode) -> bool:
+    return {"true": True, "false": False}[loader.construct_scalar(node).lower()]
+
+
+def _refuse_word(loader: _Loader, node: yaml.ScalarNode) -> None:
+    word = node.value
+    problem = f"{word} may mean a boolean or the word: write true or false, or '{word}' in quotes"
+    raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _read_tuple(loader: _Loader, node: yaml.SequenceNode) -> tuple[Any, ...]:
+    return tuple(loader.construct_sequence(node, deep=True))
+
+
+def _read_frozenset(loader: _Loader, node: yaml.SequenceNode) -> frozenset[Any]:
+    return frozenset(loader.construct_sequence(node, deep=True))
+
+
+for _side in (_Loader, _Dumper):
+    _side.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in REPLACED]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for _tag, _pattern, _first in (
+        (f"{PREFIX}int", r"[-+]?([0-9]+(_[0-9]+)*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+)", "-+0123456789"),
+        (f"{PREFIX}float", r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+0123456789."),
+        (f"{PREFIX}float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+        (f"{PREFIX}bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+        (AMBIGUOUS, r"yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF", "yYnNoO"),
+    ):
+        _side.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), list(_first))
+for _tag, _reader in (
+    (f"{PREFIX}int", _read_int),
+    (f"{PREFIX}float", _read_float),
+    (f"{PREFIX}bool", _read_bool),
+    (AMBIGUOUS, _refuse_word),
+    ("!tuple", _read_tuple),
+    ("!frozenset", _read_frozenset),
+):
+    _Loader.add_constructor(_tag, _reader)
+_Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_sequence("!tuple", value))
+_Dumper.add_representer(frozenset, lambda dumper, value: dumper.represent_sequence("!frozenset", list(value)))
