@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import enum
-import json
 import math
 from collections import OrderedDict, deque
 from pathlib import Path
@@ -337,19 +336,3 @@ def test_state_that_cannot_be_saved_stops_the_run_before_its_first_step(algo: st
     config = small_config(algo, tmp_path, env_id=f"{__name__}:ObjectEnv", num_envs=2)
     with pytest.raises(RLTrainingError, match=r"environment 0.*get_state\(\).*body/mass.*Point"):
         run_training(config)
-
-
-class Stateful(Callback):
-    def state_dict(self) -> dict[str, Any]:
-        return {"thing": object()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-def test_state_of_a_callback_that_cannot_be_saved_is_named_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(RLTrainingError, match=r"callbacks.*thing.*object"):
-        run_training(small_config("ppo", tmp_path), callbacks=[Stateful()])
-    (folder,) = tmp_path.iterdir()
-    assert json.loads((folder / "metadata.json").read_text())["status"] == "failed"
-    assert not list((folder / "checkpoints").glob("step_*"))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.tree_codec import pack
+from rl_training.experiment.tree_packing import UnsavableStateError, pack
 from rl_training.validation import nearest
 
 EVENTS: dict[str, tuple[str, ...]] = {
@@ -50,9 +50,8 @@ def savable_state(callback: Any, title: str) -> dict[str, Any]:
         raise ConfigError(f"state_dict of {title} returned {type(state).__name__}: return a dict")
     try:
         pack(state, {})
-    except (TypeError, ValueError) as error:
-        kinds = "numbers, strings, None, tensors, arrays, and lists and dicts of these"
-        raise ConfigError(f"the state of {title} cannot be saved: {error} (a checkpoint holds {kinds})") from None
+    except UnsavableStateError as error:
+        raise ConfigError(f"the state of {title} cannot be saved: {error}") from None
     return state
 
 

@@ -40,7 +40,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called on resume, before `on_train_start`, with what `state_dict` returned (tuples come back as lists)."""
+        """Called on resume, before `on_train_start`, with what `state_dict` returned."""
 
 
 def _to_each(event: str) -> Any:
