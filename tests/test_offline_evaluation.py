@@ -118,6 +118,21 @@ def test_the_scale_of_rewards_does_not_matter_to_the_fit(size: float) -> None:
     assert plain.unrecorded_weight == 0.0
 
 
+def test_an_estimate_that_has_not_settled_says_so(capsys: Any) -> None:
+    obs, never = np.zeros((1000, 2), np.float32), np.zeros(1000, bool)
+    data = TransitionDataset(obs, np.zeros((1000, 1)), np.ones(1000), obs, never, np.arange(1000) % 10 == 9)
+    algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.99)
+    score = fitted_q_evaluation(algorithm, data, num_updates=300, batch_size=32, learning_rate=3e-3)
+    assert not score.fqe_converged
+    message = capsys.readouterr().err
+    assert "has not converged" in message
+    assert "raise --fqe-updates" in message
+    algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.5)
+    score = fitted_q_evaluation(algorithm, data, num_updates=1000, batch_size=32, learning_rate=1e-3)
+    assert score.fqe_converged
+    assert capsys.readouterr().err == ""
+
+
 def test_discounting_by_hand() -> None:
     assert discounted_return(np.array([1.0, 2.0, 4.0]), 0.5) == 1 + 1 + 1
 

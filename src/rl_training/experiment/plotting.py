@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rl_training.errors import RLTrainingError
+from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.experiment.config import load_config_file
 from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import learns_offline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def _has(line: Mapping[str, Any], *names: str) -> bool:
@@ -17,6 +22,19 @@ def _has(line: Mapping[str, Any], *names: str) -> bool:
 
 def plot_learning_curve(run_dir: Path, out: Path | None = None) -> Path:
     """Draw training and evaluation return over steps into `learning_curve.png`, or into `out`."""
+    figure = draw_learning_curve(run_dir)
+    target = out or run_dir / "learning_curve.png"
+    if out is None and target.is_symlink():
+        raise RLTrainingError(f"'{target}' is a link: remove it, or say where to write with --out")
+    try:
+        figure.savefig(target)
+    except (OSError, ValueError) as error:
+        raise RLTrainingError(f"cannot write the picture '{target}': {error}") from None
+    return target
+
+
+def draw_learning_curve(run_dir: Path) -> Figure:
+    """Training and evaluation return over steps; a line marks where an offline run went online."""
     metrics_path = run_dir / "metrics.jsonl"
     if not metrics_path.is_file():
         raise RLTrainingError(f"'{run_dir}' is not a run folder: it has no metrics.jsonl")
@@ -39,15 +57,27 @@ def plot_learning_curve(run_dir: Path, out: Path | None = None) -> Path:
     low = [line["eval_return_mean"] - line["eval_return_std"] for line in bands]
     high = [line["eval_return_mean"] + line["eval_return_std"] for line in bands]
     axes.fill_between(steps, low, high, color="C1", alpha=0.15, linewidth=0)
-    axes.set(xlabel="environment steps", ylabel="return", title=run_dir.name)
+    label, online_from = _unit_of_steps(run_dir, max((line.get("global_step") or 0 for line in lines), default=0))
+    if online_from is not None:
+        axes.axvline(online_from, color="0.5", linestyle="--", linewidth=1, label="online from here")
+    axes.set(xlabel=label, ylabel="return", title=run_dir.name)
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(loc="best", frameon=False)
-    target = out or run_dir / "learning_curve.png"
-    if out is None and target.is_symlink():
-        raise RLTrainingError(f"'{target}' is a link: remove it, or say where to write with --out")
+    return figure
+
+
+def _unit_of_steps(run_dir: Path, last_step: int) -> tuple[str, int | None]:
+    """What a step of the run counts, and the step at which an offline run went online, if it did."""
     try:
-        figure.savefig(target)
-    except (OSError, ValueError) as error:
-        raise RLTrainingError(f"cannot write the picture '{target}': {error}") from None
-    return target
+        config = load_config_file(run_dir / "config.yaml")
+    except ConfigError:
+        return "steps", None
+    if not learns_offline(str(config.get("algo"))):
+        return "environment steps", None
+    algo_kwargs = config.get("algo_kwargs")
+    online = algo_kwargs.get("online") if isinstance(algo_kwargs, dict) else None
+    first = online.get("after_updates") if isinstance(online, dict) else None
+    if isinstance(first, int) and last_step > first:
+        return "gradient updates, then environment steps", first
+    return "gradient updates", None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,12 @@ from rl_training.experiment.progress import counting
 from rl_training.models.critics import EnsembleCritic, QNetwork
 from rl_training.models.encoders import ObsEncoder
 from rl_training.models.mlp import Layers, frozen_copy
+from rl_training.streams import tell
 
 HELD_OUT = 0.2
+MAX_DRIFT = 0.01
+MAX_DRIFT_OF_INTERVAL = 0.1
+"""From which drift on, relative to the estimate and to its interval, the estimate has not converged."""
 BOOTSTRAP_SAMPLES = 1000
 TARGET_SHARE = 0.05
 """The values settle like exp(-TARGET_SHARE * (1 - gamma) * updates): at gamma 0.99, within 1 % after 10,000."""
@@ -37,7 +42,9 @@ class OfflineScore:
     fqe_return_high: float
     """The middle 95 % of the estimate when the held-out episodes are drawn anew; the fit's own error is not in it."""
     fqe_drift: float
-    """How much the estimate moved in the last tenth of its updates: if that is not small, it needs more of them."""
+    """How much the estimate moved in the last tenth of its updates."""
+    fqe_converged: bool
+    """Whether that is small: at most a hundredth of the estimate, or a tenth of its interval."""
     behaviour_return_mean: float
     """What the recorded behaviour earned in these episodes, up to where they end."""
     unrecorded_weight: float
@@ -135,7 +142,20 @@ def fitted_q_evaluation(
     low, high = (float(bound) for bound in np.quantile(resampled, (0.025, 0.975)))
     earned = np.mean([discounted_return(held_out.rewards[rows], gamma) for rows in map(slice, starts, stops)])
     unrecorded = np.where(held_out.terminated[stops - 1], 0.0, gamma ** (stops - starts)).mean()
-    return OfflineScore(mean, low, high, mean - earlier, float(earned), float(unrecorded), len(estimates), gamma)
+    drift = mean - earlier
+    converged = abs(drift) <= max(MAX_DRIFT * abs(mean), MAX_DRIFT_OF_INTERVAL * (high - low))
+    if not converged:
+        tell(_describe_drift(mean, drift, num_updates, gamma))
+    return OfflineScore(mean, low, high, drift, converged, float(earned), float(unrecorded), len(estimates), gamma)
+
+
+def _describe_drift(mean: float, drift: float, num_updates: int, gamma: float) -> str:
+    # Enough for the values to settle within 1 %, or twice as many as were too few.
+    wanted = max(2 * num_updates, math.ceil(-math.log(0.01) / (TARGET_SHARE * max(1.0 - gamma, 1e-4))))
+    return (
+        f"fitted Q evaluation has not converged: its estimate {mean:.4g} moved by {drift:.2g} in the last tenth of"
+        f" {num_updates:,} updates; raise --fqe-updates (num_updates), for example to {round(wanted, -3) or wanted}"
+    )
 
 
 def discounted_return(rewards: Any, gamma: float) -> float:
