@@ -25,7 +25,7 @@ SMALL: dict[Loop, dict[str, Any]] = {
         "gradient_steps": 2,
         "hidden_sizes": [8, 8],
     },
-    Loop.OFFLINE: {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
+    Loop.OFFLINE: {"dataset_kind": "random", "dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
 ENV_OF = dict.fromkeys(("sac", "tqc", "crossq", "td3", "ddpg", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
 ENV_OF["her"] = "rl_training.envs.goals:PointGoalEnv"

@@ -323,7 +323,7 @@ class TestArguments:
 
     @pytest.mark.parametrize(
         ("kind", "missing"),
-        [("npz", "dataset_path"), ("pt", "dataset_path"), ("minari", "dataset_id"), ("random", "collect=")],
+        [("npz", "dataset_path"), ("pt", "dataset_path"), ("minari", "dataset_id"), ("random", "env_id")],
     )
     def test_what_a_kind_needs_is_named(self, kind: str, missing: str) -> None:
         with pytest.raises(DatasetError) as error:
@@ -336,9 +336,31 @@ class TestArguments:
     def test_a_folder(self, tmp_path: Path) -> None:
         assert "is not a file" in refusal(tmp_path)
 
-    def test_random_data_comes_from_the_caller(self) -> None:
-        dataset = make_dataset()
-        assert load_transition_dataset("random", collect=lambda: dataset) is dataset
+    def test_random_data_follows_its_seed_and_its_size(self) -> None:
+        first, same, other = (
+            load_transition_dataset("random", env_id="Pendulum-v1", size=30, seed=seed) for seed in (1, 1, 2)
+        )
+        assert len(first) == 30
+        assert first.fingerprint == same.fingerprint != other.fingerprint
+        assert len(np.unique(first.actions)) > 20
+
+    def test_random_data_of_an_environment_with_arguments(self) -> None:
+        env_kwargs = {"lengths": [4], "continuous": True}
+        dataset = load_transition_dataset("random", env_id="toy_envs:CountingEnv", env_kwargs=env_kwargs, size=12)
+        assert dataset.actions.dtype == np.float32
+        assert dataset.dones.nonzero()[0].tolist() == [3, 7, 11]
+
+    def test_no_step_of_random_data_is_refused(self) -> None:
+        with pytest.raises(DatasetError, match="take at least 1 step"):
+            load_transition_dataset("random", env_id="Pendulum-v1", size=0)
+
+    def test_random_data_needs_nothing_but_the_loader(self) -> None:
+        code = (
+            "from rl_training.data.dataset_loaders import load_transition_dataset as load;"
+            "print(len(load('random', env_id='CartPole-v1', size=20, seed=0)))"
+        )
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert answer.stdout.strip() == "20"
 
 
 class TestMixing:

@@ -46,7 +46,7 @@ class Watch(Callback):
         trainer.algorithm.update = lambda batch: (self.batches.append(batch), update(batch))[1]  # type: ignore[method-assign]
 
     def on_collect_end(self, trainer: TrainerState, result: Any) -> None:
-        if self.collected_from is None:
+        if self.collected_from is None and trainer.global_step:  # at step 0 the data is collected
             self.collected_from = trainer.global_step - result.steps
 
 

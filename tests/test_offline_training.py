@@ -68,6 +68,34 @@ def test_without_an_environment_there_is_a_policy_and_no_score(file: Path, tmp_p
     assert resumed.metrics["global_step"] == 160
 
 
+def test_data_that_nobody_named_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "iql", "MountainCarContinuous-v0", "--total-timesteps", "10"]) == 2
+    message = capsys.readouterr().err
+    assert "iql learns from recorded data, and dataset_kind is not set" in message
+    assert "dataset_path" in message
+    assert "dataset_id" in message
+    example = "rl-training train iql MountainCarContinuous-v0 algo_kwargs.dataset_kind=npz algo_kwargs.dataset_path="
+    assert example in message
+    assert not list(tmp_path.iterdir())
+    words = ["algo_kwargs.dataset_kind=random", "algo_kwargs.dataset_size=50", "algo_kwargs.hidden_sizes=[8]"]
+    assert main(["train", "iql", "MountainCarContinuous-v0", "--total-timesteps", "10", *words]) == 0
+    assert "WARNING: the data are 50 steps of random actions in MountainCarContinuous-v0" in capsys.readouterr().err
+
+
+def test_random_data_can_have_a_seed_of_its_own(tmp_path: Path) -> None:
+    def fingerprint(seed: int, dataset_seed: int | None) -> str:
+        own = {"dataset_size": 20, "dataset_seed": dataset_seed}
+        folder = tmp_path / f"{seed} {dataset_seed}"
+        result = run_training(small_config("iql", folder, seed=seed, total_timesteps=2, algo_kwargs=own))
+        return str(load_checkpoint(result.run_dir).buffer_state["fingerprint"])
+
+    assert fingerprint(1, 7) == fingerprint(2, 7) != fingerprint(1, None) != fingerprint(2, None)
+    data = load_transition_dataset("random", env_id="Pendulum-v1", size=20, seed=7)
+    spaces = describe_spaces(make_env("Pendulum-v1").observation_space, make_env("Pendulum-v1").action_space)
+    assert data.to_model_space(spaces).fingerprint == fingerprint(1, 7)
+
+
 def test_an_online_algorithm_needs_an_environment() -> None:
     with pytest.raises(ConfigError, match="missing key 'env_id' for the configuration"):
         TrainConfig(algo="ppo")

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "runtime": {"runtime", "experiment", "algorithms", "models", "data", "envs"},
     "api": {"api", "runtime", "experiment", "algorithms", "models", "data", "envs"},
 }
-LEAVES = {"errors", "exports", "validation", "files", "streams"}
+LEAVES = {"errors", "exports", "providers", "validation", "files", "streams"}
 
 
 def imported_rooms(path: Path) -> set[str]:

@@ -3,8 +3,11 @@
 from typing import TYPE_CHECKING
 
 from rl_training.exports import lazy_exports
+from rl_training.providers import provide
 
 __version__ = "0.1.0"
+
+provide("record_random_actions", "rl_training.runtime.recording:record_random_actions")
 
 if TYPE_CHECKING:
     from rl_training import api as api

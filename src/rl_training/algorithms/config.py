@@ -149,15 +149,25 @@ class OffPolicyConfig(AlgorithmConfig):
         return total_timesteps * self.gradient_steps // self.train_frequency
 
 
+KIND_READING = {
+    "dataset_path": "npz or pt",
+    "dataset_id": "minari",
+    "dataset_download": "minari",
+    "dataset_seed": "random",
+}
+
+
 class OfflineConfig(AlgorithmConfig):
     """What the offline loop and its data set read."""
 
-    dataset_kind: Literal["random", "npz", "pt", "minari"] = "random"
-    """Where the transitions come from: random actions in the environment, a file, or a Minari data set."""
+    dataset_kind: Literal["random", "npz", "pt", "minari"] | None = None
+    """Source of the transitions: an npz or pt file, a Minari dataset or random actions. Training requires it."""
     dataset_path: Path | None = None
     """The file to read, where the kind is npz or pt."""
     dataset_size: PositiveInt = 10_000
     """Steps of random actions to take, where the kind is random."""
+    dataset_seed: NonNegativeInt | None = None
+    """Seed of the environment and the actions, where the kind is random; null: derived from the run's seed."""
     dataset_id: str | None = None
     """The name of the data set, where the kind is minari."""
     dataset_download: bool = False
@@ -184,13 +194,17 @@ class OfflineConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _data_can_be_found(self) -> OfflineConfig:
-        needed = {"npz": "dataset_path", "pt": "dataset_path", "minari": "dataset_id"}.get(self.dataset_kind)
+        needed = {"npz": "dataset_path", "pt": "dataset_path", "minari": "dataset_id"}.get(self.dataset_kind or "")
         if needed and getattr(self, needed) is None:
             raise ValueError(f"dataset_kind '{self.dataset_kind}' needs {needed}")
-        read = (needed, "dataset_download" if self.dataset_kind == "minari" else None)
-        for name in ("dataset_path", "dataset_id", "dataset_download"):
-            if name not in read and (value := getattr(self, name)):
-                raise ValueError(f"{name} is '{value}', but dataset_kind '{self.dataset_kind}' does not read it")
+        read = (needed, {"minari": "dataset_download", "random": "dataset_seed"}.get(self.dataset_kind or ""))
+        for name in ("dataset_path", "dataset_id", "dataset_download", "dataset_seed"):
+            value = getattr(self, name)
+            if name in read or value is None or value is False:
+                continue
+            if self.dataset_kind is None:
+                raise ValueError(f"{name} is '{value}', but dataset_kind is not set: set it to {KIND_READING[name]}")
+            raise ValueError(f"{name} is '{value}', but dataset_kind '{self.dataset_kind}' does not read it")
         low, high = self.reward_clip_min, self.reward_clip_max
         if low is not None and high is not None and low > high:
             raise ValueError(f"reward_clip_min {low} lies above reward_clip_max {high}: exchange them")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.transitions import FIELDS, Array
 from rl_training.errors import DatasetError
 from rl_training.files import drafted, naming_write
+from rl_training.providers import provided
 from rl_training.validation import suggest
 
 KINDS = ("random", "npz", "pt", "minari")
@@ -29,19 +30,20 @@ def load_transition_dataset(
     dataset_path: str | Path | None = None,
     dataset_id: str | None = None,
     download: bool = False,
-    collect: Callable[[], TransitionDataset] | None = None,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    size: int = 10_000,
+    seed: int | np.random.SeedSequence = 0,
 ) -> TransitionDataset:
-    """Read a data set; what a reader should know about it (rows dropped, endings guessed) is in its `notes`.
+    """Read a dataset; what a reader should know about it (rows dropped, endings guessed) is in its `notes`.
 
-    `npz` and `pt` need `dataset_path`, `minari` needs `dataset_id`, and `random` needs `collect`, which acts at
-    random in an environment and returns what happened.
+    `npz` and `pt` need `dataset_path`, `minari` needs `dataset_id`, and `random` needs `env_id`: it takes `size`
+    steps of random actions in that environment, made with `env_kwargs`.
     """
     if kind not in KINDS:
         raise DatasetError(f"unknown dataset_kind '{kind}'{suggest(str(kind), KINDS)}")
     if kind == "random":
-        if collect is None:
-            raise DatasetError("dataset_kind 'random' needs an environment to act in: pass collect=, or name a file")
-        return collect()
+        return _record_random(env_id, env_kwargs or {}, size, seed)
     if kind == "minari":
         if dataset_id is None:
             raise DatasetError("dataset_kind 'minari' needs dataset_id, such as 'D4RL/door/human-v2'")
@@ -126,6 +128,18 @@ def _existing_file(kind: str, dataset_path: str | Path | None) -> Path:
     if is_empty:
         raise DatasetError(f"'{path}' is empty: it has 0 bytes")
     return path
+
+
+def _record_random(
+    env_id: str | None, env_kwargs: Mapping[str, Any], size: int, seed: int | np.random.SeedSequence
+) -> TransitionDataset:
+    if env_id is None:
+        raise DatasetError("dataset_kind 'random' needs env_id, the environment to act in, such as 'Pendulum-v1'")
+    if size < 1:
+        raise DatasetError(f"size is {size}: take at least 1 step")
+    seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    dataset: TransitionDataset = provided("record_random_actions")(env_id, env_kwargs, size, seeds)
+    return dataset
 
 
 def _load_npz(path: Path) -> TransitionDataset:

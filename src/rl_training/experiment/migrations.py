@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl_training.algorithms.config import OfflineConfig
 from rl_training.data.segments import Segment
 from rl_training.errors import CheckpointError
+from rl_training.experiment.registry import get_algorithm_spec
 
 OLDEST_SCHEMA = 1
 Sections = dict[str, dict[str, Any]]
@@ -22,6 +24,16 @@ def upgrade(sections: Sections, schema_version: int) -> Sections:
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise CheckpointError(f"this checkpoint of schema 1 cannot be read: {error!r}") from None
     return sections
+
+
+def upgrade_algo_kwargs(algo: str, algo_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run to resume, with the data named that it was started with.
+
+    Offline runs without dataset_kind once learned from random actions; now it must be set.
+    """
+    if "dataset_kind" in algo_kwargs or not issubclass(get_algorithm_spec(algo).config_class(), OfflineConfig):
+        return algo_kwargs
+    return {**algo_kwargs, "dataset_kind": "random"}
 
 
 def _from_1(sections: Sections) -> Sections:

@@ -33,7 +33,6 @@ from rl_training.runtime.evaluation import SUCCESS_RATE, Evaluator
 from rl_training.runtime.execution import Execution
 from rl_training.runtime.memory import check_batch_fits, check_replay_fits, naming_lack_of_memory
 from rl_training.runtime.off_policy_loop import make_replay_buffer
-from rl_training.runtime.recording import record_random_actions
 from rl_training.runtime.run_utils import RunSeeds, resolve_device
 from rl_training.validation import suggest
 
@@ -144,7 +143,13 @@ def _make_offline_parts(
         on_failure.callback(try_to_close, evaluator)
     data = _load_data(config, algo_config)
     spaces = infer_spaces(data) if evaluator is None else evaluator.spaces
-    notes = [*data.notes, *check_data(data, spaces, go_on=algo_config.dataset_check == "warn")]
+    notes = []
+    if algo_config.dataset_kind == "random":
+        notes.append(
+            f"WARNING: the data are {len(data):,} steps of random actions in {config.env_id}, because dataset_kind is"
+            " random; to learn from recorded data, set it to npz, pt or minari"
+        )
+    notes += [*data.notes, *check_data(data, spaces, go_on=algo_config.dataset_check == "warn")]
     get_algorithm_spec(config.algo).algorithm_class().check_spaces(spaces)
     algorithm = make_algorithm(config, algo_config, spaces, compile_updates=execution.compile)
     check_batch_fits(spaces, algo_config.batch_size)
@@ -183,18 +188,28 @@ def _load_data(config: TrainConfig, algo_config: OfflineConfig) -> TransitionDat
             "env_kwargs.wrappers.reward does not reach recorded rewards: use reward_scale, reward_shift,"
             f" reward_clip_min and reward_clip_max of {config.algo}, which new ones go through too"
         )
-
-    def collect() -> TransitionDataset:
-        return record_random_actions(
-            config.required_env_id, config.env_kwargs, algo_config.dataset_size, RunSeeds.from_seed(config.seed).data
-        )
-
+    kind, seed = algo_config.dataset_kind, algo_config.dataset_seed
+    if kind is None:
+        raise ConfigError(_describe_missing_data(config))
     return load_transition_dataset(
-        algo_config.dataset_kind,
+        kind,
         dataset_path=algo_config.dataset_path,
         dataset_id=algo_config.dataset_id,
         download=algo_config.dataset_download,
-        collect=collect,
+        env_id=config.required_env_id if kind == "random" else None,
+        env_kwargs=config.env_kwargs,
+        size=algo_config.dataset_size,
+        seed=RunSeeds.from_seed(config.seed).data if seed is None else seed,
+    )
+
+
+def _describe_missing_data(config: TrainConfig) -> str:
+    example = "algo_kwargs.dataset_kind=npz algo_kwargs.dataset_path=data.npz"
+    words = f"rl-training train {config.algo} {config.env_id or ''}".strip()
+    return (
+        f"{config.algo} learns from recorded data, and dataset_kind is not set: set it to npz or pt with dataset_path,"
+        " to minari with dataset_id, or to random for random actions in the environment. Example:"
+        f" `{words} {example}` (`rl-training data collect` records a file)"
     )
 
 

@@ -19,6 +19,7 @@ from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.migrations import upgrade_algo_kwargs
 from rl_training.experiment.progress import counter
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback
@@ -216,6 +217,7 @@ def plan_resume(path: str | Path, *, fall_back: bool = False, **changes: Any) ->
     elif run_dir is None:
         changes.setdefault("output_dir", Path("runs"))  # where to write is not for a file to say
     config = _read_config(state, **changes)
+    config = config.replace(algo_kwargs=upgrade_algo_kwargs(config.algo, config.algo_kwargs))
     if config.env_id is not None:
         refuse_unknown_code(config.env_id, state.metadata)
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
