@@ -22,7 +22,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from commands import ONE_THREAD, RESULTS, train
+import yaml
+from commands import ONE_THREAD, RESULTS, ROOT, train
 
 RAW = RESULTS / "mujoco_study.json"
 PEER = RESULTS / "mujoco_sb3.json"
@@ -32,6 +33,8 @@ CROSSQ, ITS_RIVAL = "crossq/hopper", "sac/hopper"
 PEERS_ALGORITHMS = ("sac", "td3")
 """Those that the worker runs by SB3."""
 SEEDS = (0, 1, 2)
+EPISODES = 10
+"""Of one evaluation, as the presets have it."""
 MORE_SEEDS = {"sac/halfcheetah": range(6), "td3/hopper": range(6)}
 """Where three seeds left it open which of the two is ahead."""
 REMARKS = [
@@ -77,6 +80,20 @@ def read_curve(path: Path) -> list[list[float]]:
 
 def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def final_scores() -> dict[str, dict[str, Any]]:
+    """The last evaluation of each seed, by preset."""
+    return {
+        preset: {
+            "metric": "eval_return_mean",
+            "policy": "last",
+            "steps": yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text())["total_timesteps"],
+            "episodes": EPISODES,
+            "scores": [runs[seed]["curve"][-1][1] for seed in sorted(runs, key=int)],
+        }
+        for preset, runs in read(RAW).items()
+    }
 
 
 def section() -> list[str]:

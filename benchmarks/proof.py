@@ -1,4 +1,4 @@
-"""Train presets on several seeds and write the scores, 100 episodes each, to docs/results.md.
+"""Train presets on several seeds and write the scores, 100 episodes each, to docs/results.md and configs/scores.json.
 
     python benchmarks/proof.py                        what is missing of every preset
     python benchmarks/proof.py ppo/cartpole --again   all seeds of one of them, once more
@@ -23,6 +23,7 @@ import offline_study
 from commands import RESULTS, ROOT, call, train
 
 PAGE = ROOT / "docs" / "results.md"
+SCORES = ROOT / "configs" / "scores.json"
 EPISODES = 100
 FEWEST_SEEDS = 3
 SUCCESS = "eval_success_rate"
@@ -126,6 +127,26 @@ def write_page() -> None:
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 
+def write_scores() -> None:
+    """The scores that ship with the presets, for `rl-training presets`: of the policy that each preset is judged by."""
+    scores: dict[str, dict[str, Any]] = mujoco_study.final_scores()
+    for preset, bar in BARS.items():
+        path = RESULTS / f"{preset.replace('/', '_')}.json"
+        if path.is_file():
+            record = json.loads(path.read_text())
+            values = [run[bar.policy] for run in record["runs"]]
+            scores[preset] = {
+                "metric": bar.metric,
+                "policy": bar.policy,
+                "steps": record["steps"],
+                "episodes": record["episodes"],
+                "scores": values,
+            }
+    lines = [f"{json.dumps(preset)}: {json.dumps(scores[preset])}" for preset in sorted(scores)]
+    SCORES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"wrote {SCORES.relative_to(ROOT)}")
+
+
 def main() -> None:
     installed = [preset for preset, bar in BARS.items() if importlib.util.find_spec(bar.needs)]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -150,6 +171,7 @@ def main() -> None:
                 record = {"preset": preset, "steps": steps, "episodes": EPISODES, "runs": ordered}
                 path.write_text(json.dumps(record, indent=1) + "\n")
     write_page()
+    write_scores()
 
 
 if __name__ == "__main__":

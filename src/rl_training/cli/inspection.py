@@ -1,9 +1,10 @@
-"""The commands that run nothing: `config`, `algos` and `doctor`."""
+"""The commands that run nothing: `config`, `algos`, `presets` and `doctor`."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,7 @@ from rl_training.cli.options import (
     ConfigFile,
     Device,
     EvalEpisodes,
+    NoPreset,
     NumEnvs,
     OutputDir,
     Plugins,
@@ -24,15 +26,20 @@ from rl_training.cli.options import (
     find_beside,
     json_text,
     resolve,
+    say,
     show,
 )
 from rl_training.errors import RLTrainingError
+
+if TYPE_CHECKING:
+    from rl_training.experiment.presets import PresetScore
 
 
 def show_config(
     context: typer.Context,
     words: Words = None,
     config: ConfigFile = None,
+    no_preset: NoPreset = False,
     output_dir: OutputDir = None,
     total_timesteps: TotalTimesteps = None,
     num_envs: NumEnvs = None,
@@ -70,6 +77,27 @@ def algos(
     texts = {key: " ".join((meaning or "").split()) for key, meaning in meanings.items()}
     lines = [f"{key + '=' + json.dumps(defaults[key]):<36}  {text}" for key, text in texts.items()]
     show({key: {"default": defaults[key], "meaning": meanings[key]} for key in meanings}, lines, as_json)
+
+
+def presets(as_json: AsJson = False) -> None:
+    """List the presets: environment, steps, and the score that was measured with each."""
+    from rl_training.experiment.presets import describe_presets
+
+    found = describe_presets()
+    rows = [(preset.name, preset.env_id, f"{preset.total_timesteps:,}", _score_text(preset.score)) for preset in found]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}} {row[2]:>{widths[2]}} {row[3]}" for row in rows]
+    show([dataclasses.asdict(preset) for preset in found], lines, as_json)
+    if not as_json:
+        say("score: mean over (number of) seeds; best: of the best checkpoint, else of the last")
+
+
+def _score_text(score: PresetScore | None) -> str:
+    if score is None:
+        return "not measured"
+    is_rate = score.metric == "eval_success_rate"
+    value = f"{score.mean:.0%} success" if is_rate else f"{score.mean:,.1f}"
+    return f"{value}{' best' if score.policy == 'best' else ''} ({len(score.scores)})"
 
 
 def doctor(

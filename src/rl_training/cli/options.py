@@ -49,7 +49,10 @@ Run = Annotated[
     Path | None,
     typer.Argument(help="A run folder, or a checkpoint in it.", metavar="RUN", autocompletion=complete_run),
 ]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file of settings; one that names algo or env_id uses no preset.")
+]
+NoPreset = Annotated[bool, typer.Option("--no-preset", help="Do not use the preset of the pair ALGO ENV_ID.")]
 OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="Folder that holds the run folders.")]
 TotalTimesteps = Annotated[
     int | None,
@@ -115,11 +118,10 @@ def _to_json(value: Any) -> Any:
 
 
 def resolve(options: Mapping[str, Any]) -> ResolvedConfig:
-    """Merge defaults < preset < file < command line. A pair ALGO ENV_ID picks its preset."""
+    """Merge defaults < preset < file < command line. A file that names `algo` or `env_id` leaves the preset out."""
     from rl_training.errors import ConfigError
     from rl_training.experiment.config import load_config_file, parse_overrides, resolve_config
-    from rl_training.experiment.presets import find_preset
-    from rl_training.experiment.registry import get_algorithm_spec, learns_offline
+    from rl_training.experiment.registry import learns_offline
 
     words, file = options.get("words") or [], options.get("config")
     flags = {name: options[name] for name in FLAGS if options.get(name) is not None}
@@ -132,19 +134,45 @@ def resolve(options: Mapping[str, Any]) -> ResolvedConfig:
     if twice:
         raise ConfigError(f"'{min(twice)}' is given twice on the command line")
     given = {**names, **flags, **overrides}
-    if file is None and not ("algo" in given and ("env_id" in given or learns_offline(str(given["algo"])))):
-        raise ConfigError("say what to train: ALGO ENV_ID (train ppo CartPole-v1) or --config FILE")
     layers: list[tuple[str, Mapping[str, Any]]] = []
-    if len(names) == 2:
-        preset = find_preset(get_algorithm_spec(names["algo"]).name, names["env_id"])
-        if preset is not None:
-            layers.append((f"preset {preset.parent.name}/{preset.name}", load_config_file(preset)))
-            say(f"using preset {preset.parent.name}/{preset.name}")
     if file is not None:
         layers.append((f"file {Path(file)}", load_config_file(Path(file))))
+        _refuse_contradiction(names, layers[0][1], Path(file))
+    elif not ("algo" in given and ("env_id" in given or learns_offline(str(given["algo"])))):
+        raise ConfigError("say what to train: ALGO ENV_ID (train ppo CartPole-v1) or --config FILE")
+    is_complete = any(key in values for _, values in layers for key in ("algo", "env_id"))
+    if not is_complete and not options.get("no_preset"):
+        layers = [*_preset_for(given), *layers]
     resolved = resolve_config([*layers, ("command line", given)])
     find_beside(resolved.config.env_id)
     return resolved
+
+
+def _refuse_contradiction(names: Mapping[str, str], values: Mapping[str, Any], file: Path) -> None:
+    """Words that name another algorithm or environment than the file are a mistake; key=value replaces its values."""
+    from rl_training.errors import ConfigError
+
+    for key, name in names.items():
+        stated = str(values.get(key, name))
+        if (stated.lower() != name.lower()) if key == "algo" else (stated != name):
+            remedy = f"leave it out, or replace the file's value with {key}={name}"
+            raise ConfigError(f"'{name}' contradicts {key}: {stated} in file '{file}': {remedy}")
+
+
+def _preset_for(given: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The preset of the pair, however it was named, as a layer of the configuration; it is announced."""
+    from rl_training.experiment.config import load_config_file
+    from rl_training.experiment.presets import find_preset
+    from rl_training.experiment.registry import get_algorithm_spec
+
+    if "algo" not in given or "env_id" not in given:
+        return []
+    preset = find_preset(get_algorithm_spec(str(given["algo"])).name, str(given["env_id"]))
+    if preset is None:
+        return []
+    name = f"preset {preset.parent.name}/{preset.name}"
+    say(f"using {name}")
+    return [(name, load_config_file(preset))]
 
 
 def configuration_rows(resolved: ResolvedConfig) -> list[tuple[str, Any, str]]:

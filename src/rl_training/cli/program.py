@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from rl_training.cli import data
 from rl_training.cli.arguments import StrictCommand
 from rl_training.cli.evaluation import evaluate, plot
-from rl_training.cli.inspection import algos, doctor, show_config
+from rl_training.cli.inspection import algos, doctor, presets, show_config
 from rl_training.cli.options import say
 from rl_training.cli.training import demo, resume, train
 from rl_training.errors import RLTrainingError
@@ -67,6 +67,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "resume": resume,
     "config": show_config,
+    "presets": presets,
     "algos": algos,
     "doctor": doctor,
     "plot": plot,

@@ -1,10 +1,46 @@
-"""Finding the settings that ship with the package for a pair of algorithm and environment."""
+"""The settings that ship with the package for pairs of algorithm and environment, and their measured scores."""
 
 from __future__ import annotations
 
+import json
+import statistics
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rl_training.experiment.config import load_config_file
+
+
+@dataclass(frozen=True)
+class PresetScore:
+    """What was measured of a preset, as in docs/results.md."""
+
+    metric: str
+    """`eval_return_mean` or `eval_success_rate`."""
+    policy: str
+    """The checkpoint that was evaluated: `last` or `best`."""
+    steps: int
+    episodes: int
+    """Evaluation episodes for each seed."""
+    scores: tuple[float, ...]
+    """The mean over the episodes, for each seed."""
+
+    @property
+    def mean(self) -> float:
+        """The mean over the seeds."""
+        return statistics.fmean(self.scores)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One preset, without its settings."""
+
+    name: str
+    """Algorithm and file: `ppo/cartpole`."""
+    env_id: str
+    total_timesteps: int
+    score: PresetScore | None
+    """None: not measured."""
 
 
 def presets_dir() -> Path:
@@ -19,9 +55,25 @@ def list_presets() -> list[Path]:
     return sorted(presets_dir().glob("*/*.yaml"))
 
 
+def describe_presets() -> list[Preset]:
+    """Every preset with its environment, its length and its score, in order of its name."""
+    scores = _read_scores()
+    presets = []
+    for path in list_presets():
+        name, values = f"{path.parent.name}/{path.stem}", load_config_file(path)
+        presets.append(Preset(name, values["env_id"], values["total_timesteps"], scores.get(name)))
+    return presets
+
+
 def find_preset(algo: str, env_id: str) -> Path | None:
     """The preset whose own `algo` and `env_id` are these, if there is one."""
     for path in sorted((presets_dir() / algo.lower()).glob("*.yaml")):
         if load_config_file(path).get("env_id") == env_id:
             return path
     return None
+
+
+def _read_scores() -> dict[str, PresetScore]:
+    """The scores that benchmarks/proof.py wrote, by the name of the preset."""
+    records: dict[str, Any] = json.loads((presets_dir() / "scores.json").read_text(encoding="utf-8"))
+    return {name: PresetScore(**{**record, "scores": tuple(record["scores"])}) for name, record in records.items()}
