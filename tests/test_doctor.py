@@ -13,6 +13,7 @@ from conftest import ENV_OF, TESTS
 
 from rl_training.cli import main
 from rl_training.data.findings import Level
+from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.runtime.env_doctor import EnvReport, examine_environment
 from rl_training.runtime.resume_proof import choose_points
 
@@ -129,6 +130,16 @@ def test_a_weakness_is_a_warning(fault: str, check: str, words: str) -> None:
     level, text = finding(examine("Twisted", fault=fault), check)
     assert level is Level.WARNING
     assert words in text
+
+
+def test_scaling_is_advised_only_to_algorithms_that_can_do_it() -> None:
+    (row,) = [row for row in examine("Twisted", fault="large").findings if row.name == "scale"]
+    names = row.remedy.partition("normalize_obs=true (")[2].partition(")")[0].split(", ")
+    assert "ppo" in names
+    for spec in list_algorithm_specs():
+        assert (spec.name in names) <= ("normalize_obs" in spec.config_class().model_fields), spec.name
+    wrapper = row.remedy.partition("gymnasium.wrappers.")[2].split()[0]
+    assert hasattr(gym.wrappers, wrapper)
 
 
 def test_global_chance_is_named_where_seeds_are_judged() -> None:

@@ -122,13 +122,12 @@ def write(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Path]
 @pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Forget, as a new process would, which code was loaded and what it registered."""
-    specs, ids = dict(registry._SPECS), dict(gym.registry)
+    specs = dict(registry._SPECS)
 
     def forget() -> None:
         registry._SPECS.clear()
         registry._SPECS.update(specs)
-        gym.registry.clear()
-        gym.registry.update(ids)
+        gym.registry.pop("Mine-v0", None)
         for name in [name for name in sys.modules if name.startswith((user_code.FILE_MODULE, "test_"))]:
             if name.endswith("_env") or name.startswith(user_code.FILE_MODULE):
                 monkeypatch.delitem(sys.modules, name)

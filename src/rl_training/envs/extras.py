@@ -57,9 +57,9 @@ def remedy_for(package: str) -> str | None:
 
 def missing_for_unknown(env_id: str) -> str | None:
     """What to install for an id that nothing has registered, if its family is known and its package missing."""
-    if ATARI.match(env_id) and "ale_py" not in sys.modules:
+    if ATARI.match(env_id) and sys.modules.get("ale_py") is None:
         return f"environment '{env_id}' needs ale-py: {install_extra('atari')}"
-    if ROBOTS.match(env_id) and "gymnasium_robotics" not in sys.modules:
+    if ROBOTS.match(env_id) and sys.modules.get("gymnasium_robotics") is None:
         return f"environment '{env_id}' needs gymnasium-robotics: {install_extra('robotics')}"
     return None
 
@@ -74,8 +74,8 @@ def missing_for_registered(env_id: str, error: Exception) -> str:
             return f"environment '{env_id}' needs {package}: {install_extra(extra)}"
     if "mujoco_py" in entry_point and spec is not None:
         return f"environment '{env_id}' needs the retired mujoco-py: use '{spec.name}-v5' ({install_extra('mujoco')})"
-    package = (getattr(error, "name", None) or str(error).partition(" ")[0]).partition(".")[0]
-    remedy = remedy_for(package) or f"none of our extras has it; install {package} itself"
-    if "." in package or package not in str(error):
+    package = getattr(error, "name", None) or str(error).partition(" is not installed")[0]
+    if not package.isidentifier():
         return f"environment '{env_id}' needs a package that is not installed: {error}"
+    remedy = remedy_for(package) or f"none of our extras has it, so install {package} itself"
     return f"environment '{env_id}' needs {package}, which is not installed: {remedy}"

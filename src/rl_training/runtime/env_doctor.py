@@ -18,7 +18,7 @@ from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs
 from rl_training.envs.pools import describe_error
 from rl_training.envs.rewards import EpisodeReport
 from rl_training.errors import RLTrainingError
-from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.runtime.env_conduct import STEPS_TRACED, Conduct, watch
 from rl_training.runtime.memory import available_memory
 from rl_training.runtime.resume_proof import draw_actions, prove_resume
@@ -100,17 +100,21 @@ def _judge_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
         for space in (env.observation_space, env.action_space)
     ]
     yield Finding(Level.OK, "spaces", " to ".join(names))
-    fitting, refusing = [], []
-    for spec in list_algorithm_specs():
-        try:
-            spec.algorithm_class().check_spaces(spaces)
-            fitting.append(spec.name)
-        except RLTrainingError as error:
-            refusing.append(str(error))
+    refusals = {spec.name: _refusal(spec, spaces) for spec in list_algorithm_specs()}
+    fitting = [name for name, refusal in refusals.items() if refusal is None]
     if fitting:
         yield Finding(Level.OK, "algorithms", f"{', '.join(fitting)} can train on it")
     else:
-        yield Finding(Level.ERROR, "algorithms", "none accepts its spaces", "; ".join(refusing))
+        yield Finding(Level.ERROR, "algorithms", "none accepts its spaces", "; ".join(filter(None, refusals.values())))
+
+
+def _refusal(spec: AlgorithmSpec, spaces: Spaces) -> str | None:
+    """Why an algorithm cannot train on these spaces, if it cannot."""
+    try:
+        spec.algorithm_class().check_spaces(spaces)
+    except RLTrainingError as error:
+        return str(error)
+    return None
 
 
 def _judge_actions(spaces: Spaces) -> Iterator[Finding]:
@@ -156,7 +160,7 @@ def _judge_episodes(env: Env, seen: Conduct) -> Iterator[Finding]:
 def _judge_size(spaces: Spaces, seen: Conduct) -> Iterator[Finding]:
     if spaces.obs.dtype == "float32" and seen.largest_obs > LARGE_OBS:
         found = f"observations reach {seen.largest_obs:,.4g}"
-        yield Finding(Level.WARNING, "scale", found, "set algo_kwargs.normalize_obs=true, or scale them")
+        yield Finding(Level.WARNING, "scale", found, _remedy_for_scale(spaces))
     if seen.seconds > 0:
         yield Finding(Level.OK, "speed", f"{seen.steps / seen.seconds:,.0f} steps a second in one process")
     needed, available = replay_bytes(spaces, REPLAY_SIZE), available_memory()
@@ -166,6 +170,17 @@ def _judge_size(spaces: Spaces, seen: Conduct) -> Iterator[Finding]:
     else:
         remedy = f"set a smaller algo_kwargs.buffer_capacity: {available / 1e9:,.2f} GB are free"
         yield Finding(Level.WARNING, "memory", found, remedy)
+
+
+def _remedy_for_scale(spaces: Spaces) -> str:
+    """What brings observations to scale: the setting, for the algorithms that have it, or a wrapper for all."""
+    by_wrapper = "scale them with gymnasium.wrappers.TransformObservation (docs/environments.md)"
+    names = [
+        spec.name
+        for spec in list_algorithm_specs()
+        if _refusal(spec, spaces) is None and "normalize_obs" in spec.config_class().model_fields
+    ]
+    return f"set algo_kwargs.normalize_obs=true ({', '.join(names)}), or {by_wrapper}" if names else by_wrapper
 
 
 def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], seed: int) -> Iterator[Finding]:
