@@ -167,9 +167,9 @@ class TestWorkers:
         gym.register("InAModule-v0", "test_user_code_no_such:Env")
         gym.register("Function-v0", make_env)
         try:
-            assert user_code.code_that_registers("InAModule-v0") == "test_user_code_no_such"
-            assert user_code.code_that_registers("Function-v0") == "rl_training.envs.factory"
-            assert user_code.code_that_registers("NoSuchId-v0") is None
+            assert user_code.code_for("InAModule-v0") == "test_user_code_no_such"
+            assert user_code.code_for("Function-v0") == "rl_training.envs.factory"
+            assert user_code.code_for("NoSuchId-v0") is None
         finally:
             del gym.registry["InAModule-v0"], gym.registry["Function-v0"]
 
@@ -331,7 +331,8 @@ class TestPluginsOfARun:
     ) -> None:
         path = write(tmp_path / "project")
         monkeypatch.chdir(path.parent)
-        code, out, err = call("train", "ppo", f"{path.name}:{name}", *SMALL)
+        backend = "sync" if name == "Steps" else "async"
+        code, out, err = call("train", "ppo", f"{path.name}:{name}", *SMALL, f"env_kwargs.backend={backend}")
         assert code == 0, err
         run = Path.cwd() / run_dir_of(out)
         forget()

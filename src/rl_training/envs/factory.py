@@ -15,7 +15,7 @@ from rl_training.envs.episodes import EpisodeEnv
 from rl_training.envs.extras import import_known_packages
 from rl_training.envs.pools import LocalPool, Pool
 from rl_training.envs.rewards import EpisodeReport, RewardTransformConfig, apply_reward_wrappers
-from rl_training.envs.user_code import code_that_registers, find_maker, load_code, unknown_code
+from rl_training.envs.user_code import code_for, find_maker, load_code, unknown_code
 from rl_training.envs.vector import TrainingVectorEnv, make_local, make_workers
 from rl_training.envs.vectorized import BatchVectorEnv, EnvPoolBatch, check_has_batch, make_gymnasium_batch
 from rl_training.envs.workers import WorkerPool
@@ -110,7 +110,7 @@ def make_vector_env(
     settings, own = split_env_kwargs(env_kwargs or {})
     if settings.steps_all_at_once:
         return _make_batched(env_id, settings, own, num_envs)
-    make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), code_that_registers(env_id))
+    make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), code_for(env_id))
     if settings.backend == "sync":
         return make_local(make, num_envs, settings.max_restarts)
     return make_workers(make, num_envs, settings.max_restarts, settings.worker_timeout)
@@ -119,25 +119,25 @@ def make_vector_env(
 def make_episode_pool(env_id: str, env_kwargs: Mapping[str, Any], size: int) -> Pool:
     """Make the places of evaluation episodes: with `backend: async`, each in a process of its own."""
     settings, _ = split_env_kwargs(env_kwargs)
-    make = functools.partial(_make_evaluation_env, env_id, dict(env_kwargs), code_that_registers(env_id))
+    make = functools.partial(_make_evaluation_env, env_id, dict(env_kwargs), code_for(env_id))
     has_own_process = settings.backend == "async"
     make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
     return WorkerPool(make_member, size, settings.worker_timeout) if has_own_process else LocalPool(make_member, size)
 
 
 def _make_evaluation_env(env_id: str, env_kwargs: Mapping[str, Any], code: str | None) -> Env:
-    _load_registering_code(env_id, code)
+    _load_code(env_id, code)
     return make_env(env_id, env_kwargs, with_wrappers=False)
 
 
 def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: str | None) -> Env:
-    _load_registering_code(env_id, code)
+    _load_code(env_id, code)
     settings, own = split_env_kwargs(env_kwargs)
     return _with_training_rewards(EpisodeReport(_make_plain(env_id, own, settings)), settings.wrappers)
 
 
-def _load_registering_code(env_id: str, code: str | None) -> None:
-    """Import, in a worker process, what registered the environment in the main one."""
+def _load_code(env_id: str, code: str | None) -> None:
+    """Import, in a worker process, what the main one has imported for this environment."""
     if code is not None and env_id not in gym.registry:
         load_code(code)
 

@@ -72,12 +72,16 @@ def loaded_code() -> list[str]:
     return [plugin for place in places for plugin in [f"{place}:{name}" for name in functions[place]] or [place]]
 
 
-def code_that_registers(env_id: str) -> str | None:
-    """The module or file that another process must import before it can make this registered environment."""
+def code_for(env_id: str) -> str | None:
+    """The module or file that another process must import before it can make this environment, if there is one."""
+    place, name = split_place(env_id)
+    if name:
+        # A file may have been found by its name among the plugins, which the other process does not know.
+        return str(path) if place.endswith(".py") and (path := find_file(place)).is_file() else None
     spec = gym.registry.get(env_id)
     if spec is None:
         return None
-    place, known_spec = _registered.get(env_id, (None, None))
+    place, known_spec = _registered.get(env_id, ("", None))
     if known_spec is spec:
         return place
     entry_point = spec.entry_point
