@@ -566,6 +566,95 @@ class TestPlugin:
         assert answer.metrics["global_step"] == 40
 
 
+WATCH = """
+from pathlib import Path
+
+class Watch:
+    def on_train_start(self, trainer):
+        with open("events", "a") as file:
+            file.write(f"start {trainer.global_step}\\n")
+
+class Steps(Watch):
+    count = 0
+
+    def on_collect_end(self, trainer, result):
+        self.count += result.num_env_steps
+
+    def on_train_end(self, trainer, result):
+        with open("events", "a") as file:
+            file.write(f"steps {self.count}\\n")
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+class Demanding(Watch):
+    def __init__(self, path): ...
+
+class Idle: ...
+
+watch = Watch()
+number = 3
+
+def make():
+    return Watch()
+"""
+
+
+class TestCallbacks:
+    @pytest.fixture(autouse=True)
+    def _watch(self, tmp_path: Path) -> None:
+        (tmp_path / "watch.py").write_text(WATCH)
+
+    def test_a_class_an_object_or_a_function_in_a_file(self, call: Call, tmp_path: Path) -> None:
+        words = [word for name in ("Watch", "watch", "make") for word in ("--callback", f"watch.py:{name}")]
+        answer = call("train", *PPO, *words)
+        assert answer.code == 0, answer.err
+        assert (tmp_path / "events").read_text() == "start 0\n" * 3
+
+    def test_a_class_in_a_module(self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
+        assert call("train", *PPO, "--callback", "watch:Watch").code == 0
+        assert (tmp_path / "events").read_text() == "start 0\n"
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("watch.py", "names no object: write FILE.py:NAME or MODULE:NAME"),
+            ("watch.py:Demandin", "'watch.py' has no 'Demandin': did you mean 'Demanding'?"),
+            ("watch.py:Demanding", "cannot be made without arguments: missing a required argument: 'path'"),
+            ("watch.py:Idle", "callback 'watch.py:Idle' has no event"),
+            ("watch.py:number", "callback 'watch.py:number' has no event"),
+            ("nothing.py:Watch", "file 'nothing.py' does not exist"),
+            ("no_such_module:Watch", "no_such_module"),
+        ],
+    )
+    def test_a_mistake_is_named_before_anything_is_made(
+        self, call: Call, tmp_path: Path, name: str, message: str
+    ) -> None:
+        answer = call("train", *PPO, "--callback", name)
+        assert answer.code == 2
+        assert message in answer.err
+        assert not (tmp_path / "runs").exists()
+
+    def test_on_resume_too(self, call: Call, run: Path) -> None:
+        assert "has no event" in call("resume", run, "--total-timesteps", "128", "--callback", "watch.py:Idle").err
+        assert call("resume", run, "--total-timesteps", "128", "--callback", "watch.py:Watch").code == 0
+        assert Path("events").read_text() == "start 64\n"
+
+    def test_the_command_that_resumes_names_it(self, call: Call, tmp_path: Path) -> None:
+        (tmp_path / "walk.py").write_text(WALK)
+        (tmp_path / "interrupt").touch()
+        answer = call("train", "dqn", "walk.py:Walk", *OFF_POLICY, "--callback", "watch.py:Steps")
+        assert answer.code == 130
+        command = TestInterrupted.command_in(answer)
+        assert command[-2:] == ["--callback", "watch.py:Steps"]
+        assert call(*command[3:]).code == 0
+        assert (tmp_path / "events").read_text().splitlines()[-1] == "steps 40"
+
+
 class TestInterrupted:
     """`Walk` sends SIGINT from inside a step, once for each file named `interrupt*`."""
 

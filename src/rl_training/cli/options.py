@@ -90,6 +90,15 @@ Plugins = Annotated[
     ),
 ]
 
+Callbacks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--callback",
+        metavar="FILE.py:NAME",
+        help="Callback to run with: a class, an object or a function that makes it, in a file or module. Repeatable.",
+    ),
+]
+
 
 def say(text: str) -> None:
     """Tell the person, where it does not mix with the results."""

@@ -15,6 +15,7 @@ from rl_training.cli.arguments import find_run
 from rl_training.cli.options import (
     FLAGS,
     AsJson,
+    Callbacks,
     CheckpointPath,
     ConfigFile,
     Device,
@@ -52,14 +53,17 @@ def train(
         str | None, typer.Option("--run-suffix", help="End of the run folder's name (default: time).")
     ] = None,
     plugin: Plugins = None,
+    callback: Callbacks = None,
     as_json: AsJson = False,
 ) -> None:
     """Train an agent: `train ppo CartPole-v1`, or `train --config FILE`."""
     resolved = resolve(context.params)
     from rl_training.experiment.default_manager import DefaultExperimentManager
+    from rl_training.runtime.callback_loading import load_callbacks
 
-    trainer = DefaultExperimentManager().setup(resolved.config, run_suffix=run_suffix)
-    _report(trainer.train(), as_json, plugin, resolved.config.env_id)
+    callbacks = load_callbacks(callback)
+    trainer = DefaultExperimentManager().setup(resolved.config, callbacks=callbacks, run_suffix=run_suffix)
+    _report(trainer.train(), as_json, plugin, resolved.config.env_id, callback)
 
 
 def resume(
@@ -74,13 +78,15 @@ def resume(
         bool, typer.Option("--fall-back", help="If the checkpoint is damaged, use the newest one that is whole.")
     ] = False,
     plugin: Plugins = None,
+    callback: Callbacks = None,
     as_json: AsJson = False,
 ) -> None:
     """Resume a run: `resume RUN`. With --total-timesteps, one that has ended is extended."""
     from rl_training.errors import CheckpointError
+    from rl_training.runtime.callback_loading import load_callbacks
     from rl_training.runtime.workflows import plan_resume, run_plan
 
-    path = find_run(run, checkpoint)
+    path, callbacks = find_run(run, checkpoint), load_callbacks(callback)
     changes = {name: value for name, value in context.params.items() if name in FLAGS}
     try:
         plan = plan_resume(path, **changes)
@@ -93,7 +99,7 @@ def resume(
         say(f"going on from step {plan.global_step:,} instead")
     if plan.is_finished:
         say(f"this run is finished at step {plan.global_step:,}; --total-timesteps with a larger number extends it")
-    _report(run_plan(plan), as_json, plugin, plan.config.env_id)
+    _report(run_plan(plan, callbacks=callbacks), as_json, plugin, plan.config.env_id, callback)
 
 
 def demo(context: typer.Context, output_dir: OutputDir = None, total_timesteps: TotalTimesteps = None) -> None:
@@ -124,7 +130,11 @@ def _command() -> list[str]:
 
 
 def _report(
-    result: TrainResult, as_json: bool, plugins: Sequence[str] | None = None, env_id: str | None = None
+    result: TrainResult,
+    as_json: bool,
+    plugins: Sequence[str] | None = None,
+    env_id: str | None = None,
+    callbacks: Sequence[str] | None = None,
 ) -> None:
     """Print where the run is and how it did; an interrupted run ends with the signal's exit code."""
     from rl_training.runtime.interrupts import interrupting_signal
@@ -150,5 +160,6 @@ def _report(
         code = dict.fromkeys([*(plugins or []), *([own] if own else [])])
         words = [*_command(), "resume", str(result.run_dir)]
         words += [word for name in code for word in ("--plugin", name)]
+        words += [word for name in callbacks or () for word in ("--callback", name)]
         say(f"saved; to go on:\n  {shlex.join(words)}")
         raise typer.Exit(128 + signal_number)
