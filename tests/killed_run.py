@@ -73,8 +73,8 @@ class Trap:
         return trapped
 
 
-def set_trap(kind: str, trap: Trap) -> None:
-    """Put the trap where the instants of a kind are."""
+def set_trap(kind: str, trap: Trap, run_dir: str | None) -> None:
+    """Put the trap where the instants of a kind are, in a run that is resumed from `run_dir` or new."""
     if kind == "collect":
         MemberVectorEnv.step = trap.before(MemberVectorEnv.step)  # type: ignore[method-assign]
     elif kind == "update":
@@ -85,20 +85,24 @@ def set_trap(kind: str, trap: Trap) -> None:
         for name in FILE_OPERATIONS:
             setattr(os, name, trap.before(getattr(os, name)))
     elif kind == "half":
-        os.fsync = _half_written(trap, os.fsync)
+        os.fsync = _half_written(trap, os.fsync, run_dir)
     else:
         raise ValueError(f"unknown kind of instant: {kind}")
 
 
-def _half_written(trap: Trap, fsync: Callable[[int], None]) -> Callable[[int], None]:
-    """A sync before which, when the trap springs, the second half of the file has not been written yet."""
+def _half_written(trap: Trap, fsync: Callable[[int], None], run_dir: str | None) -> Callable[[int], None]:
+    """A sync before which, when the trap springs, the second half of what is new in the file is not written yet."""
+    synced = {path.resolve(): path.stat().st_size for path in Path(run_dir).glob("*.jsonl")} if run_dir else {}
 
     def trapped(descriptor: int) -> None:
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
+            path = Path(f"/proc/self/fd/{descriptor}").readlink()
             if trap.is_next:
-                os.truncate(Path(f"/proc/self/fd/{descriptor}").readlink(), status.st_size // 2)
+                os.truncate(path, (min(synced.get(path, 0), status.st_size) + status.st_size) // 2)
             trap()
+            if path.suffix == ".jsonl":  # the only files that grow after a sync
+                synced[path] = status.st_size
         fsync(descriptor)
 
     return trapped
@@ -112,7 +116,7 @@ def run(order: dict[str, Any]) -> int:
         kind, count = order["kill"]
         number = signal.Signals[order.get("signal", "SIGKILL")]
         trap = Trap(count, number, order.get("to_group", False), order.get("times", 1))
-        set_trap(kind, trap)
+        set_trap(kind, trap, order.get("resume"))
     if order.get("resume"):
         return main(["resume", "--checkpoint", order["resume"]])
     path = Path(order["config"]["output_dir"]) / f"{order['suffix']}.yaml"

@@ -260,6 +260,7 @@ class TestTrain:
         assert {path.name for path in answer.run_dir.iterdir()} == {
             "checkpoints",
             "config.yaml",
+            "evaluations.jsonl",
             "metadata.json",
             "metrics.jsonl",
             "run.log",

@@ -88,6 +88,7 @@ def assert_same_end(one: TrainResult, other: TrainResult) -> None:
     """Two runs ended in the same state and logged the same; their `best` is the same, with the same score."""
     assert_same_checkpoint(one.checkpoint_path, other.checkpoint_path)
     assert list(read_metrics(one.run_dir / "metrics.jsonl")) == list(read_metrics(other.run_dir / "metrics.jsonl"))
+    assert len({(result.run_dir / "evaluations.jsonl").read_text() for result in (one, other)}) == 1
     bests = [result.run_dir / "checkpoints" / "best" for result in (one, other)]
     assert_same_checkpoint(*bests)
     assert len({best.read_text().split()[1] for best in bests}) == 1
@@ -103,7 +104,8 @@ def test_a_run_leaves_everything_a_run_should(algo: str, tmp_path: Path) -> None
     assert {"eval_return_mean", "eval_return_std"} <= result.metrics.keys()
     assert all(np.isfinite(value) for value in result.metrics.values())
     names = {path.name for path in result.run_dir.iterdir()}
-    assert names == {"config.yaml", "metadata.json", "metrics.jsonl", "run.log", "tensorboard", "checkpoints"}
+    lines = {"metrics.jsonl", "evaluations.jsonl", "run.log"}
+    assert names == {"config.yaml", "metadata.json", "tensorboard", "checkpoints"} | lines
     metadata = json.loads((result.run_dir / "metadata.json").read_text())
     assert metadata["status"] == "finished"
     assert metadata["versions"]["torch"] == torch.__version__

@@ -98,8 +98,8 @@ def assert_nothing_lost(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("leave_bytes", "event", "named"),
     [
-        (0, "collect", r"metrics\.jsonl"),
-        (0, "eval", r"metrics\.jsonl|tfevents"),
+        (0, "collect", r"(metrics|evaluations)\.jsonl"),
+        (0, "eval", r"(metrics|evaluations)\.jsonl|tfevents"),
         (8192, "collect", "checkpoints/step_"),
     ],
 )
@@ -238,7 +238,7 @@ def largest_file(num_bytes: int) -> Iterator[None]:
     ("num_bytes", "named", "changes"),
     [
         (64, r"config\.yaml", {}),
-        (2500, r"metrics\.jsonl|tfevents", {"checkpoint_interval": 1000, "total_timesteps": 1000}),
+        (2500, r"(metrics|evaluations)\.jsonl|tfevents", {"checkpoint_interval": 1000, "total_timesteps": 1000}),
         (2000, r"checkpoints/step_\d+", {}),
     ],
 )

@@ -98,8 +98,8 @@ class MetricAccumulator:
         self._lengths = deque(state["lengths"], maxlen=EPISODE_WINDOW)
 
 
-class JsonlSink(AppendedFile):
-    """`metrics.jsonl`: one object a line, handed to the system line by line."""
+class JsonlFile(AppendedFile):
+    """A file of one JSON object a line, handed to the system line by line."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         """Append to `path`, after cutting it to the lines a resumed run has already taken in."""
@@ -107,10 +107,34 @@ class JsonlSink(AppendedFile):
             keep_bytes = path.read_bytes()[:keep_bytes].rfind(b"\n") + 1  # whole lines only
         super().__init__(path, keep_bytes)
 
+    def append_line(self, values: Mapping[str, Any]) -> None:
+        """Append an object."""
+        self.append((json.dumps(values) + "\n").encode())
+
+
+class JsonlSink(JsonlFile):
+    """`metrics.jsonl`: the metrics of one step a line."""
+
     def write(self, metrics: Mapping[str, float]) -> None:
         """Append a line."""
-        plain = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        self.append((json.dumps(plain) + "\n").encode())
+        self.append_line({key: value if math.isfinite(value) else None for key, value in metrics.items()})
+
+
+class EvaluationFile(JsonlFile):
+    """`evaluations.jsonl`: the episodes of one evaluation a line, in the order of their seeds."""
+
+    def write(
+        self,
+        step: int,
+        seeds: Sequence[int],
+        returns: Sequence[float],
+        lengths: Sequence[int],
+        successes: Sequence[bool | None],
+    ) -> None:
+        """Append an evaluation; successes are left out where no episode reports any."""
+        reported = {"successes": list(successes)} if any(success is not None for success in successes) else {}
+        episodes = {"seeds": list(seeds), "returns": list(returns), "lengths": list(lengths), **reported}
+        self.append_line({"global_step": step, **episodes})
 
 
 class TensorboardSink(AppendedFile):

@@ -36,9 +36,9 @@ class Evaluator:
     """
 
     def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], seeds: Sequence[int]) -> None:
-        self._seeds = [int(seed) for seed in seeds]
+        self.seeds = [int(seed) for seed in seeds]
         self._normalize = partial(normalized_score, env_id, env_kwargs)
-        self._runner = EpisodeRunner(env_id, env_kwargs, min(len(self._seeds), MAX_ENVS))
+        self._runner = EpisodeRunner(env_id, env_kwargs, min(len(self.seeds), MAX_ENVS))
 
     @property
     def num_restarts(self) -> int:
@@ -65,7 +65,12 @@ class Evaluator:
         That is the normalized score where references are known, and the share of successful episodes where the last
         info tells. Before every step `watch` hears how many episodes are done; what it raises ends the evaluation.
         """
-        returns, lengths, successes = self.run_episodes(algorithm, watch)
+        return self.summarize(*self.run_episodes(algorithm, watch))
+
+    def summarize(
+        self, returns: Sequence[float], lengths: Sequence[int], successes: Sequence[bool | None]
+    ) -> dict[str, float]:
+        """The metrics of an evaluation with these episodes."""
         mean = float(np.mean(returns))
         values = (mean, float(np.std(returns)), float(np.mean(lengths)), len(returns))
         metrics = dict(zip(EVAL_METRICS, values, strict=True))
@@ -77,12 +82,12 @@ class Evaluator:
     def run_episodes(self, algorithm: Algorithm[Any], watch: Watch) -> tuple[list[float], list[int], list[bool | None]]:
         """Return, length and success (if told) of each episode, in the order of the seeds."""
         runner = self._runner
-        returns = [0.0] * len(self._seeds)
-        lengths = [0] * len(self._seeds)
-        successes: list[bool | None] = [None] * len(self._seeds)
-        with runner.running(self._seeds[0]):
-            waiting = iter(range(len(self._seeds)))
-            active = [Episode(next(waiting), place, self._seeds[place]) for place in range(runner.num_places)]
+        returns = [0.0] * len(self.seeds)
+        lengths = [0] * len(self.seeds)
+        successes: list[bool | None] = [None] * len(self.seeds)
+        with runner.running(self.seeds[0]):
+            waiting = iter(range(len(self.seeds)))
+            active = [Episode(next(waiting), place, self.seeds[place]) for place in range(runner.num_places)]
             runner.begin(active)
             num_done = 0
             while active:
@@ -98,7 +103,7 @@ class Evaluator:
                     num_done += 1
                     following = next(waiting, None)
                     if following is not None:
-                        begun.append(Episode(following, episode.place, self._seeds[following]))
+                        begun.append(Episode(following, episode.place, self.seeds[following]))
                         still_active.append(begun[-1])
                 runner.begin(begun)
                 active = still_active
@@ -108,8 +113,8 @@ class Evaluator:
         """Whether a random episode reports success in its last info."""
         runner, space = self._runner, copy.deepcopy(self._runner.action_space)
         space.seed(0)
-        with runner.running(self._seeds[0]):
-            episode = Episode(0, 0, self._seeds[0])
+        with runner.running(self.seeds[0]):
+            episode = Episode(0, 0, self.seeds[0])
             runner.begin([episode])
             step: EpisodeStep | None = None
             for _ in range(MAX_STEPS_TRIED):

@@ -129,7 +129,7 @@ class TrainingRun:
 
     def refuse_links(self) -> None:
         """A run that goes on writes to these; in a stranger's folder they could lead anywhere."""
-        for name in ("checkpoints", "tensorboard", "metrics.jsonl", "config.yaml", LOG_NAME):
+        for name in ("checkpoints", "tensorboard", "metrics.jsonl", "evaluations.jsonl", "config.yaml", LOG_NAME):
             path = self.run_dir / name
             is_plain = path.is_file() if path.suffix else path.is_dir()
             if path.is_symlink() or (path.exists() and not is_plain):

@@ -86,6 +86,7 @@ class _TrainerState(_Saved):
     session: _Session
     best: _Best | None = None
     metrics_bytes: NonNegativeInt
+    evaluations_bytes: NonNegativeInt = 0
     collector: _Collector | None = None
 
 

@@ -13,7 +13,7 @@ from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder, Position
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import MetricAccumulator, MetricSink
+from rl_training.experiment.logging import EvaluationFile, MetricAccumulator, MetricSink
 from rl_training.experiment.progress import ProgressView
 from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.controls import Horizon, Interval
@@ -47,6 +47,7 @@ class Session:
     save: Callable[[], Path]
     """Writes a checkpoint of the whole run as it is now."""
     eval_every_steps: int
+    evaluations: EvaluationFile | None = None
     accumulator: MetricAccumulator = field(default_factory=MetricAccumulator)
     best_return: float | None = None
     last_eval: dict[str, float] = field(default_factory=dict)
@@ -240,13 +241,16 @@ class Session:
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
         assert self.evaluator is not None
-        self.last_eval = self.evaluator.evaluate(self.state.algorithm, self._watch_evaluation)
+        episodes = self.evaluator.run_episodes(self.state.algorithm, self._watch_evaluation)
+        self.last_eval = self.evaluator.summarize(*episodes)
         self._tell_restarts()
         self.last_eval_step = self.state.global_step
         self.callbacks.on_eval_end(self.state, dict(self.last_eval))
         score = self.last_eval["eval_return_mean"]
         if not math.isfinite(score):
             raise NonFiniteError(f"the evaluation's mean return is {score} at step {self.state.global_step:,}")
+        if self.evaluations is not None:
+            self.evaluations.write(self.state.global_step, self.evaluator.seeds, *episodes)
         is_best = self.best_return is None or score > self.best_return
         if is_best:
             self.best_return = score

@@ -13,7 +13,7 @@ from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import JsonlSink, TensorboardSink
+from rl_training.experiment.logging import EvaluationFile, JsonlSink, TensorboardSink
 from rl_training.experiment.progress import ProgressView, make_view
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
@@ -175,6 +175,7 @@ def _run_session(
 
     def save() -> Path:
         jsonl.sync()
+        evaluations.sync()
         return checkpoints.save(session.position, lambda path, base: _write(path, base, parts, session, jsonl))
 
     early_stopping = parts.algorithm.config.early_stopping
@@ -202,7 +203,8 @@ def _run_session(
             _go_back(trainer_state, session, place)
         jsonl = stack.enter_context(contextlib.closing(JsonlSink(run.run_dir / "metrics.jsonl", keep_bytes)))
         tensorboard = stack.enter_context(contextlib.closing(TensorboardSink(run.run_dir / "tensorboard", first_step)))
-        session.sinks = (jsonl, tensorboard)
+        evaluations = stack.enter_context(contextlib.closing(_open_evaluations(run.run_dir, trainer_state)))
+        session.sinks, session.evaluations = (jsonl, tensorboard), evaluations
         if stop_reason is not None:
             state.request_stop(stop_reason)
         session.begin(None if checkpoint_state or parts.dataset is None else len(parts.dataset))
@@ -213,6 +215,7 @@ def _run_session(
             loop(session, parts.algorithm, parts.collector, parts.buffer)
             result = session.finish()
             jsonl.sync()
+            evaluations.sync()
         except NonFiniteError as error:
             last = checkpoints.last
             where = f"the last good checkpoint is '{last}'" if last else "no checkpoint had been written yet"
@@ -227,6 +230,12 @@ def _go_back(trainer_state: dict[str, Any], session: Session, place: Place) -> N
         best = Best(**trainer_state["best"]) if trainer_state["best"] else None
     is_extended = trainer_state["session"]["horizon"]["total"] != session.total_steps
     session.go_back(place.checkpoint, best, is_extended=is_extended)
+
+
+def _open_evaluations(run_dir: Path, trainer_state: dict[str, Any] | None) -> EvaluationFile:
+    # Older checkpoints do not count its bytes: their runs had no such file.
+    keep_bytes = trainer_state.get("evaluations_bytes", 0) if trainer_state else 0
+    return EvaluationFile(run_dir / "evaluations.jsonl", keep_bytes)
 
 
 def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
@@ -245,6 +254,7 @@ def _checkpoint_values(parts: Parts, session: Session, jsonl: JsonlSink) -> dict
             "session": session.state_dict(),
             "collector": parts.collector.state_dict() if parts.collector else None,
             "metrics_bytes": jsonl.num_bytes,
+            "evaluations_bytes": session.evaluations.num_bytes if session.evaluations else 0,
             "best": best._asdict() if (best := session.checkpoints.best) else None,
         },
         "metadata": {
