@@ -225,6 +225,24 @@ class TestForms:
         assert str(tmp_path) not in sys.path
 
 
+def test_the_examples_of_the_page_run(call: Call, tmp_path: Path, forget: Any) -> None:
+    page = (TESTS.parent / "docs" / "environments.md").read_text()
+    blocks = [block.partition("\n```")[0] for block in page.split("```python\n")[1:]]
+    (tmp_path / "corridor.py").write_text(f"{blocks[0]}\n\n{blocks[1]}")
+    (tmp_path / "my_plugin.py").write_text(blocks[2])
+    try:
+        for words in (
+            ["corridor.py:make_limited", "env_kwargs.length=6"],
+            ["corridor:make_scaled"],
+            ["Corridor-v0", "--plugin", "my_plugin.py"],
+        ):
+            code, _, err = call("train", "ppo", *words, *SMALL)
+            assert code == 0, err
+    finally:
+        gym.registry.pop("Corridor-v0", None)
+        sys.modules.pop("corridor", None)
+
+
 class TestFaults:
     @pytest.mark.parametrize(
         ("name", "words"),

@@ -24,7 +24,7 @@ class TrainConfig(FrozenConfig):
     algo: Annotated[str, StringConstraints(to_lower=True)]
     """Name of the algorithm, as `rl-training algos` lists it."""
     env_id: str | None = None
-    """A Gymnasium id, module:ClassName or path/to/file.py:ClassName; offline it may be left out."""
+    """A Gymnasium id, module:ClassName or path/to/file.py:ClassName (or :function); offline it may be left out."""
     seed: NonNegativeInt = 0
     """Seed of every random number of the run."""
     total_timesteps: PositiveInt = 100_000
