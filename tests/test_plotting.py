@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from rl_training.experiment.config import dump_yaml
 from rl_training.experiment.plotting import draw_learning_curve
+from rl_training.experiment.yaml_text import dump_yaml
 
 ONLINE = {"online": {"after_updates": 100}}
 
