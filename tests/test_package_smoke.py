@@ -7,18 +7,21 @@ import importlib
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from conftest import TESTS
 
 import rl_training
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import make_env, split_env_kwargs
 from rl_training.experiment.config import TrainConfig, load_config_file
 from rl_training.experiment.presets import find_preset, list_presets
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 
 SOURCE = TESTS.parent / "src" / "rl_training"
+README = (TESTS.parent / "README.md").read_text()
+PYPROJECT = (TESTS.parent / "pyproject.toml").read_text()
 MAY_IMPORT = {
     "models": {"models", "data", "envs"},
     "data": {"models", "data", "envs"},
@@ -78,7 +81,51 @@ def test_every_module_imports_and_says_what_it_is_for() -> None:
 
 
 def test_the_version_is_the_projects() -> None:
-    assert f'version = "{rl_training.__version__}"\n' in (TESTS.parent / "pyproject.toml").read_text()
+    assert f'version = "{rl_training.__version__}"\n' in PYPROJECT
+    assert metadata.version("rl-training") == rl_training.__version__
+
+
+def extras_of_the_project() -> set[str]:
+    section = PYPROJECT.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    return set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+
+
+def test_the_readme_lists_the_extras_of_the_project() -> None:
+    table = README.partition("| extra |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == extras_of_the_project()
+
+
+def test_every_extra_that_a_message_or_a_page_names_exists() -> None:
+    pages = [*SOURCE.rglob("*.py"), *(TESTS.parent / "docs").glob("*.md"), TESTS.parent / "README.md"]
+    named = [found for path in pages for found in re.findall(r"rl-training\[([\w,]+)\]", path.read_text())]
+    assert named
+    assert {extra for found in named for extra in found.split(",")} <= extras_of_the_project()
+
+
+TOPICS = {
+    "dataset_kind": r"`dataset_kind` is `npz`, `pt`, `minari` or `random`",
+    "offline extra": r"\| `offline` \| .*Minari",
+    "reward wrappers": r"`env_kwargs\.wrappers\.reward`.*`scale`.*`shift`.*`clip`",
+    "early stopping": r"`early_stopping`.*`patience`.*`target_value`",
+}
+"""What the README must explain, and how it is recognized: each in one line."""
+
+
+@pytest.mark.parametrize("topic", list(TOPICS))
+def test_the_readme_explains(topic: str) -> None:
+    assert any(re.search(TOPICS[topic], line) for line in README.splitlines())
+
+
+def test_the_readmes_configurations_are_valid_and_show_what_it_explains(tmp_path: Path) -> None:
+    shown: set[str] = set()
+    for text in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL):
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        config = TrainConfig(**load_config_file(path))
+        algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+        settings, _ = split_env_kwargs(config.env_kwargs)
+        shown |= algo_config.model_fields_set | ({"reward"} if settings.wrappers.reward else set())
+    assert shown >= {"dataset_kind", "early_stopping", "reward"}
 
 
 @pytest.mark.parametrize("path", list_presets(), ids=lambda path: f"{path.parent.name}/{path.stem}")
