@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError
+from rl_training.providers import provided
 from rl_training.validation import parse_config, suggest
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Algorithm
     from rl_training.algorithms.config import AlgorithmConfig
-
-
-TRAIN_FUNCTIONS = "rl_training.runtime.training:train_function"
-"""What gives the train function of a name. A string, since the runtime is built upon this module."""
 
 
 class Loop(enum.Enum):
@@ -54,7 +51,7 @@ class AlgorithmSpec:
     @property
     def train_fn(self) -> Callable[..., Any]:
         """`train_fn(config, *, run_suffix=None, checkpoint_state=None, callbacks=None)` trains it: `TrainResult`."""
-        train_fn: Callable[..., Any] = _load(TRAIN_FUNCTIONS)(self.name)
+        train_fn: Callable[..., Any] = provided("train_function")(self.name)
         return train_fn
 
     def parse_kwargs(self, algo_kwargs: Mapping[str, Any]) -> AlgorithmConfig:
