@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields
+from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, stored_dtype
+from rl_training.data.memory import check_data_fits
 from rl_training.data.minari_datasets import read_minari
 from rl_training.data.npz_files import read_npz
 from rl_training.data.offline_dataset import TransitionDataset
@@ -22,6 +23,7 @@ from rl_training.providers import provided
 from rl_training.validation import suggest
 
 KINDS = ("random", "npz", "pt", "minari")
+SMALLER = "keep fewer transitions, or save them with numpy.savez: such data is mapped, not read"
 
 
 def load_transition_dataset(
@@ -86,6 +88,8 @@ def mix_datasets(datasets: Sequence[TransitionDataset], weights: Sequence[float]
     counts = shares * min(len(dataset) / share for dataset, share in zip(datasets, shares, strict=True))
     rng = np.random.default_rng(seed)
     chosen = [(dataset, _choose_rows(dataset, n, rng)) for dataset, n in zip(datasets, counts, strict=True)]
+    needed = sum(dataset.nbytes // len(dataset) * len(rows) for dataset, rows in chosen)
+    check_data_fits(needed, f"a mix of {sum(len(rows) for _, rows in chosen):,} transitions", "mix smaller files")
     fields: dict[str, Any] = {
         name: np.concatenate([dataset.arrays()[name][rows] for dataset, rows in chosen]) for name in FIELDS
     }
@@ -156,16 +160,29 @@ def _load_npz(path: Path) -> TransitionDataset:
 
 def _load_pt(path: Path) -> TransitionDataset:
     source = f"'{path}'"
+    if not zipfile.is_zipfile(path):  # others are mapped
+        check_data_fits(path.stat().st_size, source, SMALLER)
     tensors = _read_tensors(path)
-    fields: dict[str, Array] = {}
-    for name, key in find_fields(tensors, source).items():
-        tensor = tensors.pop(key)
+    found, needed = find_fields(tensors, source), 0
+    for name, key in found.items():
+        tensor = tensors[key]
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
             raise DatasetError(f"'{key}' in {source} is no plain tensor: save a dict of dense tensors with torch.save")
         if tensor.numel() * tensor.element_size() > path.stat().st_size:
             raise DatasetError(f"'{key}' in {source} is damaged: it claims more data than the file holds")
-        fields[name] = as_stored(name, tensor, source)
-    return _complete(fields, source)
+        needed += _converted_bytes(name, tensor, source)
+    if "next_obs" not in found:
+        needed += 4 * tensors[found["obs"]].numel()
+    check_data_fits(needed, source, SMALLER)
+    return _complete({name: as_stored(name, tensors.pop(key), source) for name, key in found.items()}, source)
+
+
+def _converted_bytes(name: str, tensor: torch.Tensor, source: str) -> int:
+    """Memory that a field takes which is kept in another type than the file has."""
+    dtype = np.dtype(np.float32) if tensor.is_floating_point() else np.dtype(str(tensor.dtype).removeprefix("torch."))
+    target = stored_dtype(name, dtype, source)
+    is_same = tensor.dtype is torch.float32 or (not tensor.is_floating_point() and dtype == target)
+    return 0 if is_same and tensor.is_contiguous() else tensor.numel() * target.itemsize
 
 
 def _read_tensors(path: Path) -> dict[str, Any]:

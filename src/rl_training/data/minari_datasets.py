@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import math
 import shutil
 import sys
 import warnings
@@ -15,10 +16,11 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rl_training.data.dataset_fields import stored_dtype
+from rl_training.data.memory import check_data_fits
 from rl_training.data.observations import ObsSpec, describe_observation
 from rl_training.data.recorded_observations import as_observations, recorded_spec
 from rl_training.data.spaces import describe_spaces
-from rl_training.data.transitions import FIELDS
+from rl_training.data.transitions import FIELDS, Array
 from rl_training.errors import DatasetError
 
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -107,9 +109,10 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
             truncated[-1] = True
             num_unmarked += 1
         values = (obs[:-1], episode.actions, episode.rewards, obs[1:], episode.terminations, truncated)
-        for name, value in zip(FIELDS, map(np.asarray, values), strict=True):
-            if name not in fields:
-                fields[name] = np.empty((total, *value.shape[1:]), stored_dtype(name, value.dtype, source))
+        arrays = dict(zip(FIELDS, map(np.asarray, values), strict=True))
+        if not fields:
+            fields = _make_room(arrays, total, source)
+        for name, value in arrays.items():
             fields[name][start : start + count] = value
         start += count
     if start == 0:
@@ -133,6 +136,15 @@ def _describe_rows(spec: ObsSpec | None) -> str:
         return f"its observations are rows of bytes, first the float32 numbers, then the images, in this order: {order}"
     wrapper = "gymnasium.wrappers.FlattenObservation gives the environment the same"
     return f"its observations are flattened in this order: {order}; {wrapper}"
+
+
+def _make_room(first: dict[str, Array], total: int, source: str) -> dict[str, Any]:
+    """Arrays for `total` steps like those of the first episode, if they fit into memory."""
+    dtypes = {name: stored_dtype(name, array.dtype, source) for name, array in first.items()}
+    shapes = {name: (total, *array.shape[1:]) for name, array in first.items()}
+    needed = sum(math.prod(shapes[name]) * dtypes[name].itemsize for name in first)
+    check_data_fits(needed, f"{source} of {total:,} steps", "read a part of it: minari's filter_episodes makes one")
+    return {name: np.empty(shapes[name], dtypes[name]) for name in first}
 
 
 def _in_order(space: Space[Any], description: Any) -> Space[Any]:

@@ -10,12 +10,13 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy_format
 
 from rl_training.data.dataset_fields import BLOCK_BYTES, find_fields, stored_dtype
+from rl_training.data.memory import check_data_fits
 from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
 
@@ -45,23 +46,64 @@ def read_npz(path: Path) -> Iterator[tuple[str, str, Array]]:
         members = {info.filename[:-4]: info for info in entries if info.filename.endswith(".npy")}
         if not members and any(info.filename.endswith("data.pkl") for info in entries):
             raise DatasetError(f"'{path}' was written by torch.save: use dataset_kind 'pt'")
-        for name, key in find_fields(members, f"'{path}'").items():
+        fields = find_fields(members, f"'{path}'")
+        headers = {}
+        for name, key in fields.items():
             with _naming_damage(key, path), archive.open(members[key]) as stream:
-                array = _read_member(path, name, members[key], stream)
+                headers[name] = _read_header(path, name, members[key], stream)
+        _check_fits(path, headers)
+        for name, key in fields.items():
+            with _naming_damage(key, path), archive.open(members[key]) as stream:
+                array = _read_member(path, headers[name], members[key], stream)
             yield name, key, array
 
 
-def _read_member(path: Path, name: str, info: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
+class _Header(NamedTuple):
+    """What a member says of its array, and how it is kept."""
+
+    shape: tuple[int, ...]
+    order: Literal["F", "C"]
+    dtype: np.dtype[Any]
+    target: np.dtype[Any]
+    offset: int
+    """Bytes before the data."""
+    is_mapped: bool
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the array takes in the end."""
+        stays_mapped = self.is_mapped and self.dtype == self.target and self.order == "C"
+        return 0 if stays_mapped else math.prod(self.shape) * self.target.itemsize
+
+
+def _read_header(path: Path, name: str, info: zipfile.ZipInfo, stream: IO[bytes]) -> _Header:
     version = npy_format.read_magic(stream)
     if version not in HEADER_READERS:
         raise ValueError(f"it has .npy version {version}; plain arrays have 1.0 or 2.0")
     shape, is_fortran, dtype = HEADER_READERS[version](stream)
     target = stored_dtype(name, dtype, f"'{path}'")
     offset, num_bytes = stream.tell(), math.prod(shape) * dtype.itemsize
-    order: Literal["F", "C"] = "F" if is_fortran else "C"
     if offset + num_bytes != info.file_size:
         raise ValueError(f"its header promises {num_bytes:,} bytes of data")
     is_mapped = info.compress_type == zipfile.ZIP_STORED and num_bytes > 0
+    return _Header(shape, "F" if is_fortran else "C", dtype, target, offset, is_mapped)
+
+
+def _check_fits(path: Path, headers: dict[str, _Header]) -> None:
+    """Refuse data that is larger than the memory before anything is decompressed."""
+    needed = sum(header.memory_bytes for header in headers.values())
+    if "next_obs" not in headers:  # made of the observations
+        needed += math.prod(headers["obs"].shape) * headers["obs"].target.itemsize
+    remedy = (
+        "save it with numpy.savez (not savez_compressed), with next_obs, as float32 in C order:"
+        " such data is mapped, not read; or keep fewer transitions"
+    )
+    check_data_fits(needed, f"'{path}'", remedy)
+
+
+def _read_member(path: Path, header: _Header, info: zipfile.ZipInfo, stream: IO[bytes]) -> Array:
+    shape, order, dtype, target, offset, is_mapped = header
+    stream.read(offset)
     # Converted a block at a time, so that nothing is in memory twice; endings are looked at before they become bool.
     array = np.empty(0 if is_mapped else shape, dtype if target == np.bool_ else target, order)
     flat, size = array.reshape(-1, order=order), BLOCK_BYTES // dtype.itemsize

@@ -157,7 +157,7 @@ class _Packer:
         if kind is datetime.datetime and tree.fold == 0 and type(tree.tzinfo) in (type(None), datetime.timezone):
             return {"$datetime": tree.isoformat()}
         remedy = next((text for known, text in REMEDIES.items() if isinstance(tree, known)), KNOWN)
-        raise UnsavableStateError(path, f"has type {kind.__name__}, which a checkpoint cannot hold: {remedy}")
+        raise UnsavableStateError(path, f"has type {kind.__name__}, which cannot be saved: {remedy}")
 
     def _store(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
         """Add a tensor under a name that tells its path; two paths may read the same, their names differ."""

@@ -9,10 +9,10 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
+from rl_training.data.memory import available_memory
 from rl_training.experiment.dataset_report import render_findings
 from rl_training.runtime.env_doctor import EnvReport
 from rl_training.runtime.execution import has_compiler
-from rl_training.runtime.memory import available_memory
 from rl_training.runtime.run_utils import installed_versions, resolve_device
 
 PACKAGES = ("rl-training", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "box2d", "minari", "matplotlib")

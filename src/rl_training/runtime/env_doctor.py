@@ -12,6 +12,7 @@ import numpy as np
 
 from rl_training.data.findings import Finding, Level
 from rl_training.data.frame_replay import replay_bytes
+from rl_training.data.memory import available_memory
 from rl_training.data.spaces import ActionKind, Spaces, describe_spaces
 from rl_training.envs.attributes import is_same
 from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs
@@ -20,7 +21,6 @@ from rl_training.envs.rewards import EpisodeReport
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.runtime.env_conduct import STEPS_TRACED, Conduct, watch
-from rl_training.runtime.memory import available_memory
 from rl_training.runtime.resume_proof import draw_actions, prove_resume
 
 REPLAY_SIZE = 1_000_000

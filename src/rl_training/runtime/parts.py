@@ -31,7 +31,12 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluation import SUCCESS_RATE, Evaluator
 from rl_training.runtime.execution import Execution
-from rl_training.runtime.memory import check_batch_fits, check_replay_fits, naming_lack_of_memory
+from rl_training.runtime.memory import (
+    check_batch_fits,
+    check_replay_fits,
+    check_rollout_fits,
+    naming_lack_of_memory,
+)
 from rl_training.runtime.off_policy_loop import make_replay_buffer
 from rl_training.runtime.run_utils import RunSeeds, resolve_device
 from rl_training.validation import suggest
@@ -120,6 +125,8 @@ def _make_online_parts(
             find_goals(spaces.obs)
             judge = GoalJudge(env_id, config.env_kwargs)
             on_failure.callback(try_to_close, judge)
+    else:
+        check_rollout_fits(spaces, algorithm.config.num_steps, config.num_envs)
     buffer: Any
     with naming_lack_of_memory():
         if isinstance(algo_config, OffPolicyConfig):
@@ -164,7 +171,8 @@ def _make_offline_parts(
         notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
     envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
     on_failure.callback(try_to_close, envs)
-    check_replay_fits(spaces, online.buffer_capacity, config.total_timesteps - online.after_updates)
+    new_steps = config.total_timesteps - online.after_updates
+    check_replay_fits(spaces, online.buffer_capacity, new_steps, "online.buffer_capacity")
     with naming_lack_of_memory():
         replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
     buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransformConfig(**algo_config.reward_transform))

@@ -13,11 +13,12 @@ from gymnasium import Space
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.data.memory import check_data_fits
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.recorded_observations import to_recorded
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import ActionKind, ActionSpec, Spaces, describe_spaces
-from rl_training.data.transitions import FIELDS
+from rl_training.data.transitions import FIELDS, storage_bytes
 from rl_training.envs.factory import make_vector_env, without_training_wrappers
 from rl_training.experiment.progress import counting
 from rl_training.runtime.collector import Collector
@@ -48,6 +49,8 @@ def record_transitions(
     device = torch.device("cpu")
     try:
         spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
+        needed, remedy = storage_bytes(spaces, num_steps), "record fewer (algo_kwargs.dataset_size, --steps)"
+        check_data_fits(needed, f"a recording of {num_steps:,} transitions", remedy)
         store = ReplayBuffer(spaces, num_steps, 1, rng=np.random.default_rng(0), device=device)
         collector = Collector(envs, spaces, device)
         collector.reset([seed])

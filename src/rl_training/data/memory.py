@@ -1,0 +1,41 @@
+"""How much memory there is, so that what cannot fit is refused before it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from rl_training.errors import DatasetError
+
+CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be had, by the system and by the container's limit; None where it cannot be told."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024)
+    for limit, usage in CGROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))
+    if not found:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return max(0, min(found)) if found else None
+
+
+def describe_need(needed: int, available: int) -> str:
+    """Both figures in words."""
+    return f"needs {needed / 1e9:,.2f} GB of memory and {available / 1e9:,.2f} GB are free"
+
+
+def check_data_fits(needed: int, what: str, remedy: str) -> None:
+    """Refuse data that would take `needed` bytes if there is less memory."""
+    available = available_memory()
+    if available is not None and needed > available:
+        raise DatasetError(f"{what} {describe_need(needed, available)}: {remedy}")
