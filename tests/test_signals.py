@@ -49,6 +49,14 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, error
 
 
+def command_of(pid: int) -> bytes:
+    """The command line of a process; nothing if it has ended, which it may between two looks at it."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def interrupt(config: TrainConfig, folder: Path, kind: str, count: int, signal: str, times: int = 1) -> Any:
     """Train in a process group of its own, to the whole of which the signal is sent, as a terminal does."""
     mark = str(uuid.uuid4())
@@ -151,8 +159,7 @@ def test_a_signal_that_reaches_the_compiler_too_does_not_end_it(signal: str, tmp
     )
 
     def is_compiling() -> bool:
-        commands = (Path(f"/proc/{pid}/cmdline") for pid in processes_marked(f"RL_TRAINING_TEST={mark}"))
-        return any(command.is_file() and b".main.cpp" in command.read_bytes() for command in commands)
+        return any(b".main.cpp" in command_of(pid) for pid in processes_marked(f"RL_TRAINING_TEST={mark}"))
 
     wait_until(is_compiling, process)
     os.killpg(process.pid, getattr(signals, signal))
