@@ -439,6 +439,15 @@ class TestRequestStop:
         state.request_stop("why")
         assert state.stop_reason == "why"
 
+    def test_a_reason_that_reads_like_a_signal_is_a_reason(self, tmp_path: Path) -> None:
+        class Stop:
+            def on_update_end(self, trainer, result) -> None:
+                trainer.request_stop("interrupted by a visitor")
+
+        result = train_ppo(small_config("ppo", tmp_path), callbacks=[Stop()])
+        assert result.stop_reason == "interrupted by a visitor"
+        assert "eval_return_mean" in result.metrics  # the closing evaluation was not abandoned
+
     @pytest.mark.parametrize("reason", ["", " ", None, 3])
     def test_a_reason_is_some_words(self, reason: object) -> None:
         with pytest.raises(ConfigError, match="request_stop"):

@@ -218,6 +218,12 @@ class TestConfigClasses:
         with pytest.raises(ConfigError, match=r"^bad value 0 for 'early_stopping.patience' of PPOConfig: should be"):
             PPOConfig(early_stopping={"patience": 0})
 
+    def test_changing_a_value_is_a_config_error(self) -> None:
+        config = EarlyStoppingConfig()
+        with pytest.raises(ConfigError, match="cannot set 'patience' of EarlyStoppingConfig: it is frozen"):
+            config.patience = 3
+        assert config.patience == 5
+
     def test_every_class_refuses_an_unknown_key_alike(self) -> None:
         classes = config_classes()
         assert len(classes) > 20

@@ -25,7 +25,7 @@ from rl_training.experiment.checkpointing import resolve_checkpoint, verify_chec
 from rl_training.experiment.logging import JsonlSink, TensorboardSink, read_metrics
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run_utils import serialize_train_config
+from rl_training.runtime.run_utils import create_training_run, serialize_train_config
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
@@ -171,6 +171,15 @@ def test_a_disk_that_is_full_from_the_start_is_left_as_it_was(
     with pytest.raises(RLTrainingError, match=rf"cannot write .*{file}': No space left on device"):
         run_training(small_config("ppo", disk, **RUN))
     assert [path.name for path in disk.iterdir()] == ["ballast"]
+
+
+def test_a_line_of_the_log_that_does_not_fit_is_an_error_and_taken_back(disk: Path) -> None:
+    run = create_training_run(small_config("ppo", disk, **RUN))
+    before = (run.run_dir / "run.log").read_bytes()
+    fill(disk / "ballast")
+    with pytest.raises(RLTrainingError, match=r"cannot write .*run\.log': No space left on device"):
+        run.logger.info("x" * 10_000)
+    assert (run.run_dir / "run.log").read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])

@@ -40,6 +40,9 @@ class FrozenConfig(BaseModel):
     # the full path of a key, turns mistakes into a ConfigError.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(f"cannot set '{name}' of {self._title()}: it is frozen; make a new one with the other value")
+
     @classmethod
     def _title(cls) -> str:
         """What error messages call an object that was constructed directly."""

@@ -50,6 +50,7 @@ def _signals_to_handle() -> list[signal.Signals]:
 
 def interrupting_signal(stop_reason: str | None) -> signal.Signals | None:
     """The signal that ended a run, if one did."""
-    if stop_reason is None or not stop_reason.startswith(INTERRUPTED):
+    if not isinstance(stop_reason, str) or not stop_reason.startswith(INTERRUPTED):  # a damaged page holds anything
         return None
-    return signal.Signals[stop_reason.removeprefix(INTERRUPTED)]
+    # A callback's own reason may begin with the same words.
+    return signal.Signals.__members__.get(stop_reason.removeprefix(INTERRUPTED))
