@@ -192,6 +192,14 @@ class TestForms:
     def test_a_file_imports_its_neighbours_from_anywhere(self, write: Any, tmp_path: Path) -> None:
         assert make_env(f"{write(tmp_path / 'elsewhere')}:Steps").unwrapped.length == 5
 
+    def test_files_with_neighbours_of_the_same_name_each_have_their_own(self, tmp_path: Path) -> None:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "same_name_neighbour.py").write_text(f"NAME = {name!r}\n")
+            (tmp_path / name / "plugin.py").write_text("import same_name_neighbour\n")
+        modules = [load_code(str(tmp_path / name / "plugin.py")) for name in ("one", "two", "one")]
+        assert [module.same_name_neighbour.NAME for module in modules] == ["one", "two", "one"]
+
     @pytest.mark.parametrize("program", [["rl-training"], [sys.executable, "-m", "rl_training"]])
     def test_a_module_beside_you_is_found_by_both_programs(
         self, write: Any, tmp_path: Path, program: list[str]
@@ -307,6 +315,23 @@ class TestFaults:
                 make_env("Nothing-v0")
         finally:
             del gym.registry["Broken-v0"], gym.registry["Nothing-v0"]
+
+    def test_an_incomplete_name_is_named(self, call: Call, write: Any) -> None:
+        name = write().name
+        for env_id in (f"{name}:", f"{name}::Steps", ":Steps", "here/steps:Steps"):
+            code, _, err = call("train", "ppo", env_id, *SMALL)
+            assert code == 2
+            assert any(words in err for words in ("is incomplete: write module:Cl", "neither a module nor a file"))
+        code, _, err = call("config", "ppo", "CartPole-v1", "--plugin", f"{name}:make_step")
+        assert (code, "has no 'make_step': did you mean 'make_steps'?" in err) == (2, True)
+
+    def test_an_id_that_workers_do_not_know_is_named(self) -> None:
+        gym.register("OnlyHere-v0", make_env)
+        try:
+            with pytest.raises(EnvError, match="'OnlyHere-v0' is registered in the main process, but not where"):
+                make_vector_env("OnlyHere-v0", {"backend": "async", "env_id": f"{TESTS / 'toy_envs.py'}:CountingEnv"})
+        finally:
+            del gym.registry["OnlyHere-v0"]
 
     def test_a_file_without_a_class_is_named(self, call: Call, write: Any) -> None:
         name = write().name

@@ -138,8 +138,14 @@ def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: str | N
 
 def _load_code(env_id: str, code: str | None) -> None:
     """Import, in a worker process, what the main one has imported for this environment."""
-    if code is not None and env_id not in gym.registry:
-        load_code(code)
+    if code is None or env_id in gym.registry:
+        return
+    load_code(code)
+    if ":" not in env_id and env_id not in gym.registry:
+        raise EnvError(
+            f"environment '{env_id}' is registered in the main process, but not where '{code}' is imported, as worker"
+            " processes do: register it in that module, or above `if __name__ == '__main__':`"
+        )
 
 
 def _make_plain(env_id: str, own: Mapping[str, Any], settings: EnvSettings) -> Env:

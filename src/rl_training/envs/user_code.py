@@ -31,6 +31,8 @@ FILE_MODULE = "rl_training_env_"
 
 _loaded: dict[str, None] = {}
 """Modules by name and files by absolute path, in the order in which they were first loaded."""
+_folders: set[str] = set()
+"""Where the loaded files are."""
 _registered: dict[str, tuple[str, Any]] = {}
 """For an environment id: the loaded code that registered it, and the specification that it registered."""
 _allowed_functions: set[tuple[str, str]] = set()
@@ -59,6 +61,8 @@ def load_code(place: str) -> ModuleType:
             module = importlib.import_module(place)
     _loaded[place] = None
     if name:
+        if not hasattr(module, name):
+            raise EnvError(f"'{place}' has no '{name}'{suggest(name, _environments_of(module))}")
         _allowed_functions.add((place, name))
     changed = {env_id: spec for env_id, spec in gym.registry.items() if before.get(env_id) is not spec}
     _registered.update({env_id: (place, spec) for env_id, spec in changed.items()})
@@ -117,8 +121,12 @@ def unknown_code(env_id: str) -> str | None:
 def find_maker(env_id: str) -> Maker | None:
     """The environment class or factory function that `place:name` names, or None for a Gymnasium id."""
     place, name = split_place(env_id)
+    if ":" in env_id and (not place or not name or place.endswith(":")):
+        raise EnvError(f"'{env_id}' is incomplete: write module:ClassName or path/to/file.py:ClassName")
     if not name:
         return None
+    if "/" in place and not place.endswith(".py"):
+        raise EnvError(f"'{place}' is neither a module nor a file: write package.module or path/to/file.py")
     module = load_code(place)
     candidate: Any = getattr(module, name, None)
     if inspect.isclass(candidate) and issubclass(candidate, gym.Env):
@@ -187,15 +195,33 @@ def _load_file(path: Path) -> ModuleType:
 @contextlib.contextmanager
 def _importable(folder: str) -> Iterator[None]:
     """Let a file import its neighbours: before all others while it is read, after all others from then on."""
-    if folder in sys.path:
-        yield
-        return
+    hidden = _modules_of_other_files(folder)
+    for name in hidden:
+        del sys.modules[name]
+    _folders.add(folder)
+    is_new = folder not in sys.path
     sys.path.insert(0, folder)
     try:
         yield
     finally:
         sys.path.remove(folder)
-        sys.path.append(folder)
+        if is_new:
+            sys.path.append(folder)
+        sys.modules.update(hidden)
+
+
+def _modules_of_other_files(folder: str) -> dict[str, ModuleType]:
+    """Neighbours of other files that bear the name of a neighbour here: a `utils` lies beside many a file."""
+    neighbours = {path.stem for path in Path(folder).iterdir()}
+    others = _folders - {folder}
+
+    def is_others(name: str) -> bool:
+        top = name.partition(".")[0]
+        file = getattr(sys.modules.get(top), "__file__", None)
+        home = None if file is None else Path(file).parent
+        return top in neighbours and home is not None and bool({str(home), str(home.parent)} & others)
+
+    return {name: module for name, module in sys.modules.items() if is_others(name)}
 
 
 @contextlib.contextmanager
