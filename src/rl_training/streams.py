@@ -1,4 +1,4 @@
-"""Standard error as training uses it: a terminal that is gone, a full disk or a closed stream ends no run."""
+"""The way of text to a terminal: what it shows is escaped, and a stream that is gone or full ends no run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,17 @@ class TolerantStream:
 def tell(text: str) -> None:
     """Print a line to standard error, if it can be had."""
     stream: Any = TolerantStream()
-    print(text, file=stream, flush=True)
+    print(printable(text), file=stream, flush=True)
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, but for line breaks and tabs.
+
+    Text from files (names, ids, messages) could otherwise move the cursor, recolour or reorder what is shown.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
 
 
 def is_terminal(stream: Any) -> bool:

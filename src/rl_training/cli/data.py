@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli.arguments import StrictCommand, find_run, positive_number
-from rl_training.cli.options import NUMBER, AsJson, CheckpointPath, Plugins, Run, find_beside, say, show
+from rl_training.cli.options import (
+    NUMBER,
+    AllowedPaths,
+    AsJson,
+    CheckpointPath,
+    Plugins,
+    Run,
+    find_beside,
+    put,
+    say,
+    show,
+)
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +52,7 @@ def collect(
     noise: Annotated[float, typer.Option("--noise", min=0, help="Standard deviation of noise on actions.")] = 0.0,
     seed: Seed = 0,
     plugin: Plugins = None,
+    allow_path: AllowedPaths = None,
 ) -> None:
     """Record what a trained agent, or random actions, do: `data collect RUN --steps 10000 --out a.npz`."""
     if (out is None) == (minari is None):
@@ -68,10 +80,10 @@ def collect(
         assert env is not None
         recording = record_random(env, {}, steps, np.random.SeedSequence(seed))
     if out is not None:
-        print(f"file={save_transition_dataset(out, recording.dataset)}")
+        put(f"file={save_transition_dataset(out, recording.dataset)}")
     if minari is not None:
         write_minari(minari, recording.dataset, recording.observation_space, recording.action_space)
-        print(f"minari={minari}")
+        put(f"minari={minari}")
     _print_returns(recording.dataset)
 
 
@@ -95,7 +107,7 @@ def mix(
             files.append(word)
     shares = shares or [1.0] * len(files)
     dataset = mix_datasets([load_source(file) for file in files], shares, seed)
-    print(f"file={save_transition_dataset(out, dataset)}")
+    put(f"file={save_transition_dataset(out, dataset)}")
     _print_returns(dataset)
 
 
@@ -148,4 +160,4 @@ def _spaces_of(env_id: str) -> tuple[Any, Any]:
 
 def _print_returns(dataset: TransitionDataset) -> None:
     returns: Any = dataset.episode_returns()
-    print(f"transitions={len(dataset)} episodes={len(returns)} return_mean={returns.mean():.2f}")
+    put(f"transitions={len(dataset)} episodes={len(returns)} return_mean={returns.mean():.2f}")

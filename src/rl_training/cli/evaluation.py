@@ -10,7 +10,18 @@ import typer
 
 from rl_training.cli.arguments import find_run, find_run_folder, positive_number
 from rl_training.cli.data import load_source
-from rl_training.cli.options import NUMBER, AsJson, CheckpointPath, Device, EvalEpisodes, Plugins, Run, show
+from rl_training.cli.options import (
+    NUMBER,
+    AllowedPaths,
+    AsJson,
+    CheckpointPath,
+    Device,
+    EvalEpisodes,
+    Plugins,
+    Run,
+    put,
+    show,
+)
 from rl_training.errors import RLTrainingError
 
 
@@ -32,6 +43,7 @@ def evaluate(
     ] = None,
     device: Device = None,
     plugin: Plugins = None,
+    allow_path: AllowedPaths = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a run: `eval RUN`.
@@ -62,4 +74,4 @@ def plot(
     """Draw a run's learning curve: `plot RUN`. Needs an extra: pip install "rl-training[plot]"."""
     from rl_training.experiment.plotting import plot_learning_curve
 
-    print(f"picture={plot_learning_curve(find_run_folder(run), out)}")
+    put(f"picture={plot_learning_curve(find_run_folder(run), out)}")

@@ -11,7 +11,7 @@ import typer
 
 from rl_training.cli.arguments import complete_run, complete_words, whole_number
 from rl_training.errors import RLTrainingError
-from rl_training.streams import tell
+from rl_training.streams import printable, tell
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig
@@ -30,6 +30,15 @@ def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:
             add_working_directory(plugin)
             load_code(plugin)
     return plugins or []
+
+
+def _allow_paths(paths: Sequence[str] | None) -> Sequence[str]:
+    if paths:
+        from rl_training.envs.foreign_paths import allow_path
+
+        for path in paths:
+            allow_path(path)
+    return paths or []
 
 
 def find_beside(env_id: str | None) -> str | None:
@@ -89,7 +98,15 @@ Plugins = Annotated[
         " environment (file.py:function allows a checkpoint to call that function).",
     ),
 ]
-
+AllowedPaths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-path",
+        metavar="PATH",
+        callback=_allow_paths,
+        help="File, or folder of files, that the environment of a checkpoint may be told to open. Repeatable.",
+    ),
+]
 Callbacks = Annotated[
     list[str] | None,
     typer.Option(
@@ -108,9 +125,14 @@ def say(text: str) -> None:
 def show(value: Any, lines: Iterable[str], as_json: bool) -> None:
     """Print a result as one JSON object, or as lines."""
     try:
-        print(json_text(value) if as_json else "\n".join(lines), flush=True)
+        print(json_text(value) if as_json else printable("\n".join(lines)), flush=True)
     except OSError as error:
         raise RLTrainingError(f"cannot write the result to standard output: {error.strerror}") from None
+
+
+def put(text: str) -> None:
+    """Print a line of a result."""
+    show(None, [text], as_json=False)
 
 
 def json_text(value: Any) -> str:

@@ -14,6 +14,7 @@ import typer
 from rl_training.cli.arguments import find_run
 from rl_training.cli.options import (
     FLAGS,
+    AllowedPaths,
     AsJson,
     Callbacks,
     CheckpointPath,
@@ -28,13 +29,16 @@ from rl_training.cli.options import (
     Seed,
     TotalTimesteps,
     Words,
+    put,
     resolve,
     say,
     show,
 )
 from rl_training.errors import RLTrainingError
+from rl_training.streams import printable
 
 if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
     from rl_training.runtime.trainer import TrainResult
 
 
@@ -63,7 +67,7 @@ def train(
 
     callbacks = load_callbacks(callback)
     trainer = DefaultExperimentManager().setup(resolved.config, callbacks=callbacks, run_suffix=run_suffix)
-    _report(trainer.train(), as_json, plugin, resolved.config.env_id, callback)
+    _report(trainer.train(), as_json, plugin, resolved.config, callback)
 
 
 def resume(
@@ -78,6 +82,7 @@ def resume(
         bool, typer.Option("--fall-back", help="If the checkpoint is damaged, use the newest one that is whole.")
     ] = False,
     plugin: Plugins = None,
+    allow_path: AllowedPaths = None,
     callback: Callbacks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,13 +98,15 @@ def resume(
     except CheckpointError as error:
         if error.fallback is None:
             raise
-        if not fall_back and not (sys.stdin.isatty() and typer.confirm(f"{error}. Go on from there?", err=True)):
+        if not fall_back and not (
+            sys.stdin.isatty() and typer.confirm(printable(f"{error}. Go on from there?"), err=True)
+        ):
             raise CheckpointError(f"{error}: --fall-back goes on from there") from None
         plan = plan_resume(path, fall_back=True, **changes)
         say(f"going on from step {plan.global_step:,} instead")
     if plan.is_finished:
         say(f"this run is finished at step {plan.global_step:,}; --total-timesteps with a larger number extends it")
-    _report(run_plan(plan, callbacks=callbacks), as_json, plugin, plan.config.env_id, callback)
+    _report(run_plan(plan, callbacks=callbacks), as_json, plugin, plan.config, callback)
 
 
 def demo(context: typer.Context, output_dir: OutputDir = None, total_timesteps: TotalTimesteps = None) -> None:
@@ -115,12 +122,12 @@ def demo(context: typer.Context, output_dir: OutputDir = None, total_timesteps: 
     metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=20)
     picture = plot_learning_curve(result.run_dir)
     run_dir, command = shlex.quote(str(result.run_dir)), shlex.join(_command())
-    print(f"\nThe trained policy scores {metrics['eval_return_mean']:.1f} of 500 over 20 evaluation episodes.")
-    print(f"Learning curve: {picture}\n\nTry next:")
-    print(f"  {command} eval {run_dir} --eval-episodes 100")
-    print(f"  {command} resume {run_dir} --total-timesteps {2 * resolved.config.total_timesteps}")
-    print(f"  {command} train sac Pendulum-v1 seed=1")
-    print(f"  {command} algos ppo")
+    put(f"\nThe trained policy scores {metrics['eval_return_mean']:.1f} of 500 over 20 evaluation episodes.")
+    put(f"Learning curve: {picture}\n\nTry next:")
+    put(f"  {command} eval {run_dir} --eval-episodes 100")
+    put(f"  {command} resume {run_dir} --total-timesteps {2 * resolved.config.total_timesteps}")
+    put(f"  {command} train sac Pendulum-v1 seed=1")
+    put(f"  {command} algos ppo")
 
 
 def _command() -> list[str]:
@@ -133,7 +140,7 @@ def _report(
     result: TrainResult,
     as_json: bool,
     plugins: Sequence[str] | None = None,
-    env_id: str | None = None,
+    config: TrainConfig | None = None,
     callbacks: Sequence[str] | None = None,
 ) -> None:
     """Print where the run is and how it did; an interrupted run ends with the signal's exit code."""
@@ -154,12 +161,15 @@ def _report(
             raise
         say(str(error))
     if signal_number is not None:
+        from rl_training.envs.foreign_paths import find_paths
         from rl_training.envs.user_code import plugin_of
 
-        own = plugin_of(env_id or "")
+        own = plugin_of((config and config.env_id) or "")
+        paths = dict.fromkeys(path for _, path in find_paths(config.env_kwargs if config else {}))
         code = dict.fromkeys([*(plugins or []), *([own] if own else [])])
         words = [*_command(), "resume", str(result.run_dir)]
         words += [word for name in code for word in ("--plugin", name)]
+        words += [word for path in paths for word in ("--allow-path", path)]
         words += [word for name in callbacks or () for word in ("--callback", name)]
         say(f"saved; to go on:\n  {shlex.join(words)}")
         raise typer.Exit(128 + signal_number)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rl_training.data.dataset_checks import DatasetReport, Spread
 from rl_training.data.findings import Finding, Level
+from rl_training.streams import printable
 
 STYLES = {Level.ERROR: "bold red", Level.WARNING: "yellow", Level.INFO: "cyan", Level.OK: "green"}
 BAR_WIDTH = 32
@@ -24,7 +25,7 @@ def render_report(report: DatasetReport) -> RenderableType:
     parts += [Text(f"\n{_verdict(report)}", style="bold"), render_findings(report.findings)]
     for title, lines in (("notes on reading", report.notes), ("advice", report.advice)):
         if lines:
-            parts += [Text(f"\n{title}", style="bold"), *(Text(f"• {line}") for line in lines)]
+            parts += [Text(f"\n{title}", style="bold"), *(Text(printable(f"• {line}")) for line in lines)]
     return Group(*parts)
 
 
@@ -34,9 +35,11 @@ def render_findings(findings: Sequence[Finding]) -> Table:
     table.add_column(width=7)
     for finding in findings:
         where = "" if finding.index is None else f" (first: transition {finding.index:,})"
-        table.add_row(Text(finding.level.value, STYLES[finding.level]), Text(f"{finding.name}: {finding.found}{where}"))
+        table.add_row(
+            Text(finding.level.value, STYLES[finding.level]), Text(printable(f"{finding.name}: {finding.found}{where}"))
+        )
         if finding.remedy:
-            table.add_row("", Text(f"→ {finding.remedy}", style="dim"))
+            table.add_row("", Text(printable(f"→ {finding.remedy}"), style="dim"))
     return table
 
 
@@ -59,7 +62,7 @@ def _summary(report: DatasetReport) -> Table:
         rows["behaviour"] = f"actions follow from observations with {fit.measure} {fit.value:.2f}{guess}"
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
-        table.add_row(Text(name, style="dim"), Text(value))
+        table.add_row(Text(name, style="dim"), Text(printable(value)))
     return table
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rl_training.streams import TolerantStream, is_terminal, tell
+from rl_training.streams import TolerantStream, is_terminal, printable, tell
 
 LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
 
@@ -81,7 +81,7 @@ class LiveView(ProgressView):
 
     def message(self, text: str) -> None:
         """Print the line above the bar."""
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(printable(text), markup=False, highlight=False)
 
     def close(self) -> None:
         """Stop redrawing."""

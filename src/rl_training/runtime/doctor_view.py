@@ -14,6 +14,7 @@ from rl_training.experiment.dataset_report import render_findings
 from rl_training.runtime.env_doctor import EnvReport
 from rl_training.runtime.execution import has_compiler
 from rl_training.runtime.run_utils import installed_versions, resolve_device
+from rl_training.streams import printable
 
 PACKAGES = ("rl-training", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "box2d", "minari", "matplotlib")
 
@@ -21,11 +22,11 @@ PACKAGES = ("rl-training", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "b
 def print_report(report: EnvReport) -> None:
     """Show the findings, each with its remedy."""
     if sys.stdout.isatty():
-        Console().print(Text(report.env_id, style="italic"), render_findings(report.findings), sep="\n")
+        Console().print(Text(printable(report.env_id), style="italic"), render_findings(report.findings), sep="\n")
     else:
         for row in report.findings:
             remedy = f" [remedy: {row.remedy}]" if row.remedy else ""
-            print(f"{row.level.value:<8} {row.name:<12} {row.found}{remedy}")
+            print(printable(f"{row.level.value:<8} {row.name:<12} {row.found}{remedy}"))
     print(f"exactness={report.exactness}")
 
 

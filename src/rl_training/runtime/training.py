@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_training.envs.foreign_paths import allow_paths_of
 from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
@@ -92,6 +93,7 @@ def run_training(
     Nothing is written before every part has been made, so a mistake in the configuration leaves nothing behind.
     """
     callbacks = CallbackList(callbacks).callbacks  # a callback that cannot be called is refused here
+    allow_paths_of(config.env_kwargs)  # the user's own, or those of a checkpoint that were checked
     execution = choose_execution(config, checkpoint_state)
     with contextlib.ExitStack() as stack:
         stack.enter_context(execution.applied())

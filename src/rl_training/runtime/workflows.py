@@ -15,6 +15,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.envs.factory import unknown_code
+from rl_training.envs.foreign_paths import refuse_unknown_paths
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
@@ -130,6 +131,7 @@ def evaluate_algorithm(
         raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
     env_id = config.required_env_id
     refuse_unknown_code(env_id, metadata or {})
+    refuse_unknown_paths(config.env_kwargs)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
     evaluator = Evaluator(env_id, config.env_kwargs, seeds)
     try:
@@ -166,6 +168,7 @@ def record_checkpoint(
     config, algorithm, state = load_algorithm(path, device="cpu")
     env_id = config.required_env_id
     refuse_unknown_code(env_id, state.metadata)
+    refuse_unknown_paths(config.env_kwargs)
     if noise and algorithm.spaces.action.kind is not ActionKind.CONTINUOUS:
         raise ConfigError("noise is for Box actions: epsilon mixes random ones among an agent's discrete actions")
     env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))
@@ -220,6 +223,7 @@ def plan_resume(path: str | Path, *, fall_back: bool = False, **changes: Any) ->
     config = config.replace(algo_kwargs=upgrade_algo_kwargs(config.algo, config.algo_kwargs))
     if config.env_id is not None:
         refuse_unknown_code(config.env_id, state.metadata)
+        refuse_unknown_paths(config.env_kwargs)
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     check_network_size(algo_config, _read_spaces(state.algorithm_state), state.algorithm_state)
     check_trainer_state(state.trainer_state, config.num_envs)

@@ -1,0 +1,90 @@
+"""Paths in the `env_kwargs` of a checkpoint: no environment is made with one that the user has not allowed.
+
+An environment may open the file that an argument names. Whoever changes a checkpoint could so let it read any file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_training.envs.factory import EnvSettings
+from rl_training.errors import EnvError
+
+FILE_SUFFIX = re.compile(
+    r"\.(bin|cfg|conf|csv|dae|db|dll|gz|h5|hdf5|ini|jpe?g|json|mjb|mjcf|mp4|msh|npy|npz|obj|onnx|parquet|pickle|pkl|png"
+    r"|pth?|py|rom|safetensors|sdf|so|stl|tar|toml|tsv|txt|urdf|usda?|wad|xml|ya?ml|zip)$",
+    re.IGNORECASE,
+)
+SHOWS_PATH = re.compile(r"[/\\]|^~|^\.|^[A-Za-z]:")
+
+_allowed: set[Path] = set()
+
+
+def allow_path(path: str | Path) -> None:
+    """Let checkpoints name this file, or what lies in this folder, in their `env_kwargs`."""
+    _allowed.add(_resolve(str(path)))
+
+
+def allow_paths_of(env_kwargs: Mapping[str, Any]) -> None:
+    """Allow what a configuration names that is the user's own, or was checked."""
+    for _, path in find_paths(env_kwargs):
+        allow_path(path)
+
+
+def find_paths(env_kwargs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The key and the text of every argument of the environment that is a path, or looks like one."""
+    own = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
+    return list(dict.fromkeys(_paths_in(own, "env_kwargs")))
+
+
+def refuse_unknown_paths(env_kwargs: Mapping[str, Any]) -> None:
+    """Raise an `EnvError` if the `env_kwargs` of a checkpoint name a path that is not allowed."""
+    unknown = [(key, path) for key, path in find_paths(env_kwargs) if not _is_allowed(path)]
+    if not unknown:
+        return
+    key, path = unknown[0]
+    flags = shlex.join(word for _, text in unknown for word in ("--allow-path", text))
+    raise EnvError(
+        f"{key} of this checkpoint is the path {path!r}, and a checkpoint opens only files that you name: review it,"
+        f" then pass {flags} (in Python: rl_training.envs.foreign_paths.allow_path({path!r}))"
+    )
+
+
+def _paths_in(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _paths_in(name, key)
+            yield from _paths_in(item, f"{key}.{name}")
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from _paths_in(item, key)
+    elif isinstance(value, (str, bytes)):
+        text = os.fsdecode(value)
+        if _is_path(text):
+            yield key, text
+
+
+def _is_path(text: str) -> bool:
+    if SHOWS_PATH.search(text) or FILE_SUFFIX.search(text):
+        return True
+    try:
+        return os.path.lexists(text)
+    except ValueError:  # a character that no path has
+        return False
+
+
+def _is_allowed(text: str) -> bool:
+    path = _resolve(text)
+    return not _allowed.isdisjoint({path, *path.parents})
+
+
+def _resolve(text: str) -> Path:
+    try:
+        return Path(text).expanduser().resolve()
+    except (OSError, ValueError, RuntimeError):  # no path after all, or no such user
+        return Path(text)
