@@ -427,6 +427,41 @@ class TestStates:
             CallbackList([Keeps()]).load_state_dict({"0:Keeps": {"count": 1}})
 
 
+class Journal(Plain):
+    """Keeps its journal through a resume; may ask for a stop after a number of gradient steps."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        super().__init__()
+        self.stop_at = stop_at
+
+    def on_train_start(self, trainer) -> None: ...
+
+    def on_train_end(self, trainer, result) -> None: ...
+
+    def on_update_end(self, trainer, result) -> None:
+        super().on_update_end(trainer, result)
+        if trainer.update_count == self.stop_at:
+            trainer.request_stop("half")
+
+    def state_dict(self) -> dict:
+        return {"log": self.log}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.log = [tuple(entry) for entry in state["log"]]
+
+
+@pytest.mark.parametrize(("algo", "stop_at"), [("ppo", 4), ("dqn", 7), ("iql", 13)])
+def test_a_stopped_and_resumed_run_tells_what_the_whole_run_tells(algo: str, stop_at: int, tmp_path: Path) -> None:
+    manager = DefaultExperimentManager()
+    whole, resumed = Journal(), Journal()
+    manager.setup(small_config(algo, tmp_path / "whole", total_timesteps=64), callbacks=[whole]).train()
+    config = small_config(algo, tmp_path / "stopped", total_timesteps=64)
+    first = manager.setup(config, callbacks=[Journal(stop_at)]).train()
+    assert first.metrics["global_step"] < 64
+    manager.resume(first.run_dir, callbacks=[resumed]).train()
+    assert resumed.log == whole.log
+
+
 class TestRequestStop:
     def test_the_first_reason_stays(self) -> None:
         state = TrainerState(None, Path())
