@@ -17,6 +17,7 @@ from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.sac_trainer import train_sac
 from rl_training.runtime.trainer import TrainerState
+from rl_training.runtime.workflows import resume_training
 
 TRAINERS = {"ppo": train_ppo, "dqn": train_dqn, "sac": train_sac}
 
@@ -340,6 +341,9 @@ class TestRefused:
         before = (result.run_dir / "metadata.json").read_bytes()
         with pytest.raises(ConfigError, match="has no event"):
             DefaultExperimentManager().resume(result.run_dir, total_timesteps=160, callbacks=[NoEvents()])
+        for steps in (None, 160):
+            with pytest.raises(ConfigError, match="has no event"):
+                resume_training(result.run_dir, total_timesteps=steps, callbacks=[NoEvents()])
         assert (result.run_dir / "metadata.json").read_bytes() == before
 
     def test_one_callback_instead_of_a_list(self, tmp_path: Path) -> None:
@@ -357,6 +361,8 @@ class TestRefused:
             on_screen = True
 
             def on_click(self, x: int) -> None: ...
+
+            def only_log(self) -> None: ...
 
             @property
             def on_logs(self) -> None:

@@ -292,6 +292,10 @@ class TestRuntime:
             assert list(parameters(getattr(base, event))) == list(arguments)
             assert getattr(base, event)(*arguments) is None
             assert f"`{event}({', '.join(arguments)})`" in page
+        (example,) = re.findall(r"```python\n# watch.py\n(.*?)```", page, re.DOTALL)
+        names: dict[str, Any] = {}
+        exec(example, names)
+        assert CallbackList([names["Watch"]()]).state_dict() == {"0:Watch": {"best": None}}
         assert base.state_dict() == {}
         assert isinstance(CallbackList([base]), Callback)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,7 @@ def savable_state(callback: Any, title: str) -> dict[str, Any]:
 
 def _refuse_misspelt_events(callback: object, title: str) -> None:
     for name in dir(callback):
-        event = nearest(name, EVENTS) if name.startswith("on") and name not in EVENTS else None
+        event = nearest(name, EVENTS) if re.match("on[_A-Z]", name) and name not in EVENTS else None
         if event is None:
             continue
         with contextlib.suppress(Exception):  # a property may raise; it is no method then

@@ -23,7 +23,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.migrations import upgrade_algo_kwargs
 from rl_training.experiment.progress import counter
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.callbacks import AnyCallback
+from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.evaluation import Evaluator, act_on
 from rl_training.runtime.offline_evaluation import fitted_q_evaluation
 from rl_training.runtime.parts import check_data, make_algorithm, try_to_close
@@ -259,6 +259,7 @@ def resume_training(
 
 def run_plan(plan: ResumePlan, *, callbacks: Sequence[AnyCallback] | None = None) -> TrainResult:
     """Carry out a resume."""
+    callbacks = CallbackList(callbacks).callbacks  # refused also where no step is left
     if plan.is_finished:
         session = plan.state.trainer_state["session"]
         counts = {"global_step": plan.global_step, "gradient_steps": session["update_count"]}
