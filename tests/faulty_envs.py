@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
 import sys
 import time
@@ -11,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 
@@ -64,6 +67,12 @@ class GlobalChance(Walk):
 class WallClock(Walk):
     def noise(self) -> Any:
         return time.perf_counter_ns() % 1000 / 1000
+
+
+class WallClockReward(Walk):
+    def step(self, action: Any) -> tuple[Any, ...]:
+        obs, _, *rest = super().step(action)
+        return (obs, time.perf_counter_ns() % 1000 / 1000, *rest)
 
 
 class OwnGenerator(Walk):
@@ -195,6 +204,88 @@ class Ends(Walk):
             if self.leaves:
                 sys.exit(0)
             raise RuntimeError("the simulator exploded")
+
+
+class Scored(Walk):
+    """A walk whose rewards come from one place that no checkpoint holds: the observations tell nothing of it."""
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, self.score(), terminated, truncated, info
+
+    def score(self) -> float:
+        raise NotImplementedError
+
+
+class TorchChance(Scored):
+    def score(self) -> float:
+        return float(torch.rand(()))
+
+
+MODULE_CHANCE = np.random.default_rng(3)
+MODULE_TABLE: dict[str, int] = {"count": 0}
+
+
+class ModuleChance(Scored):
+    def score(self) -> float:
+        return float(MODULE_CHANCE.random())
+
+
+class ModuleTable(Scored):
+    """Counts in a dictionary of the module, which may as well be a table of known results."""
+
+    def score(self) -> float:
+        MODULE_TABLE["count"] += 1
+        return float(MODULE_TABLE["count"])
+
+
+class ClassCounter(Scored):
+    count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        type(self).count += 1
+        return super().reset(seed=seed)
+
+    def score(self) -> float:
+        return float(self.count)
+
+
+class CountIterator(Scored):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count()
+
+    def score(self) -> float:
+        return float(next(self.numbers))
+
+
+class SpaceChance(Scored):
+    def score(self) -> float:
+        return float(self.action_space.sample())
+
+
+class RareChance(Scored):
+    """Draws from a global generator in every sixteenth step only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def score(self) -> float:
+        self.total += 1
+        return random.random() if self.total % 16 == 0 else 0.0
+
+
+class DoublesAction(Walk):
+    """Writes into the action it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        action *= 2
+        return super().step(float(action[0]))
 
 
 class SameArray(Walk):

@@ -86,7 +86,7 @@ def test_an_environment_that_cannot_be_restored_is_called_approximate_and_why(na
 def test_a_state_that_cannot_be_saved_is_an_error() -> None:
     level, text = finding(examine("Unsavable"), "resume")
     assert level is Level.ERROR
-    assert "cannot be saved" in text
+    assert "type object" in text
 
 
 @pytest.mark.parametrize(

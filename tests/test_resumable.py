@@ -8,11 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import faulty_envs
 import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import TESTS, small_config
-from faulty_envs import CountingWrapper, Curriculum, GlobalChance, Hidden, SameArray, Walk
+from faulty_envs import (
+    CountingWrapper,
+    Curriculum,
+    DoublesAction,
+    GlobalChance,
+    Hidden,
+    SameArray,
+    Walk,
+    WallClockReward,
+)
 from gymnasium.wrappers import (
     DelayObservation,
     FrameStackObservation,
@@ -23,6 +33,7 @@ from gymnasium.wrappers import (
     TimeAwareObservation,
     TimeLimit,
 )
+from test_conformance import StopAt, assert_same_end
 
 from rl_training.envs import atari
 from rl_training.envs.attributes import put_back, take_down
@@ -180,6 +191,53 @@ def test_draws_from_a_global_generator_are_known_even_where_no_action_is_replaye
         pass
     _, doubts = ResumableEnv(GlobalChance()).restore(env.state())
     assert [doubt for doubt in doubts if "numpy's global generator" in doubt]
+
+
+HIDDEN_CHANCE = {
+    "TorchChance": "torch's global generator",
+    "ModuleChance": "variable of its module 'MODULE_CHANCE'",
+    "ClassCounter": "class attribute 'count'",
+    "CountIterator": "attribute 'numbers'",
+    "Hidden": "attribute 'middle'",
+    "SpaceChance": "the generator of its action_space",
+    "RareChance": "Python's global generator",
+}
+
+
+@pytest.mark.parametrize("num_replayed", [0, 5])
+@pytest.mark.parametrize(("name", "words"), HIDDEN_CHANCE.items())
+def test_rewards_from_what_no_checkpoint_holds_are_called_approximate(name: str, words: str, num_replayed: int) -> None:
+    make = getattr(faulty_envs, name)
+    env = ResumableEnv(make())
+    env.reset(0)
+    for _ in range(40):
+        while env.step(0).final_obs is None:
+            pass
+    for _ in range(num_replayed):
+        assert env.step(0).final_obs is None
+    _, doubts = ResumableEnv(make()).restore(env.state())
+    assert any(words in doubt for doubt in doubts), doubts
+
+
+def test_other_rewards_on_the_way_are_seen() -> None:
+    env = ResumableEnv(WallClockReward())
+    env.reset(0)
+    for _ in range(3):
+        env.step(0)
+    _, doubts = ResumableEnv(WallClockReward()).restore(env.state())
+    assert doubts == ["replaying its actions led to other rewards"]
+
+
+def test_an_environment_that_writes_into_its_action_is_exact(tmp_path: Path) -> None:
+    assert prove_resume(DoublesAction, steps=100, seed=0).is_exact
+    changes = {"env_id": f"{FAULTY}:DoublesAction", "num_envs": 2}
+    whole = run_training(small_config("sac", tmp_path / "whole", **changes))
+    stopped = run_training(small_config("sac", tmp_path / "stopped", **changes), callbacks=[StopAt(51, "collect")])
+    resumed = resume_training(stopped.run_dir)
+    assert load_checkpoint(resumed.checkpoint_path).metadata["exactness"] == "exact"
+    assert_same_end(whole, resumed)
+    (segment,) = load_checkpoint(whole.checkpoint_path).buffer_state["segments"]
+    assert np.abs(segment.arrays["actions"]).max() <= 1.0
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

@@ -11,11 +11,16 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs import atari
+from rl_training.envs.answers import check, explain_reset, find_misfit
 from rl_training.envs.attributes import is_same, put_back, take_down
-from rl_training.envs.global_generators import drawn_from, global_generators
+from rl_training.envs.global_generators import global_generators
+from rl_training.envs.unsaved_state import shared_state, unsaved_state
 
 GOES_ON = "goes_on"
 """In the info of a step that terminates: the environment is to be stepped on, not reset."""
+MAX_WATCHED = 1024
+"""The first, second, fourth, ... of so many resets and steps are watched for changes that no checkpoint holds."""
+MAX_NAME = 200
 
 
 class Step(NamedTuple):
@@ -45,10 +50,17 @@ class ResumableEnv:
         self._before: dict[str, Any] = {}
         """What the beginning of the episode depends on."""
         self._actions: list[Any] = []
+        self._return = 0.0
+        """Sum of the rewards since the last reset."""
         self._obs: Any = None
-        self._has_stepped = False
-        self._global_draws: set[str] = set()
-        """Whose global generator it was seen to draw from."""
+        self._num_resets = 0
+        self._num_steps = 0
+        self._generators: dict[str, Any] = {}
+        """Where the generators that are not saved were when the environment was first reset, or restored."""
+        self._unsaved_draws: set[str] = set()
+        """From which of these it was seen to draw."""
+        self._shared_changes: set[str] = set()
+        """Which class attributes and module variables it was seen to change."""
 
     @property
     def keeps_own_state(self) -> bool:
@@ -71,23 +83,38 @@ class ResumableEnv:
             "emulator_before_reset": atari.snapshot(self._core) if is_emulated else None,
         }
         self._actions = []
+        self._return = 0.0
         _renew_world(self._core)
-        self._obs, _ = self.env.reset(seed=seed)
+        if not self._num_resets:
+            self._generators = self._unsaved_generators()
+        before = self._shared_before(self._num_resets)
+        answer = self.env.reset(seed=seed)
+        self._note_changes(before)
+        if not self._num_resets:
+            check(explain_reset(answer) or find_misfit(self.env.observation_space, answer[0]))
+        self._num_resets += 1
+        self._obs = answer[0]
         return self._obs
 
     def step(self, action: Any) -> Step:
         """Note the action and take it; begin the next episode where this one ends."""
-        before = None if self._has_stepped else global_generators()  # once: it takes longer than many a step
-        self._has_stepped = True
+        number = self._num_steps
+        self._num_steps = number + 1
+        before = None if number & (number - 1) else self._shared_before(number)
         self._actions.append(action)
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        if before is not None:
-            self._global_draws.update(drawn_from(before))
+        answer = self.env.step(action.copy() if isinstance(action, np.ndarray) else action)  # it may write into it
+        if before:
+            self._note_changes(before)
+        obs, reward, terminated, truncated, info = answer
+        reward = float(reward)
+        self._return += reward
+        if not number:
+            check(find_misfit(self.env.observation_space, obs))
         if not (terminated or truncated) or GOES_ON in info:
             self._obs = obs
-            return Step(obs, float(reward), bool(terminated), False)
+            return Step(obs, reward, bool(terminated), False)
         final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array
-        return Step(self.reset(), float(reward), bool(terminated), bool(truncated), final_obs, info.get("episode"))
+        return Step(self.reset(), reward, bool(terminated), bool(truncated), final_obs, info.get("episode"))
 
     def state(self) -> dict[str, Any]:
         """Everything `restore` needs."""
@@ -101,8 +128,11 @@ class ResumableEnv:
             "own": own,
             "generator": self._generator_state(),
             "attributes": [take_down(layer) for layer in self._layers(with_core=own is None)],
+            "unsaved": self._unsaved(with_core=own is None),
             "obs": copy.deepcopy(self._obs),
-            "global_draws": sorted(self._global_draws),
+            "return": self._return,
+            "global_draws": sorted(self._draws()),
+            "shared_changes": sorted(self._shared_changes),
         }
 
     def restore(self, state: dict[str, Any], report: Callable[[], None] = lambda: None) -> tuple[Any, list[str]]:
@@ -111,17 +141,18 @@ class ResumableEnv:
         `report` is called after each replayed action, so that whoever waits knows that this goes on.
         """
         doubts: list[str] = []
-        before = global_generators()
+        before, self._generators = shared_state(self._core), self._unsaved_generators()
         if state["own"] is not None:
             self._restore_own(state, doubts)
         else:
             self._replay(state, doubts, report)
-        known = [name for name in before if name in state.get("global_draws", ())]
-        self._global_draws.update(known, drawn_from(before))
-        for name in sorted(self._global_draws):
-            doubts.append(f"it draws from {name}'s global generator, which is not saved: use self.np_random")
+        self._note_changes(before)
+        doubts += self._unsaved_changes(state)
         for layer, saved in zip(self._layers(with_core=state["own"] is None), state["attributes"] or (), strict=False):
             put_back(layer, saved)
+        for now, then in zip(self._unsaved(with_core=state["own"] is None), state.get("unsaved") or (), strict=False):
+            for name in sorted(name for name in now if now[name] != then.get(name, now[name])):
+                doubts.append(f"its attribute '{name}' is not as it was, and cannot be saved: use numbers and arrays")
         if state["generator"] is not None and not is_same(self._generator_state(), state["generator"]):
             if state["own"] is None:
                 doubts.append("its random generator is not where it was")
@@ -137,7 +168,8 @@ class ResumableEnv:
         obs = self.reset(state["seed"])
         for action in [] if state["actions"] is None else state["actions"]:
             self._actions.append(action)
-            obs, _, terminated, truncated, info = self.env.step(action)
+            obs, reward, terminated, truncated, info = self.env.step(action.copy())
+            self._return += float(reward)
             report()
             if (terminated or truncated) and GOES_ON not in info:
                 doubts.append("its episode ended earlier when it was replayed")
@@ -146,6 +178,8 @@ class ResumableEnv:
         self._obs = obs
         if not is_same(obs, state["obs"]):
             doubts.append("replaying its actions led to another observation")
+        if not is_same(self._return, state.get("return", self._return)):  # older checkpoints have none
+            doubts.append("replaying its actions led to other rewards")
 
     def _set_before_reset(self, state: dict[str, Any], doubts: list[str]) -> None:
         for layer, saved in zip(self._layers(), state.get("attributes_before_reset") or (), strict=False):
@@ -165,6 +199,41 @@ class ResumableEnv:
         if not is_same(self._core.get_state(), state["own"]):
             doubts.append("its get_state after set_state returns something else")
         self._obs = state["obs"]
+        self._return = state.get("return", 0.0)
+
+    def _unsaved_changes(self, state: dict[str, Any]) -> list[str]:
+        """Why it may be elsewhere: what it drew or changed, before it was saved or now, that no checkpoint holds."""
+        saved = state.get("global_draws", ())  # older checkpoints name numpy and Python only
+        drawn = {name for name in self._generators if name in saved or name.partition("'")[0] in saved}
+        self._unsaved_draws = drawn | self._draws()
+        self._shared_changes |= {name[:MAX_NAME] for name in state.get("shared_changes", ()) if isinstance(name, str)}
+        use = "which is not saved: use"
+        draws = [f"it (or a callback) draws from {name}, {use} self.np_random" for name in sorted(self._unsaved_draws)]
+        return [*draws, *(f"it changes the {name}, {use} attributes of self" for name in sorted(self._shared_changes))]
+
+    def _shared_before(self, number: int) -> dict[str, int]:
+        """What it shares with others of its class, for a few of the calls: to look takes longer than many a step."""
+        is_watched = number <= MAX_WATCHED and number & (number - 1) == 0
+        return shared_state(self._core) if is_watched else {}
+
+    def _note_changes(self, before: dict[str, int]) -> None:
+        now = shared_state(self._core) if before else {}
+        self._shared_changes.update(name for name in before if now.get(name) != before[name])
+
+    def _unsaved_generators(self) -> dict[str, Any]:
+        found = {f"{name}'s global generator": state for name, state in global_generators().items()}
+        for name in ("action_space", "observation_space"):
+            made = getattr(vars(self._core).get(name), "_np_random", None)
+            found[f"the generator of its {name}"] = made and copy.deepcopy(made.bit_generator.state)
+        return found
+
+    def _draws(self) -> set[str]:
+        now = self._unsaved_generators()
+        moved = {name for name in self._generators if not is_same(now[name], self._generators[name])}
+        return self._unsaved_draws | moved
+
+    def _unsaved(self, *, with_core: bool) -> list[dict[str, int]]:
+        return [unsaved_state(layer, take_down(layer)) for layer in self._layers(with_core=with_core)]
 
     def _layers(self, *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
         """The wrappers from the outside in, and the environment itself."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gymnasium.wrappers import TransformReward
 from pydantic import model_validator
 
+from rl_training.envs.answers import check, explain_reset, explain_step
 from rl_training.errors import ConfigError
 from rl_training.validation import FrozenConfig
 
@@ -83,20 +84,30 @@ class EpisodeReport(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._return = 0.0
         self._length = 0
+        self._is_checked = False
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Begin a new count."""
-        obs, _ = self.env.reset(**kwargs)
+        answer = self.env.reset(**kwargs)
+        check(explain_reset(answer))
         self._return = 0.0
         self._length = 0
-        return obs, {}
+        return answer[0], {}
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Count the step."""
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        self._return += float(reward)
-        self._length += 1
-        info = {"episode": (self._return, self._length)} if terminated or truncated else {}
+        answer = self.env.step(action)
+        if not self._is_checked:  # all of the first answer; later only what fails is looked at
+            self._is_checked = True
+            check(explain_step(answer))
+        try:
+            obs, reward, terminated, truncated, _ = answer
+            self._return += float(reward)
+            self._length += 1
+            info = {"episode": (self._return, self._length)} if terminated or truncated else {}
+        except (TypeError, ValueError):
+            check(explain_step(answer))
+            raise
         return obs, reward, terminated, truncated, info
 
 
