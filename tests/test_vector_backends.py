@@ -25,7 +25,8 @@ from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrapper
 from rl_training.envs.vector import TrainingVectorEnv
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.tree_codec import pack, unpack
+from rl_training.experiment.tree_codec import unpack
+from rl_training.experiment.tree_packing import pack
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.env_doctor import examine_environment
 from rl_training.runtime.trainer import TrainerState
