@@ -285,7 +285,8 @@ def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, 
             session.train_restarts = parts.collector.num_restarts
         session.state.env_restarts = session.num_restarts
     for name in session.callbacks.unclaimed:
-        view.message(f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have")
+        lost = f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have"
+        view.message(f"{lost}: it is dropped; to keep it, resume with that callback (callbacks=[...] or --callback)")
     if doubts:
         parts.buffer.cut()  # the next step may be of another episode
         view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
