@@ -5,7 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
+
+_is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
 
 
 class TolerantStream:
@@ -27,8 +32,27 @@ class TolerantStream:
         return getattr(sys.stderr, name)
 
 
+@contextlib.contextmanager
+def quieted() -> Iterator[None]:
+    """Print no messages, warnings and progress inside the block; results and errors remain."""
+    token = _is_quiet.set(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _is_quiet.reset(token)
+
+
+def is_quiet() -> bool:
+    """Whether messages are suppressed here."""
+    return _is_quiet.get()
+
+
 def tell(text: str) -> None:
-    """Print a line to standard error, if it can be had."""
+    """Print a line to standard error, if it can be had, unless messages are suppressed."""
+    if is_quiet():
+        return
     stream: Any = TolerantStream()
     print(printable(text), file=stream, flush=True)
 

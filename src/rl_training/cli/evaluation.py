@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +17,11 @@ from rl_training.cli.options import (
     Device,
     EvalEpisodes,
     Plugins,
+    Quiet,
     Run,
     put,
-    show,
 )
+from rl_training.cli.report import report_evaluation
 from rl_training.errors import RLTrainingError
 
 
@@ -44,6 +44,7 @@ def evaluate(
     device: Device = None,
     plugin: Plugins = None,
     allow_path: AllowedPaths = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a run: `eval RUN`.
@@ -64,7 +65,7 @@ def evaluate(
         data = load_source(dataset)
         updates = fqe_updates or 10_000
         metrics = evaluate_checkpoint_offline(path, data, num_updates=updates, device=device or "auto")
-    show(metrics, [f"metrics={json.dumps(metrics)}"], as_json)
+    report_evaluation(path, metrics, as_json)
 
 
 def plot(

@@ -11,7 +11,7 @@ import typer
 
 from rl_training.cli.arguments import complete_run, complete_words, whole_number
 from rl_training.errors import RLTrainingError
-from rl_training.streams import printable, tell
+from rl_training.streams import printable, quieted, tell
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig
@@ -39,6 +39,12 @@ def _allow_paths(paths: Sequence[str] | None) -> Sequence[str]:
         for path in paths:
             allow_path(path)
     return paths or []
+
+
+def _be_quiet(ctx: typer.Context, value: bool) -> bool:
+    if value:
+        ctx.with_resource(quieted())
+    return value
 
 
 def find_beside(env_id: str | None) -> str | None:
@@ -85,6 +91,10 @@ Seed = Annotated[
     typer.Option("--seed", help="Seed of every random number.", metavar=NUMBER, parser=whole_number),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("-q", "--quiet", help="Print results and errors only.", callback=_be_quiet, is_eager=True),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
 CheckpointPath = Annotated[
     Path | None, typer.Option("--checkpoint", help="The same as RUN.", autocompletion=complete_run)

@@ -1,13 +1,10 @@
-"""The commands that train: `train`, `resume` and `demo`, and how a run is reported."""
+"""The commands that train: `train`, `resume` and `demo`."""
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,6 +22,7 @@ from rl_training.cli.options import (
     NumEnvs,
     OutputDir,
     Plugins,
+    Quiet,
     Run,
     Seed,
     TotalTimesteps,
@@ -32,14 +30,10 @@ from rl_training.cli.options import (
     put,
     resolve,
     say,
-    show,
 )
+from rl_training.cli.report import own_command, report_training
 from rl_training.errors import RLTrainingError
 from rl_training.streams import printable
-
-if TYPE_CHECKING:
-    from rl_training.experiment.config import TrainConfig
-    from rl_training.runtime.trainer import TrainResult
 
 
 def train(
@@ -58,6 +52,7 @@ def train(
     ] = None,
     plugin: Plugins = None,
     callback: Callbacks = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an agent: `train ppo CartPole-v1`, or `train --config FILE`."""
@@ -67,7 +62,7 @@ def train(
 
     callbacks = load_callbacks(callback)
     trainer = DefaultExperimentManager().setup(resolved.config, callbacks=callbacks, run_suffix=run_suffix)
-    _report(trainer.train(), as_json, plugin, resolved.config, callback)
+    report_training(trainer.train(), resolved.config, as_json=as_json, plugins=plugin, callbacks=callback)
 
 
 def resume(
@@ -84,6 +79,7 @@ def resume(
     plugin: Plugins = None,
     allow_path: AllowedPaths = None,
     callback: Callbacks = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Resume a run: `resume RUN`. With --total-timesteps, one that has ended is extended."""
@@ -106,70 +102,43 @@ def resume(
         say(f"going on from step {plan.global_step:,} instead")
     if plan.is_finished:
         say(f"this run is finished at step {plan.global_step:,}; --total-timesteps with a larger number extends it")
-    _report(run_plan(plan, callbacks=callbacks), as_json, plugin, plan.config, callback)
+    result = run_plan(plan, callbacks=callbacks)
+    report_training(result, plan.config, as_json=as_json, plugins=plugin, callbacks=callback)
 
 
-def demo(context: typer.Context, output_dir: OutputDir = None, total_timesteps: TotalTimesteps = None) -> None:
+def demo(
+    context: typer.Context,
+    output_dir: OutputDir = None,
+    total_timesteps: TotalTimesteps = None,
+    quiet: Quiet = False,
+) -> None:
     """Train PPO on CartPole-v1, show its score, and say what to try next."""
     resolved = resolve({**context.params, "words": ["ppo", "CartPole-v1"]})
     say("Training PPO to balance a pole on a cart. 500 is a perfect score.")
-    from rl_training.experiment.plotting import plot_learning_curve
     from rl_training.runtime.training import run_training
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = run_training(resolved.config)
-    _report(result, as_json=False)
+    report_training(result, resolved.config)
     metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=20)
-    picture = plot_learning_curve(result.run_dir)
-    run_dir, command = shlex.quote(str(result.run_dir)), shlex.join(_command())
-    put(f"\nThe trained policy scores {metrics['eval_return_mean']:.1f} of 500 over 20 evaluation episodes.")
-    put(f"Learning curve: {picture}\n\nTry next:")
-    put(f"  {command} eval {run_dir} --eval-episodes 100")
-    put(f"  {command} resume {run_dir} --total-timesteps {2 * resolved.config.total_timesteps}")
-    put(f"  {command} train sac Pendulum-v1 seed=1")
-    put(f"  {command} algos ppo")
+    score, spread = metrics["eval_return_mean"], metrics["eval_return_std"]
+    put(f"\nThe trained policy scores {score:.1f} ± {spread:.1f} of 500 over 20 evaluation episodes.")
+    put(_picture_line(result.run_dir))
+    say("\nTry next:")
+    for words in (
+        ["eval", str(result.run_dir), "--eval-episodes", "100"],
+        ["train", "dqn", "CartPole-v1"],
+        ["train", "sac", "Pendulum-v1"],
+        ["algos", "ppo"],
+    ):
+        say(f"  {own_command(*words)}")
 
 
-def _command() -> list[str]:
-    """How this program was called, so that a printed command can be pasted."""
-    program = Path(sys.argv[0])
-    return [str(program)] if program.name == "rl-training" else [sys.executable, "-m", "rl_training"]
+def _picture_line(run_dir: Path) -> str:
+    """Draw the learning curve; where that fails, as without matplotlib, say why and go on."""
+    from rl_training.experiment.plotting import plot_learning_curve
 
-
-def _report(
-    result: TrainResult,
-    as_json: bool,
-    plugins: Sequence[str] | None = None,
-    config: TrainConfig | None = None,
-    callbacks: Sequence[str] | None = None,
-) -> None:
-    """Print where the run is and how it did; an interrupted run ends with the signal's exit code."""
-    from rl_training.runtime.interrupts import interrupting_signal
-
-    values = {
-        "run_dir": str(result.run_dir),
-        "checkpoint_path": str(result.checkpoint_path),
-        "metrics": result.metrics,
-        "stop_reason": result.stop_reason,
-    }
-    texts = {**values, "metrics": json.dumps(result.metrics)}
-    signal_number = interrupting_signal(result.stop_reason)
     try:
-        show(values, [f"{key}={text}" for key, text in texts.items() if text is not None], as_json)
-    except RLTrainingError as error:  # the terminal may be what is gone
-        if signal_number is None:
-            raise
-        say(str(error))
-    if signal_number is not None:
-        from rl_training.envs.foreign_paths import find_paths
-        from rl_training.envs.user_code import plugin_of
-
-        own = plugin_of((config and config.env_id) or "")
-        paths = dict.fromkeys(path for _, path in find_paths(config.env_kwargs if config else {}))
-        code = dict.fromkeys([*(plugins or []), *([own] if own else [])])
-        words = [*_command(), "resume", str(result.run_dir)]
-        words += [word for name in code for word in ("--plugin", name)]
-        words += [word for path in paths for word in ("--allow-path", path)]
-        words += [word for name in callbacks or () for word in ("--callback", name)]
-        say(f"saved; to go on:\n  {shlex.join(words)}")
-        raise typer.Exit(128 + signal_number)
+        return f"Learning curve: {plot_learning_curve(run_dir)}"
+    except RLTrainingError as error:
+        return f"No picture of its learning: {error}"

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -61,6 +61,11 @@ class Execution:
                 return cls(threads, compiled)
         raise CheckpointError(f"the checkpoint's execution is not a number of threads and a choice: {values!r:.100}")
 
+    def describe(self) -> str:
+        """The choices in words."""
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return f"{threads}, {'compiled' if self.compile else 'not compiled'}"
+
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Use this number of threads inside the block, and flush denormals to zero in each of them.
@@ -100,6 +105,26 @@ def end_openmp_threads() -> bool:
     """
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None) if os.name == "posix" else None
     return pause is not None and pause(OMP_PAUSE_HARD) == 0
+
+
+@contextlib.contextmanager
+def watch_compilation(tell: Callable[[bool], None]) -> Iterator[None]:
+    """Call `tell` with True whenever torch begins to compile inside the block, and with False when it is done."""
+    from torch._dynamo.callback import callback_handler
+
+    def start(_: Any) -> None:
+        tell(True)
+
+    def end(_: Any) -> None:
+        tell(False)
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
 
 
 def has_compiler() -> bool:

@@ -254,6 +254,7 @@ class Session:
         is_best = self.best_return is None or score > self.best_return
         if is_best:
             self.best_return = score
+        self.view.evaluated(self.state.global_step, self.last_eval, is_best=is_best)
         return is_best
 
     def _tell_restarts(self) -> None:

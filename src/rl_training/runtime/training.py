@@ -15,17 +15,18 @@ from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EvaluationFile, JsonlSink, TensorboardSink
-from rl_training.experiment.progress import ProgressView, make_view
+from rl_training.experiment.progress import ProgressView, collapsed, make_view
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
-from rl_training.runtime.execution import Execution
+from rl_training.runtime.execution import Execution, watch_compilation
 from rl_training.runtime.interrupts import interrupting_signal, stop_on_signals
 from rl_training.runtime.machine import machine_differences, machine_facts
 from rl_training.runtime.off_policy_loop import off_policy_loop
 from rl_training.runtime.offline_loop import offline_loop
 from rl_training.runtime.on_policy_loop import on_policy_loop
 from rl_training.runtime.parts import Parts, make_parts
+from rl_training.runtime.preflight import learning_warnings
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun, create_training_run, save_training_checkpoint
 from rl_training.runtime.saved_state import naming_misfits, try_saving
 from rl_training.runtime.session import Session
@@ -112,8 +113,12 @@ def run_training(
                 run.logger.info("resumed at step %s of %s", f"{first_step:,}", f"{config.total_timesteps:,}")
             view = make_view(first_step)
             stack.callback(view.close)
-            for note in (*parts.notes, *(parts.collector.doubts if parts.collector else ())):
+            view.message(f"{run.run_dir}: {parts.algorithm.device}, {execution.describe()}")
+            warnings = learning_warnings(config, parts.algorithm.config, len(parts.dataset) if parts.dataset else None)
+            for note in collapsed((*warnings, *parts.notes, *(parts.collector.doubts if parts.collector else ()))):
                 view.message(note)
+            if execution.compile:
+                stack.enter_context(watch_compilation(view.compiling))
             result = _run_session(config, parts, run, view, checkpoint_state, callbacks, place, stop_reason)
         # Before the environments are closed, which may fail or hang: the run has done its work.
         run.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason)
@@ -290,7 +295,7 @@ def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, 
     if doubts:
         parts.buffer.cut()  # the next step may be of another episode
         view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
-        for doubt in doubts:
+        for doubt in collapsed(doubts):
             view.message(f"  {doubt}")
     reasons = _machine_reasons(checkpoint_state, parts)
     if reasons:

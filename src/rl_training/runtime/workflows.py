@@ -137,7 +137,7 @@ def evaluate_algorithm(
     try:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"environment '{config.env_id}' has other spaces than the one the policy was trained in")
-        with counter(len(seeds), "evaluating") as show:
+        with counter(len(seeds), "evaluating", "episodes", counts_calls=True) as show:
             return evaluator.evaluate(algorithm, show)
     finally:
         failure = try_to_close(evaluator)

@@ -1,0 +1,180 @@
+"""How a command reports a run: lines for scripts on standard output, a small table for people on standard error."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from rl_training.cli.options import say, show
+from rl_training.errors import RLTrainingError
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.runtime.trainer import TrainResult
+
+WIDTH = 80
+LABEL_WIDTH = 9
+Row = tuple[str, str]
+
+
+def own_command(*words: str) -> str:
+    """A command of this program, called as it was called now, so that it can be pasted."""
+    program = Path(sys.argv[0])
+    start = [str(program)] if program.name == "rl-training" else [sys.executable, "-m", "rl_training"]
+    return shlex.join([*start, *words])
+
+
+def report_training(
+    result: TrainResult,
+    config: TrainConfig,
+    *,
+    as_json: bool = False,
+    plugins: Sequence[str] | None = None,
+    callbacks: Sequence[str] | None = None,
+) -> None:
+    """Print where the run is and how it did; an interrupted run ends with the signal's exit code."""
+    from rl_training.envs.foreign_paths import find_paths
+    from rl_training.envs.user_code import plugin_of
+    from rl_training.runtime.interrupts import interrupting_signal
+
+    signal_number = interrupting_signal(result.stop_reason)
+    values = {
+        "run_dir": str(result.run_dir),
+        "checkpoint_path": str(result.checkpoint_path),
+        "metrics": result.metrics,
+        "stop_reason": result.stop_reason,
+    }
+    texts = {**values, "metrics": json.dumps(reduced(result.metrics))}
+    try:
+        show(values, [f"{key}={text}" for key, text in texts.items() if text is not None], as_json)
+    except RLTrainingError as error:  # the terminal may be what is gone
+        if signal_number is None:
+            raise
+        say(str(error))
+    own = plugin_of(config.env_id or "")
+    paths = [path for _, path in find_paths(config.env_kwargs)]
+    code = [*_repeated("--plugin", [*(plugins or []), *([own] if own else [])]), *_repeated("--allow-path", paths)]
+    resume = ["resume", str(result.run_dir), *code, *_repeated("--callback", callbacks or [])]
+    if not as_json:
+        say("\n".join(_training_table(result, config, code, resume)))
+    if signal_number is not None:
+        say(f"saved; to go on:\n  {own_command(*resume)}")
+        raise typer.Exit(128 + signal_number)
+
+
+def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -> None:
+    """Print which checkpoint was evaluated, and its score."""
+    from rl_training.experiment.checkpointing import resolve_checkpoint
+
+    checkpoint = resolve_checkpoint(path)
+    run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else None
+    lines = [f"checkpoint_path={checkpoint}", f"metrics={json.dumps(reduced(metrics, keep_all=True))}"]
+    show(dict(metrics), lines if run_dir is None else [f"run_dir={run_dir}", *lines], as_json)
+    if not as_json:
+        rows = [*_score_rows(metrics), *(() if run_dir is None else _best_rows(run_dir))]
+        say("\n".join(_table(f"step {int(metrics['global_step']):,} of {run_dir or checkpoint}", rows)))
+
+
+def reduced(metrics: Mapping[str, float], *, keep_all: bool = False) -> dict[str, float | None]:
+    """Steps, evaluation and best score, to six significant digits; the losses are in metrics.jsonl and --json."""
+    wanted = {"global_step", "gradient_steps", "best_eval_return_mean"}
+    return {
+        name: value if isinstance(value, int) else float(f"{value:.6g}") if math.isfinite(value) else None
+        for name, value in metrics.items()
+        if keep_all or name in wanted or name.startswith("eval_")
+    }
+
+
+def _training_table(result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]) -> list[str]:
+    metrics = result.metrics
+    steps, updates = int(metrics["global_step"]), int(metrics["gradient_steps"])
+    end = "finished" if result.stop_reason is None else "stopped"
+    title = f"{config.algo} on {config.env_id or 'recorded data'}, seed {config.seed}: {end} at step {steps:,}"
+    rows = [("reason", result.stop_reason)] if result.stop_reason is not None else []
+    rows += [*_score_rows(metrics), *_best_rows(result.run_dir), ("run", str(result.run_dir))]
+    commands = _next_commands(result, config, code, resume)
+    rows += [("" if number else "next", command) for number, command in enumerate(commands)]
+    lines = _table(f"{title} ({updates:,} gradient steps)", rows)
+    if updates == 0:
+        lines.append("WARNING: nothing was learned: this run took 0 gradient steps")
+    return lines
+
+
+def _score_rows(metrics: Mapping[str, float]) -> list[Row]:
+    if "eval_return_mean" not in metrics:
+        other = {name: value for name, value in metrics.items() if name.startswith(("fqe_", "behaviour_"))}
+        return [(name, f"{value:.6g}") for name, value in other.items()]
+    count, spread = int(metrics["eval_episodes"]), metrics["eval_return_std"]
+    episodes = "episode" if count == 1 else "episodes"
+    rows = [
+        (
+            "score",
+            f"{metrics['eval_return_mean']:.1f} ± {spread:.1f} (mean ± standard deviation of {count:,} {episodes})",
+        )
+    ]
+    if "eval_normalized_score" in metrics:
+        rows.append(("", f"{metrics['eval_normalized_score']:.1f} normalized (0: random, 100: expert)"))
+    if "eval_success_rate" in metrics:
+        rows.append(("", f"{metrics['eval_success_rate']:.0%} of the episodes successful"))
+    return rows
+
+
+def _best_rows(run_dir: Path) -> list[Row]:
+    from rl_training.experiment.checkpoint_folder import CheckpointFolder
+
+    best = CheckpointFolder(run_dir / "checkpoints").best
+    if best is None:
+        return []
+    return [("best", f"{best.score:.1f} at step {int(best.name.split('_')[1]):,} (checkpoints/best)")]
+
+
+def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]) -> list[str]:
+    """What is worth doing with the run; an interrupted run says separately how it is resumed."""
+    from rl_training.runtime.interrupts import interrupting_signal
+
+    if interrupting_signal(result.stop_reason) is not None:
+        return []
+    commands = [own_command("eval", str(result.run_dir), *code)] if config.env_id is not None else []
+    if result.stop_reason is not None:
+        commands.append(own_command(*resume))
+    elif not _has_schedules(config):
+        commands.append(own_command(*resume, "--total-timesteps", str(2 * config.total_timesteps)))
+    return commands
+
+
+def _has_schedules(config: TrainConfig) -> bool:
+    """Whether a setting follows a schedule, which has ended with the run: more steps would hardly teach anything."""
+    from rl_training.algorithms.config import Schedule
+    from rl_training.experiment.registry import get_algorithm_spec
+
+    settings = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    return any(isinstance(value, Schedule) for value in vars(settings).values())
+
+
+def _repeated(option: str, values: Sequence[str]) -> list[str]:
+    return [word for value in dict.fromkeys(values) for word in (option, value)]
+
+
+def _table(title: str, rows: Sequence[Row]) -> list[str]:
+    lines = [title]
+    for label, text in rows:
+        width = max(LABEL_WIDTH, len(label) + 2)
+        lines += [
+            f"  {label:<{width}}{part}" if not number else part for number, part in enumerate(_broken(text, width))
+        ]
+    return lines
+
+
+def _broken(text: str, indent: int) -> list[str]:
+    """A command that is too long for a line is continued after a backslash, before its last option."""
+    head, dashes, tail = text.partition(" --")
+    if len(text) + indent + 2 <= WIDTH or not dashes:
+        return [text]
+    return [f"{head} \\", f"{' ' * (indent + 6)}--{tail}"]
