@@ -27,7 +27,7 @@ from rl_training.cli import main
 from rl_training.data import segments
 from rl_training.envs.factory import load_code
 from rl_training.envs.vector import MemberVectorEnv
-from rl_training.experiment.config import dump_yaml
+from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.runtime import evaluation
 
 FILE_OPERATIONS = ("fsync", "link", "mkdir", "rename", "replace", "rmdir", "truncate", "unlink")
