@@ -218,6 +218,13 @@ class TestForms:
         code, _, err = call("resume", "--checkpoint", run_dir_of(out), "--total-timesteps", "48", "--plugin", module)
         assert code == 0, err
 
+    def test_a_module_beside_you_may_hold_a_callback(self, call: Call, write: Any) -> None:
+        callback = "class Watch:\n    def on_train_end(self, trainer, result):\n        print('seen', flush=True)\n"
+        module = write(more=callback).stem
+        code, out, err = call("train", "ppo", "CartPole-v1", "num_envs=1", *SMALL, "--callback", f"{module}:Watch")
+        assert code == 0, err
+        assert "seen" in out
+
     def test_the_working_directory_is_only_searched_for_what_the_user_names(
         self, call: Call, write: Any, tmp_path: Path, forget: Any
     ) -> None:

@@ -56,6 +56,12 @@ def find_beside(env_id: str | None) -> str | None:
     return env_id
 
 
+def _find_callbacks_beside(names: Sequence[str] | None) -> Sequence[str]:
+    for name in names or ():
+        find_beside(name)
+    return names or []
+
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(help=WORDS_HELP, metavar="[ALGO ENV_ID] [KEY=VALUE]...", autocompletion=complete_words),
@@ -122,6 +128,7 @@ Callbacks = Annotated[
     typer.Option(
         "--callback",
         metavar="FILE.py:NAME",
+        callback=_find_callbacks_beside,
         help="Callback to run with: a class, an object or a function that makes it, in a file or module. Repeatable.",
     ),
 ]

@@ -155,8 +155,12 @@ def add_working_directory(place: str) -> None:
     """Make a module that lies in the working directory importable, as `python -m` does, if no other has its name."""
     top, here = split_place(place)[0].partition(".")[0], Path.cwd()
     is_here = (here / f"{top}.py").is_file() or (here / top).is_dir()
-    if not place.endswith(".py") and top.isidentifier() and is_here and importlib.util.find_spec(top) is None:
-        sys.path.append(str(here))
+    if place.endswith(".py") or not top.isidentifier() or not is_here:
+        return
+    importlib.invalidate_caches()
+    with contextlib.suppress(ValueError):  # the main module has no specification
+        if importlib.util.find_spec(top) is None:
+            sys.path.append(str(here))
 
 
 def frames_of_user(error: BaseException) -> str:

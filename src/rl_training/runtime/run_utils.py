@@ -164,7 +164,8 @@ class TrainingRun:
         with naming_write(self.run_dir):
             remove_drafts(self.run_dir)
         self.write_config(config)
-        self.update_metadata(status="running")
+        plugins = loaded_code()
+        self.update_metadata(status="running", **({"plugins": plugins} if plugins else {}))
 
     def finish(self, status: str, reason: str | None) -> None:
         """Write down how and why the run ended."""
