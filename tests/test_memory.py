@@ -102,6 +102,12 @@ class TestLittleMemory:
             run_training(config)
         assert not (tmp_path / "runs").exists()
 
+    def test_priorities_count(self, tmp_path: Path) -> None:
+        values = {"buffer_capacity": 60_000, "replay": {"kind": "prioritized"}}
+        config = small_config("dqn", tmp_path, total_timesteps=10**6, algo_kwargs=values)
+        with pytest.raises(ConfigError, match=rf"a replay of 60,000 transitions {NEEDS}"):
+            run_training(config)  # 2.8 MB of transitions and 0.5 MB of priorities
+
     def test_the_replay_of_an_online_stage_is_refused_with_its_key(self, tmp_path: Path) -> None:
         online = {"after_updates": 10, "buffer_capacity": 10**6}
         config = small_config("iql", tmp_path, total_timesteps=10**6, algo_kwargs={"online": online})

@@ -331,6 +331,27 @@ class ObjectEnv(RichEnv):
         return {"body": {"mass": Point(1)}}
 
 
+class LateEnv(RichEnv):
+    """Returns an object from `get_state` after some steps."""
+
+    def __init__(self) -> None:
+        super().__init__(own_state=True)
+
+    def _get_state(self) -> Any:
+        return {"body": Point(1) if self.count > 20 else 1}
+
+    def _set_state(self, state: Any) -> None:
+        pass
+
+
+def test_state_that_can_no_longer_be_saved_is_named_and_what_was_saved_stays(tmp_path: Path) -> None:
+    config = small_config("ppo", tmp_path, env_id=f"{__name__}:LateEnv", checkpoint_interval=16)
+    with pytest.raises(RLTrainingError, match=r"environment 0.*get_state\(\).*'body'.*Point"):
+        run_training(config)
+    (run,) = tmp_path.iterdir()
+    assert load_checkpoint(run).metadata["global_step"] == 16
+
+
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_state_that_cannot_be_saved_stops_the_run_before_its_first_step(algo: str, tmp_path: Path) -> None:
     config = small_config(algo, tmp_path, env_id=f"{__name__}:ObjectEnv", num_envs=2)

@@ -213,7 +213,8 @@ def _judge_resume(make: Callable[[], Env], steps: int, seed: int) -> tuple[str, 
         proof = prove_resume(make, steps=steps, seed=seed)
     except (Exception, SystemExit) as error:
         found = f"saving or restoring it raised {type(error).__name__}: {error}"
-        return "unknown", Finding(Level.ERROR, "resume", found, "let get_state return numbers, arrays, lists and dicts")
+        remedy = "let get_state return numbers, words, arrays, and containers of these"
+        return "unknown", Finding(Level.ERROR, "resume", found, remedy)
     cut = f" cut at {proof.length_limit:,} steps" if proof.length_limit else ""
     how = f"{proof.num_points} states in {proof.num_episodes:,} episodes{cut}, restored by {proof.method}"
     if proof.is_exact:

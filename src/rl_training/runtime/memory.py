@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from rl_training.algorithms.config import HINDSIGHT
 from rl_training.data.frame_replay import replay_bytes
 from rl_training.data.memory import available_memory, describe_need
 from rl_training.data.spaces import Spaces
 from rl_training.data.transitions import storage_bytes
 from rl_training.errors import ConfigError
 
+INDEX_BYTES = {"prioritized": 9, HINDSIGHT: 8}
+"""What a kind of replay keeps besides each transition: a priority with the sums above it; its place in its episode."""
 
-def check_replay_fits(spaces: Spaces, capacity: int, total_steps: int, key: str = "buffer_capacity") -> None:
+
+def check_replay_fits(
+    spaces: Spaces, capacity: int, total_steps: int, kind: str = "uniform", key: str = "buffer_capacity"
+) -> None:
     """Refuse a replay buffer that would outgrow the memory before the run ends."""
     count = min(capacity, total_steps)
-    _check_fits(replay_bytes(spaces, count), count, "replay", key)
+    _check_fits(replay_bytes(spaces, count) + INDEX_BYTES.get(kind, 0) * count, count, "replay", key)
 
 
 def check_rollout_fits(spaces: Spaces, num_steps: int, num_envs: int) -> None:

@@ -119,7 +119,7 @@ def _make_online_parts(
     algorithm = make_algorithm(config, algo_config, spaces, compile_updates=execution.compile)
     judge = None
     if isinstance(algo_config, OffPolicyConfig):
-        check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps)
+        check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps, algo_config.replay.kind)
         check_batch_fits(spaces, algo_config.batch_size)
         if algo_config.replay.kind == HINDSIGHT:
             find_goals(spaces.obs)
@@ -172,7 +172,7 @@ def _make_offline_parts(
     envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
     on_failure.callback(try_to_close, envs)
     new_steps = config.total_timesteps - online.after_updates
-    check_replay_fits(spaces, online.buffer_capacity, new_steps, "online.buffer_capacity")
+    check_replay_fits(spaces, online.buffer_capacity, new_steps, key="online.buffer_capacity")
     with naming_lack_of_memory():
         replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
     buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransformConfig(**algo_config.reward_transform))

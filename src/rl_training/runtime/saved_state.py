@@ -108,9 +108,17 @@ def try_saving(
     config: TrainConfig, algorithm_state: dict[str, Any], trainer_state: dict[str, Any], metadata: dict[str, Any]
 ) -> None:
     """Raise an error that names what a checkpoint of this run could not hold, before anything is trained."""
-    values = serialize_train_config(config)
-    try:
+    with naming_unsavable():
+        values = serialize_train_config(config)
         check_savable(CheckpointState(algorithm_state, None, trainer_state, values, metadata))
+    check_trainer_state(trainer_state, config.num_envs)
+
+
+@contextlib.contextmanager
+def naming_unsavable() -> Iterator[None]:
+    """Say of which environment a state is that cannot be saved, and where in it."""
+    try:
+        yield
     except UnsavableStateError as error:
         index = len(ENVIRONMENTS)
         if error.path[:index] != ENVIRONMENTS or len(error.path) < index + 2:
@@ -119,7 +127,6 @@ def try_saving(
         source = {"own": "what get_state() returns", "obs": "the observation"}.get(part, f"the {part}")
         place = f" at '{'/'.join(map(str, rest))}'" if rest else ""
         raise EnvError(f"environment {env} cannot be saved: {source}{place} {error.problem}") from None
-    check_trainer_state(trainer_state, config.num_envs)
 
 
 def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:

@@ -28,7 +28,7 @@ from rl_training.runtime.on_policy_loop import on_policy_loop
 from rl_training.runtime.parts import Parts, make_parts
 from rl_training.runtime.preflight import learning_warnings
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun, create_training_run, save_training_checkpoint
-from rl_training.runtime.saved_state import naming_misfits, try_saving
+from rl_training.runtime.saved_state import naming_misfits, naming_unsavable, try_saving
 from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.streams import tell
@@ -248,7 +248,8 @@ def _open_evaluations(run_dir: Path, trainer_state: dict[str, Any] | None) -> Ev
 def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
     session.parameters.check_all(session.state.global_step)
     values = _checkpoint_values(parts, session, jsonl)
-    save_training_checkpoint(path, base=base, buffer_state=parts.buffer.state_dict(), **values)
+    with naming_unsavable():
+        save_training_checkpoint(path, base=base, buffer_state=parts.buffer.state_dict(), **values)
 
 
 def _checkpoint_values(parts: Parts, session: Session, jsonl: JsonlSink) -> dict[str, Any]:
