@@ -536,6 +536,8 @@ def places_of(
 def put_at(tree: Any, place: tuple[Any, ...], value: Any) -> None:
     for key in place[:-1]:
         tree = tree[key]
+    if isinstance(tree, dict) and not isinstance(place[-1], str):
+        raise TypeError("a list was here before another change")
     if value is REMOVED:
         del tree[place[-1]]
     else:
@@ -576,7 +578,7 @@ def test_any_change_of_a_manifest_is_harmless(algo: str, originals: dict[str, Pa
         manifest = copy.deepcopy(whole)
         for place, value in changes:
             try:
-                put_at(manifest, place, value)
+                put_at(manifest, place, value if value is REMOVED else copy.deepcopy(value))
             except (KeyError, IndexError, TypeError):
                 continue  # the first change has removed this place
         manifest.pop("checksum", None)
