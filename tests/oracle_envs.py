@@ -38,6 +38,7 @@ ACTION_SPACES: dict[str, gym.Space] = {
     "multi_binary": MultiBinary(3),
     "box": Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32)),
     "unbounded": Box(-np.inf, np.inf, (2,), np.float32),
+    "half_bounded": Box(np.array([2.0, -np.inf, 5.0], np.float32), np.array([np.inf, -3.0, 9.0], np.float32)),
 }
 
 

@@ -224,6 +224,19 @@ class TestRecordings:
         short = record_random(ORACLE, {"obs": "bytes"}, 30, np.random.SeedSequence(0)).dataset
         assert infer_spaces(short).obs.shape == (3,)
 
+    def test_a_single_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("minari")
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+        recording = record_random(ORACLE, {"obs": "tuple", "action": "multi_binary"}, 1, np.random.SeedSequence(0))
+        spaces = OBSERVATION_SPACES["tuple"], ACTION_SPACES["multi_binary"]
+        data = self.written("minari", recording.dataset, spaces, tmp_path)
+        assert data.truncated.tolist() == [True]
+        np.testing.assert_array_equal(data.obs, recording.dataset.obs)
+
+    def test_random_actions_spread_beside_a_single_bound(self) -> None:
+        actions = record_random(ORACLE, {"action": "half_bounded"}, 60, np.random.SeedSequence(0)).dataset.actions
+        assert (np.ptp(actions, axis=0) > 1.5).all()
+
 
 def last(obs_space: gym.Space, data: Any) -> Moment:
     return event_of(obs_space, data.obs[-1])[0]

@@ -104,7 +104,11 @@ class Algorithm(ABC, Generic[ConfigT]):
         action = self.spaces.action
         if action.kind is ActionKind.CONTINUOUS:
             shape = (count, *action.model_shape)
-            return torch.empty(shape, device=self.device).uniform_(-1.0, 1.0, generator=self.generator)
+            actions = torch.empty(shape, device=self.device).uniform_(-1.0, 1.0, generator=self.generator)
+            if action.is_bounded:
+                return actions
+            center, half_width = (torch.from_numpy(part).to(actions) for part in action.random_range)
+            return center + half_width * actions
         columns = [torch.randint(n, (count,), generator=self.generator, device=self.device) for n in action.choices]
         return columns[0] if action.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
 

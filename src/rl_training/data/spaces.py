@@ -59,6 +59,23 @@ class ActionSpec:
         """True if every component has two finite bounds, so that [-1, 1] can be mapped onto it."""
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
+    @cached_property
+    def random_range(self) -> tuple[Array, Array]:
+        """Center and half width of uniformly random model actions, float32 [A].
+
+        It is [-1, 1], except where some bound is infinite and another is not: there it is the finite range, or a range
+        of length 2 beside the finite bound.
+        """
+        center, half_width = np.zeros(self.num_components, np.float32), np.ones(self.num_components, np.float32)
+        if self.is_bounded:
+            return center, half_width
+        low, high = self.low.reshape(-1), self.high.reshape(-1)
+        has_low, has_high = np.isfinite(low), np.isfinite(high)
+        center[has_low], center[has_high] = low[has_low] + 1.0, high[has_high] - 1.0
+        both = has_low & has_high
+        center[both], half_width[both] = (low[both] + high[both]) / 2.0, (high[both] - low[both]) / 2.0
+        return center, half_width
+
     @property
     def model_shape(self) -> tuple[int, ...]:
         """Shape of one action in model space."""

@@ -90,7 +90,10 @@ def record_random_actions(
 def random_actions(spec: ActionSpec, count: int, rng: np.random.Generator) -> Tensor:
     """Model actions drawn uniformly."""
     if spec.kind is ActionKind.CONTINUOUS:
-        return torch.from_numpy(rng.uniform(-1.0, 1.0, (count, *spec.model_shape)).astype(np.float32))
+        center, half_width = spec.random_range
+        return torch.from_numpy(
+            center + half_width * rng.uniform(-1.0, 1.0, (count, *spec.model_shape)).astype(np.float32)
+        )
     columns = [torch.from_numpy(rng.integers(0, n, count)) for n in spec.choices]
     return columns[0] if spec.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
 
