@@ -152,6 +152,13 @@ def test_state_that_is_larger_than_a_manifest_may_be_is_read_again(tmp_path: Pat
     assert (tmp_path / "c" / "manifest.json").stat().st_size < 10_000
 
 
+def test_a_limit_holds_for_reading_as_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    through_a_file(["word"] * 60_000, tmp_path)
+    monkeypatch.setattr(checkpoint_sections, "MAX_JSON_BYTES", 100_000)
+    with pytest.raises(CheckpointError, match="bytes of JSON"):
+        load_checkpoint(tmp_path / "c")
+
+
 def test_what_would_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_sections, "MAX_JSON_BYTES", 100_000)
     with pytest.raises(CheckpointError, match=r"bytes.*NumPy arrays"):

@@ -54,7 +54,10 @@ def unpack_section(name: str, plain: Any, tensors: dict[str, torch.Tensor]) -> d
     """The inverse of `pack_section`."""
     if isinstance(plain, dict) and JSON_TAG in plain:
         try:
-            plain = json.loads(stored_bytes(plain[JSON_TAG], tensors))
+            text = stored_bytes(plain[JSON_TAG], tensors)
+            if len(text) > MAX_JSON_BYTES:
+                raise CheckpointError(f"the checkpoint's {name} state is damaged: it has {len(text):,} bytes of JSON")
+            plain = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"the checkpoint's {name} state is damaged: {error!s:.200}") from None
     return unpack_dict(plain, tensors, name)
