@@ -21,6 +21,7 @@ class AppendedFile:
         """Open `path` at its end, after cutting it to `keep_bytes` where that is less than it has."""
         self._path = path
         with naming_write(path):
+            _own_copy(path)
             # Unbuffered: bytes that could not be written must not be tried again when the file is closed.
             self._file = path.open("ab", buffering=0)
             if keep_bytes is not None and keep_bytes < self.num_bytes:
@@ -52,6 +53,14 @@ class AppendedFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _own_copy(path: Path) -> None:
+    """Replace a file that has other hard links (a folder copied by `cp -al`) by a copy: those must not change."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.lstat().st_nlink > 1:
+            with drafted(path) as draft:
+                shutil.copyfile(path, draft)
 
 
 @contextlib.contextmanager
