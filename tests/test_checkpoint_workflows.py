@@ -165,7 +165,7 @@ def test_resume_from_an_older_checkpoint_takes_back_what_came_after(tmp_path: Pa
     whole = run_training(small_config("ppo", tmp_path, total_timesteps=160, checkpoint_interval=16))
     older = whole.run_dir / "checkpoints" / "step_000000000144"
     lines = (whole.run_dir / "metrics.jsonl").read_text()
-    again = resume_training(older)
+    again = resume_training(older, rewind=True)
     assert again.run_dir == whole.run_dir
     assert (whole.run_dir / "metrics.jsonl").read_text() == lines
     assert again.metrics["eval_return_mean"] == whole.metrics["eval_return_mean"]

@@ -54,6 +54,7 @@ class TestTrainConfig:
             "eval_episodes": 5,
             "log_interval": None,
             "checkpoint_interval": None,
+            "keep": 2,
             "tags": (),
             "num_threads": "auto",
             "compile": "auto",

@@ -15,7 +15,7 @@ from conftest import algorithms_for_faults
 from test_conformance import assert_equal, assert_same_end
 
 from rl_training.cli import main
-from rl_training.errors import CheckpointError, RLTrainingError
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.plotting import plot_learning_curve
@@ -175,15 +175,25 @@ def test_if_nothing_is_whole_nothing_is_promised(run: Path) -> None:
     assert "is whole" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metadata.json"])
-def test_a_run_goes_on_without_its_own_pages(original: Path, run: Path, name: str) -> None:
-    whole = (run / name).read_bytes()
-    last = run / "checkpoints" / "step_000000000064"
+def test_a_run_goes_on_without_its_metadata(original: Path, run: Path) -> None:
+    path = run / "metadata.json"
+    whole = path.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"\xff\xfe", b"[" * 100_000, *bit_flips(whole, 2)):
-        (run / name).write_bytes(damaged)
-        result = resume_training(last)
+        path.write_bytes(damaged)
+        result = resume_training(run / "checkpoints" / "step_000000000064", rewind=True)
         assert_same_end(result, _result(original))
-        assert name == "metadata.json" or (run / name).read_bytes() == whole
+
+
+def test_a_run_whose_configuration_is_damaged_says_so_and_goes_on_without_it(original: Path, run: Path) -> None:
+    path, older = run / "config.yaml", run / "checkpoints" / "step_000000000064"
+    whole = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"\xff\xfe", b"[" * 100_000, whole.replace(b"seed: 1", b"seed: 3")):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"config\.yaml', or delete it"):
+            resume_training(older, rewind=True)
+        path.unlink()
+        assert_same_end(resume_training(older, rewind=True), _result(original))
+        assert path.read_bytes() == whole
 
 
 def test_a_run_goes_on_after_its_metrics_were_cut(original: Path, run: Path) -> None:
@@ -192,7 +202,7 @@ def test_a_run_goes_on_after_its_metrics_were_cut(original: Path, run: Path) -> 
     lines = whole.splitlines(keepends=True)
     for size in (0, 1, len(lines[0]), len(lines[0]) + 7, len(whole) - 1):
         path.write_bytes(whole[:size])
-        resume_training(run / "checkpoints" / "step_000000000064")
+        resume_training(run / "checkpoints" / "step_000000000064", rewind=True)
         metrics = list(read_metrics(path))
         assert metrics[-1] == json.loads(lines[-1])
         assert all(line in [json.loads(text) for text in lines] for line in metrics)

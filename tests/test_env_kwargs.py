@@ -240,6 +240,9 @@ def test_a_bomb_in_a_strangers_run_folder_does_no_harm(tmp_path: Path) -> None:
     metadata = json.loads((run / "metadata.json").read_text())
     (run / "metadata.json").write_text(json.dumps({**metadata, "status": "running"}))
     (run / "config.yaml").write_text(LAUGHS)
+    with pytest.raises(ConfigError, match="more than 50,000 values"):
+        resume_training(run, total_timesteps=160)
+    (run / "config.yaml").unlink()
     assert resume_training(run, total_timesteps=160).metrics["global_step"] == 160
 
 

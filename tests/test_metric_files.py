@@ -41,10 +41,10 @@ def test_a_resume_that_fails_takes_nothing_away(tmp_path: Path, monkeypatch: pyt
     def fail(*args: Any) -> None:
         raise CheckpointError("does not fit")
 
-    monkeypatch.setattr(training, "_restore", fail)
+    monkeypatch.setattr(training, "restore", fail)
     before = contents(run_dir)
     with pytest.raises(CheckpointError, match="does not fit"):
-        resume_training(run_dir / "checkpoints" / "step_000000000096")
+        resume_training(run_dir / "checkpoints" / "step_000000000096", rewind=True)
     after = contents(run_dir)
     for name in ("metadata.json", "config.yaml", "run.log"):
         del before[name], after[name]

@@ -133,18 +133,6 @@ def test_an_estimate_that_has_not_settled_says_so(capsys: Any) -> None:
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("action_space", [Box(-1, 1, (1,), np.float32), Discrete(2)])
-def test_a_policy_that_sees_images_is_scored_too(action_space: Any) -> None:
-    algorithm = policy([0.0] if isinstance(action_space, Box) else 0, action_space)
-    algorithm.spaces = describe_spaces(Box(0, 255, (36, 36, 1), np.uint8), action_space)
-    images = np.random.default_rng(0).integers(0, 256, (20, 36, 36, 1)).astype(np.uint8)
-    actions = np.zeros((20, 1), np.float32) if isinstance(action_space, Box) else np.zeros(20, np.int64)
-    ends = np.arange(20) % 5 == 4
-    data = TransitionDataset(images, actions, np.ones(20), np.roll(images, -1, 0), ends, ~ends & False)
-    score = fitted_q_evaluation(algorithm, data, num_updates=3, batch_size=4)
-    assert np.isfinite(score.fqe_return_mean)
-
-
 def test_discounting_by_hand() -> None:
     assert discounted_return(np.array([1.0, 2.0, 4.0]), 0.5) == 1 + 1 + 1
 

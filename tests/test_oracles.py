@@ -30,7 +30,6 @@ from test_conformance import StopAt
 from rl_training.cli import main
 from rl_training.data.dataset_loaders import load_transition_dataset, save_transition_dataset
 from rl_training.data.dataset_spaces import infer_spaces
-from rl_training.data.minari_datasets import write_minari
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.spaces import describe_spaces
@@ -118,13 +117,9 @@ class TestRecordings:
                 {name: torch.from_numpy(array.copy()) for name, array in dataset.arrays().items()}, folder / "a.pt"
             )
             return load_transition_dataset("pt", dataset_path=folder / "a.pt")
-        import minari
+        from rl_training.data.minari_datasets import write_minari
 
         write_minari("oracle/test-v0", dataset, *spaces)
-        episode = next(minari.load_dataset("oracle/test-v0").iterate_episodes())
-        for space, values in zip(spaces, (episode.observations, episode.actions), strict=True):
-            (first, *_) = gym.vector.utils.iterate(gym.vector.utils.batch_space(space, len(episode) + 1), values)
-            assert space.contains(first)
         return load_transition_dataset("minari", dataset_id="oracle/test-v0")
 
     @pytest.mark.parametrize("kind", ["npz", "pt", "minari"])
@@ -205,6 +200,8 @@ class TestRecordings:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pytest.importorskip("minari")
+        from rl_training.data.minari_datasets import write_minari
+
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
         data = record_random(ORACLE, {"obs": "dict"}, 30, np.random.SeedSequence(0)).dataset
         inner = OBSERVATION_SPACES["dict"].spaces

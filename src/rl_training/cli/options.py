@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli.arguments import complete_run, complete_words, whole_number
+from rl_training.cli.arguments import complete_run, complete_words, find_run, whole_number
 from rl_training.errors import RLTrainingError
 from rl_training.streams import printable, quieted, tell
 
@@ -69,6 +69,14 @@ Words = Annotated[
 Run = Annotated[
     Path | None,
     typer.Argument(help="A run folder, or a checkpoint in it.", metavar="RUN", autocompletion=complete_run),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Settings to change from here on (algo_kwargs.learning_rate=1e-4 eval_episodes=20).",
+        metavar="[KEY=VALUE]...",
+        autocompletion=complete_words,
+    ),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file of settings; one that names algo or env_id uses no preset.")
@@ -221,6 +229,23 @@ def _preset_for(given: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]
     name = f"preset {preset.parent.name}/{preset.name}"
     say(f"using {name}")
     return [(name, load_config_file(preset))]
+
+
+def read_resume(
+    run: Path | None, checkpoint: Path | None, words: Sequence[str] | None, options: Mapping[str, Any]
+) -> tuple[Path, dict[str, Any]]:
+    """The run or checkpoint to resume, and the settings to change, as `plan_resume` takes them."""
+    from rl_training.errors import ConfigError
+    from rl_training.experiment.config import parse_overrides
+
+    if run is not None and checkpoint is not None and "=" in str(run):  # RUN was given as --checkpoint
+        run, words = None, [str(run), *(words or [])]
+    changes = parse_overrides(words or [])
+    flags = {name: options[name] for name in FLAGS if options.get(name) is not None}
+    twice = changes.keys() & flags.keys()
+    if twice:
+        raise ConfigError(f"'{min(twice)}' is given twice on the command line")
+    return find_run(run, checkpoint), {**flags, "changes": changes}
 
 
 def configuration_rows(resolved: ResolvedConfig) -> list[tuple[str, Any, str]]:

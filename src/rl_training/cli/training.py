@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training.cli.arguments import find_run
 from rl_training.cli.options import (
-    FLAGS,
     AllowedPaths,
     AsJson,
     Callbacks,
+    Changes,
     CheckpointPath,
     ConfigFile,
     Device,
@@ -28,12 +28,17 @@ from rl_training.cli.options import (
     TotalTimesteps,
     Words,
     put,
+    read_resume,
     resolve,
     say,
 )
 from rl_training.cli.report import own_command, report_training
 from rl_training.errors import RLTrainingError
 from rl_training.streams import printable
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.runtime.resuming import ResumePlan
 
 
 def train(
@@ -50,6 +55,13 @@ def train(
     run_suffix: Annotated[
         str | None, typer.Option("--run-suffix", help="End of the run folder's name (default: time).")
     ] = None,
+    resume_or_start: Annotated[
+        bool,
+        typer.Option(
+            "--resume-or-start",
+            help="Resume the run of this --run-suffix if its folder exists, for jobs that are queued again.",
+        ),
+    ] = False,
     plugin: Plugins = None,
     callback: Callbacks = None,
     quiet: Quiet = False,
@@ -57,22 +69,56 @@ def train(
 ) -> None:
     """Train an agent: `train ppo CartPole-v1`, or `train --config FILE`."""
     resolved = resolve(context.params)
-    from rl_training.experiment.default_manager import DefaultExperimentManager
     from rl_training.runtime.callback_loading import load_callbacks
 
     callbacks = load_callbacks(callback)
-    trainer = DefaultExperimentManager().setup(resolved.config, callbacks=callbacks, run_suffix=run_suffix)
-    report_training(trainer.train(), resolved.config, as_json=as_json, plugins=plugin, callbacks=callback)
+    plan = _find_started(resolved.config, run_suffix) if resume_or_start else None
+    if plan is not None:
+        from rl_training.runtime.workflows import run_plan
+
+        _say_if_over(plan)
+        result = run_plan(plan, callbacks=callbacks)
+    else:
+        from rl_training.experiment.default_manager import DefaultExperimentManager
+
+        result = DefaultExperimentManager().setup(resolved.config, callbacks=callbacks, run_suffix=run_suffix).train()
+    report_training(result, resolved.config, as_json=as_json, plugins=plugin, callbacks=callback)
+
+
+def _find_started(config: TrainConfig, run_suffix: str | None) -> ResumePlan | None:
+    from rl_training.errors import CheckpointError, ConfigError
+    from rl_training.runtime.resuming import plan_restart
+
+    if run_suffix is None:
+        raise ConfigError("--resume-or-start needs --run-suffix NAME: it tells which run the same command means")
+    try:
+        return plan_restart(config, run_suffix)
+    except CheckpointError as error:
+        if error.fallback is None:
+            raise
+        run_dir = shlex.quote(str(error.fallback.parent.parent))
+        raise CheckpointError(f"{error}: `rl-training resume {run_dir} --fall-back` goes on from there") from None
 
 
 def resume(
     context: typer.Context,
     run: Run = None,
+    words: Changes = None,
     checkpoint: CheckpointPath = None,
     total_timesteps: TotalTimesteps = None,
     output_dir: OutputDir = None,
     eval_episodes: EvalEpisodes = None,
     device: Device = None,
+    schedules: Annotated[
+        str | None,
+        typer.Option(
+            "--schedules",
+            help="Schedules of an extended run: stretch the rest over the steps left (default), restart, or hold.",
+        ),
+    ] = None,
+    rewind: Annotated[
+        bool, typer.Option("--rewind", help="Resume an older checkpoint and discard everything after it.")
+    ] = False,
     fall_back: Annotated[
         bool, typer.Option("--fall-back", help="If the checkpoint is damaged, use the newest one that is whole.")
     ] = False,
@@ -87,10 +133,11 @@ def resume(
     from rl_training.runtime.callback_loading import load_callbacks
     from rl_training.runtime.workflows import plan_resume, run_plan
 
-    path, callbacks = find_run(run, checkpoint), load_callbacks(callback)
-    changes = {name: value for name, value in context.params.items() if name in FLAGS}
+    path, given = read_resume(run, checkpoint, words, context.params)
+    callbacks = load_callbacks(callback)
+    options = {**given, "rewind": rewind, "schedules": schedules}
     try:
-        plan = plan_resume(path, **changes)
+        plan = plan_resume(path, **options)
     except CheckpointError as error:
         if error.fallback is None:
             raise
@@ -98,12 +145,22 @@ def resume(
             sys.stdin.isatty() and typer.confirm(printable(f"{error}. Go on from there?"), err=True)
         ):
             raise CheckpointError(f"{error}: --fall-back goes on from there") from None
-        plan = plan_resume(path, fall_back=True, **changes)
+        plan = plan_resume(path, fall_back=True, **options)
         say(f"going on from step {plan.global_step:,} instead")
-    if plan.is_finished:
-        say(f"this run is finished at step {plan.global_step:,}; --total-timesteps with a larger number extends it")
+    _say_if_over(plan)
     result = run_plan(plan, callbacks=callbacks)
     report_training(result, plan.config, as_json=as_json, plugins=plugin, callbacks=callback)
+
+
+def _say_if_over(plan: ResumePlan) -> None:
+    step = f"{plan.global_step:,}"
+    if plan.is_finished:
+        say(f"this run is finished at step {step}; --total-timesteps with a larger number extends it")
+    elif plan.early_stop is not None:
+        say(
+            f"this run was stopped at step {step}: {plan.early_stop}; to resume it, give a larger --total-timesteps,"
+            " algo_kwargs.early_stopping=null or another algo_kwargs.early_stopping.patience"
+        )
 
 
 def demo(

@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rl_training.errors import CheckpointError
 from rl_training.files import DRAFT, naming_write, read_limited, remove_drafts, replace_synced
@@ -59,9 +59,9 @@ def _checksum(text: str) -> str:
 
 
 class CheckpointFolder:
-    """Keeps the last `keep` checkpoints and the best one."""
+    """Keeps the last `keep` checkpoints, or all of them, and the best one."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
+    def __init__(self, folder: Path, keep: int | Literal["all"] = 2) -> None:
         self._folder = folder
         self._keep = keep
         self._newest: tuple[Position, Path] | None = None
@@ -143,6 +143,8 @@ class CheckpointFolder:
         return []
 
     def _prune(self) -> None:
+        if self._keep == "all":
+            return
         if (self._folder / "best").exists() and not self._words("best"):
             return  # which one is the best cannot be told any more, so none is removed
         kept = {word for name in ("last", "best") for word in self._words(name)[:1]}

@@ -41,6 +41,8 @@ class TrainConfig(FrozenConfig):
     """Steps between two lines of metrics (by default a hundredth of the run)."""
     checkpoint_interval: PositiveInt | None = None
     """Steps between two checkpoints (by default a tenth of the run)."""
+    keep: PositiveInt | Literal["all"] = 2
+    """Newest checkpoints to keep, beside the best: a number or `all`."""
     tags: tuple[str, ...] = ()
     """Free words, kept with the run."""
     num_threads: Annotated[int, Field(gt=0, le=MAX_THREADS)] | Literal["auto"] = "auto"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
+from rl_training.runtime.controls import Schedules
+from rl_training.runtime.resuming import plan_restart, plan_resume, run_plan
 from rl_training.runtime.trainer import Trainer, TrainResult
 from rl_training.runtime.training import run_training
-from rl_training.runtime.workflows import plan_resume, run_plan
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ class DefaultExperimentManager:
         get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
         return PreparedRun(partial(run_training, config, run_suffix=run_suffix, callbacks=callbacks))
 
+    def resume_or_start(
+        self, config: TrainConfig, *, run_suffix: str, callbacks: Sequence[AnyCallback] | None = None
+    ) -> Trainer:
+        """The run of that name: a new one, or, if its folder exists, the same one resumed, however far it is."""
+        plan = plan_restart(config, run_suffix)
+        if plan is None:
+            return self.setup(config, callbacks=callbacks, run_suffix=run_suffix)
+        return PreparedRun(partial(run_plan, plan, callbacks=CallbackList(callbacks).callbacks))
+
     def resume(
         self,
         checkpoint_path: str | Path,
@@ -45,10 +56,20 @@ class DefaultExperimentManager:
         output_dir: str | Path | None = None,
         eval_episodes: int | None = None,
         callbacks: Sequence[AnyCallback] | None = None,
+        rewind: bool = False,
+        schedules: Schedules | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> Trainer:
-        """A run that goes on from a checkpoint or a run folder, in its own folder unless `output_dir` is given."""
+        """A run that resumes from a checkpoint or a run folder, in its own folder unless `output_dir` is given.
+
+        `rewind` allows to discard what came after an older checkpoint, `schedules` says how an extended run's
+        schedules go on, and `changes` are further new values of its configuration.
+        """
         callbacks = CallbackList(callbacks).callbacks
-        plan = plan_resume(
-            checkpoint_path, total_timesteps=total_timesteps, output_dir=output_dir, eval_episodes=eval_episodes
-        )
+        flags: dict[str, Any] = {
+            "total_timesteps": total_timesteps,
+            "output_dir": output_dir,
+            "eval_episodes": eval_episodes,
+        }
+        plan = plan_resume(checkpoint_path, rewind=rewind, schedules=schedules, changes=changes, **flags)
         return PreparedRun(partial(run_plan, plan, callbacks=callbacks))

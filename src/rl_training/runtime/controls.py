@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from rl_training.algorithms.config import EarlyStoppingConfig
+from rl_training.algorithms.config import AlgorithmConfig, EarlyStoppingConfig, value_at
 from rl_training.errors import ConfigError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState
 from rl_training.validation import suggest
 
-__all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "Horizon", "Interval"]
+__all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "Horizon", "Interval", "Schedules"]
 
 
 class EarlyStoppingCallback(Callback):
@@ -22,6 +22,7 @@ class EarlyStoppingCallback(Callback):
         self.config = config
         self.best: float | None = None
         self.evaluations_without_gain = 0
+        self.stop_reason: str | None = None
 
     def on_eval_end(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
         """Compare with the best so far."""
@@ -40,18 +41,39 @@ class EarlyStoppingCallback(Callback):
         if trainer.global_step < config.min_steps:
             return
         if config.target_value is not None and sign * (value - config.target_value) >= 0:
-            trainer.request_stop(f"{config.metric} {value:g} reached the target {config.target_value:g}")
+            self.stop_reason = f"{config.metric} {value:g} reached the target {config.target_value:g}"
         elif self.evaluations_without_gain >= config.patience:
-            trainer.request_stop(f"{config.metric} has not improved on {self.best:g} for {config.patience} evaluations")
+            self.stop_reason = f"{config.metric} has not improved on {self.best:g} for {config.patience} evaluations"
+        if self.stop_reason is not None:
+            trainer.request_stop(self.stop_reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and the count."""
-        return {"best": self.best, "evaluations_without_gain": self.evaluations_without_gain}
+        """The best value, the count, what they are of, and why the run was stopped."""
+        return {
+            "metric": self.config.metric,
+            "mode": self.config.mode,
+            "best": self.best,
+            "evaluations_without_gain": self.evaluations_without_gain,
+            "stop_reason": self.stop_reason,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Go on counting: from 0 if the run is resumed although it was stopped, and anew for another metric."""
+        watched = self.config.metric, self.config.mode
+        if (state.get("metric", watched[0]), state.get("mode", watched[1])) != watched:
+            return
         self.best = state["best"]
-        self.evaluations_without_gain = state["evaluations_without_gain"]
+        if state.get("stop_reason") is None:
+            self.evaluations_without_gain = state["evaluations_without_gain"]
+
+
+def saved_early_stop(session_state: dict[str, Any]) -> str | None:
+    """Why early stopping ended the run that wrote this state; None if it did not."""
+    for key, state in session_state.get("callbacks", {}).items():
+        if key.partition(":")[2] == EarlyStoppingCallback.__name__ and isinstance(state, dict):
+            reason = state.get("stop_reason")
+            return reason if isinstance(reason, str) else None
+    return None
 
 
 class Interval:
@@ -81,28 +103,54 @@ class Interval:
         self._passed = state["every"] * state["passed"] // self.every
 
 
+Schedules = Literal["stretch", "restart", "hold"]
+"""What becomes of schedules from the step of a resume on: the rest is spread over the steps left, they start again
+from their beginning, or they stay at their value."""
+
+
 @dataclass
 class Horizon:
-    """The way to the last step, and how much of it is done.
+    """The way to the last step, and how much of each schedule is done on it.
 
     When a run is extended, what is done stays done: from the step where it was resumed, the rest of each schedule is
-    stretched over the steps that remain.
+    stretched over the steps that remain, unless the resume asks for something else.
     """
 
     total: int
     from_step: int = 0
     from_progress: float = 0.0
+    to_progress: float = 1.0
 
     def progress(self, step: int) -> float:
-        """The share of the run, 0 to 1, that is done at `step`."""
+        """The fraction, 0 to 1, of each schedule that is done at `step`."""
         left = self.total - self.from_step
         share = (step - self.from_step) / left if left > 0 else 1.0
-        return min(1.0, self.from_progress + (1.0 - self.from_progress) * share)
+        return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * share)
 
-    def extended(self, step: int, total: int) -> Horizon:
+    def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> Horizon:
         """The horizon of a run resumed at `step` that now ends at `total`."""
+        if schedules == "restart":
+            return Horizon(total, step)
+        if schedules == "hold":
+            return Horizon(total, step, self.progress(step), self.progress(step))
         return self if total == self.total else Horizon(total, step, self.progress(step))
 
+    def describe(self, config: AlgorithmConfig) -> str:
+        """What the schedules do from the resume on, and which learning rates stay at 0."""
+        first, last, left = self.from_step, self.total, self.to_progress - self.from_progress
+        schedules = f"the remaining {left:.0%} of each schedule is spread over the steps left"
+        if self.from_progress == 0:
+            schedules = "each schedule starts again and runs over the steps left"
+        elif left == 0:
+            schedules = "each schedule stays at its present value"
+        text = f"the run now ends at step {last:,}: from step {first:,} on, {schedules}"
+        rates = [name for name in type(config).model_fields if name.endswith("learning_rate")]
+        ends = self.from_progress, self.to_progress
+        zero = [name for name in rates if not any(value_at(getattr(config, name), end) for end in ends)]
+        if zero:
+            text += f"; {' and '.join(zero)} is 0 there, so nothing more is learned: use --schedules restart"
+        return text
+
     def state_dict(self) -> dict[str, Any]:
-        """The three numbers."""
-        return {"total": self.total, "from_step": self.from_step, "from_progress": self.from_progress}
+        """The four numbers."""
+        return vars(self).copy()

@@ -61,8 +61,7 @@ class _Values(nn.Module):
         if spaces.action.kind is ActionKind.MULTI_DISCRETE:
             raise DatasetError("fitted Q evaluation needs Box or Discrete actions")
         self._is_discrete = spaces.action.kind is ActionKind.DISCRETE
-        has_numbers = spaces.obs.num_categories is None and not spaces.obs.image_shapes
-        self.encoder = ObsEncoder(spaces.obs, normalize=has_numbers)
+        self.encoder = ObsEncoder(spaces.obs, normalize=spaces.obs.num_categories is None)
         self.encoder.update_statistics(obs)
         layers = Layers((256, 256), "relu", generator)
         self.network: nn.Module = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import logging
@@ -33,6 +34,7 @@ from rl_training.runtime.interrupts import interrupting_signal
 from rl_training.runtime.run_log import LOG_NAME, close_run_logger, make_run_logger
 
 MAX_METADATA_BYTES = 1 << 24
+CHECKSUM_LINE = "# as written by rl-training; checksum "
 
 
 def resolve_device(device: str) -> torch.device:
@@ -138,34 +140,37 @@ class TrainingRun:
                 )
 
     def write_config(self, config: TrainConfig) -> None:
-        """Write `config.yaml`."""
-        self._write("config.yaml", dump_yaml(serialize_train_config(config)))
+        """Write `config.yaml`; its last line tells whether anyone has edited it since."""
+        text = dump_yaml(serialize_train_config(config))
+        self._write("config.yaml", f"{text}{CHECKSUM_LINE}{_checksum(text)}\n")
+
+    def read_config(self) -> tuple[dict[str, Any] | None, bool]:
+        """The values in `config.yaml` (None without the file), and whether it is as this package wrote it."""
+        path = self.run_dir / "config.yaml"
+        if not path.exists():
+            return None, True
+        values = load_config_file(path)
+        text, _, checksum = path.read_text(encoding="utf-8").rpartition(CHECKSUM_LINE)
+        return values, checksum.strip() == _checksum(text)
 
     def update_metadata(self, **values: Any) -> None:
         """Change some values of `metadata.json`, all at once."""
-        self._write("metadata.json", json.dumps({**self._metadata(), **values}, indent=2) + "\n")
+        self._write("metadata.json", json.dumps({**self.metadata(), **values}, indent=2) + "\n")
 
     @property
     def was_cut_short(self) -> bool:
         """Whether its last process was killed, failed or was interrupted before it had done all it had to do."""
-        metadata = self._metadata()
+        metadata = self.metadata()
         is_interrupted = interrupting_signal(metadata.get("stop_reason")) is not None
         return metadata.get("status") not in ("finished", "stopped") or is_interrupted
 
-    def wanted_timesteps(self) -> int | None:
-        """How far its last process was to go, which its checkpoints do not know if it was extended and killed soon."""
-        with contextlib.suppress(ConfigError):
-            value = load_config_file(self.run_dir / "config.yaml").get("total_timesteps")
-            return value if isinstance(value, int) and value > 0 else None
-        return None
-
-    def go_on(self, config: TrainConfig) -> None:
+    def go_on(self, config: TrainConfig, **metadata: Any) -> None:
         """Begin a new process of the run, and clear away what a killed one left half done."""
         with naming_write(self.run_dir):
             remove_drafts(self.run_dir)
         self.write_config(config)
         plugins = loaded_code()
-        self.update_metadata(status="running", **({"plugins": plugins} if plugins else {}))
+        self.update_metadata(status="running", **({"plugins": plugins} if plugins else {}), **metadata)
 
     def finish(self, status: str, reason: str | None) -> None:
         """Write down how and why the run ended."""
@@ -175,7 +180,8 @@ class TrainingRun:
         self.logger.log(level, "%s", text, exc_info=sys.exc_info()[0] is not None)
         self.close()
 
-    def _metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
+        """What `metadata.json` says."""
         metadata: Any = {}
         # A damaged page must not keep the run from going on.
         with contextlib.suppress(CheckpointError, ValueError, RecursionError):
@@ -188,13 +194,18 @@ class TrainingRun:
             replace_synced(path, text.encode())
 
 
-def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -> TrainingRun:
+def run_name(config: TrainConfig, suffix: str) -> str:
+    """The name of a run's folder."""
+    stem = f"{safe_name(config.algo)}__{safe_name(config.env_id or 'offline')}__seed{config.seed}"
+    return f"{stem}__{safe_name(suffix)}"
+
+
+def create_training_run(config: TrainConfig, *, run_suffix: str | None = None, **metadata: Any) -> TrainingRun:
     """Make a new run folder with its `config.yaml`, `metadata.json` and `run.log`; an existing folder is refused.
 
     What it returns has `run_dir`, `config_path`, `logger` (a `logging.Logger` that writes to `run.log`) and `close()`.
     """
-    stem = f"{safe_name(config.algo)}__{safe_name(config.env_id or 'offline')}__seed{config.seed}"
-    run = TrainingRun(_make_new_folder(config.output_dir, stem, run_suffix))
+    run = TrainingRun(_make_new_folder(config, run_suffix))
     try:
         with naming_write(run.checkpoints_dir):
             run.checkpoints_dir.mkdir()
@@ -207,6 +218,7 @@ def create_training_run(config: TrainConfig, *, run_suffix: str | None = None) -
             versions=_versions(),
             git_commit=_git_commit(),
             status="running",
+            **metadata,
         )
         where, length = config.env_id or "recorded data", f"{config.total_timesteps:,} timesteps"
         run.logger.info("created: %s on %s, seed %d, %s", config.algo, where, config.seed, length)
@@ -239,11 +251,16 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
 
 
-def _make_new_folder(parent: Path, stem: str, suffix: str | None) -> Path:
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _make_new_folder(config: TrainConfig, suffix: str | None) -> Path:
+    parent = config.output_dir
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     stamps = itertools.chain([stamp], (f"{stamp}-{number}" for number in itertools.count(1)))
-    for ending in [safe_name(suffix)] if suffix else stamps:
-        folder = parent / f"{stem}__{ending}"
+    for ending in [suffix] if suffix else stamps:
+        folder = parent / run_name(config, ending)
         try:
             folder.mkdir(parents=True)
             return folder

@@ -36,6 +36,7 @@ class _Horizon(_Saved):
     total: NonNegativeInt
     from_step: NonNegativeInt
     from_progress: Fraction
+    to_progress: Fraction = 1.0
 
 
 class _Interval(_Saved):

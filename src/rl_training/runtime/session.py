@@ -16,7 +16,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EvaluationFile, MetricAccumulator, MetricSink
 from rl_training.experiment.progress import ProgressView
 from rl_training.runtime.callbacks import CallbackList
-from rl_training.runtime.controls import Horizon, Interval
+from rl_training.runtime.controls import Horizon, Interval, Schedules
 from rl_training.runtime.evaluation import Evaluator
 from rl_training.runtime.guards import ParameterGuard
 from rl_training.runtime.interrupts import interrupting_signal
@@ -201,12 +201,13 @@ class Session:
             "inexact_reasons": list(self.inexact_reasons),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore all but the reason to stop, and stretch the schedules if the run was extended."""
+    def load_state_dict(self, state: dict[str, Any], schedules: Schedules = "stretch") -> None:
+        """Restore all but the reason to stop; if the run was extended, its schedules go on as `schedules` says."""
         self.state.global_step = state["global_step"]
         self.state.epoch = state["epoch"]
         self.state.update_count = state["update_count"]
-        self.horizon = Horizon(**state["horizon"]).extended(state["global_step"], self.config.total_timesteps)
+        saved = Horizon(**state["horizon"])
+        self.horizon = saved.extended(state["global_step"], self.config.total_timesteps, schedules)
         self.accumulator.load_state_dict(state["accumulator"])
         self.callbacks.load_state_dict(state["callbacks"])
         for due, saved in zip(self._intervals(), state["intervals"], strict=True):
@@ -230,7 +231,10 @@ class Session:
         if now is not None and not is_extended and (self.best_return is None or now.score > self.best_return):
             self.checkpoints.restore_best(best)
         self.checkpoints.go_back_to(name, self.position, best)
-        # A kill may have come between a checkpoint and the offer of it.
+        self.offer_restored()
+
+    def offer_restored(self) -> None:
+        """Offer the last checkpoint as the best if it is: a kill may have come before that was done."""
         path, is_evaluated = self.checkpoints.last, self.last_eval_step == self.state.global_step
         if path is not None and is_evaluated and self.best_return == self.last_eval["eval_return_mean"]:
             self.checkpoints.offer_best(path, self.best_return)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 from rl_training.envs.foreign_paths import allow_paths_of
 from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
-from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder
+from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EvaluationFile, JsonlSink, TensorboardSink
@@ -21,12 +22,13 @@ from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
 from rl_training.runtime.execution import Execution, watch_compilation
 from rl_training.runtime.interrupts import interrupting_signal, stop_on_signals
-from rl_training.runtime.machine import machine_differences, machine_facts
+from rl_training.runtime.machine import machine_facts
 from rl_training.runtime.off_policy_loop import off_policy_loop
 from rl_training.runtime.offline_loop import offline_loop
 from rl_training.runtime.on_policy_loop import on_policy_loop
 from rl_training.runtime.parts import Parts, make_parts
 from rl_training.runtime.preflight import learning_warnings
+from rl_training.runtime.restoring import Resumption, go_back, restore
 from rl_training.runtime.run_utils import RunSeeds, TrainingRun, create_training_run, save_training_checkpoint
 from rl_training.runtime.saved_state import naming_misfits, naming_unsavable, try_saving
 from rl_training.runtime.session import Session
@@ -38,14 +40,6 @@ LOOPS: dict[Loop, Callable[..., None]] = {
     Loop.OFF_POLICY: off_policy_loop,
     Loop.OFFLINE: offline_loop,
 }
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run resumes: its folder, and the name of the checkpoint there."""
-
-    run: TrainingRun
-    checkpoint: str
 
 
 @dataclass(frozen=True)
@@ -87,9 +81,9 @@ def run_training(
     run_suffix: str | None = None,
     checkpoint_state: CheckpointState | None = None,
     callbacks: Sequence[AnyCallback] | None = None,
-    place: Place | None = None,
+    resumption: Resumption | None = None,
 ) -> TrainResult:
-    """Train as `config` says, from the start or from `checkpoint_state`, in a new folder or at `place`.
+    """Train as `config` says, from the start or from `checkpoint_state`, in a new folder or in `resumption`'s.
 
     Nothing is written before every part has been made, so a mistake in the configuration leaves nothing behind.
     """
@@ -100,14 +94,15 @@ def run_training(
         stack.enter_context(execution.applied())
         parts = make_parts(config, execution)
         stack.callback(_close, parts)
-        stop_reason = None
-        if place is None:
-            run = create_training_run(config, run_suffix=run_suffix)
-        else:
-            run = place.run
-            stop_reason = _reason_that_stands(config, run, checkpoint_state)
-            run.go_on(config)
         first_step = checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0
+        metadata = resumption.metadata(first_step) if resumption else {}
+        stop_reason = None
+        if resumption is None or resumption.run is None:
+            run = create_training_run(config, run_suffix=run_suffix, **metadata)
+        else:
+            run = resumption.run
+            stop_reason = _reason_that_stands(config, run, checkpoint_state)
+            run.go_on(config, **metadata)
         with _recording_failure(run):
             if checkpoint_state is not None:
                 run.logger.info("resumed at step %s of %s", f"{first_step:,}", f"{config.total_timesteps:,}")
@@ -119,7 +114,7 @@ def run_training(
                 view.message(note)
             if execution.compile:
                 stack.enter_context(watch_compilation(view.compiling))
-            result = _run_session(config, parts, run, view, checkpoint_state, callbacks, place, stop_reason)
+            result = _run_session(config, parts, run, view, checkpoint_state, callbacks, resumption, stop_reason)
         # Before the environments are closed, which may fail or hang: the run has done its work.
         run.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason)
     return result
@@ -147,10 +142,14 @@ def _close(parts: Parts) -> None:
 
 def choose_execution(config: TrainConfig, checkpoint_state: CheckpointState | None) -> Execution:
     """Threads and compilation as the checkpoint had them, or as the configuration wants them."""
-    if checkpoint_state is not None and "execution" in checkpoint_state.metadata:
-        return Execution.from_metadata(checkpoint_state.metadata["execution"])
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    return Execution.choose(config, algo_config)
+    if checkpoint_state is None or "execution" not in checkpoint_state.metadata:
+        return Execution.choose(config, algo_config)
+    saved = Execution.from_metadata(checkpoint_state.metadata["execution"])
+    before = TrainConfig(**checkpoint_state.config)
+    changed = [name for name in ("num_threads", "compile") if getattr(before, name) != getattr(config, name)]
+    chosen = Execution.choose(config, algo_config) if changed else saved
+    return dataclasses.replace(saved, **{name: getattr(chosen, name) for name in changed})
 
 
 def _reason_that_stands(config: TrainConfig, run: TrainingRun, checkpoint_state: CheckpointState | None) -> str | None:
@@ -171,14 +170,14 @@ def _run_session(
     view: ProgressView,
     checkpoint_state: CheckpointState | None,
     callbacks: Sequence[AnyCallback] | None,
-    place: Place | None,
+    resumption: Resumption | None,
     stop_reason: str | None,
 ) -> TrainResult:
     trainer_state = checkpoint_state.trainer_state if checkpoint_state else None
     keep_bytes = trainer_state["metrics_bytes"] if trainer_state else 0
     first_step = trainer_state["session"]["global_step"] if trainer_state else 0
     state = TrainerState(parts.algorithm, run.run_dir, config=config)
-    checkpoints = CheckpointFolder(run.checkpoints_dir)
+    checkpoints = CheckpointFolder(run.checkpoints_dir, config.keep)
 
     def save() -> Path:
         jsonl.sync()
@@ -203,15 +202,18 @@ def _run_session(
         if checkpoint_state is None:
             parts.begin(RunSeeds.from_seed(config.seed))
         else:
-            _restore(checkpoint_state, parts, session, view)
+            restore(checkpoint_state, parts, session, view, resumption)
         # Only now that the run is known to go on from this checkpoint is anything newer removed; and its metrics
         # after its checkpoints, which count on them.
-        if trainer_state is not None and place is not None:
-            _go_back(trainer_state, session, place)
+        if trainer_state is not None and resumption is not None and resumption.run is not None:
+            go_back(trainer_state, session, resumption.name)
         jsonl = stack.enter_context(contextlib.closing(JsonlSink(run.run_dir / "metrics.jsonl", keep_bytes)))
         tensorboard = stack.enter_context(contextlib.closing(TensorboardSink(run.run_dir / "tensorboard", first_step)))
         evaluations = stack.enter_context(contextlib.closing(_open_evaluations(run.run_dir, trainer_state)))
         session.sinks, session.evaluations = (jsonl, tensorboard), evaluations
+        if resumption is not None and resumption.run is None:  # a fork can be resumed from its first moment on
+            save()
+            session.offer_restored()
         if stop_reason is not None:
             state.request_stop(stop_reason)
         session.begin(None if checkpoint_state or parts.dataset is None else len(parts.dataset))
@@ -229,14 +231,6 @@ def _run_session(
             raise NonFiniteError(f"{error}; {where}") from error
     session.callbacks.on_train_end(state, result)
     return result
-
-
-def _go_back(trainer_state: dict[str, Any], session: Session, place: Place) -> None:
-    best = session.checkpoints.best
-    if "best" in trainer_state:  # older checkpoints do not have it
-        best = Best(**trainer_state["best"]) if trainer_state["best"] else None
-    is_extended = trainer_state["session"]["horizon"]["total"] != session.total_steps
-    session.go_back(place.checkpoint, best, is_extended=is_extended)
 
 
 def _open_evaluations(run_dir: Path, trainer_state: dict[str, Any] | None) -> EvaluationFile:
@@ -273,41 +267,3 @@ def _checkpoint_values(parts: Parts, session: Session, jsonl: JsonlSink) -> dict
             "doubts": reasons,
         },
     }
-
-
-def _machine_reasons(checkpoint_state: CheckpointState, parts: Parts) -> list[str]:
-    saved = checkpoint_state.metadata.get("machine")  # older checkpoints have none
-    return machine_differences(saved, machine_facts(parts.algorithm.device)) if isinstance(saved, dict) else []
-
-
-def _restore(checkpoint_state: CheckpointState, parts: Parts, session: Session, view: ProgressView) -> None:
-    with naming_misfits():
-        parts.algorithm.load_state_dict(checkpoint_state.algorithm_state)
-        parts.buffer.load_state_dict(checkpoint_state.buffer_state)
-        session.load_state_dict(checkpoint_state.trainer_state["session"])
-        doubts = []
-        if parts.collector is not None:
-            doubts = parts.collector.load_state_dict(checkpoint_state.trainer_state["collector"])
-            session.train_restarts = parts.collector.num_restarts
-        session.state.env_restarts = session.num_restarts
-    for name in session.callbacks.unclaimed:
-        lost = f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have"
-        view.message(f"{lost}: it is dropped; to keep it, resume with that callback (callbacks=[...] or --callback)")
-    if doubts:
-        parts.buffer.cut()  # the next step may be of another episode
-        view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
-        for doubt in collapsed(doubts):
-            view.message(f"  {doubt}")
-    reasons = _machine_reasons(checkpoint_state, parts)
-    if reasons:
-        view.message("exactness: approximate. From here on the results differ in their last bits:")
-        for reason in reasons:
-            view.message(f"  {reason}")
-    session.inexact_reasons = list(dict.fromkeys([*session.inexact_reasons, *reasons]))
-    if session.horizon.from_step:
-        share = 1 - session.horizon.from_progress
-        schedules = f"the remaining {share:.0%} of each schedule is spread over the steps left"
-        if share == 0:
-            schedules = "each schedule stays where it ended, and what has a learning rate of 0 there learns no more"
-        first, last = session.horizon.from_step, session.horizon.total
-        view.message(f"the run now ends at step {last:,}: from step {first:,} on, {schedules}")
