@@ -13,7 +13,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 
@@ -219,6 +218,8 @@ class Scored(Walk):
 
 class TorchChance(Scored):
     def score(self) -> float:
+        import torch
+
         return float(torch.rand(()))
 
 
@@ -248,6 +249,21 @@ class ClassCounter(Scored):
 
     def score(self) -> float:
         return float(self.count)
+
+
+class SharedPlace(Scored):
+    """Keeps in its class what belongs to one episode of one environment."""
+
+    last = 0.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        obs, info = super().reset(seed=seed)
+        type(self).last = float(obs[0])
+        return obs, info
+
+    def score(self) -> float:
+        type(self).last += float(self.place[0])
+        return self.last
 
 
 class CountIterator(Scored):

@@ -74,6 +74,14 @@ def test_an_environment_that_can_be_restored_is_called_exact(name: str, method: 
         ("WallClock", "another observation"),
         ("Hidden", "the reward differs 1 step after a restore at step"),
         ("Forgetful", "get_state after set_state returns something else"),
+        ("TorchChance", "draws from torch's global generator"),
+        ("ModuleChance", "changes the variable of its module 'MODULE_CHANCE'"),
+        ("ModuleTable", "changes the variable of its module 'MODULE_TABLE'"),
+        ("ModuleTable", "in a new process that restored it"),
+        ("ClassCounter", "changes the class attribute 'count'"),
+        ("CountIterator", "its attribute 'numbers' is not as it was"),
+        ("SpaceChance", "draws from the generator of its action_space"),
+        ("RareChance", "draws from Python's global generator"),
     ],
 )
 def test_an_environment_that_cannot_be_restored_is_called_approximate_and_why(name: str, words: str) -> None:
@@ -140,6 +148,13 @@ def test_scaling_is_advised_only_to_algorithms_that_can_do_it() -> None:
         assert (spec.name in names) <= ("normalize_obs" in spec.config_class().model_fields), spec.name
     wrapper = row.remedy.partition("gymnasium.wrappers.")[2].split()[0]
     assert hasattr(gym.wrappers, wrapper)
+
+
+def test_state_that_two_environments_share_is_found() -> None:
+    level, text = finding(examine("SharedPlace"), "instances")
+    assert level is Level.WARNING
+    assert "another environment of its class is stepped" in text
+    assert not [row for row in examine("Walk").findings if row.name == "instances"]
 
 
 def test_global_chance_is_named_where_seeds_are_judged() -> None:

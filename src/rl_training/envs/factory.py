@@ -16,7 +16,7 @@ from rl_training.envs.extras import import_known_packages
 from rl_training.envs.pools import LocalPool, Pool
 from rl_training.envs.rewards import EpisodeReport, RewardTransformConfig, apply_reward_wrappers
 from rl_training.envs.user_code import code_for, find_maker, load_code, unknown_code
-from rl_training.envs.vector import TrainingVectorEnv, make_local, make_workers
+from rl_training.envs.vector import MakeEnv, TrainingVectorEnv, make_local, make_workers
 from rl_training.envs.vectorized import BatchVectorEnv, EnvPoolBatch, check_has_batch, make_gymnasium_batch
 from rl_training.envs.workers import WorkerPool
 from rl_training.errors import ConfigError, EnvError
@@ -110,7 +110,7 @@ def make_vector_env(
     settings, own = split_env_kwargs(env_kwargs or {})
     if settings.steps_all_at_once:
         return _make_batched(env_id, settings, own, num_envs)
-    make = functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), code_for(env_id))
+    make = training_env_maker(env_id, env_kwargs)
     if settings.backend == "sync":
         return make_local(make, num_envs, settings.max_restarts)
     return make_workers(make, num_envs, settings.max_restarts, settings.worker_timeout)
@@ -121,8 +121,13 @@ def make_episode_pool(env_id: str, env_kwargs: Mapping[str, Any], size: int) -> 
     settings, _ = split_env_kwargs(env_kwargs)
     make = functools.partial(_make_evaluation_env, env_id, dict(env_kwargs), code_for(env_id))
     has_own_process = settings.backend == "async"
-    make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
-    return WorkerPool(make_member, size, settings.worker_timeout) if has_own_process else LocalPool(make_member, size)
+    make_place = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
+    return WorkerPool(make_place, size, settings.worker_timeout) if has_own_process else LocalPool(make_place, size)
+
+
+def training_env_maker(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
+    """A function that makes one training environment, and that other processes can be given."""
+    return functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), code_for(env_id))
 
 
 def _make_evaluation_env(env_id: str, env_kwargs: Mapping[str, Any], code: str | None) -> Env:

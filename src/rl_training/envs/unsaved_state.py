@@ -34,11 +34,12 @@ def unsaved_state(layer: Any, saved: Iterable[str]) -> dict[str, int]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def shared_state(core: Any) -> dict[str, int]:
+def shared_state(core: Any, *, with_tables: bool = False) -> dict[str, int]:
     """A checksum of each class attribute and module variable that the environment's own code may change.
 
-    Tables, which such code fills once and then reads, are left out.
+    Dictionaries, which may be tables that are filled once and then read, are left out unless asked for.
     """
+    kinds = (*NUMBERS, np.ndarray, *GENERATORS, list, deque, *((dict,) if with_tables else ()))
     found: dict[str, int | None] = {}
     for kind in type(core).__mro__:
         module = sys.modules.get(kind.__module__)
@@ -46,8 +47,7 @@ def shared_state(core: Any) -> dict[str, int]:
             continue
         for owner, values in (("class attribute", vars(kind)), ("variable of its module", vars(module))):
             for name, value in values.items():
-                is_changeable = isinstance(value, (*NUMBERS, np.ndarray, *GENERATORS, list, deque))
-                if is_changeable and not name.startswith("__") and name not in SKIPPED:
+                if isinstance(value, kinds) and not name.startswith("__") and name not in SKIPPED:
                     found[f"{owner} '{name}'"] = checksum(value)
     return {name: value for name, value in found.items() if value is not None}
 

@@ -199,7 +199,7 @@ class MemberVectorEnv(TrainingVectorEnv):
 
 def make_local(make: MakeEnv, num_envs: int, max_restarts: int = 0) -> MemberVectorEnv:
     """Training environments in this process."""
-    pool = LocalPool(partial(_make_member, make), num_envs)
+    pool = LocalPool(partial(make_member, make), num_envs)
     first: Any = pool.members[0]
     return MemberVectorEnv(pool, first.env, max_restarts)
 
@@ -207,7 +207,7 @@ def make_local(make: MakeEnv, num_envs: int, max_restarts: int = 0) -> MemberVec
 def make_workers(make: MakeEnv, num_envs: int, max_restarts: int, timeout_seconds: float) -> MemberVectorEnv:
     """Training environments in processes of their own."""
     example = make()  # here, so that a bad id or argument is reported from here
-    pool = WorkerPool(partial(_make_member, make), num_envs, timeout_seconds)
+    pool = WorkerPool(partial(make_member, make), num_envs, timeout_seconds)
     envs = MemberVectorEnv(pool, example, max_restarts)
     close_example(example)
     try:
@@ -219,8 +219,14 @@ def make_workers(make: MakeEnv, num_envs: int, max_restarts: int, timeout_second
     return envs
 
 
-def _make_member(make: MakeEnv) -> ResumableEnv:
+def make_member(make: MakeEnv) -> ResumableEnv:
+    """Make one training environment, maybe in another process."""
     return ResumableEnv(make())
+
+
+def make_limited(make: MakeEnv, length_limit: int) -> gym.Env[Any, Any]:
+    """Make an environment whose episodes are truncated at this length, maybe in another process."""
+    return gym.wrappers.TimeLimit(make(), length_limit)
 
 
 def batch_observations(space: gym.Space[Any], observations: Sequence[Any]) -> Any:

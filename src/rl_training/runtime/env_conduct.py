@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import numbers
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rl_training.envs.answers import check, explain_reset, explain_step, is_reward, short
 from rl_training.envs.global_generators import drawn_from, global_generators
+from rl_training.envs.unsaved_state import shared_state
 from rl_training.errors import EnvError
 
 STEPS_TRACED = 200
@@ -34,14 +35,23 @@ class Conduct:
     seconds: float = 0.0
     global_generators: list[str] = field(default_factory=list)
     """Whose global random generator it draws from."""
+    shared_changes: list[str] = field(default_factory=list)
+    """Which class attributes and module variables it changes."""
     trace: list[Any] = field(default_factory=list)
     """Copies of the first observations, rewards and endings."""
 
 
-def watch(env: gym.Env[Any, Any], actions: Sequence[Any], seed: int) -> Conduct:
-    """Step the environment and note what it does; stops early if it cannot go on, and closes it."""
+def watch(
+    env: gym.Env[Any, Any], actions: Sequence[Any], seed: int, neighbour: gym.Env[Any, Any] | None = None
+) -> Conduct:
+    """Step the environment and note what it does; stops early if it cannot go on, and closes it.
+
+    Between its steps, those of a `neighbour` with another seed are taken, if there is one.
+    """
     seen = Conduct()
-    before = global_generators()
+    before, shared = global_generators(), shared_state(env.unwrapped, with_tables=True)
+    if neighbour is not None:
+        neighbour.reset(seed=seed + 1)
     where = "reset"
     try:
         obs = _look_at_reset(env, env.reset(seed=seed), seen)
@@ -58,6 +68,8 @@ def watch(env: gym.Env[Any, Any], actions: Sequence[Any], seed: int) -> Conduct:
             obs = next_obs
             if seen.steps <= STEPS_TRACED:
                 seen.trace.append(copy.deepcopy(answer[:4]))
+            if neighbour is not None and any(neighbour.step(action)[2:4]):
+                neighbour.reset()
             if ended:
                 seen.episode_lengths.append(length)
                 length, where = 0, "reset"
@@ -68,12 +80,13 @@ def watch(env: gym.Env[Any, Any], actions: Sequence[Any], seed: int) -> Conduct:
         seen.faults["runs"] = f"it raised {type(error).__name__} in {where}: {error}"
     env.close()
     seen.global_generators = drawn_from(before)
+    now = shared_state(env.unwrapped, with_tables=True)
+    seen.shared_changes = [name for name in shared if now.get(name) != shared[name]]
     return seen
 
 
 def _look_at_reset(env: gym.Env[Any, Any], answer: Any, seen: Conduct) -> Any:
-    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
-        raise EnvError(f"reset returned {_short(answer)} instead of (observation, info)")
+    check(explain_reset(answer))
     _look_at_obs(env.observation_space, answer[0], "reset", seen)
     if seen.steps < STEPS_TRACED:
         seen.trace.append(copy.deepcopy(answer[0]))
@@ -81,23 +94,18 @@ def _look_at_reset(env: gym.Env[Any, Any], answer: Any, seen: Conduct) -> Any:
 
 
 def _look_at_step(env: gym.Env[Any, Any], answer: Any, where: str, seen: Conduct) -> tuple[Any, bool]:
-    if not isinstance(answer, tuple) or len(answer) != 5:
-        shape = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else _short(answer)
-        raise EnvError(f"{where} returned {shape} instead of (obs, reward, terminated, truncated, info)")
-    obs, reward, terminated, truncated, info = answer
-    _look_at_obs(env.observation_space, obs, where, seen)
-    if not isinstance(reward, (numbers.Real, np.number)) or isinstance(reward, np.complexfloating):
-        is_single = isinstance(reward, np.ndarray) and reward.size == 1
-        (seen.oddities if is_single else seen.faults).setdefault("reward", f"{_short(reward)} in {where} is no number")
-        if not is_single:
-            raise EnvError(f"the reward of {where} is {_short(reward)}")
-    if not math.isfinite(float(np.ravel(reward)[0])):
+    complaint = explain_step(answer, where)
+    if isinstance(answer, tuple) and len(answer) == 5:
+        _look_at_obs(env.observation_space, answer[0], where, seen)
+        if not is_reward(answer[1]):
+            seen.faults.setdefault("reward", f"{short(answer[1])} in {where} is no number")
+    check(complaint)
+    obs, reward, terminated, truncated, _ = answer
+    if not math.isfinite(float(reward)):
         seen.faults.setdefault("reward", f"it is {reward} in {where}")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, (bool, np.bool_)):
-            seen.oddities.setdefault("endings", f"{name} is {_short(value)} in {where}, not a bool")
-    if not isinstance(info, dict):
-        raise EnvError(f"the info of {where} is {_short(info)}, not a dictionary")
+            seen.oddities.setdefault("endings", f"{name} is {short(value)} in {where}, not a bool")
     return obs, bool(terminated) or bool(truncated)
 
 
@@ -105,9 +113,9 @@ def _look_at_obs(space: gym.Space[Any], obs: Any, where: str, seen: Conduct) -> 
     array = np.asarray(obs)
     fault = oddity = None
     if not isinstance(space, gym.spaces.Box):
-        fault = None if space.contains(obs) else f"{_short(obs)} of {where} is not in {space}"
+        fault = None if space.contains(obs) else f"{short(obs)} of {where} is not in {space}"
     elif array.dtype.kind not in "biuf":
-        fault = f"that of {where} is {_short(obs)}, not an array of numbers"
+        fault = f"that of {where} is {short(obs)}, not an array of numbers"
     elif array.shape != space.shape:
         fault = f"that of {where} has shape {array.shape}, its space {space.shape}"
     elif not np.isfinite(array).all():
@@ -126,8 +134,3 @@ def _look_at_obs(space: gym.Space[Any], obs: Any, where: str, seen: Conduct) -> 
     for kind, text in ((seen.faults, fault), (seen.oddities, oddity)):
         if text is not None:
             kind.setdefault("observations", text)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:40]}... ({type(value).__name__})"

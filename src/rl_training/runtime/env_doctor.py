@@ -14,10 +14,10 @@ from rl_training.data.findings import Finding, Level
 from rl_training.data.frame_replay import replay_bytes
 from rl_training.data.memory import available_memory
 from rl_training.data.spaces import ActionKind, Spaces, describe_spaces
+from rl_training.envs.answers import REMEDIES
 from rl_training.envs.attributes import is_same
-from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs
+from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs, training_env_maker
 from rl_training.envs.pools import describe_error
-from rl_training.envs.rewards import EpisodeReport
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.runtime.env_conduct import STEPS_TRACED, Conduct, watch
@@ -26,13 +26,6 @@ from rl_training.runtime.resume_proof import draw_actions, prove_resume
 REPLAY_SIZE = 1_000_000
 LARGE_OBS = 20.0
 LARGE_ACTION = 1000.0
-REMEDIES = {
-    "runs": "mend the environment; the traceback shows when it is stepped by hand",
-    "observations": "return what observation_space describes",
-    "reward": "return a finite float",
-    "endings": "return bool(...) for both",
-}
-"""What to do when the environment returns something wrong."""
 Env = gym.Env[Any, Any]
 
 
@@ -85,7 +78,7 @@ def examine_environment(
                 check = "backend"
                 exactness, finding = _judge_batch(env_id, env_kwargs)
             else:
-                exactness, finding = _judge_resume(lambda: EpisodeReport(make()), steps, seed)
+                exactness, finding = _judge_resume(training_env_maker(env_id, env_kwargs), steps, seed, seen)
             findings.append(finding)
     except RLTrainingError as error:
         findings.append(Finding(Level.ERROR, check, str(error)))
@@ -196,6 +189,10 @@ def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], se
         yield Finding(Level.OK, "seeds", "the same seed and actions give the same steps")
     if place is not None:
         return
+    beside = watch(make(), actions[:STEPS_TRACED], seed, neighbour=make()).trace
+    if not is_same(again, beside):
+        found = "it goes elsewhere when another environment of its class is stepped between its steps"
+        yield Finding(Level.WARNING, "instances", found, "keep its state in self, not in the class or module")
     if is_same(again, other):
         found = "another seed changes nothing: every evaluation episode begins alike"
         yield Finding(Level.WARNING, "other seeds", found, "use self.np_random in reset, if chance is meant")
@@ -208,19 +205,21 @@ def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], se
     env.close()
 
 
-def _judge_resume(make: Callable[[], Env], steps: int, seed: int) -> tuple[str, Finding]:
+def _judge_resume(make: Callable[[], Env], steps: int, seed: int, seen: Conduct) -> tuple[str, Finding]:
     try:
-        proof = prove_resume(make, steps=steps, seed=seed)
+        proof = prove_resume(make, steps=steps, seed=seed, in_new_process=True)
     except (Exception, SystemExit) as error:
         found = f"saving or restoring it raised {type(error).__name__}: {error}"
         remedy = "let get_state return numbers, words, arrays, and containers of these"
         return "unknown", Finding(Level.ERROR, "resume", found, remedy)
     cut = f" cut at {proof.length_limit:,} steps" if proof.length_limit else ""
     how = f"{proof.num_points} states in {proof.num_episodes:,} episodes{cut}, restored by {proof.method}"
-    if proof.is_exact:
+    named = " ".join(proof.doubts)
+    doubts = [*proof.doubts, *(f"it changes the {name}" for name in seen.shared_changes if name not in named)]
+    if not doubts:
         return "exact", Finding(Level.OK, "resume", f"exact: {how}, went on as if never left")
     remedy = "give it get_state() and set_state(state), and all its chance from self.np_random"
-    found = f"approximate: {'; '.join(proof.doubts)} ({how})"
+    found = f"approximate: {'; '.join(doubts)} ({how})"
     return "approximate", Finding(Level.WARNING, "resume", found, remedy)
 
 

@@ -15,8 +15,10 @@ import gymnasium as gym
 import torch
 
 from rl_training.envs.attributes import is_same
+from rl_training.envs.pools import Fault, Pool
 from rl_training.envs.resumable import ResumableEnv, Step
-from rl_training.envs.vector import MakeEnv
+from rl_training.envs.vector import MakeEnv, make_limited, make_member
+from rl_training.envs.workers import WorkerPool
 from rl_training.experiment.tree_codec import unpack
 from rl_training.experiment.tree_packing import pack
 
@@ -50,10 +52,13 @@ class ResumeProof:
         return not self.doubts
 
 
-def prove_resume(make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_POINTS) -> ResumeProof:
+def prove_resume(
+    make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_POINTS, in_new_process: bool = False
+) -> ResumeProof:
     """Take the state at points of a walk, restore each into a new environment, and compare what follows.
 
-    There are about `num_points` of them. Each state goes through the form in which a checkpoint holds it.
+    There are about `num_points` of them. Each state goes through the form in which a checkpoint holds it. The last one
+    may be restored in a new process, too: there, what classes and modules hold is as it was at first.
     """
     with closing(make()) as example:
         actions = draw_actions(example.action_space, steps, seed)
@@ -61,7 +66,7 @@ def prove_resume(make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_
     ends = _find_ends(make, actions, seed)
     if not ends:  # what a reset does must be seen, too
         length_limit = max(1, steps // 4)
-        make = partial(_make_with_limit, make, length_limit)
+        make = partial(make_limited, make, length_limit)
         ends = _find_ends(make, actions, seed)
     points = choose_points(ends, steps, num_points)
     taken, states, method = _walk(make, actions, seed, points)
@@ -72,10 +77,32 @@ def prove_resume(make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_
             doubts += restored.restore(state)[1]
             expected = taken[point : point + STEPS_COMPARED]
             differences += islice(_differences(restored, point, actions[point:], expected), 1)
+    if in_new_process:
+        with closing(WorkerPool(partial(make_member, make), 1)) as pool:
+            doubts += _restore_elsewhere(pool, points[-1], states[-1], actions, taken)
     for after, point, what in sorted(differences)[:1]:
         count = "1 step" if after == 1 else f"{after} steps"
         doubts.append(f"{what} differs {count} after a restore at step {point}")
     return ResumeProof(len(points), len(ends), length_limit, method, tuple(dict.fromkeys(doubts)))
+
+
+def _restore_elsewhere(
+    pool: Pool, point: int, state: Any, actions: Sequence[Any], taken: Sequence[Step]
+) -> Iterator[str]:
+    """What differs from the walk when a state is restored into an environment of a new process."""
+    if pool.start():  # it can be made in this process only
+        return
+    answer: Any = pool.run_one(0, "restore", state)
+    for index in range(point, min(point + STEPS_COMPARED, len(actions))):
+        if not isinstance(answer, Fault):
+            answer = pool.run_one(0, "step", actions[index])
+        if isinstance(answer, Fault):
+            yield f"in a new process, {answer.what}"
+            return
+        for name, words in NAMES.items():
+            if not is_same(getattr(taken[index], name), getattr(answer, name)):
+                yield f"{words} differs at step {index + 1} in a new process that restored it at step {point}"
+                return
 
 
 def draw_actions(action_space: gym.Space[Any], steps: int, seed: int) -> list[Any]:
@@ -93,10 +120,6 @@ def choose_points(ends: Sequence[int], steps: int, num_points: int = NUM_POINTS)
     num_spread = max(num_points // 4, num_points - len(set(chosen)))
     chosen += [round(last * (index + 0.5) / num_spread) for index in range(num_spread)]
     return sorted({min(point, last) for point in chosen})
-
-
-def _make_with_limit(make: MakeEnv, length_limit: int) -> gym.Env[Any, Any]:
-    return gym.wrappers.TimeLimit(make(), length_limit)
 
 
 def _find_ends(make: MakeEnv, actions: Sequence[Any], seed: int) -> list[int]:
