@@ -16,6 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def set_trap(kind: str, trap: Trap, run_dir: str | None) -> None:
         MemberVectorEnv.step = trap.before(MemberVectorEnv.step)  # type: ignore[method-assign]
     elif kind == "update":
         Adam.step = trap.before(Adam.step)  # type: ignore[method-assign]
+    elif kind == "worker":  # the process of a worker has just been asked for, and cannot ignore signals yet
+        start = BaseProcess.start
+
+        def start_and_send(process: BaseProcess) -> None:
+            start(process)
+            trap()
+
+        BaseProcess.start = start_and_send  # type: ignore[method-assign]
     elif kind == "eval":
         evaluation.act_on = trap.before(evaluation.act_on)
     elif kind == "file":

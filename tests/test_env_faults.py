@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,57 @@ def test_a_restarted_run_is_resumed_with_its_count(tmp_path: Path) -> None:
     kwargs = faulty("sync", "raise", after=40, once=str(tmp_path / "failed"), max_restarts=2)
     result = run_training(small_config("dqn", tmp_path / "runs", env_id=FAULTY, env_kwargs=kwargs))
     assert load_checkpoint(result.run_dir).trainer_state["collector"]["envs"]["num_restarts"] == 1
+
+
+def test_a_pause_of_the_whole_job_is_no_hang() -> None:
+    """Stopped for longer than the time limit while a step is awaited, as Ctrl-Z or a closed laptop does."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    job = context.Process(target=_step_slowly, args=(theirs,))
+    job.start()
+    workers = ours.recv()
+    assert ours.recv() == "stepping"
+    processes = [pid for pid in (job.pid, *workers) if pid is not None]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2.0)
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT)
+    assert ours.recv() == "done"
+    job.join()
+
+
+def _step_slowly(connection: Any) -> None:
+    kwargs = {"backend": "async", "seconds": 0.5, "worker_timeout": 1.5}
+    envs = make_vector_env(f"{TESTS / 'toy_envs.py'}:SlowEnv", kwargs, num_envs=1)
+    envs.reset(seed=0)
+    connection.send(envs.pool.process_ids)  # type: ignore[attr-defined]
+    connection.send("stepping")
+    try:
+        envs.step(np.zeros(1, np.int64))
+    except EnvError as error:
+        connection.send(str(error))
+    else:
+        connection.send("done")
+    envs.close()
+
+
+def test_a_restore_may_take_longer_than_the_limit_of_a_step_but_not_hang() -> None:
+    kwargs = {"backend": "async", "seconds": 0.05, "worker_timeout": 0.6}
+    slow = f"{TESTS / 'toy_envs.py'}:SlowEnv"
+    envs = make_vector_env(slow, kwargs, num_envs=1)
+    envs.reset(seed=0)
+    for _ in range(20):
+        envs.step(np.zeros(1, np.int64))
+    state = envs.state()
+    envs.close()
+    again = make_vector_env(slow, kwargs, num_envs=1)
+    assert again.restore(state)[1] == []
+    again.close()
+    hanging = make_vector_env(slow, {**kwargs, "hangs_at": 5}, num_envs=1)
+    with pytest.raises(EnvError, match=r"failed in restore: it hung: no answer in 0.6 seconds"):
+        hanging.restore(state)
+    hanging.close()
 
 
 def test_workers_leave_when_the_main_process_is_gone(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import resume_training
 
 PATIENCE_SECONDS = 120
-CODES = {"SIGINT": 130, "SIGTERM": 143}
+CODES = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}
 RUN: dict[str, Any] = {
     "total_timesteps": 128,
     "log_interval": 16,
@@ -90,6 +90,7 @@ def interrupt(config: TrainConfig, folder: Path, kind: str, count: int, signal: 
         ("sync", "update", 5, "SIGTERM"),
         ("sync", "eval", 3, "SIGINT"),
         ("sync", "file", 20, "SIGTERM"),
+        ("sync", "collect", 9, "SIGHUP"),
         ("async", "collect", 19, "SIGTERM"),
         ("async", "update", 5, "SIGINT"),
         ("async", "eval", 3, "SIGTERM"),
@@ -113,6 +114,19 @@ def test_a_signal_saves_the_run_and_the_printed_command_goes_on(
     assert shlex.split(command)[-1] == str(run_dir)
     assert_same_end(whole, TrainResult(run_dir, resolve_checkpoint(run_dir), {}))
     assert_same_folders(whole.run_dir, run_dir)
+
+
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_a_worker_is_restarted_saves_the_run(signal: str, tmp_path: Path) -> None:
+    env_id, once = f"{TESTS / 'toy_envs.py'}:FaultyEnv", str(tmp_path / "failed")
+    kwargs = {"backend": "async", "fault": "exit", "after": 9, "once": once, "max_restarts": 1}
+    config = small_config("ppo", tmp_path / "runs", **RUN, env_id=env_id, env_kwargs=kwargs)
+    code, out, error = interrupt(config, tmp_path, "worker", 3, signal)  # after the two of the beginning
+    assert code == CODES[signal], error
+    assert "an environment failed and was made anew" in error
+    assert f"stop_reason=interrupted by {signal}" in out
+    (run_dir,) = (tmp_path / "runs").glob("*__x")
+    verify_checkpoint(resolve_checkpoint(run_dir))
 
 
 def test_a_signal_leaves_the_closing_evaluation_and_resume_makes_it(tmp_path: Path) -> None:

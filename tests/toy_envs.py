@@ -154,6 +154,19 @@ class FaultyEnv(NoisyEnv):
             time.sleep(0.1)
 
 
+class SlowEnv(NoisyEnv):
+    """Takes its time for each step, and for ever for one of them."""
+
+    def __init__(self, seconds: float, hangs_at: int = -1) -> None:
+        super().__init__(length=1000)
+        self.seconds, self.hangs = seconds, lambda: self.time == hangs_at  # no attribute that a restore changes
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        obs, reward, _, truncated, info = super().step(action)
+        time.sleep(1000.0 if self.hangs() else self.seconds)
+        return obs, reward, False, truncated, info
+
+
 class OnlyHereEnv(NoisyEnv):
     """Can be made in one process only."""
 
