@@ -276,13 +276,14 @@ def run_plan(plan: ResumePlan, *, callbacks: Sequence[AnyCallback] | None = None
 def _as_it_ended(plan: ResumePlan) -> TrainResult:
     """What the run reported when it ended, from the lines that it logged."""
     run_dir, session = plan.checkpoint_path.parent.parent, plan.state.trainer_state["session"]
-    metrics: dict[str, float] = {**session["last_eval"]}
+    counts: dict[str, float] = {"global_step": plan.global_step, "gradient_steps": session["update_count"]}
+    metrics = {**counts, **session["last_eval"]}
     try:
         for line in read_metrics(run_dir / "metrics.jsonl"):
             metrics |= {name: value for name, value in line.items() if value is not None}
     except (OSError, RLTrainingError):  # damaged or missing: the checkpoint's own numbers must do
-        metrics = {**session["last_eval"]}
-    metrics = {**metrics, "global_step": plan.global_step, "gradient_steps": session["update_count"]}
+        metrics = {**counts, **session["last_eval"]}
+    metrics |= counts
     best = CheckpointFolder(plan.checkpoint_path.parent).best
     if best is not None:
         metrics["best_eval_return_mean"] = best.score
