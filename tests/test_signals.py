@@ -19,8 +19,9 @@ from test_kill import assert_same_folders, processes_marked, wait_until
 
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.interrupts import stop_on_signals
 from rl_training.runtime.run_utils import serialize_train_config
-from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import resume_training
 
@@ -127,6 +128,18 @@ def test_a_signal_while_a_worker_is_restarted_saves_the_run(signal: str, tmp_pat
     assert f"stop_reason=interrupted by {signal}" in out
     (run_dir,) = (tmp_path / "runs").glob("*__x")
     verify_checkpoint(resolve_checkpoint(run_dir))
+
+
+@pytest.mark.skipif(not hasattr(signals, "SIGHUP"), reason="there is no such signal")
+def test_an_ignored_hang_up_stays_ignored(tmp_path: Path) -> None:
+    state = TrainerState(None, tmp_path)  # type: ignore[arg-type]
+    before = signals.signal(signals.SIGHUP, signals.SIG_IGN)
+    try:
+        with stop_on_signals(state):
+            os.kill(os.getpid(), signals.SIGHUP)
+            assert not state.should_stop
+    finally:
+        signals.signal(signals.SIGHUP, before)
 
 
 def test_a_signal_leaves_the_closing_evaluation_and_resume_makes_it(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ class WorkerPool(Pool):
                 if waited[index] >= timeout_seconds:
                     del waited[index]
                     self._lost.add(index)
-                    what = f"it hung: no answer in {timeout_seconds:g} seconds (env_kwargs.worker_timeout)"
+                    setting = " (env_kwargs.worker_timeout)" if timeout_seconds == self._timeout_seconds else ""
+                    what = f"it hung: no answer in {timeout_seconds:g} seconds{setting}"
                     answers[index] = Fault(what, self._workers[index].trace_of_hang())
         return answers
 

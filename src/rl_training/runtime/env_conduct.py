@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -44,18 +45,13 @@ class Conduct:
 def watch(
     env: gym.Env[Any, Any], actions: Sequence[Any], seed: int, neighbour: gym.Env[Any, Any] | None = None
 ) -> Conduct:
-    """Step the environment and note what it does; stops early if it cannot go on, and closes it.
-
-    Between its steps, those of a `neighbour` with another seed are taken, if there is one.
-    """
+    """Step the environment (and between its steps a `neighbour`) and note what it does; stop if it fails; close it."""
     seen = Conduct()
     before, shared = global_generators(), shared_state(env.unwrapped, with_tables=True)
-    if neighbour is not None:
-        neighbour.reset(seed=seed + 1)
     where = "reset"
     try:
         obs = _look_at_reset(env, env.reset(seed=seed), seen)
-        length = 0
+        length, neighbour_ended = 0, True
         for action in actions:
             where = f"step {seen.steps + 1}"
             start = time.perf_counter()
@@ -68,8 +64,10 @@ def watch(
             obs = next_obs
             if seen.steps <= STEPS_TRACED:
                 seen.trace.append(copy.deepcopy(answer[:4]))
-            if neighbour is not None and any(neighbour.step(action)[2:4]):
-                neighbour.reset()
+            if neighbour is not None:
+                if neighbour_ended:
+                    neighbour.reset(seed=seed + seen.steps)
+                neighbour_ended = any(neighbour.step(action)[2:4])
             if ended:
                 seen.episode_lengths.append(length)
                 length, where = 0, "reset"
@@ -79,10 +77,9 @@ def watch(
     except (Exception, SystemExit) as error:
         seen.faults["runs"] = f"it raised {type(error).__name__} in {where}: {error}"
     env.close()
-    seen.global_generators = drawn_from(before)
     now = shared_state(env.unwrapped, with_tables=True)
-    seen.shared_changes = [name for name in shared if now.get(name) != shared[name]]
-    return seen
+    changed = [name for name in shared if now.get(name) != shared[name]]
+    return dataclasses.replace(seen, global_generators=drawn_from(before), shared_changes=changed)
 
 
 def _look_at_reset(env: gym.Env[Any, Any], answer: Any, seen: Conduct) -> Any:

@@ -114,7 +114,10 @@ def evaluate_algorithm(
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"environment '{config.env_id}' has other spaces than the one the policy was trained in")
         with counter(len(seeds), "evaluating", "episodes", counts_calls=True) as show:
-            return evaluator.evaluate(algorithm, show)
+            metrics = evaluator.evaluate(algorithm, show)
+        if evaluator.num_restarts:
+            tell(f"environments that failed and were made anew: {evaluator.num_restarts}")
+        return metrics
     finally:
         failure = try_to_close(evaluator)
         if failure is not None:
