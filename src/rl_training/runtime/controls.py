@@ -142,7 +142,7 @@ class Horizon:
         if self.from_progress == 0:
             schedules = "each schedule starts again and runs over the steps left"
         elif left == 0:
-            schedules = "each schedule stays at its present value"
+            schedules = f"each schedule stays {'where it ended' if self.from_progress == 1 else 'at its present value'}"
         text = f"the run now ends at step {last:,}: from step {first:,} on, {schedules}"
         rates = [name for name in type(config).model_fields if name.endswith("learning_rate")]
         ends = self.from_progress, self.to_progress
