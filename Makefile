@@ -2,34 +2,48 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# What is installed so far: torch, then the package with what the demo needs, then with what the tests need.
+TORCH := $(VENV)/.installed-torch
+PACKAGE := $(VENV)/.installed-package
+DEV := $(VENV)/.installed-dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test lint proof speed clean
 
-demo: $(STAMP)
+demo: $(PACKAGE)
 	$(BIN)/rl-training demo
 
-test: $(STAMP) lint
+test: $(DEV) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-proof: $(STAMP)
+proof: $(DEV)
 	$(BIN)/python benchmarks/proof.py
 
-speed: $(STAMP)
+speed: $(DEV)
 	$(BIN)/python benchmarks/speed.py
 
 # torch comes first and pinned, so that no other package pulls a build of several gigabytes.
-$(STAMP): pyproject.toml constraints.txt
+$(TORCH): constraints.txt
+	@echo "Making $(VENV) and installing torch (the largest download)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
-	touch $(STAMP)
+	$(BIN)/python -m pip install -c constraints.txt torch
+	@touch $@
+
+$(PACKAGE): $(TORCH) pyproject.toml
+	@echo "Installing rl-training with what the demo needs"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[plot]"
+	@touch $@
+
+# It contains what the demo needs, so that `make demo` after `make test` installs nothing.
+$(DEV): $(TORCH) pyproject.toml
+	@echo "Installing rl-training with what the tests need"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	@touch $(PACKAGE) $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
