@@ -22,7 +22,6 @@ import pytest
 import yaml
 
 from rl_training.algorithms.ppo import PPOConfig
-from rl_training.algorithms.sac import SACConfig
 from rl_training.cli import main
 from rl_training.experiment import registry
 from rl_training.experiment.config import load_config_file
@@ -433,15 +432,34 @@ class TestAlgos:
     def test_lists_the_settings_of_one(self, call: Call) -> None:
         answer = call("algos", "ppo")
         assert answer.code == 0
-        assert [line.split("=")[0] for line in answer.out.splitlines()] == list(PPOConfig.model_fields)
-        line = next(line for line in answer.out.splitlines() if line.startswith("gae_lambda="))
-        assert line.split(maxsplit=1) == ["gae_lambda=0.95", PPOConfig.model_fields["gae_lambda"].description]
+        listed = [line.split()[0] for line in answer.out.partition("\n\n")[0].splitlines() if line[0] != " "]
+        assert listed == list(PPOConfig.model_fields)
+        lines = answer.out.splitlines()
+        place = next(number for number, line in enumerate(lines) if line.startswith("gae_lambda"))
+        assert lines[place].split(maxsplit=3) == ["gae_lambda", "=", "0.95", "number from 0 to 1"]
+        assert " ".join(lines[place + 1].split()) in " ".join(
+            (PPOConfig.model_fields["gae_lambda"].description or "").split()
+        )
 
-    def test_a_setting_is_one_line_with_its_meaning_apart(self, call: Call) -> None:
+    @pytest.mark.parametrize("algo", [spec.name for spec in registry.list_algorithm_specs()])
+    def test_choices_ranges_and_nested_keys_are_shown_in_eighty_columns(self, call: Call, algo: str) -> None:
+        out = call("algos", algo).out
+        assert max(map(len, out.splitlines())) <= 80
+        rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+        assert rows["activation"].endswith("  relu | tanh")
+        assert rows["learning_rate"].endswith("  number > 0 | a schedule")
+        assert rows["early_stopping"].endswith("  null | the keys:")
+        assert rows["early_stopping.mode"].endswith("  max | min")
+        assert "a schedule: {kind: linear | cosine, start: number ≥ 0, end: number ≥ 0} over the run" in " ".join(
+            out.split()
+        )
+
+    def test_the_keys_of_a_mapping_follow_it(self, call: Call) -> None:
         lines = call("algos", "sac").out.splitlines()
-        assert [line.split("=")[0] for line in lines] == list(SACConfig.model_fields)
-        replay = next(line for line in lines if line.startswith("replay="))
-        assert "}  How stored transitions are drawn" in replay
+        rows = [line.split()[0] for line in lines if "  " in line and line.strip()]
+        assert rows.index("replay.kind") > rows.index("replay")
+        (kind,) = [line for line in lines if line.strip().startswith("replay.kind")]
+        assert kind.endswith("uniform | prioritized | her")
 
     def test_settings_as_json(self, call: Call) -> None:
         rows = json.loads(call("algos", "sac", "--json").out)
@@ -545,7 +563,7 @@ class TestPlugin:
 
     def test_its_settings_are_listed(self, call: Call, plugin: Path) -> None:
         assert "eager   off_policy  a user's own" in call("algos", "--plugin", plugin).out
-        assert "eagerness=0.5" in call("algos", "eager", "--plugin", plugin).out
+        assert "eagerness = 0.5" in call("algos", "eager", "--plugin", plugin).out
         rows = json.loads(call("config", "eager", "Walk-v0", "--plugin", plugin, "--json").out)
         assert rows["algo_kwargs.eagerness"] == {"value": 0.5, "source": "default"}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import shutil
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,6 +33,7 @@ from rl_training.cli.options import (
 from rl_training.errors import RLTrainingError
 
 if TYPE_CHECKING:
+    from rl_training.algorithms.config import AlgorithmConfig
     from rl_training.experiment.presets import PresetScore
 
 
@@ -71,12 +73,22 @@ def algos(
         lines = [f"{name:<8}{loop:<12}{summary}" for name, loop, summary in rows]
         show([dict(zip(("name", "loop", "summary"), row, strict=True)) for row in rows], lines, as_json)
         return
-    config_class = get_algorithm_spec(name).config_class()
-    defaults = config_class().model_dump(mode="json")
-    meanings = {key: field.description for key, field in config_class.model_fields.items()}
-    texts = {key: " ".join((meaning or "").split()) for key, meaning in meanings.items()}
-    lines = [f"{key + '=' + json.dumps(defaults[key]):<36}  {text}" for key, text in texts.items()]
-    show({key: {"default": defaults[key], "meaning": meanings[key]} for key in meanings}, lines, as_json)
+    _show_settings(get_algorithm_spec(name).config_class(), as_json)
+
+
+def _show_settings(config_class: type[AlgorithmConfig], as_json: bool) -> None:
+    from rl_training.cli.settings import list_settings, schedule_line
+
+    settings = list_settings(config_class)
+    width = shutil.get_terminal_size().columns
+    lines = [line for setting in settings for line in setting.lines(width)]
+    schedule = schedule_line(config_class)
+    lines += [] if schedule is None else ["", *textwrap.wrap(schedule, width)]
+    values = {
+        setting.key: {"default": setting.default, "meaning": setting.meaning, "values": setting.values}
+        for setting in settings
+    }
+    show(values, lines, as_json)
 
 
 def presets(as_json: AsJson = False) -> None:

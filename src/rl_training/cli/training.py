@@ -184,8 +184,8 @@ def demo(
     say("\nTry next:")
     for words in (
         ["eval", str(result.run_dir), "--eval-episodes", "100"],
-        ["train", "dqn", "CartPole-v1"],
-        ["train", "sac", "Pendulum-v1"],
+        ["train", "ppo", "Pendulum-v1"],
+        ["presets"],
         ["algos", "ppo"],
     ):
         say(f"  {own_command(*words)}")

@@ -1,0 +1,103 @@
+"""The settings of an algorithm in words: each with its default, the values it takes and its meaning."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_training.validation import FrozenConfig
+
+SCHEDULE = "Schedule"
+TYPES = {"number": "number", "integer": "integer", "string": "text", "boolean": "true | false", "null": "null"}
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+KEYS = "the keys:"
+VALUES_COLUMN = 34
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key; the keys of a mapping follow it, with dots in their names."""
+
+    key: str
+    default: Any
+    is_required: bool
+    values: str
+    meaning: str
+    has_keys: bool
+
+    @property
+    def depth(self) -> int:
+        """How many mappings it lies in."""
+        return self.key.count(".")
+
+    def lines(self, width: int) -> list[str]:
+        """The setting for a screen of that width."""
+        indent = "  " * self.depth
+        start = f"{indent}{self.key}"
+        if not self.is_required and not (self.has_keys and self.default is not None):
+            start += f" = {json.dumps(self.default)}"
+        beside = f"{start:<{VALUES_COLUMN}}  {self.values}"
+        return [
+            *([beside] if len(beside) <= width else [start, f"{' ' * VALUES_COLUMN}  {self.values}"]),
+            *textwrap.wrap(self.meaning, width, initial_indent=f"{indent}    ", subsequent_indent=f"{indent}    "),
+        ]
+
+
+def list_settings(config_class: type[FrozenConfig]) -> list[Setting]:
+    """Every key of a config class, those of nested mappings included; a schedule's keys are the same everywhere."""
+    schema = config_class.model_json_schema()
+    return list(_settings(schema, schema.get("$defs", {}), ""))
+
+
+def schedule_line(config_class: type[FrozenConfig]) -> str | None:
+    """What a schedule is, if a setting of the class can be one."""
+    definitions = config_class.model_json_schema().get("$defs", {})
+    if SCHEDULE not in definitions:
+        return None
+    keys = definitions[SCHEDULE]["properties"]
+    return f"a schedule: {{{', '.join(f'{key}: {_values(value, {})}' for key, value in keys.items())}}} over the run"
+
+
+def _settings(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str) -> Iterator[Setting]:
+    for name, field in schema["properties"].items():
+        nested = _nested(field, definitions)
+        meaning = " ".join(field.get("description", "").split())
+        is_required = name in schema.get("required", ())
+        values = _values(field, definitions)
+        yield Setting(f"{prefix}{name}", field.get("default"), is_required, values, meaning, nested is not None)
+        if nested is not None:
+            yield from _settings(nested, definitions, f"{prefix}{name}.")
+
+
+def _nested(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The mapping that a field is or may be, unless it is a schedule."""
+    for member in field.get("anyOf", [field]):
+        name = member.get("$ref", "").rpartition("/")[2]
+        if name in definitions and name != SCHEDULE and "properties" in definitions[name]:
+            nested: Mapping[str, Any] = definitions[name]
+            return nested
+    return None
+
+
+def _values(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """The values that a field takes."""
+    if "anyOf" in field:
+        members = dict.fromkeys(_values(member, definitions) for member in field["anyOf"])
+        return "null | the keys:" if KEYS in members else " | ".join(members)
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        definition = definitions.get(name, {})
+        return "a schedule" if name == SCHEDULE else KEYS if "properties" in definition else _values(definition, {})
+    if "enum" in field or "const" in field:
+        return " | ".join(map(str, field.get("enum", [field.get("const")])))
+    if field.get("type") == "array":
+        return f"list of {_values(field.get('items', {}), definitions)}"
+    kind = TYPES.get(field.get("type", ""), field.get("format", "any"))
+    if "minimum" in field and "maximum" in field:
+        return f"{kind} from {field['minimum']:g} to {field['maximum']:g}"
+    bounds = [f"{sign} {field[key]:g}" for key, sign in BOUNDS.items() if key in field]
+    return " ".join([kind, " and ".join(bounds)]).strip()
