@@ -153,7 +153,7 @@ class LiveView(ProgressView):
 
         parts = list(self._parts)
         if self._activity is not None:
-            parts = [*parts[:1], self._activity]
+            parts = [*parts[: 1 if self._total else 0], self._activity]
         if self._total:
             parts = [f"{min(100, 100 * self._done // self._total):3}%", *parts]
         width = self._console.width
