@@ -321,7 +321,9 @@ def test_a_run_in_an_environment_of_many_types_resumes_exactly(own_state: bool, 
 
 def test_long_lists_of_two_hundred_environments_are_read_again(tmp_path: Path) -> None:
     environments = [{"own": [[index / 7 + row] * 1000 for row in range(10)]} for index in range(200)]
-    assert_identical(through_a_file(environments, tmp_path), environments)
+    read = through_a_file(environments, tmp_path)
+    assert read == environments
+    assert type(read[0]["own"][0][0]) is float
     assert (tmp_path / "c" / "manifest.json").stat().st_size < 1_000_000
 
 
