@@ -62,9 +62,13 @@ class TestTrain:
             assert words[0] == "rl-training"
             assert call(*words[1:]).code == 0
 
-    def test_no_resume_is_proposed_where_the_schedules_have_ended(self, call: Call) -> None:
-        assert "learning_rate: " in (Path(__file__).parents[1] / "configs" / "ppo" / "cartpole.yaml").read_text()
-        assert " resume " not in call("train", *PPO).err
+    def test_schedules_that_have_ended_are_restarted_by_the_resume_it_proposes(self, call: Call) -> None:
+        answer = call("train", *PPO)  # the preset's learning rate ends at 0
+        text = answer.err.split("  next ")[1].replace("\\\n", " ")
+        (words,) = [shlex.split(line) for line in text.splitlines() if " resume " in line]
+        assert words[-2:] == ["--schedules", "restart"]
+        resumed = call(*words[1:])
+        assert (resumed.code, resumed.metrics["global_step"]) == (0, 128)
 
     def test_a_run_that_stopped_early_says_why_and_how_to_go_on(self, call: Call) -> None:
         words = ["algo_kwargs.early_stopping.target_value=1", "algo_kwargs.eval_interval=16"]

@@ -144,13 +144,14 @@ def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str]
     commands = [own_command("eval", str(result.run_dir), *code)] if config.env_id is not None else []
     if result.stop_reason is not None:
         commands.append(own_command(*resume))
-    elif not _has_schedules(config):
-        commands.append(own_command(*resume, "--total-timesteps", str(2 * config.total_timesteps)))
+    else:
+        restart = ["--schedules", "restart"] if _has_schedules(config) else []
+        commands.append(own_command(*resume, "--total-timesteps", str(2 * config.total_timesteps), *restart))
     return commands
 
 
 def _has_schedules(config: TrainConfig) -> bool:
-    """Whether a setting follows a schedule, which has ended with the run: more steps would hardly teach anything."""
+    """Whether a setting follows a schedule, which has ended with the run: held there, it would hardly learn more."""
     from rl_training.algorithms.config import Schedule
     from rl_training.experiment.registry import get_algorithm_spec
 
