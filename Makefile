@@ -8,13 +8,23 @@ PACKAGE := $(VENV)/.installed-package
 DEV := $(VENV)/.installed-dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint proof speed clean
+.PHONY: demo test test-all lint proof speed clean
 
 demo: $(PACKAGE)
 	$(BIN)/rl-training demo
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(DEV) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# Everything that takes longer: every algorithm in the tests of faults, then the suite as on three other machines, each
+# time in another random order (its seed is printed; `-p randomly --randomly-seed=SEED` repeats it).
+test-all: $(DEV) lint
+	RL_TRAINING_TEST_ALL=1 $(PYTEST)
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -p randomly
+	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -p randomly
+	OMP_NUM_THREADS=1 $(PYTEST) -p randomly
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -126,6 +126,16 @@ class TestAnEndedRun:
         assert metadata_of(first.run_dir)["status"] == "finished"
         assert list(read_metrics(first.run_dir / "metrics.jsonl"))[-1]["global_step"] == 160
 
+    def test_stopped_by_a_callback_goes_on_even_if_the_first_attempt_fails(self, tmp_path: Path) -> None:
+        class Fails:
+            def on_collect_end(self, trainer: TrainerState, result: object) -> None:
+                raise RuntimeError("no luck")
+
+        run_dir = run_training(short(tmp_path, total_timesteps=96), callbacks=[StopAt(40, "update")]).run_dir
+        with pytest.raises(RuntimeError, match="no luck"):
+            resume_training(run_dir, callbacks=[Fails()])
+        assert resume_training(run_dir).metrics["global_step"] == 96
+
     def test_that_is_extended_has_its_patience_again(self, tmp_path: Path) -> None:
         controls = {"early_stopping": {"patience": 2, "min_delta": 1e6}}
         first = run_training(short(tmp_path, total_timesteps=160, algo_kwargs=controls))

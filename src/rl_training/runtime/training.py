@@ -102,6 +102,7 @@ def run_training(
         else:
             run = resumption.run
             stop_reason = _reason_that_stands(config, run, checkpoint_state)
+            metadata["resumed"]["stop_reason"] = stop_reason
             run.go_on(config, **metadata)
         with _recording_failure(run):
             if checkpoint_state is not None:
@@ -160,6 +161,10 @@ def _reason_that_stands(config: TrainConfig, run: TrainingRun, checkpoint_state:
         session = checkpoint_state.trainer_state["session"]
         reason: str | None = session["stop_reason"]
         is_extended = session["horizon"]["total"] != config.total_timesteps
+        step = session["global_step"]
+    resumed = run.metadata().get("resumed")
+    if isinstance(resumed, dict) and resumed.get("from_step") == step and resumed.get("stop_reason") is None:
+        return None  # the process that was killed had already resumed from here, past that reason
     return None if is_extended or interrupting_signal(reason) is not None else reason
 
 
