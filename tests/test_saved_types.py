@@ -78,6 +78,13 @@ VALUES = {
 }
 
 
+def ordered(value: Any) -> str:
+    """A `repr` in which the members of sets have an order, which the sets themselves do not have."""
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__}({sorted(map(ordered, value))})"
+    return f"({', '.join(map(ordered, value))})" if isinstance(value, tuple) else repr(value)
+
+
 def assert_identical(one: Any, other: Any) -> None:
     assert type(one) is type(other)
     if isinstance(one, dict):
@@ -96,7 +103,7 @@ def assert_identical(one: Any, other: Any) -> None:
     elif isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
     elif isinstance(one, (set, frozenset)):
-        assert sorted(map(repr, one)) == sorted(map(repr, other))
+        assert ordered(one) == ordered(other)
     elif isinstance(one, int):
         assert one == other
     else:
