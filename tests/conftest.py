@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+# Two test processes share the processors: threads that wait by spinning would keep each other from working.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import numpy as np
 import pytest
 import torch

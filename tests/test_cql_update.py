@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from conftest import TRY_ALL
 from gymnasium.spaces import Discrete
 from numpy_reference import (
     BATCH,
@@ -209,6 +210,7 @@ def test_a_setting_that_means_nothing_for_discrete_actions_is_refused(name, valu
         make(CHOICES, **{name: value})
 
 
+@pytest.mark.skipif(not TRY_ALL, reason="half a minute of compiling: RL_TRAINING_TEST_ALL=1 runs it")
 @pytest.mark.parametrize("action_space", [None, CHOICES], ids=["box", "discrete"])
 def test_a_compiled_update_equals_a_plain_one(action_space):
     settings = {"num_cql_samples": SAMPLES, "lagrange_threshold": 4.0} if action_space is None else {}

@@ -68,7 +68,7 @@ def test_a_resumed_run_has_the_same_lines(event: str, step: int, whole: Path, tm
 
 
 def test_an_earlier_checkpoint_takes_the_later_lines_away(whole: Path, copy: Path) -> None:
-    resume_training(copy / "checkpoints" / "step_000000000128")
+    resume_training(copy / "checkpoints" / "step_000000000128", rewind=True)
     assert evaluations(copy) == evaluations(whole)
 
 

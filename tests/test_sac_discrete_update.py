@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from conftest import TRY_ALL
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy_reference import (
     BATCH,
@@ -100,6 +101,7 @@ def test_it_draws_by_the_probabilities_and_else_takes_the_most_likely():
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 20_000, probs, atol=0.015)
 
 
+@pytest.mark.skipif(not TRY_ALL, reason="seconds of compiling: RL_TRAINING_TEST_ALL=1 runs it")
 def test_a_compiled_update_equals_a_plain_one():
     assert_compiled_equals_plain(SACAlgorithm, small(SACConfig), action_space=CHOICES)
 
