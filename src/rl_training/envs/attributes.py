@@ -41,8 +41,12 @@ def take_down(layer: Any) -> dict[str, Any]:
     return {name: code for name, code in codes.items() if code is not UNKNOWN}
 
 
-def put_back(layer: Any, saved: Mapping[str, Any]) -> None:
-    """Give the attributes that differ their saved values; the others may be shared with the simulator."""
+def put_back(layer: Any, saved: Mapping[str, Any]) -> list[str]:
+    """Give the attributes that differ their saved values; the others may be shared with the simulator.
+
+    Returns those that could not be restored: objects that are no longer there cannot be made from their attributes.
+    """
+    lost = []
     for name, code in saved.items():
         is_present = name in vars(layer)
         if name in SKIPPED or (not is_present and hasattr(type(layer), name)):
@@ -54,6 +58,9 @@ def put_back(layer: Any, saved: Mapping[str, Any]) -> None:
         restored = _restore(current, code)
         if restored is not current:
             setattr(layer, name, restored)
+        if _holds_objects(code) and not is_same(_encode(restored), code):
+            lost.append(name)
+    return lost
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -122,10 +129,7 @@ def _restore(current: Any, code: Any) -> Any:
         return current
     kind = code["kind"] if isinstance(code, dict) else None
     if kind == "generator":
-        name = code["state"]["bit_generator"]
-        generator = current if isinstance(current, np.random.Generator) else np.random.Generator(BIT_GENERATORS[name]())
-        generator.bit_generator.state = code["state"]
-        return generator
+        return restore_generator(current, code["state"])
     if kind == "random":
         source = current if isinstance(current, random.Random) else random.Random()
         version, words, gauss = code["state"]
@@ -135,7 +139,38 @@ def _restore(current: Any, code: Any) -> Any:
         if _has_only_data(current):
             put_back(current, code["attributes"])
         return current
-    return _decode(code)
+    return _restore_items(current, code) if _holds_objects(code) else _decode(code)
+
+
+def _restore_items(current: Any, code: Any) -> Any:
+    """A container whose items are restored one by one: its objects stay the same objects."""
+    kind = list if isinstance(code, list) else {"tuple": tuple, "deque": deque, "dict": dict}.get(code["kind"])
+    codes = code if isinstance(code, list) else code["items"]
+    if kind is None or type(current) is not kind:
+        return current
+    items = list(itertools.chain.from_iterable(current.items()) if isinstance(current, dict) else current)
+    if len(items) != len(codes):
+        return current
+    restored = [_restore(item, item_code) for item, item_code in zip(items, codes, strict=True)]
+    if all(new is old for new, old in zip(restored, items, strict=True)):
+        return current
+    return _container(code, restored)
+
+
+def _holds_objects(code: Any) -> bool:
+    """Whether a value can be restored only where its objects are: by their attributes."""
+    if isinstance(code, list):
+        return any(map(_holds_objects, code))
+    return isinstance(code, dict) and (code["kind"] == "object" or any(map(_holds_objects, code.get("items", ()))))
+
+
+def restore_generator(current: Any, state: Mapping[str, Any]) -> np.random.Generator:
+    """A generator in that state: `current`, if it is of the same kind, or a new one."""
+    bits = BIT_GENERATORS[state["bit_generator"]]
+    is_alike = isinstance(current, np.random.Generator) and type(current.bit_generator) is bits
+    generator: np.random.Generator = current if is_alike else np.random.Generator(bits())
+    generator.bit_generator.state = state
+    return generator
 
 
 def _decode(code: Any) -> Any:
@@ -145,7 +180,15 @@ def _decode(code: Any) -> Any:
         return code.copy(order="K") if isinstance(code, np.ndarray) else code
     if code["kind"] == "number":
         return code["value"][()]
-    items = [_decode(item) for item in code["items"]]
+    if code["kind"] in ("generator", "random"):
+        return _restore(None, code)
+    return _container(code, [_decode(item) for item in code["items"]])
+
+
+def _container(code: Any, items: list[Any]) -> Any:
+    """The items in a container of the kind that `code` names."""
+    if isinstance(code, list):
+        return items
     if code["kind"] == "deque":
         return deque(items, maxlen=code["length_limit"])
     if code["kind"] == "dict":

@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_training.envs import atari
 from rl_training.envs.answers import check, explain_reset, find_misfit
-from rl_training.envs.attributes import is_same, put_back, take_down
+from rl_training.envs.attributes import MAX_ARRAY_BYTES, MAX_ITEMS, is_same, put_back, restore_generator, take_down
 from rl_training.envs.global_generators import global_generators
 from rl_training.envs.unsaved_state import shared_state, unsaved_state
 
@@ -21,6 +21,10 @@ GOES_ON = "goes_on"
 MAX_WATCHED = 1024
 """The first, second, fourth, ... of so many resets and steps are watched for changes that no checkpoint holds."""
 MAX_NAME = 200
+SAVED_ATTRIBUTES = (
+    f"arrays of up to {MAX_ARRAY_BYTES // 1024} KiB and containers of up to {MAX_ITEMS:,} items are; for more, write"
+    " get_state and set_state"
+)
 
 
 class Step(NamedTuple):
@@ -149,14 +153,14 @@ class ResumableEnv:
         self._note_changes(before)
         doubts += self._unsaved_changes(state)
         for layer, saved in zip(self._layers(with_core=state["own"] is None), state["attributes"] or (), strict=False):
-            put_back(layer, saved)
+            doubts += [f"the objects in its attribute '{name}' are not as they were" for name in put_back(layer, saved)]
         for now, then in zip(self._unsaved(with_core=state["own"] is None), state.get("unsaved") or (), strict=False):
             for name in sorted(name for name in now if now[name] != then.get(name, now[name])):
-                doubts.append(f"its attribute '{name}' is not as it was, and cannot be saved: use numbers and arrays")
+                doubts.append(f"its attribute '{name}' is not as it was, and is not saved: {SAVED_ATTRIBUTES}")
         if state["generator"] is not None and not is_same(self._generator_state(), state["generator"]):
             if state["own"] is None:
                 doubts.append("its random generator is not where it was")
-            self._core.np_random.bit_generator.state = state["generator"]
+            self._set_generator(state["generator"])
         return self._obs, doubts
 
     def close(self) -> None:
@@ -187,7 +191,7 @@ class ResumableEnv:
         if state["seed"] is not None:
             return
         if state["generator_before_reset"] is not None:
-            self._core.np_random.bit_generator.state = state["generator_before_reset"]
+            self._set_generator(state["generator_before_reset"])
         if state.get("emulator_before_reset") is not None:
             atari.set_generators(self._core, state["emulator_before_reset"])
         elif atari.is_atari(self._core):
@@ -241,6 +245,12 @@ class ResumableEnv:
         while isinstance(layers[-1], gym.Wrapper):
             layers.append(layers[-1].env)
         return layers if with_core else layers[:-1]
+
+    def _set_generator(self, state: dict[str, Any]) -> None:
+        current = self._core.np_random
+        restored = restore_generator(current, state)
+        if restored is not current:
+            self._core.np_random = restored
 
     def _generator_state(self) -> dict[str, Any] | None:
         """The state of the environment's generator, if it has made one (asking for it would make one)."""
