@@ -19,7 +19,7 @@ class AppendedFile:
 
     def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
         """Open `path` at its end, after cutting it to `keep_bytes` where that is less than it has."""
-        self._path = path
+        self.path = path
         with naming_write(path):
             _own_copy(path)
             # Unbuffered: bytes that could not be written must not be tried again when the file is closed.
@@ -36,7 +36,7 @@ class AppendedFile:
         """Add a piece."""
         before = self.num_bytes
         rest = memoryview(data)
-        with naming_write(self._path):
+        with naming_write(self.path):
             try:
                 while rest:
                     rest = rest[self._file.write(rest) :]
@@ -47,7 +47,7 @@ class AppendedFile:
 
     def sync(self) -> None:
         """Wait until every piece is on the disk."""
-        with naming_write(self._path):
+        with naming_write(self.path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:

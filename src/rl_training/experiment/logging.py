@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -103,6 +104,8 @@ class JsonlFile(AppendedFile):
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         """Append to `path`, after cutting it to the lines a resumed run has already taken in."""
+        self.num_lost_bytes = max(0, keep_bytes - (path.stat().st_size if path.is_file() else 0))
+        """By how much the file was shorter than the lines that the run had written."""
         if path.is_file():
             keep_bytes = path.read_bytes()[:keep_bytes].rfind(b"\n") + 1  # whole lines only
         super().__init__(path, keep_bytes)
@@ -173,6 +176,15 @@ class TensorboardSink(AppendedFile):
         record = io.BytesIO()
         RecordWriter(record).write(Event(wall_time=time.time(), **values).SerializeToString())
         self.append(record.getvalue())
+
+
+def latest_metrics(path: Path) -> dict[str, float]:
+    """The latest value of each metric in a `metrics.jsonl`, as far as it can be read."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError, RLTrainingError):
+        for line in read_metrics(path):
+            found |= {name: value for name, value in line.items() if value is not None}
+    return found
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rl_training.envs.foreign_paths import refuse_unknown_paths
-from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpoint_folder import (
     CHECKPOINT_NAME,
     CheckpointFolder,
@@ -25,7 +25,7 @@ from rl_training.experiment.checkpointing import (
     verify_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig, resolve_config
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logging import latest_metrics
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checkpoint_config import (
@@ -277,13 +277,7 @@ def _as_it_ended(plan: ResumePlan) -> TrainResult:
     """What the run reported when it ended, from the lines that it logged."""
     run_dir, session = plan.checkpoint_path.parent.parent, plan.state.trainer_state["session"]
     counts: dict[str, float] = {"global_step": plan.global_step, "gradient_steps": session["update_count"]}
-    metrics = {**counts, **session["last_eval"]}
-    try:
-        for line in read_metrics(run_dir / "metrics.jsonl"):
-            metrics |= {name: value for name, value in line.items() if value is not None}
-    except (OSError, RLTrainingError):  # damaged or missing: the checkpoint's own numbers must do
-        metrics = {**counts, **session["last_eval"]}
-    metrics |= counts
+    metrics = {**counts, **session["last_eval"], **latest_metrics(run_dir / "metrics.jsonl"), **counts}
     best = CheckpointFolder(plan.checkpoint_path.parent).best
     if best is not None:
         metrics["best_eval_return_mean"] = best.score

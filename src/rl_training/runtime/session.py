@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,11 @@ class Session:
         self.close_round()
 
     def close_round(self) -> None:
-        """Do what the end of a round owes; an evaluation that a signal abandons is still owed by a resumed run."""
+        """Do what the end of a round owes; an evaluation that a signal abandons is still owed by a resumed run.
+
+        So is the line of the step at which the run ends: `finish` writes it, together with its evaluation, after the
+        checkpoint. A run that is resumed from there writes the line without that evaluation.
+        """
         if self._owed is None:
             return
         log_due, eval_due, checkpoint_due = self._owed
@@ -147,14 +151,19 @@ class Session:
             is_best = self._evaluate() if eval_due else False
         except AbandonedError:
             return
-        self._owed = None
-        if log_due or eval_due:
-            self._log()
+        is_last = self.state.should_stop or not self.has_steps_left
+        if log_due and is_last and not eval_due and self.evaluator is not None:
+            self._owed = [True, False, checkpoint_due]
+        else:
+            self._owed = None
+            if log_due or eval_due:
+                self._log()
         if checkpoint_due or is_best:
             path = self.save()
             if is_best and self.best_return is not None:
                 self.checkpoints.offer_best(path, self.best_return)
-        self.view.update(self.state.global_step, self.horizon.total, self._latest)
+        if self._owed is None:
+            self.view.update(self.state.global_step, self.horizon.total, self._latest)
 
     def finish(self) -> TrainResult:
         """The loop has ended: save, and evaluate the last policy unless someone is waiting for the run to leave."""
@@ -232,6 +241,15 @@ class Session:
             self.checkpoints.restore_best(best)
         self.checkpoints.go_back_to(name, self.position, best)
         self.offer_restored()
+
+    def begin_best_anew(self) -> None:
+        """Forget the best of the run that this one continues in another folder, whose checkpoints are not there."""
+        is_evaluated = self.last_eval_step == self.state.global_step
+        self.best_return = self.last_eval["eval_return_mean"] if is_evaluated else None
+
+    def recall_metrics(self, logged: Mapping[str, float]) -> None:
+        """Take in what the lines before a resume said, which the result of the run is made of."""
+        self._latest = {**self.last_eval, **logged}
 
     def offer_restored(self) -> None:
         """Offer the last checkpoint as the best if it is: a kill may have come before that was done."""

@@ -15,7 +15,7 @@ from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import EvaluationFile, JsonlSink, TensorboardSink
+from rl_training.experiment.logging import EvaluationFile, JsonlFile, JsonlSink, TensorboardSink, latest_metrics
 from rl_training.experiment.progress import ProgressView, collapsed, make_view
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
@@ -179,7 +179,7 @@ def _run_session(
     stop_reason: str | None,
 ) -> TrainResult:
     trainer_state = checkpoint_state.trainer_state if checkpoint_state else None
-    keep_bytes = trainer_state["metrics_bytes"] if trainer_state else 0
+    is_new_folder = resumption is None or resumption.run is None
     first_step = trainer_state["session"]["global_step"] if trainer_state else 0
     state = TrainerState(parts.algorithm, run.run_dir, config=config)
     checkpoints = CheckpointFolder(run.checkpoints_dir, config.keep)
@@ -210,13 +210,21 @@ def _run_session(
             restore(checkpoint_state, parts, session, view, resumption)
         # Only now that the run is known to go on from this checkpoint is anything newer removed; and its metrics
         # after its checkpoints, which count on them.
-        if trainer_state is not None and resumption is not None and resumption.run is not None:
+        if is_new_folder:
+            session.begin_best_anew()
+        elif trainer_state is not None and resumption is not None:
             go_back(trainer_state, session, resumption.name)
-        jsonl = stack.enter_context(contextlib.closing(JsonlSink(run.run_dir / "metrics.jsonl", keep_bytes)))
+        kept = {} if is_new_folder else trainer_state or {}
+        # Older checkpoints do not count the bytes of evaluations.jsonl: their runs had no such file.
+        jsonl = JsonlSink(run.run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0))
+        stack.enter_context(contextlib.closing(jsonl))
         tensorboard = stack.enter_context(contextlib.closing(TensorboardSink(run.run_dir / "tensorboard", first_step)))
-        evaluations = stack.enter_context(contextlib.closing(_open_evaluations(run.run_dir, trainer_state)))
+        evaluations = EvaluationFile(run.run_dir / "evaluations.jsonl", kept.get("evaluations_bytes", 0))
+        stack.enter_context(contextlib.closing(evaluations))
+        _tell_lost_lines(view, jsonl, evaluations)
         session.sinks, session.evaluations = (jsonl, tensorboard), evaluations
-        if resumption is not None and resumption.run is None:  # a fork can be resumed from its first moment on
+        session.recall_metrics(latest_metrics(run.run_dir / "metrics.jsonl"))
+        if checkpoint_state is not None and is_new_folder:  # a fork can be resumed from its first moment on
             save()
             session.offer_restored()
         if stop_reason is not None:
@@ -238,10 +246,11 @@ def _run_session(
     return result
 
 
-def _open_evaluations(run_dir: Path, trainer_state: dict[str, Any] | None) -> EvaluationFile:
-    # Older checkpoints do not count its bytes: their runs had no such file.
-    keep_bytes = trainer_state.get("evaluations_bytes", 0) if trainer_state else 0
-    return EvaluationFile(run_dir / "evaluations.jsonl", keep_bytes)
+def _tell_lost_lines(view: ProgressView, *files: JsonlFile) -> None:
+    """Say which files were shortened since the checkpoint was written."""
+    lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in files if file.num_lost_bytes]
+    if lost:
+        view.message(f"lines that the run had written are missing in {' and '.join(lost)}: it goes on without them")
 
 
 def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
