@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from conftest import small_config
 from toy_envs import CountingEnv
 
+from rl_training.runtime.controls import EarlyStoppingCallback, EarlyStoppingConfig
 from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint
 
@@ -44,3 +46,11 @@ def test_an_episode_that_does_not_tell_is_no_success(tells: str, tmp_path: Path)
     rate = {"all": successes / 40, "successes": successes / 40, "failures": 0.0, "none": None}[tells]
     assert metrics.get("eval_success_reports") == reports
     assert metrics.get("eval_success_rate") == rate
+
+
+def test_early_stopping_counts_an_evaluation_without_a_report_as_one_without_success() -> None:
+    stopping = EarlyStoppingCallback(EarlyStoppingConfig(metric="eval_success_rate", patience=2))
+    trainer: Any = SimpleNamespace(global_step=1, request_stop=lambda reason: None)
+    for metrics in ({"eval_success_rate": 0.5}, {"eval_return_mean": 0.0}, {"eval_return_mean": 0.0}):
+        stopping.on_eval_end(trainer, metrics)
+    assert stopping.stop_reason == "eval_success_rate has not improved on 0.5 for 2 evaluations"

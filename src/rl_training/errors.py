@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -40,6 +41,25 @@ class RunExistsError(RLTrainingError, FileExistsError):
 
 class DatasetError(RLTrainingError):
     """A data set is missing, damaged or does not fit."""
+
+
+@dataclass
+class FailureNote:
+    """Facts about an exception that ended a run, attached to it; the exception itself stays what it was."""
+
+    run_dir: Path | None = None
+    """The folder of the run that it ended."""
+    callback: str | None = None
+    """Class and event, if a callback raised it."""
+    trace: str = ""
+    """The lines of the traceback that lie in that callback's code."""
+
+
+def failure_note(error: BaseException) -> FailureNote:
+    """The note on an exception; an empty one is attached to an exception without."""
+    attributes = vars(error)
+    note: FailureNote = attributes.setdefault("rl_training_note", FailureNote())
+    return note
 
 
 def install_extra(name: str) -> str:

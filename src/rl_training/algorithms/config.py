@@ -18,6 +18,7 @@ HiddenSizes = tuple[PositiveInt, ...]
 class Schedule(FrozenConfig):
     """A value that moves from `start` to `end` over the run."""
 
+    spelling = "{kind: linear|cosine, start: …, end: …}"
     kind: Literal["linear", "cosine"]
     """The shape of the way."""
     start: NonNegativeFloat
@@ -66,7 +67,7 @@ class AlgorithmConfig(FrozenConfig):
     hidden_sizes: HiddenSizes = (256, 256)
     """Width of each hidden layer; behind the convolutions that read an image there may be none."""
     activation: Activation = "relu"
-    """What stands between the layers."""
+    """Activation function of the hidden layers."""
     eval_interval: PositiveInt | None = None
     """Steps between evaluations (by default a tenth of the run)."""
     early_stopping: EarlyStoppingConfig | None = None
@@ -76,9 +77,13 @@ class AlgorithmConfig(FrozenConfig):
         """Transitions that one gradient step reads."""
         return 256
 
-    def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
-        """About how many gradient steps a run of that length takes."""
-        return total_timesteps
+    def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int | None:
+        """About how many gradient steps a run of that length takes; None: unknown, `compile: auto` does not compile."""
+        return None
+
+    def has_schedules(self) -> bool:
+        """Whether a setting follows a schedule over the run."""
+        return any(isinstance(value, Schedule) for value in vars(self).values())
 
 
 class OnPolicyConfig(AlgorithmConfig):
@@ -96,8 +101,8 @@ class ReplayConfig(FrozenConfig):
     """How stored transitions are drawn."""
 
     kind: Literal["uniform", "prioritized", "her"] = "uniform"
-    """Each as often as any other; those that taught more, more often (Schaul et al. 2016); or also as if what came
-    of them had been the goal (Andrychowicz et al. 2017)."""
+    """`uniform`; `prioritized` by TD error (Schaul et al. 2016); `her`: uniform with relabelled goals (Andrychowicz et
+    al. 2017)."""
     alpha: Fraction = 0.6
     """Prioritized: how much the last error counts: 0 is uniform, 1 draws in proportion to it."""
     beta: Scheduled = Schedule(kind="linear", start=0.4, end=1.0)
@@ -147,6 +152,11 @@ class OffPolicyConfig(AlgorithmConfig):
     def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
         """The ratio of updates to steps, times the steps."""
         return total_timesteps * self.gradient_steps // self.train_frequency
+
+    def has_schedules(self) -> bool:
+        """Also the importance exponent of prioritized replay."""
+        is_beta_scheduled = self.replay.kind == "prioritized" and isinstance(self.replay.beta, Schedule)
+        return is_beta_scheduled or super().has_schedules()
 
 
 KIND_READING = {
@@ -204,7 +214,9 @@ class OfflineConfig(AlgorithmConfig):
                 continue
             if self.dataset_kind is None:
                 raise ValueError(f"{name} is '{value}', but dataset_kind is not set: set it to {KIND_READING[name]}")
-            raise ValueError(f"{name} is '{value}', but dataset_kind '{self.dataset_kind}' does not read it")
+            kind = "pt" if name == "dataset_path" and str(value).endswith(".pt") else KIND_READING[name].split()[0]
+            refused = f"{name} is '{value}', but dataset_kind '{self.dataset_kind}' does not read it"
+            raise ValueError(f"{refused}: set algo_kwargs.dataset_kind={kind}")
         low, high = self.reward_clip_min, self.reward_clip_max
         if low is not None and high is not None and low > high:
             raise ValueError(f"reward_clip_min {low} lies above reward_clip_max {high}: exchange them")
@@ -213,6 +225,10 @@ class OfflineConfig(AlgorithmConfig):
     def samples_per_update(self) -> int:
         """The batch."""
         return self.batch_size
+
+    def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
+        """Offline a step is an update."""
+        return total_timesteps
 
 
 class OnlineStageConfig(FrozenConfig):

@@ -46,7 +46,7 @@ class DQNConfig(OffPolicyConfig):
     prioritized: bool = False
     """Short for `replay: {kind: prioritized}`."""
     max_grad_norm: PositiveFloat | None = 10.0
-    """Longest gradient allowed."""
+    """Maximum gradient norm; null disables clipping."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,6 +57,10 @@ class DQNConfig(OffPolicyConfig):
         if not isinstance(replay, dict) or replay.get("kind", "prioritized") != "prioritized":
             raise ValueError("prioritized: true and another kind of replay exclude each other: leave one of them out")
         return {**values, "replay": {**replay, "kind": "prioritized"}}
+
+    def has_schedules(self) -> bool:
+        """Also epsilon."""
+        return self.exploration_fraction > 0 or super().has_schedules()
 
 
 class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):

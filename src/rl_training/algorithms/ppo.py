@@ -28,7 +28,7 @@ class PPOConfig(RolloutConfig):
     clip_coef: Scheduled = 0.2
     """How far the new policy may move from the old one, as a ratio."""
     target_kl: PositiveFloat | None = None
-    """End the update with the minibatch that finds the policy 1.5 times this far from the old one."""
+    """Stop the update when a minibatch's approximate KL exceeds 1.5 * target_kl."""
 
     def samples_per_update(self) -> int:
         """The minibatch."""

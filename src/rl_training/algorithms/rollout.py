@@ -33,7 +33,7 @@ class RolloutConfig(OnPolicyConfig):
     vf_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
     max_grad_norm: PositiveFloat | None = 0.5
-    """Longest gradient allowed."""
+    """Maximum gradient norm; null disables clipping."""
     normalize_advantage: bool = True
     """Scale the advantages of each minibatch to mean 0 and deviation 1."""
     normalize_obs: bool = False

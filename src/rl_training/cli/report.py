@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from rl_training.cli.options import say, show
-from rl_training.errors import RLTrainingError
+from rl_training.errors import RLTrainingError, failure_note
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -40,8 +41,6 @@ def report_training(
     callbacks: Sequence[str] | None = None,
 ) -> None:
     """Print where the run is and how it did; an interrupted run ends with the signal's exit code."""
-    from rl_training.envs.foreign_paths import find_paths
-    from rl_training.envs.user_code import plugin_of
     from rl_training.runtime.interrupts import interrupting_signal
 
     signal_number = interrupting_signal(result.stop_reason)
@@ -58,15 +57,56 @@ def report_training(
         if signal_number is None:
             raise
         say(str(error))
-    own = plugin_of(config.env_id or "")
-    paths = [path for _, path in find_paths(config.env_kwargs)]
-    code = [*_repeated("--plugin", [*(plugins or []), *([own] if own else [])]), *_repeated("--allow-path", paths)]
+    code = _code_words(config, plugins)
     resume = ["resume", str(result.run_dir), *code, *_repeated("--callback", callbacks or [])]
     if not as_json:
         say("\n".join(_training_table(result, config, code, resume)))
     if signal_number is not None:
         say(f"saved; to go on:\n  {own_command(*resume)}")
         raise typer.Exit(128 + signal_number)
+
+
+@contextlib.contextmanager
+def explaining_failure(
+    config: TrainConfig, plugins: Sequence[str] | None, callbacks: Sequence[str] | None
+) -> Iterator[None]:
+    """End the error of a failed run with the command that resumes it, and name the callback that raised it."""
+    try:
+        yield
+    except Exception as error:
+        note = failure_note(error)
+        if note.run_dir is None:
+            raise
+        words = ["resume", str(note.run_dir), *_code_words(config, plugins), *_repeated("--callback", callbacks or [])]
+        remedy = _remedy(note.run_dir, words)
+        if note.callback is not None:
+            told = f"{note.callback} raised {type(error).__name__}: {error}{note.trace}"
+        elif isinstance(error, RLTrainingError):
+            told = str(error)
+        else:
+            say(remedy)
+            raise
+        raise RLTrainingError(f"{told}\n{remedy}".rstrip()) from error
+
+
+def _remedy(run_dir: Path, words: Sequence[str]) -> str:
+    """How the failed run is resumed; empty if it has no checkpoint."""
+    from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
+
+    last = CheckpointFolder(run_dir / "checkpoints").last
+    if last is None:
+        return ""
+    return f"saved at step {checkpoint_order(last.name)[0]:,}; after mending the cause:\n  {own_command(*words)}"
+
+
+def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
+    """The options with which another command may make the environment of this run again."""
+    from rl_training.envs.foreign_paths import find_paths
+    from rl_training.envs.user_code import plugin_of
+
+    own = plugin_of(config.env_id or "")
+    paths = [path for _, path in find_paths(config.env_kwargs)]
+    return [*_repeated("--plugin", [*(plugins or []), *([own] if own else [])]), *_repeated("--allow-path", paths)]
 
 
 def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -> None:

@@ -32,7 +32,7 @@ from rl_training.cli.options import (
     resolve,
     say,
 )
-from rl_training.cli.report import own_command, report_training
+from rl_training.cli.report import explaining_failure, own_command, report_training
 from rl_training.errors import RLTrainingError
 from rl_training.streams import printable
 
@@ -77,11 +77,14 @@ def train(
         from rl_training.runtime.workflows import run_plan
 
         _say_if_over(plan)
-        result = run_plan(plan, callbacks=callbacks)
+        with explaining_failure(resolved.config, plugin, callback):
+            result = run_plan(plan, callbacks=callbacks)
     else:
         from rl_training.experiment.default_manager import DefaultExperimentManager
 
-        result = DefaultExperimentManager().setup(resolved.config, callbacks=callbacks, run_suffix=run_suffix).train()
+        manager = DefaultExperimentManager().setup(resolved.config, callbacks=callbacks, run_suffix=run_suffix)
+        with explaining_failure(resolved.config, plugin, callback):
+            result = manager.train()
     report_training(result, resolved.config, as_json=as_json, plugins=plugin, callbacks=callback)
 
 
@@ -148,7 +151,8 @@ def resume(
         plan = plan_resume(path, fall_back=True, **options)
         say(f"going on from step {plan.global_step:,} instead")
     _say_if_over(plan)
-    result = run_plan(plan, callbacks=callbacks)
+    with explaining_failure(plan.config, plugin, callback):
+        result = run_plan(plan, callbacks=callbacks)
     report_training(result, plan.config, as_json=as_json, plugins=plugin, callbacks=callback)
 
 

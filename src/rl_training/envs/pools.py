@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
+from rl_training.envs.user_code import trace_from_user
 from rl_training.errors import EnvError
 
 Arguments = Sequence[tuple[Any, ...] | None]
@@ -32,7 +32,7 @@ class Fault:
     what: str
     """It raised ..., its process exited, it hung."""
     trace: str
-    """Its own traceback, as far as there is one."""
+    """Its traceback from the user's code on, as far as there is one."""
     cause: BaseException | None = None
 
     @classmethod
@@ -40,7 +40,7 @@ class Fault:
         """What an environment raised; an error of ours says all by itself."""
         if isinstance(error, EnvError):
             return cls(str(error), "", error)
-        return cls(describe_error(error), traceback.format_exc(), error)
+        return cls(describe_error(error), trace_from_user(error), error)
 
 
 class Pool(ABC):

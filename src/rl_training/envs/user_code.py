@@ -171,6 +171,16 @@ def frames_of_user(error: BaseException) -> str:
     return "\nits own traceback:\n" + "".join(lines).rstrip() if lines else ""
 
 
+def trace_from_user(error: BaseException) -> str:
+    """A traceback from the first frame on that is not ours or of a Gymnasium wrapper; all of it if there is none."""
+    gymnasium = Path(gym.__file__).parent
+    skipped = (str(Path(__file__).parents[1]), str(gymnasium / "wrappers"), str(gymnasium / "core.py"))
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(skipped):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+
+
 def _is_there(place: str) -> bool:
     return Path(place).is_file() if place.endswith(".py") else place in sys.modules
 

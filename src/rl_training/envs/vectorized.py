@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rl_training.envs.attributes import is_same, put_back, take_down
 from rl_training.envs.pools import describe_error
 from rl_training.envs.rewards import RewardTransformConfig, transform_rewards
+from rl_training.envs.user_code import trace_from_user
 from rl_training.envs.vector import TrainingVectorEnv
 from rl_training.errors import EnvError, install_extra
 from rl_training.validation import suggest
@@ -102,7 +102,7 @@ class BatchVectorEnv(TrainingVectorEnv):
             actions = f"\ntheir last actions: {np.asarray(value)}" if what == "step" else ""
             raise EnvError(
                 f"the {self.num_envs} environments, stepped as one, failed in {what}: {describe_error(error)}\n"
-                f"their seeds: {self._seeds}{actions}\ntheir own traceback:\n{traceback.format_exc().rstrip()}"
+                f"their seeds: {self._seeds}{actions}\ntheir own traceback:\n{trace_from_user(error).rstrip()}"
             ) from error
 
 

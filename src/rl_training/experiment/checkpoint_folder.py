@@ -101,12 +101,13 @@ class CheckpointFolder:
         if self.best is None or score > self.best.score:
             self._point("best", f"{path.name} {score!r}")
 
-    def go_back_to(self, name: str, position: Position, best: Best | None) -> None:
+    def go_back_to(self, name: str, position: Position | None, best: Best | None) -> None:
         """Resume from a checkpoint: remove the later ones, and what a killed process left.
 
-        `best`, where it names a later one, becomes what it was then.
+        `best`, where it names a later one, becomes what it was then. With `position` None the checkpoint is not what
+        the run would save now, since its settings have changed: the next save writes another one.
         """
-        self._newest = position, self._folder / name
+        self._newest = None if position is None else (position, self._folder / name)
         self._point("last", name)
         with naming_write(self._folder, CheckpointError):
             remove_drafts(self._folder)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.envs.user_code import frames_of_user
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, failure_note
 from rl_training.runtime.callback_checks import check_callback, savable_state
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 
@@ -49,8 +50,16 @@ def _to_each(event: str) -> Any:
     def pass_on(self: CallbackList, *values: Any) -> None:
         for callback in self.callbacks:
             method = getattr(callback, event, None)
-            if method is not None:
+            if method is None:
+                continue
+            try:
                 method(*values)
+            except RLTrainingError:
+                raise
+            except Exception as error:
+                note = failure_note(error)
+                note.callback, note.trace = f"callback {type(callback).__name__} in {event}", frames_of_user(error)
+                raise
 
     return pass_on
 

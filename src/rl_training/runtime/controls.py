@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rl_training.algorithms.config import AlgorithmConfig, EarlyStoppingConfig, value_at
 from rl_training.errors import ConfigError
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.evaluation import SUCCESS_RATE
 from rl_training.runtime.trainer import TrainerState
 from rl_training.validation import suggest
 
@@ -27,11 +28,12 @@ class EarlyStoppingCallback(Callback):
     def on_eval_end(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
         """Compare with the best so far."""
         config = self.config
-        if config.metric not in metrics:
+        if config.metric not in metrics and config.metric != SUCCESS_RATE:
             raise ConfigError(
                 f"early_stopping watches unknown metric '{config.metric}'{suggest(config.metric, metrics)}"
             )
-        value = metrics[config.metric]
+        # Many environments report only successes: an evaluation without a report had none.
+        value = metrics.get(config.metric, 0.0)
         sign = 1.0 if config.mode == "max" else -1.0
         if self.best is None or sign * (value - self.best) > config.min_delta:
             self.best = value
@@ -124,7 +126,7 @@ class Horizon:
     def progress(self, step: int) -> float:
         """The fraction, 0 to 1, of each schedule that is done at `step`."""
         left = self.total - self.from_step
-        share = (step - self.from_step) / left if left > 0 else 1.0
+        share = (step - self.from_step) / left if left > 0 else 0.0
         return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * share)
 
     def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> Horizon:
@@ -136,14 +138,17 @@ class Horizon:
         return self if total == self.total else Horizon(total, step, self.progress(step))
 
     def describe(self, config: AlgorithmConfig) -> str:
-        """What the schedules do from the resume on, and which learning rates stay at 0."""
+        """Where the run ends now, what its schedules do from the resume on, and which learning rates stay at 0."""
         first, last, left = self.from_step, self.total, self.to_progress - self.from_progress
         schedules = f"the remaining {left:.0%} of each schedule is spread over the steps left"
         if self.from_progress == 0:
             schedules = "each schedule starts again and runs over the steps left"
         elif left == 0:
             schedules = f"each schedule stays {'where it ended' if self.from_progress == 1 else 'at its present value'}"
-        text = f"the run now ends at step {last:,}: from step {first:,} on, {schedules}"
+        text = f"the run now ends at step {last:,}"
+        if first >= last or not config.has_schedules():
+            return text
+        text += f": from step {first:,} on, {schedules}"
         rates = [name for name in type(config).model_fields if name.endswith("learning_rate")]
         ends = self.from_progress, self.to_progress
         zero = [name for name in rates if not any(value_at(getattr(config, name), end) for end in ends)]

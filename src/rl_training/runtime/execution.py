@@ -48,7 +48,7 @@ class Execution:
         compile_updates = config.compile
         if compile_updates == "auto":
             steps = algo_config.gradient_steps_in(config.total_timesteps, config.num_envs)
-            compile_updates = steps >= STEPS_FOR_COMPILING and has_compiler()
+            compile_updates = steps is not None and steps >= STEPS_FOR_COMPILING and has_compiler()
         elif compile_updates and not has_compiler():
             raise ConfigError("compile: true needs a C++ compiler (g++ or clang++) on the path; use auto or false")
         return cls(num_threads, compile_updates)

@@ -99,10 +99,10 @@ def _machine_reasons(checkpoint_state: CheckpointState, parts: Parts) -> list[st
     return machine_differences(saved, machine_facts(parts.algorithm.device)) if isinstance(saved, dict) else []
 
 
-def go_back(trainer_state: dict[str, Any], session: Session, name: str) -> None:
-    """Remove what came after the checkpoint `name`, which has been restored."""
+def go_back(trainer_state: dict[str, Any], session: Session, resumption: Resumption) -> None:
+    """Remove what came after the checkpoint that has been restored."""
     best = session.checkpoints.best
     if "best" in trainer_state:  # older checkpoints do not have it
         best = Best(**trainer_state["best"]) if trainer_state["best"] else None
     is_extended = trainer_state["session"]["horizon"]["total"] != session.total_steps
-    session.go_back(name, best, is_extended=is_extended)
+    session.go_back(resumption.name, best, is_extended=is_extended, is_changed=bool(resumption.changes))

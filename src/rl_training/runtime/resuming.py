@@ -72,6 +72,8 @@ class ResumePlan:
         """Whether there is nothing left to do: no step, no update, and no evaluation that a killed process owes."""
         if self.run is not None and self.run.was_cut_short:
             return False
+        if any(change.key == "total_timesteps" for change in self.resumption.changes):
+            return False  # a run that is shortened to the step it has reached still has to be closed there
         is_open = self.state.trainer_state["session"].get("is_within_iteration", False)
         return self.global_step >= self.config.total_timesteps and not is_open
 
@@ -138,10 +140,29 @@ def plan_resume(
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     check_trainer_state(state.trainer_state, saved.num_envs)
     step = state.trainer_state["session"]["global_step"]
+    if config.total_timesteps < step and config.total_timesteps != saved.total_timesteps:
+        raise ConfigError(
+            f"total_timesteps {config.total_timesteps:,} is too small: the run is at step {step:,} already;"
+            " --total-timesteps counts from its beginning"
+        )
     found = find_changes(saved, config, step)
     check_network_size(algo_config, read_spaces(state.algorithm_state), state.algorithm_state)
     schedules = schedules or _pending_schedules(run, step)
-    return ResumePlan(config, state, Resumption(checkpoint_path, run, schedules, found))
+    plan = ResumePlan(config, state, Resumption(checkpoint_path, run, schedules, found))
+    _refuse_unused(plan)
+    return plan
+
+
+def _refuse_unused(plan: ResumePlan) -> None:
+    """Raise if settings are changed of a run that is over: nothing would be done with them."""
+    keys = [change.key for change in plan.resumption.changes if change.key != "output_dir"]
+    if not (plan.is_over and keys):
+        return
+    end = "is finished" if plan.is_finished else f"was stopped ({plan.early_stop})"
+    raise ConfigError(
+        f"the run {end} at step {plan.global_step:,}, so {' and '.join(keys)} would have no effect: a changed setting"
+        " takes effect only with a larger --total-timesteps (in Python: total_timesteps=...)"
+    )
 
 
 def _load(path: str | Path, fall_back: bool) -> tuple[Path, CheckpointState, bool]:

@@ -231,7 +231,7 @@ class Session:
         self._is_within_iteration = state.get("is_within_iteration", False)
         self.inexact_reasons = list(state.get("inexact_reasons", ()))
 
-    def go_back(self, name: str, best: Best | None, *, is_extended: bool) -> None:
+    def go_back(self, name: str, best: Best | None, *, is_extended: bool, is_changed: bool) -> None:
         """Make the checkpoint `name`, which was restored, the last one, and `best` what it was by then.
 
         The evaluation that closes a stopped run is no part of the run that goes on, unless the stop was its end.
@@ -239,7 +239,7 @@ class Session:
         now = self.checkpoints.best
         if now is not None and not is_extended and (self.best_return is None or now.score > self.best_return):
             self.checkpoints.restore_best(best)
-        self.checkpoints.go_back_to(name, self.position, best)
+        self.checkpoints.go_back_to(name, None if is_changed else self.position, best)
         self.offer_restored()
 
     def begin_best_anew(self) -> None:

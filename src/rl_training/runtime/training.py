@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.envs.foreign_paths import allow_paths_of
-from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError
+from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError, failure_note
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
@@ -123,16 +123,17 @@ def run_training(
 
 @contextlib.contextmanager
 def _recording_failure(run: TrainingRun) -> Iterator[None]:
-    """Write down in the run's metadata why it failed; someone's `sys.exit` is a failure, too."""
+    """Write in the run's metadata why it failed, and on the error which run it was; `sys.exit` is a failure, too."""
     try:
         yield
     except BaseException as error:
         with contextlib.suppress(RLTrainingError):  # a full disk, say: the first error is the one to tell
             run.finish("failed", f"{type(error).__name__}: {error}")
         if isinstance(error, SystemExit):
-            raise RLTrainingError(
-                f"the run did not finish: a callback or a package called sys.exit({error.code!r})"
-            ) from error
+            told = RLTrainingError(f"the run did not finish: a callback or a package called sys.exit({error.code!r})")
+            failure_note(told).run_dir = run.run_dir
+            raise told from error
+        failure_note(error).run_dir = run.run_dir
         raise
 
 
@@ -213,7 +214,7 @@ def _run_session(
         if is_new_folder:
             session.begin_best_anew()
         elif trainer_state is not None and resumption is not None:
-            go_back(trainer_state, session, resumption.name)
+            go_back(trainer_state, session, resumption)
         kept = {} if is_new_folder else trainer_state or {}
         # Older checkpoints do not count the bytes of evaluations.jsonl: their runs had no such file.
         jsonl = JsonlSink(run.run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0))
