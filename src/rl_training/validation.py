@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -21,6 +21,8 @@ class FrozenConfig(BaseModel):
             raise ValueError("true and false are not accepted here")
         return value
 
+    spelling: ClassVar[str | None] = None
+    """How its values are written, for the message about a setting that is a number or an object of this class."""
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -49,6 +51,8 @@ class FrozenConfig(BaseModel):
         return cls.__name__
 
 
+NEITHER = ("float_parsing", "float_type", "model_type", "model_attributes_type")
+"""Pydantic's names for a value that is neither a number nor a mapping."""
 ConfigT = TypeVar("ConfigT", bound=FrozenConfig)
 
 
@@ -111,9 +115,20 @@ def _explain(cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, ow
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if detail["type"] == "int_from_float":
         message = "should be a whole number"
+    spelling = _spelling_of_alternative(cls, location)
+    if spelling is not None and detail["type"] in NEITHER:
+        message = f"should be a number, or {spelling}"
     if not key:
         return f"{owner}: ", message
     return f"bad value {detail['input']!r} for '{key}' of {owner}: ", message
+
+
+def _spelling_of_alternative(cls: type[FrozenConfig], location: Sequence[Any]) -> str | None:
+    """How the class is written that a setting may hold instead of a number, if there is one."""
+    field = cls.model_fields.get(location[0]) if len(location) == 1 else None
+    members = getattr(field.annotation, "__args__", ()) if field is not None else ()
+    classes = [member for member in members if isinstance(member, type) and issubclass(member, FrozenConfig)]
+    return next((member.spelling for member in classes if member.spelling is not None), None)
 
 
 def _is_union_tag(part: Any) -> bool:

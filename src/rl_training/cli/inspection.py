@@ -138,7 +138,8 @@ def doctor(
         if words:
             raise RLTrainingError(f"{' '.join(words)!r} are settings of an environment: name it with --env")
         facts = describe_machine()
-        show(facts, [f"{name:<12} {value}" for name, value in facts.items()], as_json)
+        width = max(map(len, facts))
+        show(facts, [f"{name:<{width}} {value}" for name, value in facts.items()], as_json)
         return
     from rl_training.runtime.env_doctor import examine_environment
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def load_transition_dataset(
             raise DatasetError("dataset_kind 'minari' needs dataset_id, such as 'D4RL/door/human-v2'")
         fields, notes = read_minari(dataset_id, download=download)
         return TransitionDataset(**fields, notes=notes)
-    path = _existing_file(kind, dataset_path)
+    path = _existing_file(kind, dataset_path, env_id)
     return _load_npz(path) if kind == "npz" else _load_pt(path)
 
 
@@ -115,12 +116,15 @@ def _check_alike(datasets: Sequence[TransitionDataset]) -> None:
                 raise DatasetError(f"{difference}: only data of one environment can be mixed")
 
 
-def _existing_file(kind: str, dataset_path: str | Path | None) -> Path:
+def _existing_file(kind: str, dataset_path: str | Path | None, env_id: str | None) -> Path:
     if dataset_path is None:
         raise DatasetError(f"dataset_kind '{kind}' needs dataset_path")
     path = Path(dataset_path).expanduser()
     if not path.exists():
-        remedy = "`rl-training data collect` records one"
+        remedy = f"`{shlex.join(['rl-training', 'data', 'collect', 'RUN', '--steps', '20000', '--out', str(path)])}`"
+        remedy = f"{remedy if kind == 'npz' else '`rl-training data collect`'} records one with the policy of a run"
+        if env_id is not None:
+            remedy += f", which `{shlex.join(['rl-training', 'train', 'ppo', env_id])}` makes, for instance"
         raise DatasetError(f"'{path}' does not exist (looked from {Path.cwd()}): {remedy}")
     if not path.is_file():
         raise DatasetError(f"'{path}' is not a file: dataset_kind '{kind}' reads one .{kind} file")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import find_highest_version, get_env_id, load_env_creator, parse_env_id
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.error import Error as GymnasiumError
 
@@ -28,12 +29,29 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
     import_known_packages(env_id)
     with translate_construction_errors(env_id, env_arguments):
         if maker is None:
+            newest = newer_version(env_id)
+            if newest is not None and parse_env_id(env_id)[2] is None and env_id not in gym.registry:
+                raise EnvError(f"environment id '{env_id}' lacks its version: write '{newest}'")
             _check_registered_arguments(env_id, env_arguments)
-            return gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **env_arguments)
+            with warnings.catch_warnings() if newest is not None else contextlib.nullcontext():
+                if newest is not None:  # told once, before the run, instead of with each environment
+                    warnings.filterwarnings("ignore", message=".*is out of date")
+                return gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **env_arguments)
         _check_arguments(env_id, maker, env_arguments)
         env = maker(**env_arguments)
     _check_is_env(env_id, env)
     return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
+
+
+def newer_version(env_id: str) -> str | None:
+    """The newest version of a Gymnasium id that names an older one or none; else None."""
+    try:
+        namespace, name, version = parse_env_id(env_id)
+    except GymnasiumError:  # no id at all
+        return None
+    highest = find_highest_version(namespace, name)
+    is_newer = highest is not None and (version is None or version < highest)
+    return get_env_id(namespace, name, highest) if is_newer else None
 
 
 def is_registered(env_id: str) -> bool:

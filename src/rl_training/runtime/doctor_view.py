@@ -16,7 +16,10 @@ from rl_training.runtime.execution import has_compiler
 from rl_training.runtime.run_utils import installed_versions, resolve_device
 from rl_training.streams import printable
 
-PACKAGES = ("rl-training", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "box2d", "minari", "matplotlib")
+PACKAGES = (
+    *("rl-training", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "box2d", "gymnasium-robotics", "envpool"),
+    *("minari", "matplotlib"),
+)
 
 
 def print_report(report: EnvReport) -> None:

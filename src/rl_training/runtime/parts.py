@@ -102,7 +102,8 @@ def _check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | N
     if algo_config.early_stopping is None:
         return
     if evaluator is None:
-        raise ConfigError("early_stopping watches evaluations, and there are none without an env_id")
+        remedy = "remove early_stopping or give env_id"
+        raise ConfigError(f"early_stopping watches evaluations, and there are none without env_id: {remedy}")
     metric, known = algo_config.early_stopping.metric, evaluator.metric_names
     if metric not in known and not (metric == SUCCESS_RATE and evaluator.tells_success()):
         raise ConfigError(f"early_stopping watches unknown metric '{metric}'{suggest(metric, known)}")
@@ -204,7 +205,7 @@ def _load_data(config: TrainConfig, algo_config: OfflineConfig) -> TransitionDat
         dataset_path=algo_config.dataset_path,
         dataset_id=algo_config.dataset_id,
         download=algo_config.dataset_download,
-        env_id=config.required_env_id if kind == "random" else None,
+        env_id=config.required_env_id if kind == "random" else config.env_id,
         env_kwargs=config.env_kwargs,
         size=algo_config.dataset_size,
         seed=RunSeeds.from_seed(config.seed).data if seed is None else seed,

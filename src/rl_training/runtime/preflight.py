@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from rl_training.algorithms.config import AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
+from rl_training.envs.construction import newer_version
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.off_policy_loop import Pace, updates_due
 
 
 def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset_size: int | None) -> list[str]:
-    """Settings with which the run would take no gradient step, or repeat transitions in every batch."""
+    """Settings with which the run would take no gradient step, or repeat transitions; an environment out of date."""
     total, found = config.total_timesteps, []
+    newest = None if config.env_id is None else newer_version(config.env_id)
+    if newest is not None:
+        found.append(f"environment '{config.env_id}' is out of date: Gymnasium has '{newest}'")
     if isinstance(algo_config, OffPolicyConfig):
         found += _without_updates(algo_config, total, config.num_envs, "learning_starts")
         found += _repeating(algo_config.batch_size, min(algo_config.buffer_capacity, total), "the replay buffer")
