@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -18,7 +18,7 @@ HiddenSizes = tuple[PositiveInt, ...]
 class Schedule(FrozenConfig):
     """A value that moves from `start` to `end` over the run."""
 
-    spelling = "{kind: linear|cosine, start: …, end: …}"
+    spelling: ClassVar[str | None] = "{kind: linear|cosine, start: …, end: …}"
     kind: Literal["linear", "cosine"]
     """The shape of the way."""
     start: NonNegativeFloat
