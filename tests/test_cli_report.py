@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from conftest import small_config
 from test_cli import OFF_POLICY, PPO, WALK, Answer, Call, call, finished_run, logged, run
+from test_progress_view import Terminal
 
-from rl_training.cli import report
+from rl_training.cli import commands, report
+from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.training import run_training
 
 __all__ = ["call", "finished_run", "run"]
@@ -36,7 +38,8 @@ class TestTrain:
         assert "policy_loss" not in answer.metrics
         final = logged(answer.run_dir)[-1]
         names = [name for name in final if name in ("global_step", "gradient_steps") or name.startswith("eval_")]
-        assert list(answer.metrics) == [*names, "best_eval_return_mean"]
+        assert list(answer.metrics) == [*names, "eval_step", "best_eval_return_mean"]
+        assert answer.metrics["eval_step"] == final["global_step"]
         for name in names:
             assert answer.metrics[name] == float(f"{final[name]:.6g}")
 
@@ -85,12 +88,107 @@ class TestTrain:
 
     def test_a_command_too_long_for_a_line_is_continued(self) -> None:
         command = "rl-training resume runs/ppo__CartPole-v1__seed0__20261118-002458 --total-timesteps 200000"
-        lines = report._table("title", [("next", command)])
+        lines = report._table("title", [], [command])
         assert max(map(len, lines)) <= 80
         assert shlex.split("\n".join(lines[1:]).replace("next", "", 1).replace("\\\n", " ")) == shlex.split(command)
 
 
+class TestInterrupted:
+    CALLBACK = """
+import signal
+
+def stop_at_32():
+    return Stopper()
+
+class Stopper:
+    def on_collect_end(self, trainer, result):
+        if trainer.global_step == 32:
+            signal.raise_signal(signal.SIGINT)
+"""
+
+    def test_the_score_is_that_of_the_step_it_was_evaluated_at(self, call: Call) -> None:
+        Path("stop.py").write_text(self.CALLBACK)
+        words = ["algo_kwargs.eval_interval=16", "--callback", "stop.py:stop_at_32"]
+        answer = call("train", *PPO, *words)
+        assert answer.code == 130
+        assert (answer.metrics["global_step"], answer.metrics["eval_step"]) == (32, 16)
+        assert f"{answer.metrics['eval_return_mean']:.1f} ± 0.0 at step 16 (not evaluated since)\n" in answer.err
+        assert answer.err.count("stopping after this step; saving…") == 1
+        resumed = call("resume", answer.run_dir)
+        assert resumed.metrics["eval_step"] == 64
+        assert "not evaluated since" not in resumed.err
+        assert "resumed at step 32 of 64\n" in resumed.err
+        assert call("resume", answer.run_dir).metrics["eval_step"] == 64, "also where no step is left"
+
+
+class TestCommands:
+    def test_are_short_where_the_shell_finds_them(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program, other = tmp_path / "bin" / "rl-training", tmp_path / "other" / "rl-training"
+        for path in (program, other):
+            path.parent.mkdir()
+            path.write_text("")
+            path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent))
+        for started, word in ((program, "rl-training"), (other, str(other))):
+            monkeypatch.setattr(sys, "argv", [str(started)])
+            assert commands.own_command("algos") == f"{word} algos"
+
+    def test_are_broken_between_words_and_not_from_their_values(self) -> None:
+        words = ["rl-training", "resume", "runs/a folder/" + "x" * 60, "--plugin", "mine.py", "--total-timesteps", "9"]
+        lines = commands.wrap_command(shlex.join(words), 11)
+        assert max(map(len, lines[2:])) <= 69
+        assert all(line.endswith(" \\") for line in lines[:-1])
+        assert any("--total-timesteps 9" in line for line in lines)
+        assert shlex.split("".join(lines).replace("\\", "")) == words
+
+    def test_of_the_packages_own_environments_need_no_plugin(self, call: Call) -> None:
+        answer = call("train", "her", "rl_training.envs.goals:BitFlipEnv", *OFF_POLICY, "--no-preset")
+        assert answer.code == 0, answer.err
+        assert "--plugin" not in answer.err
+        assert call("eval", answer.run_dir).code == 0
+
+    def test_evaluate_the_best_checkpoint_where_it_is_better(self, tmp_path: Path) -> None:
+        config = small_config("ppo", tmp_path)
+        for best, place in ((3.0, tmp_path / "checkpoints" / "best"), (2.0, tmp_path)):
+            metrics = {"eval_return_mean": 2.0, "best_eval_return_mean": best}
+            result = TrainResult(tmp_path, tmp_path / "checkpoints" / "x", metrics)
+            assert report._evaluations(result, config) == [["eval", str(place)]]
+
+    def test_of_a_run_without_environment_estimate_from_its_data(self, call: Call) -> None:
+        assert call("data", "collect", "--env", "CartPole-v1", "--steps", "200", "--out", "a.npz").code == 0
+        words = ["dataset_kind=npz", "dataset_path=a.npz", "batch_size=8", "hidden_sizes=[8]"]
+        answer = call("train", "bc", "total_timesteps=4", *(f"algo_kwargs.{word}" for word in words))
+        assert f"  next     rl-training eval {answer.run_dir}" in answer.err.replace(" \\\n           ", "")
+        assert "--dataset a.npz" in answer.err
+        refused = call("eval", answer.run_dir)
+        assert refused.code == 2
+        assert "has no env_id to evaluate in" in refused.err
+        assert "eval RUN --dataset FILE" in refused.err
+        judged = call("eval", answer.run_dir, "--dataset", "a.npz", "--fqe-updates", "5")
+        rows = [line for line in judged.err.splitlines() if line.startswith(("  fqe_", "  behaviour_"))]
+        assert len({len(row) - len(row[2:].split(maxsplit=1)[1]) for row in rows}) == 1, "one column"
+        assert any(row.split() in (["fqe_converged", "yes"], ["fqe_converged", "no"]) for row in rows)
+        assert "best" not in judged.err
+
+
+class TestTerminal:
+    def test_people_read_the_table_first(self, call: Call, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("COLUMNS", "80")
+        call("eval", run)
+        text = terminal.getvalue()
+        assert 0 < text.index("  score ") < text.index("run_dir=") < text.index("metrics=")
+
+
 class TestEval:
+    def test_json_says_which_checkpoint(self, call: Call, run: Path) -> None:
+        values = json.loads(call("eval", run, "--json").out)
+        assert values["run_dir"] == str(run)
+        assert values["checkpoint_path"] == str(run / "checkpoints" / "step_000000000064")
+        assert values["eval_episodes"] == 1
+
     def test_says_which_checkpoint_and_how_well(self, call: Call, run: Path) -> None:
         answer = call("eval", run / "checkpoints" / "best", "--eval-episodes", "3")
         assert list(answer.lines) == ["run_dir", "checkpoint_path", "metrics"]
@@ -132,7 +230,9 @@ class TestDemo:
 
     def test_proposes_only_what_works(self, call: Call) -> None:
         answer = call("demo", "--total-timesteps", "64")
-        commands = [shlex.split(line)[1:] for line in answer.err.split("Try next:")[1].splitlines() if line]
+        assert "  next " not in answer.err
+        tail = answer.err.split("Try next:")[1].replace("\\\n", "")
+        commands = [shlex.split(line)[1:] for line in tail.splitlines() if line]
         assert "resume" not in [words[0] for words in commands], "the preset's schedules have ended"
         for words in commands:
             answer = call(*(["config", *words[1:]] if words[0] == "train" else words))

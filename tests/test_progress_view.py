@@ -99,8 +99,9 @@ class TestLive:
         drawn = [line for line in terminal.lines() if "12%" in line]
         assert drawn
         for line in terminal.lines():
-            assert len(line) <= width
-        parts = ["━", "1,234,567/10,000,000", "123,457 steps/s"]
+            assert len(line) <= width - 2, "^C behind it would wrap the line"
+        assert drawn[-1][0] in "━╸"
+        parts = ["1,234,567/10,000,000", "123,457 steps/s"]
         parts += ["1:11 left"] if width >= 80 else []
         parts += ["eval -1234.6"] if width >= 80 else []
         parts += ["return -1500.0"] if width >= 120 else []
@@ -110,14 +111,29 @@ class TestLive:
         terminal = use_terminal(monkeypatch)
         view = make_view()
         view.update(5_000, 10_000, {})
-        for num_done in (0, 0, 1):
+        for num_done, seconds in ((0, 0), (0, 75), (1, 80)):
+            monkeypatch.setattr("rl_training.experiment.progress.time.monotonic", lambda now=1000.0 + seconds: now)
             view.evaluating(num_done, 10)
+        monkeypatch.undo()
+        monkeypatch.setattr("sys.stderr", terminal)
         view.evaluated(5_000, EVALUATION, is_best=True)
         view.close()
         text = "\n".join(terminal.lines())
-        for progress in ("0 of 10 episodes, step 1", "0 of 10 episodes, step 2", "1 of 10 episodes, step 3"):
+        for progress in ("0 of 10 episodes, 0:00", "0 of 10 episodes, 1:15", "1 of 10 episodes, 1:20"):
             assert progress in text
         assert "step 5,000  eval -1234.6 ± 210.0 over 10 episodes  best so far" in terminal.lines()
+
+    def test_a_signal_shows_at_once_behind_the_bar_and_leaves_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        terminal = use_terminal(monkeypatch)
+        view = make_view()
+        view.update(5_000, 10_000, {})
+        view.stopping()
+        view._live.refresh()
+        assert terminal.lines()[-1].endswith("5,000/10,000  stopping after this step; saving…")
+        view.stopped()
+        view.close()
+        assert terminal.lines().count("stopping after this step; saving…") == 1
+        assert "stopping" not in terminal.lines()[-1]
 
     def test_compiling_shows_while_it_happens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = use_terminal(monkeypatch)
@@ -130,10 +146,9 @@ class TestLive:
 
     def test_an_evaluation_by_itself_moves(self, monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = use_terminal(monkeypatch)
-        with counter(3, "evaluating", "episodes", counts_calls=True) as show:
+        with counter(3, "evaluating", "episodes", shows_time=True) as show:
             show(0)
-            show(0)
-        assert "evaluating 0 of 3 episodes, step 2" in "\n".join(terminal.lines())
+        assert "evaluating 0 of 3 episodes, 0:00" in "\n".join(terminal.lines())
 
 
 class TestPlain:

@@ -108,7 +108,7 @@ def test_a_signal_saves_the_run_and_the_printed_command_goes_on(
     assert "eval_return_mean" not in out, "an evaluation is left before its end"
     (run_dir,) = (tmp_path / "runs").glob("*__x")
     verify_checkpoint(resolve_checkpoint(run_dir))
-    (command,) = [line.strip() for line in error.splitlines() if " resume " in line]
+    (command,) = [line for line in error.replace("\\\n", "").splitlines() if " resume " in line]
     resumed = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr
     whole = run_training(config_for(tmp_path / "whole", "sync"))

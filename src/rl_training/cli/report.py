@@ -5,31 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rl_training.cli.commands import own_command, wrap_command
 from rl_training.cli.options import say, show
 from rl_training.errors import RLTrainingError, failure_note
+from rl_training.streams import is_terminal
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
     from rl_training.runtime.trainer import TrainResult
 
-WIDTH = 80
 LABEL_WIDTH = 9
 Row = tuple[str, str]
-
-
-def own_command(*words: str) -> str:
-    """A command of this program, called as it was called now, so that it can be pasted."""
-    program = Path(sys.argv[0])
-    start = [str(program)] if program.name == "rl-training" else [sys.executable, "-m", "rl_training"]
-    return shlex.join([*start, *words])
 
 
 def report_training(
@@ -39,11 +32,18 @@ def report_training(
     as_json: bool = False,
     plugins: Sequence[str] | None = None,
     callbacks: Sequence[str] | None = None,
+    proposes: bool = True,
 ) -> None:
-    """Print where the run is and how it did; an interrupted run ends with the signal's exit code."""
+    """Print where the run is and how it did, and what to do with it unless `proposes` is off.
+
+    An interrupted run ends with the signal's exit code.
+    """
     from rl_training.runtime.interrupts import interrupting_signal
 
     signal_number = interrupting_signal(result.stop_reason)
+    code = _code_words(config, plugins)
+    resume = ["resume", str(result.run_dir), *code, *_repeated("--callback", callbacks or [])]
+    table = _training_table(result, config, _next_commands(result, config, code, resume) if proposes else [])
     values = {
         "run_dir": str(result.run_dir),
         "checkpoint_path": str(result.checkpoint_path),
@@ -51,18 +51,15 @@ def report_training(
         "stop_reason": result.stop_reason,
     }
     texts = {**values, "metrics": json.dumps(reduced(result.metrics))}
+    ending = [] if signal_number is None else ["saved; to resume:", *_indented(wrap_command(own_command(*resume), 2))]
     try:
-        show(values, [f"{key}={text}" for key, text in texts.items() if text is not None], as_json)
+        _print_both(values, [f"{key}={text}" for key, text in texts.items() if text is not None], table, as_json)
     except RLTrainingError as error:  # the terminal may be what is gone
         if signal_number is None:
             raise
         say(str(error))
-    code = _code_words(config, plugins)
-    resume = ["resume", str(result.run_dir), *code, *_repeated("--callback", callbacks or [])]
-    if not as_json:
-        say("\n".join(_training_table(result, config, code, resume)))
     if signal_number is not None:
-        say(f"saved; to go on:\n  {own_command(*resume)}")
+        say("\n".join(ending))
         raise typer.Exit(128 + signal_number)
 
 
@@ -102,11 +99,12 @@ def _remedy(run_dir: Path, words: Sequence[str]) -> str:
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
     """The options with which another command may make the environment of this run again."""
     from rl_training.envs.foreign_paths import find_paths
-    from rl_training.envs.user_code import plugin_of
+    from rl_training.envs.user_code import SHIPPED, plugin_of
 
     own = plugin_of(config.env_id or "")
     paths = [path for _, path in find_paths(config.env_kwargs)]
-    return [*_repeated("--plugin", [*(plugins or []), *([own] if own else [])]), *_repeated("--allow-path", paths)]
+    needed = [*(plugins or []), *([own] if own and own not in SHIPPED else [])]
+    return [*_repeated("--plugin", needed), *_repeated("--allow-path", paths)]
 
 
 def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -> None:
@@ -115,11 +113,21 @@ def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -
 
     checkpoint = resolve_checkpoint(path)
     run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else None
-    lines = [f"checkpoint_path={checkpoint}", f"metrics={json.dumps(reduced(metrics, keep_all=True))}"]
-    show(dict(metrics), lines if run_dir is None else [f"run_dir={run_dir}", *lines], as_json)
-    if not as_json:
-        rows = [*_score_rows(metrics), *(() if run_dir is None else _best_rows(run_dir))]
-        say("\n".join(_table(f"step {int(metrics['global_step']):,} of {run_dir or checkpoint}", rows)))
+    places = {"run_dir": None if run_dir is None else str(run_dir), "checkpoint_path": str(checkpoint)}
+    lines = [f"{key}={text}" for key, text in places.items() if text is not None]
+    lines.append(f"metrics={json.dumps(reduced(metrics, keep_all=True))}")
+    table = _table(f"step {int(metrics['global_step']):,} of {run_dir or checkpoint}", _score_rows(metrics))
+    _print_both({**metrics, **places}, lines, table, as_json)
+
+
+def _print_both(values: Mapping[str, Any], lines: Sequence[str], table: Sequence[str], as_json: bool) -> None:
+    """Print the lines for scripts and the table for people: on a terminal the table first, which is read there."""
+    is_read = is_terminal(sys.stdout) and not as_json
+    if is_read:
+        say("\n".join(table))
+    show(dict(values), lines, as_json)
+    if not as_json and not is_read:
+        say("\n".join(table))
 
 
 def reduced(metrics: Mapping[str, float], *, keep_all: bool = False) -> dict[str, float | None]:
@@ -132,16 +140,14 @@ def reduced(metrics: Mapping[str, float], *, keep_all: bool = False) -> dict[str
     }
 
 
-def _training_table(result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]) -> list[str]:
+def _training_table(result: TrainResult, config: TrainConfig, commands: Sequence[str]) -> list[str]:
     metrics = result.metrics
     steps, updates = int(metrics["global_step"]), int(metrics["gradient_steps"])
     end = "finished" if result.stop_reason is None else "stopped"
     title = f"{config.algo} on {config.env_id or 'recorded data'}, seed {config.seed}: {end} at step {steps:,}"
     rows = [("reason", result.stop_reason)] if result.stop_reason is not None else []
     rows += [*_score_rows(metrics), *_best_rows(result.run_dir), ("run", str(result.run_dir))]
-    commands = _next_commands(result, config, code, resume)
-    rows += [("" if number else "next", command) for number, command in enumerate(commands)]
-    lines = _table(f"{title} ({updates:,} gradient steps)", rows)
+    lines = _table(f"{title} ({updates:,} gradient steps)", rows, commands)
     if updates == 0:
         lines.append("WARNING: nothing was learned: this run took 0 gradient steps")
     return lines
@@ -150,20 +156,24 @@ def _training_table(result: TrainResult, config: TrainConfig, code: Sequence[str
 def _score_rows(metrics: Mapping[str, float]) -> list[Row]:
     if "eval_return_mean" not in metrics:
         other = {name: value for name, value in metrics.items() if name.startswith(("fqe_", "behaviour_"))}
-        return [(name, f"{value:.6g}") for name, value in other.items()]
-    count, spread = int(metrics["eval_episodes"]), metrics["eval_return_std"]
-    episodes = "episode" if count == 1 else "episodes"
-    rows = [
-        (
-            "score",
-            f"{metrics['eval_return_mean']:.1f} ± {spread:.1f} (mean ± standard deviation of {count:,} {episodes})",
-        )
-    ]
+        return [(name, _number_text(value)) for name, value in other.items()]
+    count = int(metrics["eval_episodes"])
+    score = f"{metrics['eval_return_mean']:.1f} ± {metrics['eval_return_std']:.1f}"
+    meaning = f"mean ± standard deviation of {count:,} {'episode' if count == 1 else 'episodes'}"
+    step = int(metrics.get("eval_step", metrics["global_step"]))
+    if step == metrics["global_step"]:
+        rows = [("score", f"{score} ({meaning})")]
+    else:
+        rows = [("score", f"{score} at step {step:,} (not evaluated since)"), ("", meaning)]
     if "eval_normalized_score" in metrics:
         rows.append(("", f"{metrics['eval_normalized_score']:.1f} normalized (0: random, 100: expert)"))
     if "eval_success_rate" in metrics:
         rows.append(("", f"{metrics['eval_success_rate']:.0%} of the episodes successful"))
     return rows
+
+
+def _number_text(value: float) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:.6g}"
 
 
 def _best_rows(run_dir: Path) -> list[Row]:
@@ -181,13 +191,23 @@ def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str]
 
     if interrupting_signal(result.stop_reason) is not None:
         return []
-    commands = [own_command("eval", str(result.run_dir), *code)] if config.env_id is not None else []
+    commands = [own_command(*words, *code) for words in _evaluations(result, config)]
     if result.stop_reason is not None:
         commands.append(own_command(*resume))
     else:
         restart = ["--schedules", "restart"] if _has_schedules(config) else []
         commands.append(own_command(*resume, "--total-timesteps", str(2 * config.total_timesteps), *restart))
     return commands
+
+
+def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
+    """How to evaluate the run: its best checkpoint if that is better than the last; without environment, from data."""
+    if config.env_id is None:
+        dataset = config.algo_kwargs.get("dataset_path") or config.algo_kwargs.get("dataset_id")
+        return [["eval", str(result.run_dir), "--dataset", str(dataset)]] if dataset else []
+    metrics = result.metrics
+    is_better = metrics.get("best_eval_return_mean", -math.inf) > metrics.get("eval_return_mean", math.inf)
+    return [["eval", str(result.run_dir / "checkpoints" / "best" if is_better else result.run_dir)]]
 
 
 def _has_schedules(config: TrainConfig) -> bool:
@@ -203,19 +223,15 @@ def _repeated(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in dict.fromkeys(values) for word in (option, value)]
 
 
-def _table(title: str, rows: Sequence[Row]) -> list[str]:
-    lines = [title]
-    for label, text in rows:
-        width = max(LABEL_WIDTH, len(label) + 2)
-        lines += [
-            f"  {label:<{width}}{part}" if not number else part for number, part in enumerate(_broken(text, width))
-        ]
+def _table(title: str, rows: Sequence[Row], commands: Sequence[str] = ()) -> list[str]:
+    """Labels and texts in two columns, and below them the commands to use next."""
+    width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in rows)])
+    lines = [title, *(f"  {label:<{width}}{text}" for label, text in rows)]
+    for number, command in enumerate(commands):
+        first, *rest = wrap_command(command, 2 + width)
+        lines += [f"  {'' if number else 'next':<{width}}{first}", *(f"{' ' * (2 + width)}{part}" for part in rest)]
     return lines
 
 
-def _broken(text: str, indent: int) -> list[str]:
-    """A command that is too long for a line is continued after a backslash, before its last option."""
-    head, dashes, tail = text.partition(" --")
-    if len(text) + indent + 2 <= WIDTH or not dashes:
-        return [text]
-    return [f"{head} \\", f"{' ' * (indent + 6)}--{tail}"]
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

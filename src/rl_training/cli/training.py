@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rl_training.cli.commands import own_command, wrap_command
 from rl_training.cli.options import (
     AllowedPaths,
     AsJson,
@@ -32,7 +33,7 @@ from rl_training.cli.options import (
     resolve,
     say,
 )
-from rl_training.cli.report import explaining_failure, own_command, report_training
+from rl_training.cli.report import explaining_failure, report_training
 from rl_training.errors import RLTrainingError
 from rl_training.streams import printable
 
@@ -180,7 +181,7 @@ def demo(
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = run_training(resolved.config)
-    report_training(result, resolved.config)
+    report_training(result, resolved.config, proposes=False)
     metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=20)
     score, spread = metrics["eval_return_mean"], metrics["eval_return_std"]
     put(f"\nThe trained policy scores {score:.1f} ± {spread:.1f} of 500 over 20 evaluation episodes.")
@@ -192,7 +193,8 @@ def demo(
         ["presets"],
         ["algos", "ppo"],
     ):
-        say(f"  {own_command(*words)}")
+        for line in wrap_command(own_command(*words), 2):
+            say(f"  {line}")
 
 
 def _picture_line(run_dir: Path) -> str:

@@ -179,11 +179,13 @@ class TensorboardSink(AppendedFile):
 
 
 def latest_metrics(path: Path) -> dict[str, float]:
-    """The latest value of each metric in a `metrics.jsonl`, as far as it can be read."""
+    """The latest value of each metric in a `metrics.jsonl`, as far as it can be read, and the evaluation's step."""
     found: dict[str, float] = {}
     with contextlib.suppress(OSError, RLTrainingError):
         for line in read_metrics(path):
             found |= {name: value for name, value in line.items() if value is not None}
+            if "eval_return_mean" in line and "global_step" in line:
+                found["eval_step"] = line["global_step"]
     return found
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
 PLAIN_WIDTH = 80
+STOPPING = "stopping after this step; saving…"
+ROOM_FOR_CTRL_C = 2
+"""Columns left free behind the bar: the terminal writes ^C there, and a line that it wraps could not be redrawn."""
 SMALLEST_BAR, LARGEST_BAR = 8, 30
 SECONDS_BETWEEN_LINES = 1.0
 SECONDS_BETWEEN_EVALUATION_LINES = 30.0
@@ -34,7 +37,7 @@ class ProgressView:
         self._pace = Pace(first_step)
         self._next_time = 0.0
         self._last: dict[str, float] = {}
-        self._evaluation_steps = 0
+        self._evaluation_start: float | None = None
 
     def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
         """Show where the run is, not too often."""
@@ -46,19 +49,21 @@ class ProgressView:
 
     def evaluating(self, num_done: int, num_episodes: int) -> None:
         """Show how far an evaluation is; called before each of its steps."""
-        if self._evaluation_steps == 0:
-            self._pace.pause()
-            self._next_time = time.monotonic() + self._seconds_to_first_evaluation_line()
-        self._evaluation_steps += 1
         now = time.monotonic()
+        if self._evaluation_start is None:
+            self._pace.pause()
+            self._evaluation_start = now
+            self._next_time = now + self._seconds_to_first_evaluation_line()
         if now >= self._next_time:
-            self._show_evaluation(f"evaluating: {describe_evaluation(num_done, num_episodes, self._evaluation_steps)}")
+            self._show_evaluation(
+                f"evaluating: {describe_evaluation(num_done, num_episodes, now - self._evaluation_start)}"
+            )
             self._next_time = now + max(self._seconds_to_first_evaluation_line(), SECONDS_BETWEEN_DRAWINGS)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], *, is_best: bool) -> None:
         """Leave a line with the score."""
         self._pace.resume(was_evaluation=True)
-        self._evaluation_steps, self._next_time = 0, time.monotonic() + self.seconds_between_lines
+        self._evaluation_start, self._next_time = None, time.monotonic() + self.seconds_between_lines
         self.message(f"step {step:,}  {describe_score(metrics)}{'  best so far' if is_best else ''}")
 
     def compiling(self, is_compiling: bool) -> None:
@@ -68,6 +73,13 @@ class ProgressView:
             self.message("compiling the update…")
         else:
             self._pace.resume()
+
+    def stopping(self) -> None:
+        """A signal asks the run to stop. Called by its handler: nothing may be printed here."""
+
+    def stopped(self) -> None:
+        """Acknowledge that signal: the step it came in is done."""
+        self.message(STOPPING)
 
     def message(self, text: str) -> None:
         """Print a line that stays; a reader that is gone, or a full disk under a log, is no reason to end a run."""
@@ -126,6 +138,15 @@ class LiveView(ProgressView):
         (self._pace.pause if is_compiling else self._pace.resume)()
         self._live.refresh()
 
+    def stopping(self) -> None:
+        """Show it behind the bar with its next drawing, until the step is done."""
+        self._activity = STOPPING
+
+    def stopped(self) -> None:
+        """Print it above the bar."""
+        self._activity = None
+        super().stopped()
+
     def message(self, text: str) -> None:
         """Print the line above the bar."""
         self._console.print(printable(text), markup=False, highlight=False)
@@ -156,7 +177,7 @@ class LiveView(ProgressView):
             parts = [*parts[: 1 if self._total else 0], self._activity]
         if self._total:
             parts = [f"{min(100, 100 * self._done // self._total):3}%", *parts]
-        width = self._console.width
+        width = self._console.width - ROOM_FOR_CTRL_C
         text = fit(parts, width - SMALLEST_BAR - 2)
         size = max(SMALLEST_BAR, min(LARGEST_BAR, width - len(text) - 2))
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -209,9 +230,9 @@ def describe_score(metrics: Mapping[str, float]) -> str:
     return text if success is None else f"{text}  success {success:.0%}"
 
 
-def describe_evaluation(num_done: int, num_episodes: int, num_steps: int) -> str:
-    """How far an evaluation is. Its episodes are stepped together: `num_steps` counts the steps they took so far."""
-    return f"{num_done:,} of {num_episodes:,} episodes, step {num_steps:,}"
+def describe_evaluation(num_done: int, num_episodes: int, seconds: float) -> str:
+    """How far an evaluation is, and since when: its episodes are stepped together, and may all end late."""
+    return f"{num_done:,} of {num_episodes:,} episodes, {format_seconds(seconds)}"
 
 
 def collapsed(notes: Iterable[str]) -> list[str]:
@@ -231,10 +252,10 @@ def _with_environments(text: str, numbers: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def counter(total: int, label: str, unit: str = "", *, counts_calls: bool = False) -> Iterator[Callable[[int], None]]:
+def counter(total: int, label: str, unit: str = "", *, shows_time: bool = False) -> Iterator[Callable[[int], None]]:
     """Give a function that takes how many of `total` are done, and show a bar on a terminal until the end.
 
-    With `counts_calls` it also shows how often it was called, so that it moves while nothing gets done.
+    With `shows_time` it also shows the time since the start, so that it moves while nothing gets done.
     """
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -242,16 +263,15 @@ def counter(total: int, label: str, unit: str = "", *, counts_calls: bool = Fals
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=LARGEST_BAR))
     with Progress(*columns, console=make_console(), disable=not is_shown, transient=True) as progress:
         task = progress.add_task(label, total=total)
-        num_calls, next_time = 0, 0.0
+        start, next_time = time.monotonic(), 0.0
 
         def show(num_done: int) -> None:
-            nonlocal num_calls, next_time
-            num_calls += 1
+            nonlocal next_time
             now = time.monotonic()
             if is_shown and now >= next_time:
                 next_time = now + SECONDS_BETWEEN_DRAWINGS
-                calls = f", step {num_calls:,}" if counts_calls else ""
-                text = f"{label} {num_done:,} of {total:,} {unit}".rstrip() + calls
+                passed = f", {format_seconds(now - start)}" if shows_time else ""
+                text = f"{label} {num_done:,} of {total:,} {unit}".rstrip() + passed
                 progress.update(task, completed=num_done, description=text, refresh=True)
 
         yield show

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from rl_training.runtime.trainer import TrainerState
@@ -15,8 +15,11 @@ INTERRUPTED = "interrupted by "
 
 
 @contextlib.contextmanager
-def stop_on_signals(state: TrainerState) -> Iterator[None]:
-    """Turn signals into a request to stop while the block runs (in the main thread; elsewhere do nothing)."""
+def stop_on_signals(state: TrainerState, on_request: Callable[[], None] | None = None) -> Iterator[None]:
+    """Turn signals into a request to stop while the block runs (in the main thread; elsewhere do nothing).
+
+    The first signal calls `on_request`, which must not print: the signal may have come while something was printed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -28,6 +31,8 @@ def stop_on_signals(state: TrainerState) -> Iterator[None]:
             raise KeyboardInterrupt
         seen.append(number)
         state.request_stop(INTERRUPTED + signal.Signals(number).name)
+        if on_request is not None:
+            on_request()
 
     before = {number: signal.signal(number, handle) for number in _signals_to_handle()}
     try:

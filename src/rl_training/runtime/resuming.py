@@ -298,7 +298,8 @@ def _as_it_ended(plan: ResumePlan) -> TrainResult:
     """What the run reported when it ended, from the lines that it logged."""
     run_dir, session = plan.checkpoint_path.parent.parent, plan.state.trainer_state["session"]
     counts: dict[str, float] = {"global_step": plan.global_step, "gradient_steps": session["update_count"]}
-    metrics = {**counts, **session["last_eval"], **latest_metrics(run_dir / "metrics.jsonl"), **counts}
+    evaluated = {**session["last_eval"], "eval_step": session["last_eval_step"]} if session["last_eval"] else {}
+    metrics = {**counts, **evaluated, **latest_metrics(run_dir / "metrics.jsonl"), **counts}
     best = CheckpointFolder(plan.checkpoint_path.parent).best
     if best is not None:
         metrics["best_eval_return_mean"] = best.score

@@ -168,6 +168,8 @@ class Session:
     def finish(self) -> TrainResult:
         """The loop has ended: save, and evaluate the last policy unless someone is waiting for the run to leave."""
         self._name_stop()
+        if interrupting_signal(self.state.stop_reason) is not None:
+            self.view.stopped()
         # Saved before the closing evaluation, so that a resumed run goes on as if it had never stopped here.
         path = self.save()
         if self.evaluator is not None and self.last_eval_step != self.state.global_step:
@@ -180,6 +182,8 @@ class Session:
             self._log()
         self.view.update(self.state.global_step, self.horizon.total, self._latest)
         metrics = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count, **self._latest}
+        if self.last_eval_step is not None:
+            metrics |= {**self.last_eval, "eval_step": self.last_eval_step}
         if self.checkpoints.best is not None:
             metrics["best_eval_return_mean"] = self.checkpoints.best.score
         return TrainResult(self.state.run_dir, path, metrics, self.state.stop_reason)

@@ -110,6 +110,8 @@ def run_training(
             view = make_view(first_step)
             stack.callback(view.close)
             view.message(f"{run.run_dir}: {parts.algorithm.device}, {execution.describe()}")
+            if checkpoint_state is not None:
+                view.message(f"resumed at step {first_step:,} of {config.total_timesteps:,}")
             warnings = learning_warnings(config, parts.algorithm.config, len(parts.dataset) if parts.dataset else None)
             for note in collapsed((*warnings, *parts.notes, *(parts.collector.doubts if parts.collector else ()))):
                 view.message(note)
@@ -204,7 +206,7 @@ def _run_session(
         save=save,
         eval_every_steps=parts.algorithm.config.eval_interval or max(1, config.total_timesteps // 10),
     )
-    with contextlib.ExitStack() as stack, stop_on_signals(state):
+    with contextlib.ExitStack() as stack, stop_on_signals(state, view.stopping):
         if checkpoint_state is None:
             parts.begin(RunSeeds.from_seed(config.seed))
         else:

@@ -105,7 +105,12 @@ def evaluate_algorithm(
     """Evaluate on the seeds that belong to the run. A checkpoint's `metadata` names the plugins that may be missing."""
     if num_episodes is not None and num_episodes < 1:
         raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
-    env_id = config.required_env_id
+    if config.env_id is None:
+        raise ConfigError(
+            "this run was trained from data and has no env_id to evaluate in: estimate its return from data,"
+            " `rl-training eval RUN --dataset FILE` (in Python: evaluate_checkpoint_offline)"
+        )
+    env_id = config.env_id
     refuse_unknown_code(env_id, metadata or {})
     refuse_unknown_paths(config.env_kwargs)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
@@ -113,7 +118,7 @@ def evaluate_algorithm(
     try:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"environment '{config.env_id}' has other spaces than the one the policy was trained in")
-        with counter(len(seeds), "evaluating", "episodes", counts_calls=True) as show:
+        with counter(len(seeds), "evaluating", "episodes", shows_time=True) as show:
             metrics = evaluator.evaluate(algorithm, show)
         if evaluator.num_restarts:
             tell(f"environments that failed and were made anew: {evaluator.num_restarts}")
