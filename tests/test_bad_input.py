@@ -145,8 +145,7 @@ class TestUnknownKey:
             ),
             (
                 "learning_rate=1e-3",
-                "unknown key 'learning_rate' for the configuration"
-                " (an algorithm's own key is written algo_kwargs.learning_rate=…)",
+                "unknown key 'learning_rate' for the configuration: did you mean algo_kwargs.learning_rate=…?",
             ),
         ],
     )

@@ -682,7 +682,7 @@ class TestInterrupted:
 
     @staticmethod
     def command_in(answer: Answer) -> list[str]:
-        (line,) = [line for line in answer.err.splitlines() if " resume " in line]
+        (line,) = [line for line in answer.err.replace("\\\n", "").splitlines() if " resume " in line]
         return shlex.split(line)
 
     def test_prints_a_command_that_goes_on(self, call: Call, tmp_path: Path) -> None:
@@ -761,7 +761,7 @@ class TestProcess:
         assert "Traceback" not in answer.err
         step = answer.metrics["global_step"]
         assert Path(answer.lines["checkpoint_path"]).name == f"step_{step:012d}"
-        (line,) = [line.strip() for line in answer.err.splitlines() if " resume " in line]
+        (line,) = [line.strip() for line in answer.err.replace("\\\n", "").splitlines() if " resume " in line]
         assert line == f"{sys.executable} -m rl_training resume {answer.run_dir}"
         resumed_process = spawn(tmp_path, *shlex.split(line))
         wait_for_step(resumed_process, tmp_path / "runs", step)

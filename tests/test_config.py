@@ -23,6 +23,7 @@ from rl_training.experiment.config import (
 from rl_training.experiment.presets import list_presets
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.runtime.run_utils import create_training_run, serialize_train_config
+from rl_training.validation import nearest
 
 
 def make(**values: Any) -> TrainConfig:
@@ -371,11 +372,15 @@ class TestOverrides:
         [
             (["=3"], "'=3' is not of the form key=value"),
             (["seed"], "'seed' is not of the form key=value"),
+            (["taau=3"], "unknown key 'taau' for the configuration: did you mean algo_kwargs.tau=…?"),
+            (
+                ["zzz=3"],
+                "unknown key 'zzz' for the configuration (an algorithm's own key is written algo_kwargs.zzz=…)",
+            ),
             (["sed=3"], "unknown key 'sed' for the configuration: did you mean 'seed'?"),
             (
                 ["learning_rate=3"],
-                "unknown key 'learning_rate' for the configuration"
-                " (an algorithm's own key is written algo_kwargs.learning_rate=…)",
+                "unknown key 'learning_rate' for the configuration: did you mean algo_kwargs.learning_rate=…?",
             ),
             (
                 ["algo_kwargs=3", "algo_kwargs.gamma=1"],
@@ -533,3 +538,8 @@ def test_every_preset_is_valid_and_lies_under_its_algorithm(path: Path) -> None:
     config = TrainConfig(**load_config_file(path))
     assert config.algo == path.parent.name
     get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+
+
+@pytest.mark.parametrize(("name", "found"), [("Corridor-v0", None), ("AirRade-v0", "AirRaid-v0")])
+def test_names_that_are_unlike_are_not_suggested(name: str, found: str | None) -> None:
+    assert nearest(name, ["AirRaid-v0", "CartPole-v1"]) == found

@@ -370,7 +370,7 @@ class TestPluginsOfARun:
         for command in (["eval"], ["resume", "--total-timesteps", "48"]):
             code, _, err = call(*command, "--checkpoint", run)
             assert code == 2
-            assert f"this run was started with --plugin {path}" in err
+            assert f" This run was started with --plugin {path}" in err
             assert {"mine": "unknown algorithm 'mine'", "ppo": "unknown environment 'Mine-v0'"}[words[0]] in err
         code, _, err = call("resume", "--checkpoint", run, "--total-timesteps", "48", "--plugin", path)
         assert code == 0, err

@@ -53,6 +53,8 @@ class FrozenConfig(BaseModel):
 
 NEITHER = ("float_parsing", "float_type", "model_type", "model_attributes_type")
 """Pydantic's names for a value that is neither a number nor a mapping."""
+SHORT_NAME = 4
+"""Letters of a name in which one wrong letter weighs much: `ppp` for `ppo`."""
 ConfigT = TypeVar("ConfigT", bound=FrozenConfig)
 
 
@@ -68,7 +70,8 @@ def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is spelt most like `name`, if one is similar; capitals do not count."""
     by_lower = {key.lower(): key for key in known}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    cutoff = 0.6 if len(name) <= SHORT_NAME else 0.75
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None
 
 

@@ -181,8 +181,8 @@ def resolve(options: Mapping[str, Any]) -> ResolvedConfig:
 
     words, file = options.get("words") or [], options.get("config")
     flags = {name: options[name] for name in FLAGS if options.get(name) is not None}
-    overrides = parse_overrides([word for word in words if "=" in word])
     plain_words = [word for word in words if "=" not in word]
+    overrides = parse_overrides([word for word in words if "=" in word], plain_words[0] if plain_words else None)
     if len(plain_words) > 2:
         raise ConfigError(f"expected ALGO ENV_ID and key=value settings, not {' '.join(words)!r}")
     names = dict(zip(("algo", "env_id"), plain_words, strict=False))

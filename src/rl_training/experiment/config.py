@@ -11,9 +11,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.plain_values import plain_copy
-from rl_training.experiment.registry import learns_offline
+from rl_training.experiment.registry import get_algorithm_spec, learns_offline, list_algorithm_specs
 from rl_training.experiment.yaml_text import MAX_BYTES, parse_yaml
-from rl_training.validation import FrozenConfig, suggest
+from rl_training.validation import FrozenConfig, nearest, suggest
 
 MAX_THREADS = 1024
 
@@ -122,8 +122,8 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: 
             sources[path] = name
 
 
-def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Turn `algo_kwargs.tau=0.01` and the like into nested values."""
+def parse_overrides(items: Sequence[str], algo: str | None = None) -> dict[str, Any]:
+    """Turn `algo_kwargs.tau=0.01` and the like into nested values; an error names the nearest key, also of `algo`."""
     values: dict[str, Any] = {}
     for item in items:
         key, equals, text = item.partition("=")
@@ -131,9 +131,7 @@ def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"'{item}' is not of the form key=value")
         parts = key.split(".")
         if parts[0] not in TrainConfig.model_fields:
-            remedy = f"an algorithm's own key is written algo_kwargs.{parts[0]}=…"
-            hint = suggest(parts[0], TrainConfig.model_fields, remedy)
-            raise ConfigError(f"unknown key '{key}' for the configuration{hint}")
+            raise ConfigError(f"unknown key '{key}' for the configuration{_hint(parts[0], algo)}")
         target = values
         for part in parts[:-1]:
             target = target.setdefault(part, {})
@@ -143,6 +141,17 @@ def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"'{key}' is given twice on the command line: remove one")
         target[parts[-1]] = parse_yaml(text, f"the value of '{key}'")
     return values
+
+
+def _hint(key: str, algo: str | None) -> str:
+    """The nearest key of the configuration or of the algorithm (of any, if it is not known)."""
+    names = [spec.name for spec in list_algorithm_specs()]
+    algos = [algo.lower()] if algo is not None and algo.lower() in names else names
+    own = {name for found in algos for name in get_algorithm_spec(found).config_class().model_fields}
+    near = nearest(key, [*own, *TrainConfig.model_fields])
+    if near in own:
+        return f": did you mean algo_kwargs.{near}=…?"
+    return suggest(key, TrainConfig.model_fields, f"an algorithm's own key is written algo_kwargs.{key}=…")
 
 
 def load_config_file(path: Path) -> dict[str, Any]:

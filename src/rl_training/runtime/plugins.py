@@ -27,9 +27,9 @@ def recorded_plugins(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def started_with(metadata: Mapping[str, Any]) -> str:
-    """The end of a message about something unknown; empty if no plugin is recorded."""
+    """The last sentence of a message about something unknown; empty if no plugin is recorded."""
     words = " ".join(f"--plugin {shlex.quote(place)}" for place in recorded_plugins(metadata))
-    return f"; this run was started with {words}: review that code, then pass it again" if words else ""
+    return f"This run was started with {words}: review that code, then pass it again" if words else ""
 
 
 def find_recorded(env_id: str, metadata: Mapping[str, Any]) -> str | None:
@@ -50,11 +50,19 @@ def find_algorithm(name: str, metadata: Mapping[str, Any]) -> AlgorithmSpec:
     try:
         return get_algorithm_spec(name)
     except ConfigError as error:
-        raise ConfigError(f"{error}{started_with(metadata)}") from None
+        raise ConfigError(_joined(str(error), started_with(metadata))) from None
 
 
 def check_registered(env_id: str, metadata: Mapping[str, Any]) -> None:
     """Raise for a checkpoint's environment id that is unknown, if the run had a plugin that may have registered it."""
     words = started_with(metadata)
     if words and ":" not in env_id and not is_registered(env_id) and missing_for_unknown(env_id) is None:
-        raise EnvError(f"unknown environment '{env_id}'{suggest(env_id, gym.registry, 'nothing registers it')}{words}")
+        hint = suggest(env_id, gym.registry, "nothing registers it")
+        raise EnvError(_joined(f"unknown environment '{env_id}'{hint}", words))
+
+
+def _joined(first: str, second: str) -> str:
+    """Two sentences; the first may be a question."""
+    if not second:
+        return first
+    return f"{first}{'' if first.endswith('?') else '.'} {second}"
