@@ -400,9 +400,27 @@ class TestConfig:
         rows = {line.split()[0]: line for line in answer.out.splitlines()}
         assert answer.code == 0
         assert rows["seed"].split(maxsplit=1)[1].split("#") == ["2                         ", " file f.yaml"]
-        assert rows["algo_kwargs.gae_lambda"].endswith(f"# {self.PRESET}")
+        assert rows["algo_kwargs.gae_lambda"].endswith("# preset")
+        assert answer.err.splitlines() == [f"using {self.PRESET}"], "which names the file once"
         assert rows["device"].endswith("# default")
         assert rows["num_envs"].endswith("# command line")
+
+    def test_nested_keys_have_rows_and_sources_of_their_own(self, call: Call) -> None:
+        answer = call("config", "sac", "Pendulum-v1", "algo_kwargs.replay={kind: prioritized, beta: 0.5}")
+        rows = {line.split()[0]: line.split(maxsplit=1)[1].split("#") for line in answer.out.splitlines()}
+        assert max(map(len, answer.out.splitlines())) <= 80
+        wanted = {
+            "kind": ['"prioritized"', "command line"],
+            "beta": ["0.5", "command line"],
+            "alpha": ["0.6", "default"],
+        }
+        for key, row in wanted.items():
+            assert [part.strip() for part in rows[f"algo_kwargs.replay.{key}"]] == row
+        assert "algo_kwargs.replay" not in rows
+
+    def test_takes_the_options_of_train(self, call: Call) -> None:
+        words = ["ppo", "CartPole-v1", "--run-suffix", "x", "--resume-or-start", "--callback", "none.py:None"]
+        assert call("config", *words).out == call("config", *words[:2]).out
 
     def test_trains_nothing(self, call: Call, tmp_path: Path) -> None:
         call(*self.WORDS)
@@ -419,7 +437,7 @@ class TestAlgos:
     def test_lists_every_algorithm(self, call: Call) -> None:
         answer = call("algos")
         assert answer.code == 0
-        names = [line.split()[0] for line in answer.out.splitlines()]
+        names = [line.split()[0] for line in answer.out.splitlines() if line[0] != " "]
         assert names == [spec.name for spec in registry.list_algorithm_specs()]
         assert {"ppo", "dqn", "sac"} <= set(names)
         assert "on_policy   proximal policy optimization" in answer.out
@@ -432,7 +450,7 @@ class TestAlgos:
     def test_lists_the_settings_of_one(self, call: Call) -> None:
         answer = call("algos", "ppo")
         assert answer.code == 0
-        listed = [line.split()[0] for line in answer.out.partition("\n\n")[0].splitlines() if line[0] != " "]
+        listed = [line.split()[0] for line in answer.out.split("\n\n")[1].splitlines() if line[0] != " "]
         assert listed == list(PPOConfig.model_fields)
         lines = answer.out.splitlines()
         place = next(number for number, line in enumerate(lines) if line.startswith("gae_lambda"))

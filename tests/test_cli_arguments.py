@@ -18,6 +18,8 @@ from rl_training.experiment.config import load_config_file, parse_overrides
 
 __all__ = ["call", "finished_run", "run"]
 
+COMMANDS = ("train", "eval", "resume", "config", "presets", "algos", "doctor", "plot", "demo")
+
 
 class TestRun:
     def test_eval_and_resume_take_the_run_by_position(self, call: Call, run: Path) -> None:
@@ -31,8 +33,8 @@ class TestRun:
 
     def test_plot_takes_a_checkpoint_too(self, call: Call, run: Path) -> None:
         pytest.importorskip("matplotlib")
-        for path in (run, run / "checkpoints" / "best", run / "checkpoints" / "step_000000000064"):
-            assert call("plot", path).out == f"picture={run / 'learning_curve.png'}\n"
+        for words in ([run], ["--checkpoint", run], [run / "checkpoints" / "step_000000000064"]):
+            assert call("plot", *words).out == f"picture={run / 'learning_curve.png'}\n"
 
     @pytest.mark.parametrize(
         "command", [["eval"], ["resume"], ["plot"], ["data", "collect", "--steps", "9", "--out=a.npz"]]
@@ -167,6 +169,44 @@ class TestCompletion:
 
 
 class TestHelp:
+    @pytest.mark.parametrize("command", [*COMMANDS, *(f"data {name}" for name in ("collect", "mix", "check"))])
+    def test_has_no_python_types(self, call: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        out = call(*command.split(), "--help").out
+        assert "<" not in out.replace("<=", "")
+        assert "[[" not in out
+        usage = out.splitlines()[0]
+        if command in ("eval", "resume", "plot"):
+            assert " RUN" in usage
+            assert "Needed unless --checkpoint is given." in " ".join(out.split())
+
+    def test_lists_commands_with_whole_sentences(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        for words in ([], ["data"]):
+            lines = call(*words, "--help").out.split("Commands:\n")[1].splitlines()
+            assert not any("..." in line for line in lines)
+        assert 'pip install "rl-training[plot]"' in call("plot", "--help").out
+
+    def test_texts_fit_the_command(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        assert "resume" not in call("demo", "--help").out
+        assert "environment" not in call("data", "mix", "--help").out
+        assert "new run in this folder" in " ".join(call("resume", "--help").out.split())
+        assert "checkpoint" not in call("algos", "--help").out
+
+
+class TestLists:
+    def test_fit_eighty_columns(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        algos, presets = call("algos"), call("presets")
+        for line in [*algos.out.splitlines(), *presets.out.splitlines(), *presets.err.splitlines()]:
+            assert len(line) <= 80
+        assert all(line[:20].strip() == "" or line[19] == " " for line in algos.out.splitlines())
+        assert presets.out.splitlines()[0].split() == ["preset", "environment", "steps", "score"]
+        assert call("algos", "sac").out.splitlines()[0] == "set as algo_kwargs.NAME=VALUE"
+
+
+class TestHelpOnTerminals:
     def test_uses_the_width_of_the_terminal(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         for width in (60, 80, 140):
             monkeypatch.setenv("COLUMNS", str(width))

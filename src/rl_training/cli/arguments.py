@@ -8,15 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from rl_training.errors import ConfigError
 
 RUNS = Path("runs")
+LONGEST_SENTENCE = 1000
 
 
 class StrictCommand(TyperCommand):
-    """A command that refuses an option given twice, of which the last would win."""
+    """A command that refuses an option given twice, of which the last would win; its help has no Python types."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The options, and each argument as it is written: typer would put brackets around all of them."""
+        arguments = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, TyperArgument)]
+        return ["[OPTIONS]", *(argument.display_name_raw for argument in arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The arguments and the options, each with its text."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, TyperArgument):
+                sections["Arguments"].append((parameter.display_name_raw, record[1]))
+            elif record is not None:
+                sections["Options"].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The first sentence, whole: the list of commands wraps it."""
+        return super().get_short_help_str(LONGEST_SENTENCE)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments of one call."""
@@ -62,9 +86,9 @@ def find_run(run: Path | None, checkpoint: Path | None = None) -> Path:
     return found
 
 
-def find_run_folder(run: Path | None) -> Path:
+def find_run_folder(run: Path | None, checkpoint: Path | None = None) -> Path:
     """The run folder that a command names, by itself or by a checkpoint in it."""
-    found = find_run(run)
+    found = find_run(run, checkpoint)
     return found.parent.parent if found.parent.name == "checkpoints" else found
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli.arguments import StrictCommand, find_run, positive_number
+from rl_training.cli.arguments import StrictCommand, complete_run, find_run, positive_number
 from rl_training.cli.options import (
     NUMBER,
     AllowedPaths,
     AsJson,
     CheckpointPath,
+    CheckpointPlugins,
     Plugins,
-    Run,
     find_beside,
     put,
     say,
@@ -28,9 +28,23 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
-Out = Annotated[Path | None, typer.Option("--out", help="The .npz file to write.")]
-Minari = Annotated[str | None, typer.Option("--minari", help="A new Minari data set to write instead: name-v0.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the environment, the actions and the choice.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The .npz file to write.")]
+Minari = Annotated[
+    str | None, typer.Option("--minari", metavar="NAME", help="A new Minari data set to write instead: name-v0.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, metavar=NUMBER, help="Seed of the environment and of the random actions.")
+]
+MixSeed = Annotated[int, typer.Option("--seed", min=0, metavar=NUMBER, help="Seed of the choice of episodes.")]
+
+OptionalRun = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A run folder, or a checkpoint in it. Needed unless --checkpoint or --env is given.",
+        metavar="[RUN]",
+        autocompletion=complete_run,
+    ),
+]
 
 
 @app.callback()
@@ -41,17 +55,24 @@ def _data() -> None:
 @app.command(cls=StrictCommand)
 def collect(
     steps: Annotated[int, typer.Option("--steps", help="Steps to record.", metavar=NUMBER, parser=positive_number)],
-    run: Run = None,
+    run: OptionalRun = None,
     checkpoint: CheckpointPath = None,
     env: Annotated[
-        str | None, typer.Option("--env", callback=find_beside, help="Instead of an agent: random actions in this one.")
+        str | None,
+        typer.Option(
+            "--env", metavar="ENV_ID", callback=find_beside, help="Instead of an agent: random actions in this one."
+        ),
     ] = None,
     out: Out = None,
     minari: Minari = None,
-    epsilon: Annotated[float, typer.Option("--epsilon", min=0, max=1, help="Probability of a random action.")] = 0.0,
-    noise: Annotated[float, typer.Option("--noise", min=0, help="Standard deviation of noise on actions.")] = 0.0,
+    epsilon: Annotated[
+        float, typer.Option("--epsilon", min=0, max=1, metavar=NUMBER, help="Probability of a random action.")
+    ] = 0.0,
+    noise: Annotated[
+        float, typer.Option("--noise", min=0, metavar=NUMBER, help="Standard deviation of noise on actions.")
+    ] = 0.0,
     seed: Seed = 0,
-    plugin: Plugins = None,
+    plugin: CheckpointPlugins = None,
     allow_path: AllowedPaths = None,
 ) -> None:
     """Record what a trained agent, or random actions, do: `data collect RUN --steps 10000 --out a.npz`."""
@@ -90,9 +111,11 @@ def collect(
 @app.command(cls=StrictCommand)
 def mix(
     words: Annotated[list[str], typer.Argument(help="Files to mix.", metavar="FILE...")],
-    out: Annotated[Path, typer.Option("--out", help="The .npz file to write.")],
-    weights: Annotated[list[float] | None, typer.Option("--weights", help="Share of each file.")] = None,
-    seed: Seed = 0,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The .npz file to write.")],
+    weights: Annotated[
+        list[float] | None, typer.Option("--weights", metavar="NUMBER...", help="Share of each file.")
+    ] = None,
+    seed: MixSeed = 0,
 ) -> None:
     """Mix whole episodes of several files: `data mix a.npz b.npz --weights 0.5 0.5 --out mixed.npz`."""
     from rl_training.data.dataset_loaders import check_new_file, mix_datasets, save_transition_dataset
@@ -113,9 +136,12 @@ def mix(
 
 @app.command(cls=StrictCommand)
 def check(
-    source: Annotated[str, typer.Argument(help="A .npz or .pt file, or the id of a Minari data set.")],
+    source: Annotated[
+        str, typer.Argument(help="A .npz or .pt file, or the id of a Minari data set.", metavar="DATASET")
+    ],
     env: Annotated[
-        str | None, typer.Option("--env", callback=find_beside, help="Hold it against this environment's spaces.")
+        str | None,
+        typer.Option("--env", metavar="ENV_ID", callback=find_beside, help="Check against this environment's spaces."),
     ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,

@@ -14,9 +14,9 @@ from rl_training.cli.options import (
     AllowedPaths,
     AsJson,
     CheckpointPath,
+    CheckpointPlugins,
     Device,
     EvalEpisodes,
-    Plugins,
     Quiet,
     Run,
     put,
@@ -30,7 +30,12 @@ def evaluate(
     checkpoint: CheckpointPath = None,
     eval_episodes: EvalEpisodes = None,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Estimate the return from this dataset (fitted Q evaluation).")
+        str | None,
+        typer.Option(
+            "--dataset",
+            metavar="FILE|MINARI_ID",
+            help="Estimate the return from this dataset (fitted Q evaluation).",
+        ),
     ] = None,
     fqe_updates: Annotated[
         int | None,
@@ -42,7 +47,7 @@ def evaluate(
         ),
     ] = None,
     device: Device = None,
-    plugin: Plugins = None,
+    plugin: CheckpointPlugins = None,
     allow_path: AllowedPaths = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -70,9 +75,15 @@ def evaluate(
 
 def plot(
     run: Run = None,
-    out: Annotated[Path | None, typer.Option("--out", help="PNG to write (default: in the run folder).")] = None,
+    checkpoint: CheckpointPath = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="PNG to write (default: in the run folder).")
+    ] = None,
 ) -> None:
-    """Draw a run's learning curve: `plot RUN`. Needs an extra: pip install "rl-training[plot]"."""
+    """Draw a run's learning curve: `plot RUN`.
+
+    Needs an extra: pip install "rl-training[plot]"
+    """
     from rl_training.experiment.plotting import plot_learning_curve
 
-    put(f"picture={plot_learning_curve(find_run_folder(run), out)}")
+    put(f"picture={plot_learning_curve(find_run_folder(run, checkpoint), out)}")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_training.cli.arguments import complete_algorithm, positive_number
+from rl_training.cli.config_rows import configuration_rows, row_lines
 from rl_training.cli.options import (
     NUMBER,
     AsJson,
+    Callbacks,
     ConfigFile,
     Device,
     EvalEpisodes,
@@ -20,12 +22,13 @@ from rl_training.cli.options import (
     NumEnvs,
     OutputDir,
     Plugins,
+    Quiet,
+    ResumeOrStart,
+    RunSuffix,
     Seed,
     TotalTimesteps,
     Words,
-    configuration_rows,
     find_beside,
-    json_text,
     resolve,
     say,
     show,
@@ -35,6 +38,8 @@ from rl_training.errors import RLTrainingError
 if TYPE_CHECKING:
     from rl_training.algorithms.config import AlgorithmConfig
     from rl_training.experiment.presets import PresetScore
+
+MIN_WIDTH = 40
 
 
 def show_config(
@@ -48,19 +53,28 @@ def show_config(
     eval_episodes: EvalEpisodes = None,
     seed: Seed = None,
     device: Device = None,
+    run_suffix: RunSuffix = None,
+    resume_or_start: ResumeOrStart = False,
     plugin: Plugins = None,
+    callback: Callbacks = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the settings a run would have, and where each comes from."""
-    rows = configuration_rows(resolve(context.params))
-    width = max(len(key) for key, _, _ in rows)
-    lines = [f"{key:<{width}}  {json_text(value):<24}  # {source}" for key, value, source in rows]
-    show({key: {"value": value, "source": source} for key, value, source in rows}, lines, as_json)
+    """Show the settings a run would have, and where each comes from.
+
+    It takes every option of `train`; those that are no settings (--run-suffix, --resume-or-start, --callback) have no
+    effect here.
+    """
+    resolved = resolve(context.params)
+    rows = configuration_rows(resolved)
+    values = {key: {"value": value, "source": source} for key, value, source in rows}
+    show(values, row_lines(configuration_rows(resolved, is_flat=True)), as_json)
 
 
 def algos(
     name: Annotated[
-        str | None, typer.Argument(help="An algorithm, to list its settings.", autocompletion=complete_algorithm)
+        str | None,
+        typer.Argument(help="An algorithm, to list its settings.", metavar="[ALGO]", autocompletion=complete_algorithm),
     ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
@@ -70,10 +84,17 @@ def algos(
 
     if name is None:
         rows = [(spec.name, spec.loop.value, spec.summary) for spec in list_algorithm_specs()]
-        lines = [f"{name:<8}{loop:<12}{summary}" for name, loop, summary in rows]
+        lines = [line for row in rows for line in _algorithm_lines(*row)]
         show([dict(zip(("name", "loop", "summary"), row, strict=True)) for row in rows], lines, as_json)
         return
     _show_settings(get_algorithm_spec(name).config_class(), as_json)
+
+
+def _algorithm_lines(name: str, loop: str, summary: str) -> list[str]:
+    """One algorithm, its summary wrapped by words in a column of its own."""
+    start = f"{name:<8}{loop:<12}"
+    width = max(MIN_WIDTH, shutil.get_terminal_size().columns)
+    return textwrap.wrap(summary, width, initial_indent=start, subsequent_indent=" " * len(start))
 
 
 def _show_settings(config_class: type[AlgorithmConfig], as_json: bool) -> None:
@@ -81,7 +102,8 @@ def _show_settings(config_class: type[AlgorithmConfig], as_json: bool) -> None:
 
     settings = list_settings(config_class)
     width = shutil.get_terminal_size().columns
-    lines = [line for setting in settings for line in setting.lines(width)]
+    lines = ["set as algo_kwargs.NAME=VALUE", ""]
+    lines += [line for setting in settings for line in setting.lines(width)]
     schedule = schedule_line(config_class)
     lines += [] if schedule is None else ["", *textwrap.wrap(schedule, width)]
     values = {
@@ -96,12 +118,13 @@ def presets(as_json: AsJson = False) -> None:
     from rl_training.experiment.presets import describe_presets
 
     found = describe_presets()
-    rows = [(preset.name, preset.env_id, f"{preset.total_timesteps:,}", _score_text(preset.score)) for preset in found]
+    rows = [("preset", "environment", "steps", "score")]
+    rows += [(preset.name, preset.env_id, f"{preset.total_timesteps:,}", _score_text(preset.score)) for preset in found]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}} {row[2]:>{widths[2]}} {row[3]}" for row in rows]
     show([dataclasses.asdict(preset) for preset in found], lines, as_json)
     if not as_json:
-        say("score: mean over (number of) seeds; best: of the best checkpoint, else of the last")
+        say("score: mean over (n) seeds, of the last checkpoint; 'best': of the best one")
 
 
 def _score_text(score: PresetScore | None) -> str:
@@ -118,12 +141,16 @@ def doctor(
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option("--env", callback=find_beside, help="An environment to examine (default: the machine)."),
+        typer.Option(
+            "--env", metavar="ENV_ID", callback=find_beside, help="An environment to examine (default: the machine)."
+        ),
     ] = None,
     steps: Annotated[
         int, typer.Option("--steps", help="Steps to watch it for.", metavar=NUMBER, parser=positive_number)
     ] = 600,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the environment and the actions.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, metavar=NUMBER, help="Seed of the environment and the actions.")
+    ] = 0,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:

@@ -68,7 +68,11 @@ Words = Annotated[
 ]
 Run = Annotated[
     Path | None,
-    typer.Argument(help="A run folder, or a checkpoint in it.", metavar="RUN", autocompletion=complete_run),
+    typer.Argument(
+        help="A run folder, or a checkpoint in it. Needed unless --checkpoint is given.",
+        metavar="RUN",
+        autocompletion=complete_run,
+    ),
 ]
 Changes = Annotated[
     list[str] | None,
@@ -79,19 +83,35 @@ Changes = Annotated[
     ),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file of settings; one that names algo or env_id uses no preset.")
-]
-NoPreset = Annotated[bool, typer.Option("--no-preset", help="Do not use the preset of the pair ALGO ENV_ID.")]
-OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="Folder that holds the run folders.")]
-TotalTimesteps = Annotated[
-    int | None,
+    Path | None,
     typer.Option(
-        "--total-timesteps",
-        help="Total environment steps, including those before a resume (offline: updates).",
-        metavar=NUMBER,
-        parser=whole_number,
+        "--config", metavar="FILE", help="YAML file of settings; one that names algo or env_id uses no preset."
     ),
 ]
+NoPreset = Annotated[bool, typer.Option("--no-preset", help="Do not use the preset of the pair ALGO ENV_ID.")]
+OutputDir = Annotated[
+    Path | None, typer.Option("--output-dir", metavar="FOLDER", help="Folder that holds the run folders.")
+]
+ResumeOutputDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--output-dir",
+        metavar="FOLDER",
+        help="Resume as a new run in this folder, and leave the old one as it is (default: in its own folder).",
+    ),
+]
+
+
+def _total_timesteps(text: str) -> Any:
+    return typer.Option("--total-timesteps", help=text, metavar=NUMBER, parser=whole_number)
+
+
+TotalTimesteps = Annotated[int | None, _total_timesteps("Total environment steps (offline: updates).")]
+ResumeTotalTimesteps = Annotated[
+    int | None,
+    _total_timesteps("Total environment steps, those before the resume included (offline: updates)."),
+]
+DemoTimesteps = Annotated[int | None, _total_timesteps("Environment steps to train for (default: the preset's).")]
 NumEnvs = Annotated[
     int | None,
     typer.Option("--num-envs", help="Environments stepped together.", metavar=NUMBER, parser=whole_number),
@@ -104,22 +124,39 @@ Seed = Annotated[
     int | None,
     typer.Option("--seed", help="Seed of every random number.", metavar=NUMBER, parser=whole_number),
 ]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps.")]
+RunSuffix = Annotated[
+    str | None, typer.Option("--run-suffix", metavar="NAME", help="End of the run folder's name (default: time).")
+]
+ResumeOrStart = Annotated[
+    bool,
+    typer.Option(
+        "--resume-or-start",
+        help="Resume the run of this --run-suffix if its folder exists, for jobs that are queued again.",
+    ),
+]
 Quiet = Annotated[
     bool,
     typer.Option("-q", "--quiet", help="Print results and errors only.", callback=_be_quiet, is_eager=True),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
 CheckpointPath = Annotated[
-    Path | None, typer.Option("--checkpoint", help="The same as RUN.", autocompletion=complete_run)
+    Path | None, typer.Option("--checkpoint", metavar="RUN", help="The same as RUN.", autocompletion=complete_run)
 ]
+
+
+def _plugins(text: str) -> Any:
+    return typer.Option("--plugin", metavar="MODULE|FILE.py", callback=_import_plugins, help=text)
+
+
 Plugins = Annotated[
+    list[str] | None, _plugins("Code to import first, which registers algorithms or environments. Repeatable.")
+]
+CheckpointPlugins = Annotated[
     list[str] | None,
-    typer.Option(
-        "--plugin",
-        callback=_import_plugins,
-        help="Module or file.py to import first: it registers algorithms or environments, or is a checkpoint's"
-        " environment (file.py:function allows a checkpoint to call that function).",
+    _plugins(
+        "Code to import first, which registers the algorithm or environment of the run, or holds its environment"
+        " (FILE.py:function allows a checkpoint to call that function). Repeatable."
     ),
 ]
 AllowedPaths = Annotated[
@@ -246,23 +283,3 @@ def read_resume(
     if twice:
         raise ConfigError(f"'{min(twice)}' is given twice on the command line")
     return find_run(run, checkpoint), {**flags, "changes": changes}
-
-
-def configuration_rows(resolved: ResolvedConfig) -> list[tuple[str, Any, str]]:
-    """Every key with its value and its source, the algorithm's own defaults included."""
-    from rl_training.envs.factory import split_env_kwargs
-    from rl_training.experiment.registry import get_algorithm_spec
-    from rl_training.runtime.run_utils import serialize_train_config
-
-    config = resolved.config
-    split_env_kwargs(config.env_kwargs)  # raises if they are wrong
-    values = serialize_train_config(config)
-    values["algo_kwargs"] = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
-    rows = []
-    for key, value in values.items():
-        nested = value.items() if key in ("algo_kwargs", "env_kwargs") else [("", value)]
-        for name, item in nested:
-            path = f"{key}.{name}" if name else key
-            source = next((s for known, s in resolved.sources.items() if f"{known}.".startswith(f"{path}.")), "default")
-            rows.append((path, item, source))
-    return rows

@@ -16,7 +16,9 @@ from rl_training.cli.options import (
     Callbacks,
     Changes,
     CheckpointPath,
+    CheckpointPlugins,
     ConfigFile,
+    DemoTimesteps,
     Device,
     EvalEpisodes,
     NoPreset,
@@ -24,7 +26,11 @@ from rl_training.cli.options import (
     OutputDir,
     Plugins,
     Quiet,
+    ResumeOrStart,
+    ResumeOutputDir,
+    ResumeTotalTimesteps,
     Run,
+    RunSuffix,
     Seed,
     TotalTimesteps,
     Words,
@@ -53,16 +59,8 @@ def train(
     eval_episodes: EvalEpisodes = None,
     seed: Seed = None,
     device: Device = None,
-    run_suffix: Annotated[
-        str | None, typer.Option("--run-suffix", help="End of the run folder's name (default: time).")
-    ] = None,
-    resume_or_start: Annotated[
-        bool,
-        typer.Option(
-            "--resume-or-start",
-            help="Resume the run of this --run-suffix if its folder exists, for jobs that are queued again.",
-        ),
-    ] = False,
+    run_suffix: RunSuffix = None,
+    resume_or_start: ResumeOrStart = False,
     plugin: Plugins = None,
     callback: Callbacks = None,
     quiet: Quiet = False,
@@ -109,14 +107,15 @@ def resume(
     run: Run = None,
     words: Changes = None,
     checkpoint: CheckpointPath = None,
-    total_timesteps: TotalTimesteps = None,
-    output_dir: OutputDir = None,
+    total_timesteps: ResumeTotalTimesteps = None,
+    output_dir: ResumeOutputDir = None,
     eval_episodes: EvalEpisodes = None,
     device: Device = None,
     schedules: Annotated[
         str | None,
         typer.Option(
             "--schedules",
+            metavar="stretch|restart|hold",
             help="Schedules of an extended run: stretch the rest over the steps left (default), restart, or hold.",
         ),
     ] = None,
@@ -126,7 +125,7 @@ def resume(
     fall_back: Annotated[
         bool, typer.Option("--fall-back", help="If the checkpoint is damaged, use the newest one that is whole.")
     ] = False,
-    plugin: Plugins = None,
+    plugin: CheckpointPlugins = None,
     allow_path: AllowedPaths = None,
     callback: Callbacks = None,
     quiet: Quiet = False,
@@ -171,7 +170,7 @@ def _say_if_over(plan: ResumePlan) -> None:
 def demo(
     context: typer.Context,
     output_dir: OutputDir = None,
-    total_timesteps: TotalTimesteps = None,
+    total_timesteps: DemoTimesteps = None,
     quiet: Quiet = False,
 ) -> None:
     """Train PPO on CartPole-v1, show its score, and say what to try next."""

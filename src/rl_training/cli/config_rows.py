@@ -1,0 +1,66 @@
+"""The settings of a run as rows: key, value, and the source that set it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rl_training.cli.options import json_text
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import ResolvedConfig
+
+ConfigRow = tuple[str, Any, str]
+MAPPINGS = ("algo_kwargs", "env_kwargs")
+LONGEST_VALUE = 24
+
+
+def configuration_rows(resolved: ResolvedConfig, *, is_flat: bool = False) -> list[ConfigRow]:
+    """Every key with its value and its source, the algorithm's own defaults included; if flat, also nested keys."""
+    from rl_training.envs.factory import split_env_kwargs
+    from rl_training.experiment.registry import get_algorithm_spec
+    from rl_training.runtime.run_utils import serialize_train_config
+
+    config = resolved.config
+    split_env_kwargs(config.env_kwargs)  # raises if they are wrong
+    values = serialize_train_config(config)
+    given = {path for path, _ in _leaves({key: values[key] for key in MAPPINGS}, "")}
+    values["algo_kwargs"] = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
+    rows: list[ConfigRow] = []
+    for key, value in values.items():
+        if key not in MAPPINGS:
+            pairs = [(key, value)]
+        elif is_flat:
+            pairs = list(_leaves(value, f"{key}."))
+        else:
+            pairs = [(f"{key}.{name}", item) for name, item in value.items()]
+        rows += [(path, item, _source(path, resolved.sources, given)) for path, item in pairs]
+    return rows
+
+
+def row_lines(rows: list[ConfigRow]) -> list[str]:
+    """The rows in columns; a preset's file is not repeated in each."""
+    width = max(len(key) for key, _, _ in rows)
+    lines = []
+    for key, value, source in rows:
+        origin = "preset" if source.startswith("preset ") else source
+        lines.append(f"{key:<{width}}  {json_text(value):<{LONGEST_VALUE}}  # {origin}")
+    return lines
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Every value that is not a mapping itself, with its dotted key; an empty mapping is a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _source(path: str, sources: Mapping[str, str], given: set[str]) -> str:
+    """What set the key or, of a mapping, a part of it; a part of a mapping that was not given is a default."""
+    within = next((source for known, source in sources.items() if f"{known}.".startswith(f"{path}.")), None)
+    if within is not None:
+        return within
+    around = [known for known in sources if path.startswith(f"{known}.")]
+    return sources[max(around, key=len)] if around and path in given else "default"
