@@ -251,6 +251,40 @@ class ClassCounter(Scored):
         return float(self.count)
 
 
+class ConstructorCounter(Scored):
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).made += 1
+        self.number = self.made
+
+    def score(self) -> float:
+        return float(self.number)
+
+
+CONSTRUCTOR_CHANCE = random.Random(8)
+
+
+class ConstructorChance(Scored):
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = CONSTRUCTOR_CHANCE.random()
+
+    def score(self) -> float:
+        return self.number
+
+
+class CloseCounter(Scored):
+    closed = 0
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+    def score(self) -> float:
+        return float(self.closed)
+
+
 class SharedPlace(Scored):
     """Keeps in its class what belongs to one episode of one environment."""
 

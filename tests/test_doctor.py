@@ -79,6 +79,8 @@ def test_an_environment_that_can_be_restored_is_called_exact(name: str, method: 
         ("ModuleTable", "changes the variable of its module 'MODULE_TABLE'"),
         ("ModuleTable", "in a new process that restored it"),
         ("ClassCounter", "changes the class attribute 'count'"),
+        ("ConstructorCounter", "changes the class attribute 'made'"),
+        ("CloseCounter", "changes the class attribute 'closed'"),
         ("CountIterator", "its attribute 'numbers' is not as it was"),
         ("SpaceChance", "draws from the generator of its action_space"),
         ("RareChance", "draws from Python's global generator"),

@@ -240,6 +240,28 @@ def test_an_environment_that_writes_into_its_action_is_exact(tmp_path: Path) -> 
     assert np.abs(segment.arrays["actions"]).max() <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ConstructorCounter", "class attribute 'made'"),
+        ("ConstructorChance", "variable of its module 'CONSTRUCTOR_CHANCE'"),
+        ("CloseCounter", "class attribute 'closed'"),
+        ("ClassCounter", "class attribute 'count'"),
+    ],
+)
+def test_a_run_whose_environments_change_their_class_is_approximate(
+    name: str, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config("ppo", tmp_path, env_id=f"{FAULTY}:{name}", total_timesteps=64)
+    run_dir = run_training(config).run_dir
+    capfd.readouterr()
+    resume_training(run_dir, total_timesteps=80)
+    said = capfd.readouterr().err
+    assert "exactness: approximate" in said
+    assert said.count(f"it changes the {words}, which is not saved") == 1
+    assert load_checkpoint(run_dir).metadata["exactness"] == "approximate"
+
+
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize(("name", "exactness"), [("Curriculum", "exact"), ("GlobalChance", "approximate")])
 def test_a_resumed_run_says_whether_it_is_exact(

@@ -14,6 +14,7 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.error import Error as GymnasiumError
 
 from rl_training.envs.extras import import_known_packages, missing_for_registered, missing_for_unknown
+from rl_training.envs.shared_changes import known_class, remember_class, watch_call
 from rl_training.envs.user_code import Maker, find_maker, frames_of_user
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.validation import suggest
@@ -27,7 +28,7 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
     """Make the environment, with its own time limit or with this one."""
     maker = find_maker(env_id)
     import_known_packages(env_id)
-    with translate_construction_errors(env_id, env_arguments):
+    with translate_construction_errors(env_id, env_arguments), watch_call(known_class(env_id), "make"):
         if maker is None:
             newest = newer_version(env_id)
             if newest is not None and parse_env_id(env_id)[2] is None and env_id not in gym.registry:
@@ -36,11 +37,13 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
             with warnings.catch_warnings() if newest is not None else contextlib.nullcontext():
                 if newest is not None:  # told once, before the run, instead of with each environment
                     warnings.filterwarnings("ignore", message=".*is out of date")
-                return gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **env_arguments)
-        _check_arguments(env_id, maker, env_arguments)
-        env = maker(**env_arguments)
+                env = gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **env_arguments)
+        else:
+            _check_arguments(env_id, maker, env_arguments)
+            env = maker(**env_arguments)
     _check_is_env(env_id, env)
-    return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
+    remember_class(env_id, type(env.unwrapped))
+    return env if maker is None or max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
 
 
 def newer_version(env_id: str) -> str | None:
@@ -71,7 +74,9 @@ def translate_construction_errors(env_id: str, env_arguments: Mapping[str, Any])
         raise EnvError(missing_for_registered(env_id, error)) from error
     except GymnasiumError as error:
         raise EnvError(_explain_refused_id(env_id, error)) from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         told = f"{type(error).__name__}: {_first_cause(error)}{frames_of_user(error)}"
         if env_arguments and isinstance(error, REFUSALS):
             refused = f"environment '{env_id}' refuses its env_kwargs {dict(env_arguments)}: {told}"

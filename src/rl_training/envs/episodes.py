@@ -11,6 +11,7 @@ import numpy as np
 
 from rl_training.envs.answers import check, explain_reset, explain_step, find_misfit
 from rl_training.envs.global_generators import seed_global_generators
+from rl_training.envs.shared_changes import shared_changes, watch_call
 
 SUCCESS_KEYS = ("is_success", "success")
 """Where the last info of an episode tells how it went."""
@@ -38,6 +39,8 @@ class EpisodeEnv:
         self._has_own_process = has_own_process
         self._env: gym.Env[Any, Any] | None = None
         self._is_checked = False
+        self._watch = contextlib.ExitStack()
+        """Sees what the episode changes that others of its class share."""
 
     def make(self, seed: int) -> None:
         """Close the environment of the last episode, and make one for the next."""
@@ -47,6 +50,7 @@ class EpisodeEnv:
             seed_global_generators(seed)
         self._env = self._make_env()
         self._is_checked = False
+        self._watch.enter_context(watch_call(type(self._env.unwrapped), "episode"))
 
     def reset(self, seed: int) -> Any:
         """Begin the episode."""
@@ -73,9 +77,16 @@ class EpisodeEnv:
 
     def close(self) -> None:
         """Close the environment."""
+        self._watch.close()
         env, self._env = self._env, None
         if env is not None:
-            env.close()
+            with watch_call(type(env.unwrapped), "close"):
+                env.close()
+
+    def shared_changes(self) -> list[str]:
+        """Which class attributes and module variables were seen to change, here and in others of this process."""
+        self._watch.close()
+        return [] if self._env is None else shared_changes(type(self._env.unwrapped))
 
 
 def read_success(info: Mapping[str, Any]) -> bool | None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
+from rl_training.envs.shared_changes import watch_call
 from rl_training.envs.user_code import trace_from_user
 from rl_training.errors import EnvError
 
@@ -120,7 +121,8 @@ def _try_to(call: Callable[..., None], *values: Any) -> Fault | None:
 
 def close_example(env: gym.Env[Any, Any]) -> None:
     """Close an environment that was made only to be looked at; those that are used will tell if they cannot close."""
-    _try_to(env.close)
+    with watch_call(type(env.unwrapped), "close"):
+        _try_to(env.close)
 
 
 def describe_error(error: BaseException) -> str:

@@ -14,13 +14,13 @@ from rl_training.envs import atari
 from rl_training.envs.answers import check, explain_reset, find_misfit
 from rl_training.envs.attributes import MAX_ARRAY_BYTES, MAX_ITEMS, is_same, put_back, restore_generator, take_down
 from rl_training.envs.global_generators import global_generators
+from rl_training.envs.shared_changes import change_of_shared, watch_call
 from rl_training.envs.unsaved_state import shared_state, unsaved_state
 
 GOES_ON = "goes_on"
 """In the info of a step that terminates: the environment is to be stepped on, not reset."""
 MAX_WATCHED = 1024
 """The first, second, fourth, ... of so many resets and steps are watched for changes that no checkpoint holds."""
-MAX_NAME = 200
 SAVED_ATTRIBUTES = (
     f"arrays of up to {MAX_ARRAY_BYTES // 1024} KiB and containers of up to {MAX_ITEMS:,} items are; for more, write"
     " get_state and set_state"
@@ -145,7 +145,7 @@ class ResumableEnv:
         `report` is called after each replayed action, so that whoever waits knows that this goes on.
         """
         doubts: list[str] = []
-        before, self._generators = shared_state(self._core), self._unsaved_generators()
+        before, self._generators = shared_state(type(self._core)), self._unsaved_generators()
         if state["own"] is not None:
             self._restore_own(state, doubts)
         else:
@@ -165,7 +165,8 @@ class ResumableEnv:
 
     def close(self) -> None:
         """Close the environment."""
-        self.env.close()
+        with watch_call(type(self._core), "close"):
+            self.env.close()
 
     def _replay(self, state: dict[str, Any], doubts: list[str], report: Callable[[], None]) -> None:
         self._set_before_reset(state, doubts)
@@ -210,18 +211,18 @@ class ResumableEnv:
         saved = state.get("global_draws", ())  # older checkpoints name numpy and Python only
         drawn = {name for name in self._generators if name in saved or name.partition("'")[0] in saved}
         self._unsaved_draws = drawn | self._draws()
-        self._shared_changes |= {name[:MAX_NAME] for name in state.get("shared_changes", ()) if isinstance(name, str)}
-        use = "which is not saved: use"
-        draws = [f"it (or a callback) draws from {name}, {use} self.np_random" for name in sorted(self._unsaved_draws)]
-        return [*draws, *(f"it changes the {name}, {use} attributes of self" for name in sorted(self._shared_changes))]
+        self._shared_changes |= {name for name in state.get("shared_changes", ()) if isinstance(name, str)}
+        use = "which is not saved: use self.np_random"
+        draws = [f"it (or a callback) draws from {name}, {use}" for name in sorted(self._unsaved_draws)]
+        return [*draws, *map(change_of_shared, sorted(self._shared_changes))]
 
     def _shared_before(self, number: int) -> dict[str, int]:
         """What it shares with others of its class, for a few of the calls: to look takes longer than many a step."""
         is_watched = number <= MAX_WATCHED and number & (number - 1) == 0
-        return shared_state(self._core) if is_watched else {}
+        return shared_state(type(self._core)) if is_watched else {}
 
     def _note_changes(self, before: dict[str, int]) -> None:
-        now = shared_state(self._core) if before else {}
+        now = shared_state(type(self._core)) if before else {}
         self._shared_changes.update(name for name in before if now.get(name) != before[name])
 
     def _unsaved_generators(self) -> dict[str, Any]:

@@ -34,14 +34,14 @@ def unsaved_state(layer: Any, saved: Iterable[str]) -> dict[str, int]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def shared_state(core: Any, *, with_tables: bool = False) -> dict[str, int]:
-    """A checksum of each class attribute and module variable that the environment's own code may change.
+def shared_state(env_class: type, *, with_tables: bool = False) -> dict[str, int]:
+    """A checksum of each class attribute and module variable that the code of an environment's class may change.
 
     Dictionaries, which may be tables that are filled once and then read, are left out unless asked for.
     """
     kinds = (*NUMBERS, np.ndarray, *GENERATORS, list, deque, *((dict,) if with_tables else ()))
     found: dict[str, int | None] = {}
-    for kind in type(core).__mro__:
+    for kind in env_class.__mro__:
         module = sys.modules.get(kind.__module__)
         if _package(kind) in OTHERS or module is None:
             continue

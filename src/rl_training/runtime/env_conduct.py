@@ -25,6 +25,7 @@ STEPS_TRACED = 200
 class Conduct:
     """What was seen during a walk of random actions."""
 
+    env_class: type
     steps: int = 0
     faults: dict[str, str] = field(default_factory=dict)
     """The first of each kind of fault, in words, by the name of its check."""
@@ -46,8 +47,8 @@ def watch(
     env: gym.Env[Any, Any], actions: Sequence[Any], seed: int, neighbour: gym.Env[Any, Any] | None = None
 ) -> Conduct:
     """Step the environment (and between its steps a `neighbour`) and note what it does; stop if it fails; close it."""
-    seen = Conduct()
-    before, shared = global_generators(), shared_state(env.unwrapped, with_tables=True)
+    seen = Conduct(type(env.unwrapped))
+    before, shared = global_generators(), shared_state(type(env.unwrapped), with_tables=True)
     where = "reset"
     try:
         obs = _look_at_reset(env, env.reset(seed=seed), seen)
@@ -77,7 +78,7 @@ def watch(
     except (Exception, SystemExit) as error:
         seen.faults["runs"] = f"it raised {type(error).__name__} in {where}: {error}"
     env.close()
-    now = shared_state(env.unwrapped, with_tables=True)
+    now = shared_state(type(env.unwrapped), with_tables=True)
     changed = [name for name in shared if now.get(name) != shared[name]]
     return dataclasses.replace(seen, global_generators=drawn_from(before), shared_changes=changed)
 

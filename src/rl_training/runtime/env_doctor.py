@@ -18,6 +18,7 @@ from rl_training.envs.answers import REMEDIES
 from rl_training.envs.attributes import is_same
 from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs, training_env_maker
 from rl_training.envs.pools import describe_error
+from rl_training.envs.shared_changes import shared_changes
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.runtime.env_conduct import STEPS_TRACED, Conduct, watch
@@ -215,7 +216,8 @@ def _judge_resume(make: Callable[[], Env], steps: int, seed: int, seen: Conduct)
     cut = f" cut at {proof.length_limit:,} steps" if proof.length_limit else ""
     how = f"{proof.num_points} states in {proof.num_episodes:,} episodes{cut}, restored by {proof.method}"
     named = " ".join(proof.doubts)
-    doubts = [*proof.doubts, *(f"it changes the {name}" for name in seen.shared_changes if name not in named)]
+    changes = dict.fromkeys([*seen.shared_changes, *shared_changes(seen.env_class)])
+    doubts = [*proof.doubts, *(f"it changes the {name}" for name in changes if name not in named)]
     if not doubts:
         return "exact", Finding(Level.OK, "resume", f"exact: {how}, went on as if never left")
     remedy = "give it get_state() and set_state(state), and all its chance from self.np_random"

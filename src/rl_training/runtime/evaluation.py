@@ -50,6 +50,11 @@ class Evaluator:
         self._runner.num_restarts = count
 
     @property
+    def shared_changes(self) -> list[str]:
+        """Which class attributes and module variables the environments of the run were seen to change."""
+        return self._runner.shared_changes
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         """What an evaluation tells, besides the success rate."""
         return EVAL_METRICS if self._normalize(0.0) is None else (*EVAL_METRICS, NORMALIZED_SCORE)

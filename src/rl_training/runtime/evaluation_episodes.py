@@ -17,6 +17,7 @@ from rl_training.envs.episodes import EpisodeStep
 from rl_training.envs.factory import make_env, make_episode_pool, split_env_kwargs
 from rl_training.envs.global_generators import seeded_global_generators
 from rl_training.envs.pools import Fault, Pool, close_example
+from rl_training.envs.shared_changes import shared_changes
 from rl_training.envs.vector import batch_observations
 from rl_training.envs.workers import SECONDS_TO_START
 from rl_training.errors import EnvError
@@ -61,6 +62,13 @@ class EpisodeRunner:
         example = make_env(env_id, env_kwargs, with_wrappers=False)
         self.obs_space, self.action_space = example.observation_space, copy.deepcopy(example.action_space)
         close_example(example)
+        self._class = type(example.unwrapped)
+        self._changes_in_workers: set[str] = set()
+
+    @property
+    def shared_changes(self) -> list[str]:
+        """Which class attributes and module variables the environments of the run were seen to change."""
+        return sorted({*shared_changes(self._class), *self._changes_in_workers})
 
     @contextlib.contextmanager
     def running(self, seed: int) -> Iterator[None]:
@@ -71,6 +79,8 @@ class EpisodeRunner:
                 raise self._error(Episode(place, place, seed), fault, "in starting")
         with seeded_global_generators(seed) if self._is_local else contextlib.nullcontext():
             yield
+        for found in self._pool.run("shared_changes", [()] * self._pool.size):
+            self._changes_in_workers.update([] if isinstance(found, Fault) else found)
 
     def begin(self, episodes: Sequence[Episode]) -> None:
         """Make an environment for each episode and begin it."""

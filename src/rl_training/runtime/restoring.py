@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_training.envs.shared_changes import change_of_shared
 from rl_training.experiment.checkpoint_folder import Best
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.progress import ProgressView, collapsed
@@ -74,14 +75,23 @@ def restore(
         for doubt in collapsed(doubts):
             view.message(f"  {doubt}")
     reasons = _machine_reasons(checkpoint_state, parts)
-    if reasons:
-        view.message("exactness: approximate. From here on the results differ in their last bits:")
-        for reason in reasons:
-            view.message(f"  {reason}")
+    _tell_reasons("From here on the results differ in their last bits:", reasons, view)
+    told = " ".join(doubts)
+    changes = [change_of_shared(name) for name in saved["session"].get("shared_changes", ())]
+    changes = [change for change in changes if change not in told]
+    _tell_reasons("New environments, as each evaluation makes them, differ from those before the stop:", changes, view)
+    reasons += changes
     reasons += _tell_changes(resumption.changes if resumption else (), view)
     session.inexact_reasons = list(dict.fromkeys([*session.inexact_reasons, *reasons]))
     if session.horizon.state_dict() != {"to_progress": 1.0, **saved["session"]["horizon"]}:
         view.message(session.horizon.describe(parts.algorithm.config))
+
+
+def _tell_reasons(effect: str, reasons: Sequence[str], view: ProgressView) -> None:
+    if reasons:
+        view.message(f"exactness: approximate. {effect}")
+        for reason in collapsed(reasons):
+            view.message(f"  {reason}")
 
 
 def _tell_changes(changes: Sequence[Change], view: ProgressView) -> list[str]:

@@ -63,6 +63,7 @@ class _Session(_Saved):
     last_eval_step: NonNegativeInt | None
     owed: Annotated[list[bool], Field(min_length=3, max_length=3)] | None = None
     inexact_reasons: list[str] = []
+    shared_changes: list[str] = []
     eval_restarts: NonNegativeInt = 0
     is_within_iteration: bool = False
 

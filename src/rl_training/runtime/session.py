@@ -212,6 +212,7 @@ class Session:
             "owed": self._owed,
             "is_within_iteration": self._is_within_iteration,
             "inexact_reasons": list(self.inexact_reasons),
+            "shared_changes": [] if self.evaluator is None else self.evaluator.shared_changes,
         }
 
     def load_state_dict(self, state: dict[str, Any], schedules: Schedules = "stretch") -> None:
