@@ -277,6 +277,14 @@ class TestTrain:
         assert values["stop_reason"] is None
         assert Path(values["checkpoint_path"]).parent.parent == Path(values["run_dir"])
 
+    def test_json_is_apart_from_what_an_environment_prints(self, call: Call, tmp_path: Path) -> None:
+        source = WALK.replace("def step(self, action):", "def step(self, action):\n        print('a step')", 1)
+        assert "a step" in source
+        (tmp_path / "walk.py").write_text(source)
+        answer = call("train", "ppo", "walk.py:Walk", "total_timesteps=2", "algo_kwargs.num_steps=2", *SMALL, "--json")
+        assert list(json.loads(answer.out)) == ["run_dir", "checkpoint_path", "metrics", "stop_reason"]
+        assert "a step" in answer.err
+
     def test_early_stopping_is_told(self, call: Call) -> None:
         answer = call("train", *PPO, "algo_kwargs.early_stopping.target_value=1", "algo_kwargs.eval_interval=16")
         assert answer.code == 0

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
+_results: ContextVar[Any] = ContextVar("results", default=None)
 _is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
 
 
@@ -42,6 +43,46 @@ def quieted() -> Iterator[None]:
             yield
     finally:
         _is_quiet.reset(token)
+
+
+@contextlib.contextmanager
+def results_alone() -> Iterator[None]:
+    """Inside the block standard output has results only: what environments and callbacks print goes to stderr.
+
+    So does what worker processes that are started meanwhile print, where standard output is that of the process.
+    """
+    results: Any = sys.stdout
+    if results is None:  # closed: nothing is printed at all
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a number
+            if results.fileno() == 1 and sys.stderr.fileno() == 2:
+                results.flush()
+                results = stack.enter_context(_moved_standard_output())
+        token = _results.set(results)
+        stack.callback(_results.reset, token)
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
+@contextlib.contextmanager
+def _moved_standard_output() -> Iterator[Any]:
+    """Let number 1 mean standard error; gives a stream to what it meant."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    stream = os.fdopen(kept, "w", encoding="utf-8")
+    try:
+        yield stream
+    finally:
+        os.dup2(kept, 1)
+        with contextlib.suppress(OSError):  # what could not be written has been told
+            stream.close()
+
+
+def results_stream() -> Any:
+    """Where results are printed."""
+    return _results.get() or sys.stdout
 
 
 def is_quiet() -> bool:

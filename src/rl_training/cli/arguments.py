@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from rl_training.errors import ConfigError
+from rl_training.streams import results_alone
 
 RUNS = Path("runs")
 LONGEST_SENTENCE = 1000
@@ -51,6 +53,11 @@ class StrictCommand(TyperCommand):
                 if is_single and count > 1:
                     raise ConfigError(f"'{parameter.opts[0]}' is given twice on the command line: remove one")
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; with --json what others print does not mix with its object."""
+        with results_alone() if ctx.params.get("as_json") else contextlib.nullcontext():
+            return super().invoke(ctx)
 
 
 def whole_number(text: str | int) -> int:

@@ -11,7 +11,7 @@ import typer
 
 from rl_training.cli.arguments import complete_run, complete_words, find_run, whole_number
 from rl_training.errors import RLTrainingError
-from rl_training.streams import printable, quieted, tell
+from rl_training.streams import printable, quieted, results_stream, tell
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig
@@ -187,7 +187,7 @@ def say(text: str) -> None:
 def show(value: Any, lines: Iterable[str], as_json: bool) -> None:
     """Print a result as one JSON object, or as lines."""
     try:
-        print(json_text(value) if as_json else printable("\n".join(lines)), flush=True)
+        print(json_text(value) if as_json else printable("\n".join(lines)), file=results_stream(), flush=True)
     except OSError as error:
         raise RLTrainingError(f"cannot write the result to standard output: {error.strerror}") from None
 
