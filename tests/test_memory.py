@@ -72,6 +72,13 @@ def test_a_replay_that_cannot_fit_is_refused_with_the_figure(tmp_path: Path) -> 
     assert not (tmp_path / "runs").exists()
 
 
+def test_networks_that_cannot_fit_are_refused_with_the_figure(tmp_path: Path) -> None:
+    config = small_config("sac", tmp_path / "runs", algo_kwargs={"hidden_sizes": [2_000_000, 2_000_000]})
+    with pytest.raises(ConfigError, match=r"4,0\d\d,\d+,\d+,\d+ .*needs 64,\d+\.\d+ GB .*algo_kwargs\.hidden_sizes"):
+        run_training(config)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_only_what_the_run_will_fill_is_counted(tmp_path: Path) -> None:
     run_training(small_config("dqn", tmp_path, algo_kwargs={"buffer_capacity": 10**9}))
 

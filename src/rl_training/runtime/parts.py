@@ -35,6 +35,7 @@ from rl_training.runtime.memory import (
     check_batch_fits,
     check_replay_fits,
     check_rollout_fits,
+    checking_networks_fit,
     naming_lack_of_memory,
 )
 from rl_training.runtime.off_policy_loop import make_replay_buffer
@@ -188,7 +189,8 @@ def make_algorithm(
     device = resolve_device(config.device)
     generator = RunSeeds.from_seed(config.seed).policy_generator(device)
     resources = Resources(device, generator, config.num_envs, compile_updates)
-    return get_algorithm_spec(config.algo).algorithm_class()(algo_config, spaces, resources)
+    with checking_networks_fit(algo_config, spaces, device):
+        return get_algorithm_spec(config.algo).algorithm_class()(algo_config, spaces, resources)
 
 
 def _load_data(config: TrainConfig, algo_config: OfflineConfig) -> TransitionDataset:

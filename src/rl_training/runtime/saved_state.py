@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from itertools import pairwise
-from math import prod
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints, ValidationError
@@ -19,7 +17,7 @@ from rl_training.experiment.checkpointing import CheckpointState, check_savable
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.tree_codec import tensors_in
 from rl_training.experiment.tree_packing import UnsavableStateError
-from rl_training.models.encoders import IMAGE_FEATURES, layer_sizes
+from rl_training.runtime.memory import count_weights
 from rl_training.runtime.run_utils import serialize_train_config
 
 ENVIRONMENTS = ("trainer", "collector", "envs", "environments")
@@ -151,11 +149,7 @@ def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
 
 def check_network_size(config: AlgorithmConfig, spaces: Spaces, algorithm_state: dict[str, Any]) -> None:
     """Refuse layers that are larger than what the checkpoint holds, before memory is asked for them."""
-    outputs = sum(spaces.action.choices) or spaces.action.num_components
-    images = spaces.obs.image_shapes
-    sizes = (spaces.obs.num_features + IMAGE_FEATURES * len(images), *config.hidden_sizes, outputs)
-    needed = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
-    needed += sum(prod(size) for shape in images for size in layer_sizes(shape))
+    sizes, needed = count_weights(config, spaces)
     held = sum(tensor.numel() for _, tensor in tensors_in(algorithm_state))
     if needed > held:
         raise CheckpointError(f"the checkpoint holds {held:,} numbers and its layers {sizes} need {needed:,}")
