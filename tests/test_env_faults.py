@@ -48,6 +48,18 @@ def run_into(fault: str, backend: str, num_envs: int = 3) -> str:
     return message
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise in reset", "failed in reset: it raised ZeroDivisionError: nothing to begin with"),
+        ("raise base", "failed in step: it raised SimulatorStopped: the simulator stopped"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_the_call_that_failed_is_named_whatever_it_raised(fault: str, words: str, backend: str) -> None:
+    assert f"environment 0 of 3 {words}" in run_into(fault, backend)
+
+
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_an_environment_that_raises_shows_its_own_traceback(backend: str) -> None:
     message = run_into("raise", backend)

@@ -111,6 +111,10 @@ class BrokenGoalEnv(PointGoalEnv):
         return super().step(action)
 
 
+class SimulatorStopped(BaseException):
+    """What some packages raise so that `except Exception` does not catch it."""
+
+
 class FaultyEnv(NoisyEnv):
     """Fails in one of several ways at its `after`-th step; with `once` (a file that it makes) only the first time."""
 
@@ -125,6 +129,10 @@ class FaultyEnv(NoisyEnv):
             return obs, reward, terminated, truncated, info
         if self.fault == "raise":
             raise ZeroDivisionError("the simulator exploded")
+        if self.fault == "raise in reset":
+            return obs, reward, True, False, info
+        if self.fault == "raise base":
+            raise SimulatorStopped("the simulator stopped")
         if self.fault == "exit":
             os._exit(3)
         if self.fault == "sys.exit":
@@ -139,6 +147,11 @@ class FaultyEnv(NoisyEnv):
         if self.fault.endswith("reward"):
             reward = bad
         return obs, reward, terminated, truncated, info
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        if self.fault == "raise in reset" and self.total >= self.after:
+            raise ZeroDivisionError("nothing to begin with")
+        return super().reset(seed=seed, options=options)
 
     def is_first(self) -> bool:
         """Whether no environment that shares the file has failed yet."""

@@ -35,13 +35,16 @@ class Fault:
     trace: str
     """Its traceback from the user's code on, as far as there is one."""
     cause: BaseException | None = None
+    call: str | None = None
+    """In which of its methods, where that is not the command."""
 
     @classmethod
-    def from_error(cls, error: BaseException) -> Fault:
+    def from_error(cls, error: BaseException, member: Member | None = None) -> Fault:
         """What an environment raised; an error of ours says all by itself."""
+        call = getattr(member, "failed_call", None)
         if isinstance(error, EnvError):
-            return cls(str(error), "", error)
-        return cls(describe_error(error), trace_from_user(error), error)
+            return cls(str(error), "", error, call)
+        return cls(describe_error(error), trace_from_user(error), error, call)
 
 
 class Pool(ABC):
@@ -92,8 +95,10 @@ class LocalPool(Pool):
         for member, values in zip(self.members, arguments, strict=True):
             try:
                 results.append(None if values is None else getattr(member, command)(*values))
-            except (Exception, SystemExit) as error:
-                results.append(Fault.from_error(error))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                results.append(Fault.from_error(error, member))
         return results
 
     def replace(self, index: int) -> Fault | None:
@@ -114,7 +119,9 @@ class LocalPool(Pool):
 def _try_to(call: Callable[..., None], *values: Any) -> Fault | None:
     try:
         call(*values)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return Fault.from_error(error)
     return None
 

@@ -59,6 +59,8 @@ class ResumableEnv:
         self._obs: Any = None
         self._num_resets = 0
         self._num_steps = 0
+        self.failed_call: str | None = None
+        """What failed within `step`, if it was the reset after the end of an episode."""
         self._generators: dict[str, Any] = {}
         """Where the generators that are not saved were when the environment was first reset, or restored."""
         self._unsaved_draws: set[str] = set()
@@ -118,7 +120,12 @@ class ResumableEnv:
             self._obs = obs
             return Step(obs, reward, bool(terminated), False)
         final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array
-        return Step(self.reset(), reward, bool(terminated), bool(truncated), final_obs, info.get("episode"))
+        try:
+            first_obs = self.reset()
+        except BaseException:
+            self.failed_call = "reset"
+            raise
+        return Step(first_obs, reward, bool(terminated), bool(truncated), final_obs, info.get("episode"))
 
     def state(self) -> dict[str, Any]:
         """Everything `restore` needs."""

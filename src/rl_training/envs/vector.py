@@ -167,7 +167,7 @@ class MemberVectorEnv(TrainingVectorEnv):
 
     def _recover(self, index: int, fault: Fault, action: Any) -> Any:
         """Replace an environment that failed, while there is a restart left; returns its first observation."""
-        what, last_action = "step", action
+        what, last_action = fault.call or "step", action
         while True:
             if self.num_restarts >= self.max_restarts:
                 raise self._error(index, fault, what, last_action)

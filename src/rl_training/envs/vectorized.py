@@ -98,7 +98,9 @@ class BatchVectorEnv(TrainingVectorEnv):
     def _attempt(self, what: str, call: Callable[[Any], Any], value: Any) -> Any:
         try:
             return call(value)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             actions = f"\ntheir last actions: {np.asarray(value)}" if what == "step" else ""
             raise EnvError(
                 f"the {self.num_envs} environments, stepped as one, failed in {what}: {describe_error(error)}\n"

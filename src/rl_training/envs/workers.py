@@ -20,7 +20,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from rl_training.envs.pools import Arguments, Fault, MakeMember, Pool
+from rl_training.envs.pools import Arguments, Fault, MakeMember, Member, Pool
 from rl_training.errors import EnvError
 
 SECONDS_TO_START = 120.0
@@ -161,7 +161,7 @@ class _Worker:
         except (EOFError, OSError):
             self._process.join(SECONDS_FOR_A_TRACE)
             return GONE, Fault(f"its process exited with code {self._process.exitcode}", self._read_trace())
-        return kind, Fault(*value) if kind == FAULT else value
+        return kind, Fault(**value) if kind == FAULT else value
 
     def trace_of_hang(self) -> str:
         """Where the process is stuck."""
@@ -220,7 +220,7 @@ def _serve(
         faulthandler.enable(trace)
         if hasattr(faulthandler, "register"):
             faulthandler.register(signal.SIGUSR1, trace)
-        member = _carry_out(connection, make, send_result=False)
+        member = _carry_out(connection, make)
         while member is not None:
             try:
                 command, values = connection.recv()
@@ -229,7 +229,7 @@ def _serve(
                 return
             if command in LONG_COMMANDS:
                 values = (*values, _SignOfLife(connection))
-            _carry_out(connection, functools.partial(getattr(member, command), *values))
+            _carry_out(connection, functools.partial(getattr(member, command), *values), member)
             if command == "close":
                 return
 
@@ -248,19 +248,21 @@ class _SignOfLife:
             self._connection.send((SIGN_OF_LIFE, None))
 
 
-def _carry_out(connection: Any, call: Callable[[], Any], *, send_result: bool = True) -> Any:
-    """Send what a call returns, or how it failed."""
+def _carry_out(connection: Any, call: Callable[[], Any], member: Member | None = None) -> Any:
+    """Send what a call returns, or how it failed; of the call that makes the `member`, only that it is done."""
     try:
         result = call()
-    except (Exception, SystemExit) as error:
-        fault = Fault.from_error(error)
-        connection.send((FAULT, (fault.what, fault.trace)))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        fault = Fault.from_error(error, member)
+        connection.send((FAULT, {"what": fault.what, "trace": fault.trace, "call": fault.call}))
         return None
     try:
-        connection.send((ANSWER, result if send_result else None))
+        connection.send((ANSWER, None if member is None else result))
     except Exception as error:  # it cannot be pickled
         what = f"it returned something that cannot be sent from its process: {error}"
-        connection.send((FAULT, (what, traceback.format_exc())))
+        connection.send((FAULT, {"what": what, "trace": traceback.format_exc()}))
     return result
 
 

@@ -75,7 +75,9 @@ def watch(
                 obs = _look_at_reset(env, env.reset(), seen)
     except EnvError as error:
         seen.faults["runs"] = str(error)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         seen.faults["runs"] = f"it raised {type(error).__name__} in {where}: {error}"
     env.close()
     now = shared_state(type(env.unwrapped), with_tables=True)

@@ -83,7 +83,9 @@ def examine_environment(
             findings.append(finding)
     except RLTrainingError as error:
         findings.append(Finding(Level.ERROR, check, str(error)))
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         findings.append(Finding(Level.ERROR, check, describe_error(error), REMEDIES["runs"]))
     return EnvReport(env_id, exactness, tuple(findings))
 
@@ -209,7 +211,9 @@ def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], se
 def _judge_resume(make: Callable[[], Env], steps: int, seed: int, seen: Conduct) -> tuple[str, Finding]:
     try:
         proof = prove_resume(make, steps=steps, seed=seed, in_new_process=True)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         found = f"saving or restoring it raised {type(error).__name__}: {error}"
         remedy = "let get_state return numbers, words, arrays, and containers of these"
         return "unknown", Finding(Level.ERROR, "resume", found, remedy)
