@@ -206,6 +206,11 @@ def spawn_cli(folder: Path, *args: str) -> subprocess.Popen[str]:
     return spawn(folder, sys.executable, "-m", "rl_training", *args)
 
 
+def unwrap(text: str) -> str:
+    """Printed commands that continue after a backslash, each in one line."""
+    return re.sub(r" *\\\n *", " ", text)
+
+
 def answer_of(process: subprocess.Popen[str]) -> Answer:
     try:
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
@@ -708,7 +713,7 @@ class TestInterrupted:
 
     @staticmethod
     def command_in(answer: Answer) -> list[str]:
-        (line,) = [line for line in answer.err.replace("\\\n", "").splitlines() if " resume " in line]
+        (line,) = [line for line in unwrap(answer.err).splitlines() if " resume " in line]
         return shlex.split(line)
 
     def test_prints_a_command_that_goes_on(self, call: Call, tmp_path: Path) -> None:
@@ -787,7 +792,7 @@ class TestProcess:
         assert "Traceback" not in answer.err
         step = answer.metrics["global_step"]
         assert Path(answer.lines["checkpoint_path"]).name == f"step_{step:012d}"
-        (line,) = [line.strip() for line in answer.err.replace("\\\n", "").splitlines() if " resume " in line]
+        (line,) = [line.strip() for line in unwrap(answer.err).splitlines() if " resume " in line]
         assert line == f"{sys.executable} -m rl_training resume {answer.run_dir}"
         resumed_process = spawn(tmp_path, *shlex.split(line))
         wait_for_step(resumed_process, tmp_path / "runs", step)
@@ -805,12 +810,12 @@ class TestProcess:
         assert answer.code == 143
         assert answer.lines["stop_reason"] == "interrupted by SIGTERM"
         assert (tmp_path / answer.lines["checkpoint_path"] / "manifest.json").is_file()
-        assert f"rl_training resume {answer.run_dir}" in answer.err
+        assert f"rl_training resume {answer.run_dir}" in unwrap(answer.err)
 
     def test_a_terminal_shows_how_far_a_run_and_an_evaluation_are(self, tmp_path: Path) -> None:
         words = [word for word in RUNS["sac"][0] if word != "eval_episodes=1"]
         screen = screen_of(tmp_path, "train", *words, "eval_episodes=200")
-        assert re.search(r"100%  40/40  evaluating: \d+ of 200 episodes, step \d+", screen)
+        assert re.search(r"100%  40/40  evaluating: \d+ of 200 episodes", screen)
         assert re.search(r"100%  40/40  .* left  eval -\d+\.\d", screen.split("evaluating")[-1])
         lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", screen))
         drawn = [line for line in lines if "━" in line or line.startswith("step ")]
@@ -867,7 +872,7 @@ class TestPlot:
         assert answer.code == 0
         (picture,) = Path("demo runs").glob("*/learning_curve.png")
         assert f"Learning curve: {picture}" in answer.out
-        suggestions = [shlex.split(line) for line in answer.err.split("Try next:")[1].splitlines() if line]
+        suggestions = [shlex.split(line) for line in unwrap(answer.err).split("Try next:")[1].splitlines() if line]
         assert all(words[:3] == [sys.executable, "-m", "rl_training"] for words in suggestions)
         (evaluation,) = [words for words in suggestions if "eval" in words]
         assert call(*evaluation[evaluation.index("eval") :]).code == 0
