@@ -83,6 +83,7 @@ def test_both_kinds_of_step_of_td3_are_checked():
 
 def test_the_cache_folder_names_torch_and_the_instruction_set_once(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     for _ in range(2):
         use_cache_of_this_machine()
     folder = Path(os.environ[CACHE_VARIABLE])

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from test_conformance import StopAt, assert_same_end
 
 from rl_training import files
 from rl_training.cli import main
+from rl_training.envs import user_code
 from rl_training.errors import RLTrainingError
 from rl_training.experiment import checkpointing
 from rl_training.experiment.checkpoint_folder import list_checkpoints
@@ -252,8 +254,16 @@ def largest_file(num_bytes: int) -> Iterator[None]:
     ],
 )
 def test_files_that_may_not_grow_are_an_error_of_the_command_line(
-    num_bytes: int, named: str, changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    num_bytes: int,
+    named: str,
+    changes: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # What this process was started with and has loaded stands in metadata.json, which must fit here.
+    monkeypatch.setattr(sys, "argv", ["rl-training"])
+    monkeypatch.setattr(user_code, "_loaded", {})
     config = small_config("ppo", tmp_path / "runs", **{**RUN, **changes, "algo_kwargs": {"eval_interval": 1000}})
     (tmp_path / "run.yaml").write_text(dump_yaml(serialize_train_config(config)))
     with largest_file(num_bytes):

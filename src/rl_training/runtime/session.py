@@ -268,6 +268,7 @@ class Session:
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
         assert self.evaluator is not None
+        self.view.update(self.state.global_step, self.horizon.total, self._latest)
         episodes = self.evaluator.run_episodes(self.state.algorithm, self._watch_evaluation)
         self.last_eval = self.evaluator.summarize(*episodes)
         self._tell_restarts()
