@@ -88,7 +88,9 @@ def test_a_setting_replaces_the_files_value(call: Call) -> None:
 def test_the_list_has_one_short_line_each(call: Call) -> None:
     code, out, _ = call("presets")
     assert code == 0
-    lines = {line.split()[0]: line for line in out.splitlines()}
+    header, *rows = out.splitlines()
+    assert header.split() == ["preset", "environment", "steps", "score"]
+    lines = {line.split()[0]: line for line in rows}
     assert list(lines) == sorted(f"{path.parent.name}/{path.stem}" for path in list_presets())
     assert max(map(len, lines.values())) <= 80
     assert lines["ppo/cartpole"].split() == ["ppo/cartpole", "CartPole-v1", "100,000", "500.0", "(5)"]
