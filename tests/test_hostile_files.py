@@ -415,10 +415,13 @@ for place in sorted(Path(sys.argv[1]).iterdir()):
         use_in_every_way(place)
     except BaseException as error:
         print(place.name, type(error).__name__, error)
-print("largest", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+# Not ru_maxrss, which begins with what the process that started this one held.
+(peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+print("largest", int(peak) // 1024)
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_absurd_sizes_are_refused_before_memory_is_asked_for(originals: dict[str, Path], tmp_path: Path) -> None:
     for algo in ("dqn", "ppo"):
         for name, change in ABSURD.items():
