@@ -20,11 +20,11 @@ import torch
 
 from rl_training.algorithms.base import Resources
 from rl_training.algorithms.ppo import PPOAlgorithm, PPOConfig
-from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.data.spaces import describe_spaces
 from rl_training.envs.factory import make_vector_env
+from rl_training.replay.rollout_buffer import RolloutBuffer
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.trainer import TrainerState
+from rl_training.spaces.spec import describe_spaces
 
 BACKENDS = ["sync", "async", "vector", *(["envpool"] if importlib.util.find_spec("envpool") else [])]
 ROUNDS = 5

@@ -22,12 +22,12 @@ import numpy as np
 
 from rl_training.data.dataset_loaders import mix_datasets, save_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.spaces import Spaces
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.recording import record_random_actions
-from rl_training.runtime.training import run_training
+from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import record_checkpoint, resume_training
+from rl_training.spaces.spec import Spaces
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "datasets"

@@ -22,7 +22,7 @@ RUN = """
 import sys
 from pathlib import Path
 from rl_training import TrainConfig
-from rl_training.runtime.training import run_training
+from rl_training.runtime.run import run_training
 
 own = {"dataset_kind": sys.argv[1], "dataset_path": sys.argv[2], "hidden_sizes": [64, 64], "reward_scale": 0.5}
 run_training(TrainConfig(algo="iql", total_timesteps=200, output_dir=Path(sys.argv[3]), algo_kwargs=own, num_threads=1))

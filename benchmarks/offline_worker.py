@@ -40,7 +40,7 @@ def our_config(name: str, settings: dict[str, Any], **keys: Any) -> Any:
 
 
 def train_ours(name: str, file: str, env_id: str, settings: dict[str, Any]) -> Predict:
-    from rl_training.runtime.training import run_training
+    from rl_training.runtime.run import run_training
     from rl_training.runtime.workflows import load_algorithm, predict
 
     with tempfile.TemporaryDirectory() as folder:
@@ -148,7 +148,7 @@ def made_up_data(count: int = 20_000) -> dict[str, Any]:
 def time_ours(name: str, threads: int, *, compiled: bool) -> dict[str, float]:
     """Updates a second of a run, after its first fifth."""
     from rl_training.runtime.callbacks import Callback
-    from rl_training.runtime.training import run_training
+    from rl_training.runtime.run import run_training
 
     total, created = UPDATES[name], time.perf_counter()
     marks: dict[int, float] = {}

@@ -25,15 +25,15 @@ from gymnasium.spaces import Box
 from rl_training import TrainConfig
 from rl_training.algorithms.base import Resources
 from rl_training.algorithms.sac import SACAlgorithm, SACConfig
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.spaces import describe_spaces
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint, verify_checkpoint
 from rl_training.experiment.config import load_config_file
 from rl_training.experiment.presets import find_preset
-from rl_training.runtime import training
+from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.runtime import run as runs
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.guards import ParameterGuard
 from rl_training.runtime.session import Session
+from rl_training.spaces.spec import describe_spaces
 
 RUNS = (("ppo", "CartPole-v1", 20_480), ("dqn", "CartPole-v1", 12_000), ("sac", "Pendulum-v1", 2_000))
 ROUNDS = 3
@@ -73,18 +73,18 @@ def guard_share(algo: str, env_id: str, steps: int, compile_updates: bool) -> fl
     values["algo_kwargs"] = {**values["algo_kwargs"], "eval_interval": 10 * steps}
     guards, loop = Stopwatch(), Stopwatch()
     kept = ParameterGuard.check, Collector._check_finite, Session._check_updates
-    loops = dict(training.LOOPS)
+    loops = dict(runs.LOOPS)
     ParameterGuard.check = guards.around(kept[0])  # type: ignore[method-assign]
     Collector._check_finite = guards.around(kept[1])  # type: ignore[method-assign]
     Session._check_updates = guards.around(kept[2])  # type: ignore[method-assign]
     for key, run in loops.items():
-        training.LOOPS[key] = loop.around(run)
+        runs.LOOPS[key] = loop.around(run)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            training.run_training(TrainConfig(**values))
+            runs.run_training(TrainConfig(**values))
     finally:
         ParameterGuard.check, Collector._check_finite, Session._check_updates = kept  # type: ignore[method-assign]
-        training.LOOPS.update(loops)
+        runs.LOOPS.update(loops)
     return guards.seconds / loop.seconds
 
 

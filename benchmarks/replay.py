@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from rl_training.data.frame_replay import FrameReplayBuffer
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.spaces import describe_spaces
+from rl_training.replay.frame_replay import FrameReplayBuffer
+from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.spaces.spec import describe_spaces
 
 RAW = Path(__file__).parent / "results" / "replay.json"
 CAPACITY, NUM_ENVS, BATCH = 1_000_000, 1_000, 256

@@ -69,7 +69,7 @@ def settings(case: str) -> dict[str, Any]:
 def run_ours(case: str, threads: int, compiled: bool) -> dict[str, float]:
     from rl_training import TrainConfig
     from rl_training.runtime.callbacks import Callback
-    from rl_training.runtime.training import run_training
+    from rl_training.runtime.run import run_training
 
     algo, env_id, num_envs, steps, warm_up = CASES[case]
     watch = Stopwatch(warm_up)

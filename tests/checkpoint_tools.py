@@ -11,7 +11,7 @@ import numpy as np
 from conftest import small_config
 
 from rl_training.experiment.checkpointing import _checksum
-from rl_training.runtime.training import run_training
+from rl_training.runtime.run import run_training
 
 
 def stored_rows(buffer_state: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from rl_training import TrainConfig
-from rl_training.data.observations import ObsSpec
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
+from rl_training.spaces.observations import ObsSpec
 
 TESTS = Path(__file__).parent
 SMALL: dict[Loop, dict[str, Any]] = {

@@ -25,11 +25,11 @@ import numpy as np
 
 from rl_training.algorithms.optim import Adam
 from rl_training.cli import main
-from rl_training.data import segments
 from rl_training.envs.factory import load_code
 from rl_training.envs.vector import MemberVectorEnv
+from rl_training.evaluation import evaluator
 from rl_training.experiment.yaml_text import dump_yaml
-from rl_training.runtime import evaluation
+from rl_training.replay import segments
 
 FILE_OPERATIONS = ("fsync", "link", "mkdir", "rename", "replace", "rmdir", "truncate", "unlink")
 
@@ -89,7 +89,7 @@ def set_trap(kind: str, trap: Trap, run_dir: str | None) -> None:
 
         BaseProcess.start = start_and_send  # type: ignore[method-assign]
     elif kind == "eval":
-        evaluation.act_on = trap.before(evaluation.act_on)
+        evaluator.act_on = trap.before(evaluator.act_on)
     elif kind == "file":
         for name in FILE_OPERATIONS:
             setattr(os, name, trap.before(getattr(os, name)))

@@ -10,8 +10,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rl_training.algorithms.base import Resources
-from rl_training.data.spaces import describe_spaces
-from rl_training.data.transitions import Transitions
+from rl_training.replay.transitions import Transitions
+from rl_training.spaces.spec import describe_spaces
 
 BATCH = 48
 LEARNING_RATE = 1e-3

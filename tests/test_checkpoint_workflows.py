@@ -25,7 +25,7 @@ from rl_training.experiment.checkpointing import (
     save_checkpoint,
 )
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.training import run_training
+from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
 
 

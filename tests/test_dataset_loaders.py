@@ -18,8 +18,8 @@ import torch
 
 from rl_training.data.dataset_loaders import load_transition_dataset, mix_datasets, save_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.transitions import FIELDS
 from rl_training.errors import DatasetError
+from rl_training.replay.transitions import FIELDS
 
 
 def make_fields(count: int = 50, length: int = 10, *, offset: float = 0.0) -> dict[str, np.ndarray]:

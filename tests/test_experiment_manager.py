@@ -14,8 +14,6 @@ from rl_training import TrainConfig
 from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
 from rl_training.algorithms.config import OnPolicyConfig, value_at
 from rl_training.algorithms.optim import Adam, descend
-from rl_training.data.spaces import ActionKind, Spaces
-from rl_training.data.transitions import Transitions
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment import registry
 from rl_training.experiment.default_manager import DefaultExperimentManager
@@ -27,7 +25,10 @@ from rl_training.experiment.registry import (
     register_algorithm,
 )
 from rl_training.models.mlp import MLP
+from rl_training.replay.transitions import Transitions
 from rl_training.runtime.workflows import evaluate_checkpoint
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
 
 
 class ReinforceConfig(OnPolicyConfig):

@@ -12,9 +12,9 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.spaces import describe_spaces
-from rl_training.data.transitions import FIELDS
 from rl_training.errors import DatasetError
+from rl_training.replay.transitions import FIELDS
+from rl_training.spaces.spec import describe_spaces
 
 
 def make_fields(count: int = 60, length: int = 10, *, seed: int = 0) -> dict[str, np.ndarray]:

@@ -22,16 +22,26 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 SOURCE = TESTS.parent / "src" / "rl_training"
 README = (TESTS.parent / "README.md").read_text()
 PYPROJECT = (TESTS.parent / "pyproject.toml").read_text()
+LEAVES = {"errors", "exports", "providers", "validation", "files", "memory", "terminal", "plugins"}
+"""What every room may import: modules and rooms that know nothing of reinforcement learning."""
 MAY_IMPORT = {
-    "models": {"models", "data", "envs"},
-    "data": {"models", "data", "envs"},
-    "envs": {"models", "data", "envs"},
-    "algorithms": {"algorithms", "models", "data"},
-    "experiment": {"experiment", "algorithms", "models", "data"},
-    "runtime": {"runtime", "experiment", "algorithms", "models", "data", "envs"},
-    "api": {"api", "runtime", "experiment", "algorithms", "models", "data", "envs"},
+    "terminal": set(),
+    "plugins": set(),
+    "spaces": set(),
+    "envs": {"spaces"},
+    "replay": {"spaces"},
+    "data": {"spaces", "replay"},
+    "models": {"spaces"},
+    "algorithms": {"spaces", "replay", "models"},
+    "experiment": {"spaces", "replay", "algorithms"},
+    "evaluation": {"spaces", "envs", "replay", "data", "models", "algorithms"},
+    "runtime": {"spaces", "envs", "replay", "data", "models", "algorithms", "experiment", "evaluation"},
+    "diagnostics": {"spaces", "envs", "replay", "data", "models", "algorithms", "experiment", "evaluation", "runtime"},
 }
-LEAVES = {"errors", "exports", "providers", "validation", "files", "streams"}
+"""The rooms from the bottom up, and which rooms each may import."""
+ABOVE = {"views": ("diagnostics",), "api": (), "cli": ("diagnostics", "views", "api")}
+for _room, _others in ABOVE.items():
+    MAY_IMPORT[_room] = {*MAY_IMPORT["runtime"], "runtime", *_others}
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -48,11 +58,21 @@ def imported_rooms(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("room", list(MAY_IMPORT))
 def test_each_room_imports_only_what_lies_below_it(room: str) -> None:
-    for path in (SOURCE / room).glob("*.py"):
-        allowed = MAY_IMPORT[room] | LEAVES
+    for path in (SOURCE / room).rglob("*.py"):
+        allowed = MAY_IMPORT[room] | {room} | LEAVES
         if path.name == "default_manager.py":
             allowed = allowed | {"runtime"}
         assert imported_rooms(path) <= allowed, path
+
+
+def test_every_room_has_a_rule_and_at_most_fifteen_files() -> None:
+    folders = {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}
+    assert {folder.relative_to(SOURCE).parts[0] for folder in folders} == set(MAY_IMPORT)
+    pages = {spec.name for spec in list_algorithm_specs()}
+    for folder in folders:
+        files = [path.stem for path in folder.glob("*.py")]
+        counted = [name for name in files if not name.endswith("_trainer") and name not in pages]
+        assert len(counted) <= 15, (folder, sorted(counted))
 
 
 def test_no_algorithm_is_singled_out_by_name_outside_the_registry() -> None:

@@ -18,7 +18,7 @@ from rl_training.envs.rewards import (
 )
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.runtime.training import run_training
+from rl_training.runtime.run import run_training
 
 COUNTING = f"{TESTS / 'toy_envs.py'}:CountingEnv"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoint_tools import stored_rows
 from conftest import small_config
-from test_conformance import StopAt, assert_same_end
+from run_tools import StopAt, assert_same_end
 
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.sac_trainer import train_sac

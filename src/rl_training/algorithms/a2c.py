@@ -13,8 +13,8 @@ from rl_training.algorithms.config import Fraction, Scheduled
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.returns import explained_variance, gae
 from rl_training.algorithms.rollout import RolloutAlgorithm, RolloutConfig
-from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import Transitions
+from rl_training.replay.transitions import Transitions
+from rl_training.spaces.spec import Spaces
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "grad_norm", "explained_variance")
 

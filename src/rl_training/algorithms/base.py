@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.algorithms.optim import Adam
-from rl_training.data.spaces import ActionKind, Spaces
-from rl_training.data.transitions import Transitions
 from rl_training.models.mlp import Layers
+from rl_training.replay.transitions import Transitions
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 

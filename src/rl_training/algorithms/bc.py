@@ -6,8 +6,9 @@ from rl_training.algorithms.base import Resources
 from rl_training.algorithms.config import OfflineConfig
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
-from rl_training.data.spaces import ActionKind, Spaces, require_bounded_box
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
 class BCConfig(OfflineConfig):

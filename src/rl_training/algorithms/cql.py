@@ -19,11 +19,12 @@ from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, polyak
 from rl_training.algorithms.sac import Temperature
-from rl_training.data.spaces import ActionKind, Spaces, require_bounded_box, require_vectors
 from rl_training.errors import ConfigError
 from rl_training.models.critics import EnsembleCritic, QNetwork
 from rl_training.models.mlp import Layers, frozen_copy
 from rl_training.models.policies import SquashedGaussianPolicy
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
 
 MAX_MULTIPLIER = 1e6
 BOX_ONLY = (

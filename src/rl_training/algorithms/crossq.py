@@ -9,9 +9,9 @@ from rl_training.algorithms.base import Resources
 from rl_training.algorithms.config import Scheduled
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.sac import SACAlgorithm, SoftConfig
-from rl_training.data.spaces import Spaces, require_bounded_box
 from rl_training.models.batch_norm import NormalizedCritic
 from rl_training.models.policies import SquashedGaussianPolicy
+from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
 class CrossQConfig(SoftConfig):

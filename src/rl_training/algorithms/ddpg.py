@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import NonNegativeFloat, PositiveInt
 
 from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
-from rl_training.data.spaces import Spaces, require_bounded_box
+from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
 class DDPGConfig(TD3Config):

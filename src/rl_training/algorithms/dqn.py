@@ -14,10 +14,11 @@ from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import polyak
-from rl_training.data.spaces import ActionKind, Spaces
-from rl_training.data.transitions import Transitions
 from rl_training.errors import EnvError
 from rl_training.models.critics import QNetwork
+from rl_training.replay.transitions import Transitions
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
 
 
 class DQNConfig(OffPolicyConfig):

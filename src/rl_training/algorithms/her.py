@@ -8,8 +8,8 @@ from pydantic import field_validator
 
 from rl_training.algorithms.config import ReplayConfig
 from rl_training.algorithms.sac import SACAlgorithm, SACConfig
-from rl_training.data.hindsight_replay import find_goals
-from rl_training.data.spaces import Spaces
+from rl_training.replay.hindsight_replay import find_goals
+from rl_training.spaces.spec import Spaces
 
 
 class HERConfig(SACConfig):

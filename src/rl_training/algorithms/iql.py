@@ -11,10 +11,10 @@ from rl_training.algorithms.config import FineTunedConfig, Fraction, Schedule, S
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, expectile_loss, exponential_weights, polyak
-from rl_training.data.spaces import Spaces, require_bounded_box, require_vectors
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
+from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
 
 
 class IQLConfig(FineTunedConfig):

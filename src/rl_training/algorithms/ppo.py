@@ -12,8 +12,8 @@ from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import Scheduled, value_at
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.rollout import RolloutAlgorithm, RolloutConfig
-from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import Transitions
+from rl_training.replay.transitions import Transitions
+from rl_training.spaces.spec import Spaces
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 

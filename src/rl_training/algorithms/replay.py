@@ -12,10 +12,10 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, ConfigT, Resources, UpdateResult
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import OfflineConfig, OffPolicyConfig, value_at
-from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import Transitions
 from rl_training.models.encoders import ObsEncoder, flatten
 from rl_training.models.policies import Policy
+from rl_training.replay.transitions import Transitions
+from rl_training.spaces.spec import Spaces
 
 Metrics = dict[str, Tensor]
 ERRORS = "errors"

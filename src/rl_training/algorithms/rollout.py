@@ -12,11 +12,11 @@ from rl_training.algorithms.base import Algorithm, Resources
 from rl_training.algorithms.config import Fraction, HiddenSizes, OnPolicyConfig
 from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.returns import explained_variance, gae
-from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import Transitions
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.mlp import Activation
 from rl_training.models.normalizer import RewardNormalizer
+from rl_training.replay.transitions import Transitions
+from rl_training.spaces.spec import Spaces
 
 
 class RolloutConfig(OnPolicyConfig):

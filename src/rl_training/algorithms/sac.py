@@ -17,10 +17,11 @@ from rl_training.algorithms.config import Fraction, OffPolicyConfig
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import polyak
-from rl_training.data.spaces import ActionKind, Spaces
 from rl_training.errors import EnvError
 from rl_training.models.critics import EnsembleCritic, EnsembleQNetwork
 from rl_training.models.policies import CategoricalPolicy, SquashedGaussianPolicy
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
 
 Auto = Literal["auto"]
 DISCRETE_ENTROPY_SHARE = 0.3

@@ -13,11 +13,11 @@ from rl_training.algorithms.config import AlgorithmConfig, Fraction, OffPolicyCo
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, polyak, smoothed_actions
-from rl_training.data.spaces import Spaces, require_bounded_box
-from rl_training.data.transitions import Transitions
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import DeterministicPolicy
+from rl_training.replay.transitions import Transitions
+from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
 class DelayedConfig(AlgorithmConfig):

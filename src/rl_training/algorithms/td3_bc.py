@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rl_training.algorithms.config import FineTunedConfig
 from rl_training.algorithms.td3 import DelayedAlgorithm, DelayedConfig
-from rl_training.data.spaces import Spaces, require_bounded_box
+from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
 class TD3BCConfig(DelayedConfig, FineTunedConfig):

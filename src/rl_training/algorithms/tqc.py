@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.returns import quantile_huber_losses
 from rl_training.algorithms.sac import SACAlgorithm, SACConfig
-from rl_training.data.spaces import Spaces, require_bounded_box
 from rl_training.models.critics import QuantileCritic
 from rl_training.models.policies import SquashedGaussianPolicy
+from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
 class TQCConfig(SACConfig):

@@ -12,9 +12,9 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import AnyCallback, Callback, CallbackList
+from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import save_training_checkpoint
 from rl_training.runtime.trainer import TrainerState, TrainResult
-from rl_training.runtime.training import run_training
 from rl_training.runtime.workflows import evaluate_algorithm, load_algorithm, predict, stored_step
 
 SelfT = TypeVar("SelfT", bound="AlgorithmAPI")

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from rl_training.errors import ConfigError
-from rl_training.streams import results_alone
+from rl_training.terminal.streams import results_alone
 
 RUNS = Path("runs")
 LONGEST_SENTENCE = 1000

@@ -18,8 +18,8 @@ LONGEST_VALUE = 24
 def configuration_rows(resolved: ResolvedConfig, *, is_flat: bool = False) -> list[ConfigRow]:
     """Every key with its value and its source, the algorithm's own defaults included; if flat, also nested keys."""
     from rl_training.envs.factory import split_env_kwargs
+    from rl_training.experiment.config import serialize_train_config
     from rl_training.experiment.registry import get_algorithm_spec
-    from rl_training.runtime.run_utils import serialize_train_config
 
     config = resolved.config
     split_env_kwargs(config.env_kwargs)  # raises if they are wrong

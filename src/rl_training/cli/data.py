@@ -148,8 +148,8 @@ def check(
 ) -> None:
     """Examine a data set: what is wrong with it, what to do about it, and which algorithm fits. Errors exit 1."""
     from rl_training.data.dataset_checks import check_dataset
-    from rl_training.data.spaces import describe_spaces
-    from rl_training.experiment.dataset_report import render_report
+    from rl_training.spaces.spec import describe_spaces
+    from rl_training.views.dataset_report import render_report
 
     spaces = describe_spaces(*_spaces_of(env)) if env is not None else None
     report = check_dataset(load_source(source, tell_notes=False), spaces)

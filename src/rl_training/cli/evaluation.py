@@ -84,6 +84,6 @@ def plot(
 
     Needs an extra: pip install "rl-training[plot]"
     """
-    from rl_training.experiment.plotting import plot_learning_curve
+    from rl_training.views.plotting import plot_learning_curve
 
     put(f"picture={plot_learning_curve(find_run_folder(run, checkpoint), out)}")

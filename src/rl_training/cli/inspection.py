@@ -159,7 +159,7 @@ def doctor(
     With --env NAME the environment is checked; without it, versions and hardware are shown.
     """
     from rl_training.experiment.config import parse_overrides
-    from rl_training.runtime.doctor_view import describe_machine, print_report
+    from rl_training.views.doctor_view import describe_machine, print_report
 
     if env is None:
         if words:
@@ -168,7 +168,7 @@ def doctor(
         width = max(map(len, facts))
         show(facts, [f"{name:<{width}} {value}" for name, value in facts.items()], as_json)
         return
-    from rl_training.runtime.env_doctor import examine_environment
+    from rl_training.diagnostics.env_doctor import examine_environment
 
     settings = parse_overrides([f"env_kwargs.{word.removeprefix('env_kwargs.')}" for word in words or []])
     report = examine_environment(env, settings.get("env_kwargs"), steps=steps, seed=seed)

@@ -11,7 +11,7 @@ import typer
 
 from rl_training.cli.arguments import complete_run, complete_words, find_run, whole_number
 from rl_training.errors import RLTrainingError
-from rl_training.streams import printable, quieted, results_stream, tell
+from rl_training.terminal.streams import printable, quieted, results_stream, tell
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig
@@ -24,7 +24,7 @@ FLAGS = ("output_dir", "total_timesteps", "num_envs", "eval_episodes", "seed", "
 
 def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:
     if plugins:
-        from rl_training.envs.user_code import add_working_directory, load_code
+        from rl_training.plugins.user_code import add_working_directory, load_code
 
         for plugin in plugins:
             add_working_directory(plugin)
@@ -50,7 +50,7 @@ def _be_quiet(ctx: typer.Context, value: bool) -> bool:
 def find_beside(env_id: str | None) -> str | None:
     """Let `module:ClassName` name a module in the working directory. Only for ids that the user wrote."""
     if env_id is not None and ":" in env_id:
-        from rl_training.envs.user_code import add_working_directory
+        from rl_training.plugins.user_code import add_working_directory
 
         add_working_directory(env_id)
     return env_id

@@ -16,7 +16,7 @@ from rl_training.cli.inspection import algos, doctor, presets, show_config
 from rl_training.cli.options import say
 from rl_training.cli.training import demo, resume, train
 from rl_training.errors import RLTrainingError
-from rl_training.streams import drop_unwritten
+from rl_training.terminal.streams import drop_unwritten
 
 BAD_INPUT = 2
 

@@ -15,7 +15,7 @@ import typer
 from rl_training.cli.commands import own_command, wrap_command
 from rl_training.cli.options import say, show
 from rl_training.errors import RLTrainingError, failure_note
-from rl_training.streams import is_terminal
+from rl_training.terminal.streams import is_terminal
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -38,7 +38,7 @@ def report_training(
 
     An interrupted run ends with the signal's exit code.
     """
-    from rl_training.runtime.interrupts import interrupting_signal
+    from rl_training.experiment.run_folder import interrupting_signal
 
     signal_number = interrupting_signal(result.stop_reason)
     code = _code_words(config, plugins)
@@ -99,7 +99,7 @@ def _remedy(run_dir: Path, words: Sequence[str]) -> str:
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
     """The options with which another command may make the environment of this run again."""
     from rl_training.envs.foreign_paths import find_paths
-    from rl_training.envs.user_code import SHIPPED, plugin_of
+    from rl_training.plugins.user_code import SHIPPED, plugin_of
 
     own = plugin_of(config.env_id or "")
     paths = [path for _, path in find_paths(config.env_kwargs)]
@@ -187,7 +187,7 @@ def _best_rows(run_dir: Path) -> list[Row]:
 
 def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]) -> list[str]:
     """What is worth doing with the run; an interrupted run says separately how it is resumed."""
-    from rl_training.runtime.interrupts import interrupting_signal
+    from rl_training.experiment.run_folder import interrupting_signal
 
     if interrupting_signal(result.stop_reason) is not None:
         return []

@@ -41,11 +41,11 @@ from rl_training.cli.options import (
 )
 from rl_training.cli.report import explaining_failure, report_training
 from rl_training.errors import RLTrainingError
-from rl_training.streams import printable
+from rl_training.terminal.streams import printable
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
-    from rl_training.runtime.resuming import ResumePlan
+    from rl_training.runtime.resuming.plan import ResumePlan
 
 
 def train(
@@ -68,7 +68,7 @@ def train(
 ) -> None:
     """Train an agent: `train ppo CartPole-v1`, or `train --config FILE`."""
     resolved = resolve(context.params)
-    from rl_training.runtime.callback_loading import load_callbacks
+    from rl_training.cli.callback_loading import load_callbacks
 
     callbacks = load_callbacks(callback)
     plan = _find_started(resolved.config, run_suffix) if resume_or_start else None
@@ -89,7 +89,7 @@ def train(
 
 def _find_started(config: TrainConfig, run_suffix: str | None) -> ResumePlan | None:
     from rl_training.errors import CheckpointError, ConfigError
-    from rl_training.runtime.resuming import plan_restart
+    from rl_training.runtime.resuming.plan import plan_restart
 
     if run_suffix is None:
         raise ConfigError("--resume-or-start needs --run-suffix NAME: it tells which run the same command means")
@@ -132,8 +132,8 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Resume a run: `resume RUN`. With --total-timesteps, one that has ended is extended."""
+    from rl_training.cli.callback_loading import load_callbacks
     from rl_training.errors import CheckpointError
-    from rl_training.runtime.callback_loading import load_callbacks
     from rl_training.runtime.workflows import plan_resume, run_plan
 
     path, given = read_resume(run, checkpoint, words, context.params)
@@ -176,7 +176,7 @@ def demo(
     """Train PPO on CartPole-v1, show its score, and say what to try next."""
     resolved = resolve({**context.params, "words": ["ppo", "CartPole-v1"]})
     say("Training PPO to balance a pole on a cart. 500 is a perfect score.")
-    from rl_training.runtime.training import run_training
+    from rl_training.runtime.run import run_training
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = run_training(resolved.config)
@@ -198,7 +198,7 @@ def demo(
 
 def _picture_line(run_dir: Path) -> str:
     """Draw the learning curve; where that fails, as without matplotlib, say why and go on."""
-    from rl_training.experiment.plotting import plot_learning_curve
+    from rl_training.views.plotting import plot_learning_curve
 
     try:
         return f"Learning curve: {plot_learning_curve(run_dir)}"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl_training.data.dataset_fields import flat_rows
+from rl_training.data.linear_dynamics import solve_ridge
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.step_model import solve_ridge
-from rl_training.data.transitions import Array
+from rl_training.replay.transitions import Array
 
 NUM_FIT_ROWS = 10_000
 NUM_TEST_ROWS = 1_000

@@ -14,10 +14,10 @@ from rl_training.data import integrity_checks, row_checks
 from rl_training.data.behaviour_fit import BehaviourFit, fit_behaviour
 from rl_training.data.dataset_fields import flat_rows, spread_rows
 from rl_training.data.findings import Finding, Level
+from rl_training.data.linear_dynamics import score_steps
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.spaces import Spaces
-from rl_training.data.step_model import score_steps
-from rl_training.data.transitions import Array
+from rl_training.replay.transitions import Array
+from rl_training.spaces.spec import Spaces
 
 __all__ = ["DatasetReport", "Finding", "Level", "check_dataset"]
 

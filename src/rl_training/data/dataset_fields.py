@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.data.transitions import FIELDS, Array
 from rl_training.errors import DatasetError
+from rl_training.replay.transitions import FIELDS, Array
 
 NAMES: dict[str, tuple[str, ...]] = {
     "obs": ("obs", "observations"),

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, stored_dtype
-from rl_training.data.memory import check_data_fits
 from rl_training.data.minari_datasets import read_minari
 from rl_training.data.npz_files import read_npz
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.transitions import FIELDS, Array
 from rl_training.errors import DatasetError
 from rl_training.files import drafted, naming_write
+from rl_training.memory import check_data_fits
 from rl_training.providers import provided
+from rl_training.replay.transitions import FIELDS, Array
 from rl_training.validation import suggest
 
 KINDS = ("random", "npz", "pt", "minari")

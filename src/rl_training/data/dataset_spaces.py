@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.dataset_fields import flat_rows, row_blocks, rows_where
-from rl_training.data.observations import MIN_IMAGE_SIDE, ObsSpec
 from rl_training.data.recorded_observations import check_recorded, from_recorded
-from rl_training.data.spaces import ActionKind, ActionSpec, Spaces
-from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
+from rl_training.replay.transitions import Array
+from rl_training.spaces.actions import ActionKind, ActionSpec
+from rl_training.spaces.observations import MIN_IMAGE_SIDE, ObsSpec
+from rl_training.spaces.spec import Spaces
 
 TOLERANCE = 1e-5
 """How far beyond its bounds an action may lie, as a share of their distance: float32 rounds."""

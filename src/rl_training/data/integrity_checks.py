@@ -10,9 +10,10 @@ from rl_training.data.dataset_fields import flat_rows, row_blocks, rows_where, s
 from rl_training.data.dataset_spaces import actions_outside, describe_bounds, obs_to_model, shape_actions
 from rl_training.data.findings import Finding, Level
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.spaces import ActionKind, ActionSpec, Spaces
-from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
+from rl_training.replay.transitions import Array
+from rl_training.spaces.actions import ActionKind, ActionSpec
+from rl_training.spaces.spec import Spaces
 
 AT_BOUND_SHARE = 0.05
 """Above this share of action components exactly at a bound, it is worth a word."""

@@ -16,12 +16,12 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rl_training.data.dataset_fields import stored_dtype
-from rl_training.data.memory import check_data_fits
-from rl_training.data.observations import ObsSpec, describe_observation
 from rl_training.data.recorded_observations import as_observations, recorded_spec
-from rl_training.data.spaces import describe_spaces
-from rl_training.data.transitions import FIELDS, Array
 from rl_training.errors import DatasetError
+from rl_training.memory import check_data_fits
+from rl_training.replay.transitions import FIELDS, Array
+from rl_training.spaces.observations import ObsSpec, describe_observation
+from rl_training.spaces.spec import describe_spaces
 
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 MISSING = 'reading Minari data sets needs minari: pip install "rl-training[offline]"'

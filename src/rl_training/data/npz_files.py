@@ -16,9 +16,9 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from rl_training.data.dataset_fields import BLOCK_BYTES, find_fields, stored_dtype
-from rl_training.data.memory import check_data_fits
-from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
+from rl_training.memory import check_data_fits
+from rl_training.replay.transitions import Array
 
 DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OSError, EOFError, ValueError),

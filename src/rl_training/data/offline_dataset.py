@@ -12,10 +12,10 @@ import torch
 
 from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, row_blocks
 from rl_training.data.dataset_spaces import actions_to_model, obs_to_model
-from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import FIELDS, Array, Transitions
-from rl_training.envs.rewards import RewardTransformConfig, transform_rewards
 from rl_training.errors import DatasetError
+from rl_training.replay.transitions import FIELDS, Array, Transitions
+from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
+from rl_training.spaces.spec import Spaces
 
 
 class TransitionDataset:

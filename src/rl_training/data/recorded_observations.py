@@ -14,9 +14,9 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rl_training.data.dataset_fields import row_blocks, rows_where
-from rl_training.data.observations import FLOAT_BYTES, ObsPart, ObsSpec, Path, describe_observation
-from rl_training.data.transitions import Array
 from rl_training.errors import DatasetError
+from rl_training.replay.transitions import Array
+from rl_training.spaces.observations import FLOAT_BYTES, ObsPart, ObsSpec, Path, describe_observation
 
 MAX_BYTE = 255
 

@@ -9,7 +9,7 @@ import numpy as np
 from rl_training.data.dataset_fields import flat_rows, row_blocks, spread_rows
 from rl_training.data.findings import Finding, Level
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.transitions import Array
+from rl_training.replay.transitions import Array
 
 JUMP = 6.0
 """From which miss on a step is a jump."""

@@ -10,8 +10,8 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.answers import check, explain_reset, explain_step, find_misfit
-from rl_training.envs.global_generators import seed_global_generators
-from rl_training.envs.shared_changes import shared_changes, watch_call
+from rl_training.envs.state.global_generators import seed_global_generators
+from rl_training.envs.state.shared_changes import shared_changes, watch_call
 
 SUCCESS_KEYS = ("is_success", "success")
 """Where the last info of an episode tells how it went."""

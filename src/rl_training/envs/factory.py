@@ -9,17 +9,18 @@ from typing import Any, Literal
 import gymnasium as gym
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rl_training.envs.atari_games import GAME_KWARGS, AtariConfig, reward_for_training, show
+from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, reward_for_training, show
 from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
-from rl_training.envs.extras import import_known_packages
+from rl_training.envs.native_vector import BatchVectorEnv, EnvPoolBatch, check_has_batch, make_gymnasium_batch
 from rl_training.envs.pools import LocalPool, Pool
-from rl_training.envs.rewards import EpisodeReport, RewardTransformConfig, apply_reward_wrappers
-from rl_training.envs.user_code import code_for, find_maker, load_code, unknown_code
+from rl_training.envs.rewards import EpisodeReport, apply_reward_wrappers
 from rl_training.envs.vector import MakeEnv, TrainingVectorEnv, make_local, make_workers
-from rl_training.envs.vectorized import BatchVectorEnv, EnvPoolBatch, check_has_batch, make_gymnasium_batch
 from rl_training.envs.workers import WorkerPool
 from rl_training.errors import ConfigError, EnvError
+from rl_training.plugins.extras import import_known_packages
+from rl_training.plugins.user_code import code_for, find_maker, load_code, unknown_code
+from rl_training.spaces.rewards import RewardTransformConfig
 from rl_training.validation import FrozenConfig, parse_config
 
 __all__ = [

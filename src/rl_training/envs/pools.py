@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
-from rl_training.envs.shared_changes import watch_call
-from rl_training.envs.user_code import trace_from_user
+from rl_training.envs.state.shared_changes import watch_call
 from rl_training.errors import EnvError
+from rl_training.plugins.user_code import trace_from_user
 
 Arguments = Sequence[tuple[Any, ...] | None]
 

@@ -10,12 +10,19 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs import atari
 from rl_training.envs.answers import check, explain_reset, find_misfit
-from rl_training.envs.attributes import MAX_ARRAY_BYTES, MAX_ITEMS, is_same, put_back, restore_generator, take_down
-from rl_training.envs.global_generators import global_generators
-from rl_training.envs.shared_changes import change_of_shared, watch_call
-from rl_training.envs.unsaved_state import shared_state, unsaved_state
+from rl_training.envs.state import ale_rng
+from rl_training.envs.state.attributes import (
+    MAX_ARRAY_BYTES,
+    MAX_ITEMS,
+    is_same,
+    put_back,
+    restore_generator,
+    take_down,
+)
+from rl_training.envs.state.global_generators import global_generators
+from rl_training.envs.state.shared_changes import change_of_shared, watch_call
+from rl_training.envs.state.unsaved_state import shared_state, unsaved_state
 
 GOES_ON = "goes_on"
 """In the info of a step that terminates: the environment is to be stepped on, not reset."""
@@ -80,13 +87,13 @@ class ResumableEnv:
 
     def reset(self, seed: int | None = None) -> Any:
         """Begin an episode, and a new page of the journal."""
-        is_emulated = seed is None and atari.is_atari(self._core)
+        is_emulated = seed is None and ale_rng.is_atari(self._core)
         self._before = {
             "seed": seed,
             "generator_before_reset": None if seed is not None else self._generator_state(),
             "attributes_before_reset": [take_down(layer) for layer in self._layers()],
             # Of this snapshot only the generators are saved.
-            "emulator_before_reset": atari.snapshot(self._core) if is_emulated else None,
+            "emulator_before_reset": ale_rng.snapshot(self._core) if is_emulated else None,
         }
         self._actions = []
         self._return = 0.0
@@ -134,7 +141,7 @@ class ResumableEnv:
         return {
             **self._before,
             "attributes_before_reset": self._before["attributes_before_reset"] if own is None else None,
-            "emulator_before_reset": None if emulator is None else atari.read_generators(emulator),
+            "emulator_before_reset": None if emulator is None else ale_rng.read_generators(emulator),
             "actions": np.stack(self._actions) if self._actions and own is None else None,
             "own": own,
             "generator": self._generator_state(),
@@ -190,7 +197,7 @@ class ResumableEnv:
         self._obs = obs
         if not is_same(obs, state["obs"]):
             doubts.append("replaying its actions led to another observation")
-        if not is_same(self._return, state.get("return", self._return)):  # older checkpoints have none
+        if not is_same(self._return, state["return"]):
             doubts.append("replaying its actions led to other rewards")
 
     def _set_before_reset(self, state: dict[str, Any], doubts: list[str]) -> None:
@@ -201,8 +208,8 @@ class ResumableEnv:
         if state["generator_before_reset"] is not None:
             self._set_generator(state["generator_before_reset"])
         if state.get("emulator_before_reset") is not None:
-            atari.set_generators(self._core, state["emulator_before_reset"])
-        elif atari.is_atari(self._core):
+            ale_rng.set_generators(self._core, state["emulator_before_reset"])
+        elif ale_rng.is_atari(self._core):
             doubts.append("the generators of its Atari emulator were not saved")
 
     def _restore_own(self, state: dict[str, Any], doubts: list[str]) -> None:
@@ -211,12 +218,11 @@ class ResumableEnv:
         if not is_same(self._core.get_state(), state["own"]):
             doubts.append("its get_state after set_state returns something else")
         self._obs = state["obs"]
-        self._return = state.get("return", 0.0)
+        self._return = state["return"]
 
     def _unsaved_changes(self, state: dict[str, Any]) -> list[str]:
         """Why it may be elsewhere: what it drew or changed, before it was saved or now, that no checkpoint holds."""
-        saved = state.get("global_draws", ())  # older checkpoints name numpy and Python only
-        drawn = {name for name in self._generators if name in saved or name.partition("'")[0] in saved}
+        drawn = {name for name in self._generators if name in state["global_draws"]}
         self._unsaved_draws = drawn | self._draws()
         self._shared_changes |= {name for name in state.get("shared_changes", ()) if isinstance(name, str)}
         use = "which is not saved: use self.np_random"

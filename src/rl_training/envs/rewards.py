@@ -6,47 +6,19 @@ import math
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
-import numpy as np
-import numpy.typing as npt
 from gymnasium.wrappers import TransformReward
-from pydantic import model_validator
 
 from rl_training.envs.answers import check, explain_reset, explain_step
-from rl_training.errors import ConfigError
-from rl_training.validation import FrozenConfig
+from rl_training.spaces.rewards import RewardTransformConfig, check_bounds
 
-
-class RewardTransformConfig(FrozenConfig):
-    """What to do to each reward, in this order."""
-
-    scale: float = 1.0
-    """Factor."""
-    shift: float = 0.0
-    """Added after scaling."""
-    clip_min: float | None = None
-    """Lower bound, applied last."""
-    clip_max: float | None = None
-    """Upper bound, applied last."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_clip_pair(cls, values: Any) -> Any:
-        """Accept `clip: [low, high]` for the two bounds."""
-        if not isinstance(values, dict) or "clip" not in values:
-            return values
-        values = dict(values)
-        clip = values.pop("clip")
-        if not isinstance(clip, (list, tuple)) or len(clip) != 2:
-            raise ValueError(f"clip must be [low, high], not {clip!r}")
-        if values.get("clip_min") is not None or values.get("clip_max") is not None:
-            raise ValueError("give either clip or clip_min and clip_max, not both")
-        values["clip_min"], values["clip_max"] = clip
-        return values
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> RewardTransformConfig:
-        _check_bounds(self.clip_min, self.clip_max)
-        return self
+__all__ = [
+    "EpisodeReport",
+    "RewardClipWrapper",
+    "RewardScaleWrapper",
+    "RewardShiftWrapper",
+    "RewardTransformConfig",
+    "apply_reward_wrappers",
+]
 
 
 class RewardScaleWrapper(TransformReward[Any, Any]):
@@ -67,7 +39,7 @@ class RewardClipWrapper(TransformReward[Any, Any]):
     """Keep each reward between `clip_min` and `clip_max`; None leaves that side open."""
 
     def __init__(self, env: gym.Env[Any, Any], *, clip_min: float | None = None, clip_max: float | None = None) -> None:
-        _check_bounds(clip_min, clip_max)
+        check_bounds(clip_min, clip_max)
         low = -math.inf if clip_min is None else clip_min
         high = math.inf if clip_max is None else clip_max
         super().__init__(env, lambda reward: min(max(float(reward), low), high))
@@ -122,16 +94,3 @@ def apply_reward_wrappers(env: gym.Env[Any, Any], config: RewardTransformConfig 
     if config.clip_min is not None or config.clip_max is not None:
         env = RewardClipWrapper(env, clip_min=config.clip_min, clip_max=config.clip_max)
     return env
-
-
-def transform_rewards(rewards: npt.NDArray[Any], config: RewardTransformConfig | None) -> npt.NDArray[Any]:
-    """What the wrappers do, to the rewards of several environments at once."""
-    if config is None:
-        return rewards
-    rewards = rewards * config.scale + config.shift
-    return rewards if config.clip_min is config.clip_max is None else np.clip(rewards, config.clip_min, config.clip_max)
-
-
-def _check_bounds(low: float | None, high: float | None) -> None:
-    if low is not None and high is not None and low > high:
-        raise ConfigError(f"the lower clip bound {low} is above the upper one {high}")

@@ -21,16 +21,15 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from rl_training.data.segments import Segment
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME, list_checkpoints, read_pointer
 from rl_training.experiment.checkpoint_sections import pack_section, unpack_section
-from rl_training.experiment.migrations import OLDEST_SCHEMA, upgrade
 from rl_training.experiment.tree_codec import as_array, unpack_dict
 from rl_training.experiment.tree_packing import UnsavableStateError, pack
 from rl_training.files import drafted, naming_write, open_plain, read_limited, sync, write_new
+from rl_training.replay.segments import Segment
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
 SECTIONS = ("algorithm", "buffer", "trainer")
 MAX_MANIFEST_BYTES = 1 << 26
@@ -203,7 +202,6 @@ def _read(folder: Path, include_buffer: bool) -> CheckpointState:
             Segment(entry["version"], _read_segment(folder / _segment_file(index), entry))
             for index, entry in enumerate(manifest["segments"])
         ]
-    sections = upgrade(sections, manifest["schema_version"])
     return CheckpointState(
         algorithm_state=sections["algorithm"],
         buffer_state=sections.get("buffer"),
@@ -220,14 +218,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"'{path}' is damaged: {error}") from None
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if type(version) is not int or not OLDEST_SCHEMA <= version <= SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise CheckpointError(
-            f"'{path}' has schema version {version!r:.100}; this package reads {OLDEST_SCHEMA} to {SCHEMA_VERSION}"
+            f"'{path}' has schema version {version!r:.100}; this version of rl-training reads {SCHEMA_VERSION}"
         )
     checksum = manifest.pop("checksum", None)
-    if version == 1 and checksum is None:
-        manifest.setdefault("segments", [])
-    elif checksum != _checksum(manifest):
+    if checksum != _checksum(manifest):
         raise CheckpointError(f"'{path}' is damaged: its checksum differs")
     wrong = _find_wrong_entry(manifest)
     if wrong is not None:

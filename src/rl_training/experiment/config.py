@@ -87,6 +87,18 @@ class TrainConfig(FrozenConfig):
         return TrainConfig(**{**self.model_dump(), **changes})
 
 
+def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
+    """The configuration with its derived defaults filled in: JSON-compatible, but for `env_kwargs`.
+
+    These stay as they are: with keys that are no words, dates, sets and tuples if there are some.
+    """
+    values = config.model_dump(mode="json", exclude={"env_kwargs"})
+    values["env_kwargs"] = plain_copy(config.env_kwargs, "env_kwargs")
+    values["log_interval"] = config.log_every_steps
+    values["checkpoint_interval"] = config.checkpoint_every_steps
+    return values
+
+
 @dataclass(frozen=True)
 class ResolvedConfig:
     """A configuration and, for each dotted key that was set, the source that set it."""

@@ -12,9 +12,9 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import Schedules
-from rl_training.runtime.resuming import plan_restart, plan_resume, run_plan
+from rl_training.runtime.resuming.plan import plan_restart, plan_resume, run_plan
+from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import Trainer, TrainResult
-from rl_training.runtime.training import run_training
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """From JSON-compatible values and named tensors back to nested Python state: the inverse of `tree_packing`.
 
-Whatever the values are, reading them makes plain data only, of a size that the file itself has. Checkpoints of
-schema 2 have the tags $tensor, $array and $float only.
+Whatever the values are, reading them makes plain data only, of a size that the file itself has.
 """
 
 from __future__ import annotations

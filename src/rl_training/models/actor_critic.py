@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.data.spaces import ActionKind, ActionSpec, Spaces
 from rl_training.models.encoders import ObsEncoder, ObsNetwork
 from rl_training.models.mlp import EnsembleMLP, Layers
+from rl_training.spaces.actions import ActionKind, ActionSpec
+from rl_training.spaces.spec import Spaces
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rl_training.data.spaces import Spaces
 from rl_training.models.encoders import ObsNetwork
 from rl_training.models.mlp import EnsembleMLP, Layers
+from rl_training.spaces.spec import Spaces
 
 
 class QuantileCritic(ObsNetwork):

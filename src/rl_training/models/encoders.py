@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.data.observations import FLOAT_BYTES, ObsSpec, plane_shape
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import HIDDEN_GAIN, Layers, draw_layer
 from rl_training.models.normalizer import RunningNormalizer
+from rl_training.spaces.observations import FLOAT_BYTES, ObsSpec, plane_shape
 
 IMAGE_FEATURES = 512
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))

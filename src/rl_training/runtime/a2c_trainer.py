@@ -1,5 +1,5 @@
 """Train A2C."""
 
-from rl_training.runtime.training import train_function
+from rl_training.runtime.run import train_function
 
 train_a2c = train_function("a2c")

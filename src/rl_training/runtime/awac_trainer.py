@@ -1,5 +1,5 @@
 """Train AWAC."""
 
-from rl_training.runtime.training import train_function
+from rl_training.runtime.run import train_function
 
 train_awac = train_function("awac")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
-from rl_training.envs.user_code import frames_of_user
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, failure_note
+from rl_training.plugins.user_code import frames_of_user
 from rl_training.runtime.callback_checks import check_callback, savable_state
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 

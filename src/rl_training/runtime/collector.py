@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.spaces import Spaces
-from rl_training.data.transitions import Array, Storage, find_non_finite
 from rl_training.envs.vector import TrainingVectorEnv
 from rl_training.errors import EnvError, NonFiniteError
+from rl_training.replay.transitions import Array, Storage, find_non_finite
 from rl_training.runtime.trainer import CollectResult, TrainerState
+from rl_training.spaces.spec import Spaces
 
 NAMES = {"obs": "the observation", "actions": "the action", "rewards": "the reward", "next_obs": "the next observation"}
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from rl_training.algorithms.config import AlgorithmConfig, EarlyStoppingConfig, value_at
 from rl_training.errors import ConfigError
+from rl_training.evaluation.evaluator import SUCCESS_RATE
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.evaluation import SUCCESS_RATE
 from rl_training.runtime.trainer import TrainerState
 from rl_training.validation import suggest
 

@@ -1,5 +1,5 @@
 """Train CrossQ."""
 
-from rl_training.runtime.training import train_function
+from rl_training.runtime.run import train_function
 
 train_crossq = train_function("crossq")

@@ -1,5 +1,5 @@
 """Train DQN."""
 
-from rl_training.runtime.training import train_function
+from rl_training.runtime.run import train_function
 
 train_dqn = train_function("dqn")

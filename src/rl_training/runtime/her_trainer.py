@@ -1,5 +1,5 @@
 """Train SAC with hindsight replay."""
 
-from rl_training.runtime.training import train_function
+from rl_training.runtime.run import train_function
 
 train_her = train_function("her")

@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from rl_training.experiment.run_folder import INTERRUPTED
 from rl_training.runtime.trainer import TrainerState
-from rl_training.streams import tell
-
-INTERRUPTED = "interrupted by "
+from rl_training.terminal.streams import tell
 
 
 @contextlib.contextmanager
@@ -51,11 +50,3 @@ def _signals_to_handle() -> list[signal.Signals]:
     hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)
     is_handled = hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([hang_up] if hang_up is not None and is_handled else [])]
-
-
-def interrupting_signal(stop_reason: str | None) -> signal.Signals | None:
-    """The signal that ended a run, if one did."""
-    if not isinstance(stop_reason, str) or not stop_reason.startswith(INTERRUPTED):  # a damaged page holds anything
-        return None
-    # A callback's own reason may begin with the same words.
-    return signal.Signals.__members__.get(stop_reason.removeprefix(INTERRUPTED))

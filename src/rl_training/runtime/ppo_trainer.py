@@ -1,5 +1,5 @@
 """Train PPO."""
 
-from rl_training.runtime.training import train_function
+from rl_training.runtime.run import train_function
 
 train_ppo = train_function("ppo")

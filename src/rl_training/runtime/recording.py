@@ -13,16 +13,17 @@ from gymnasium import Space
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.data.memory import check_data_fits
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.recorded_observations import to_recorded
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.spaces import ActionKind, ActionSpec, Spaces, describe_spaces
-from rl_training.data.transitions import FIELDS, storage_bytes
 from rl_training.envs.factory import make_vector_env, without_training_wrappers
-from rl_training.experiment.progress import counting
+from rl_training.memory import check_data_fits
+from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.replay.transitions import FIELDS, storage_bytes
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.trainer import TrainerState
+from rl_training.spaces.actions import ActionKind, ActionSpec
+from rl_training.spaces.spec import Spaces, describe_spaces
+from rl_training.terminal.progress import counting
 
 Act = Callable[[Tensor], Tensor]
 STEPS_AT_ONCE = 500

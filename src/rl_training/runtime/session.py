@@ -11,16 +11,16 @@ from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import NonFiniteError
+from rl_training.evaluation.evaluator import Evaluator
 from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder, Position
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EvaluationFile, MetricAccumulator, MetricSink
-from rl_training.experiment.progress import ProgressView
+from rl_training.experiment.run_folder import interrupting_signal
 from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.controls import Horizon, Interval, Schedules
-from rl_training.runtime.evaluation import Evaluator
 from rl_training.runtime.guards import ParameterGuard
-from rl_training.runtime.interrupts import interrupting_signal
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
+from rl_training.terminal.progress import ProgressView
 
 UPDATES_BETWEEN_CHECKS = 8
 """Gradient steps between two looks at the parameters, which cost a hundredth of a small update."""
@@ -229,12 +229,12 @@ class Session:
         self.best_return = state["best_return"]
         self.last_eval = dict(state["last_eval"])
         self.last_eval_step = state["last_eval_step"]
-        self._last_logged_step = state.get("last_logged_step")  # older checkpoints have none
-        self._owed = state.get("owed")  # nor this
+        self._last_logged_step = state["last_logged_step"]
+        self._owed = state["owed"]
         if self.evaluator is not None:
-            self.evaluator.num_restarts = state.get("eval_restarts", 0)  # nor this
-        self._is_within_iteration = state.get("is_within_iteration", False)
-        self.inexact_reasons = list(state.get("inexact_reasons", ()))
+            self.evaluator.num_restarts = state["eval_restarts"]
+        self._is_within_iteration = state["is_within_iteration"]
+        self.inexact_reasons = list(state["inexact_reasons"])
 
     def go_back(self, name: str, best: Best | None, *, is_extended: bool, is_changed: bool) -> None:
         """Make the checkpoint `name`, which was restored, the last one, and `best` what it was by then.

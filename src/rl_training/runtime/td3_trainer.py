@@ -1,5 +1,5 @@
 """Train TD3."""
 
-from rl_training.runtime.training import train_function
+from rl_training.runtime.run import train_function
 
 train_td3 = train_function("td3")

@@ -1,5 +1,5 @@
 """Train TQC."""
 
-from rl_training.runtime.training import train_function
+from rl_training.runtime.run import train_function
 
 train_tqc = train_function("tqc")

@@ -11,23 +11,23 @@ import numpy.typing as npt
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.spaces import ActionKind
 from rl_training.envs.foreign_paths import refuse_unknown_paths
 from rl_training.errors import CheckpointError, ConfigError, EnvError
+from rl_training.evaluation.evaluator import Evaluator, act_on
+from rl_training.evaluation.fitted_q import fitted_q_evaluation
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.progress import counter
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.checkpoint_config import read_config, read_spaces, refuse_unknown_code
-from rl_training.runtime.evaluation import Evaluator, act_on
-from rl_training.runtime.offline_evaluation import fitted_q_evaluation
-from rl_training.runtime.parts import check_data, make_algorithm, try_to_close
+from rl_training.runtime.assembly import check_data, make_algorithm, try_to_close
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
-from rl_training.runtime.resuming import ResumePlan, plan_resume, resume_training, run_plan
+from rl_training.runtime.resuming.checkpoint_config import read_config, read_spaces, refuse_unknown_code
+from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, resume_training, run_plan
+from rl_training.runtime.resuming.saved_state import check_network_size, naming_misfits
+from rl_training.runtime.run import choose_execution
 from rl_training.runtime.run_utils import RunSeeds
-from rl_training.runtime.saved_state import check_network_size, naming_misfits
-from rl_training.runtime.training import choose_execution
-from rl_training.streams import tell
+from rl_training.spaces.actions import ActionKind
+from rl_training.terminal.progress import counter
+from rl_training.terminal.streams import tell
 
 __all__ = [
     "ResumePlan",

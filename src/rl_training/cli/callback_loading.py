@@ -1,0 +1,52 @@
+"""Callbacks by name, for the command line: `my_file.py:Watch` or `my_module:Watch`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rl_training.errors import ConfigError
+from rl_training.plugins.user_code import load_code, split_place
+from rl_training.runtime.callback_checks import EVENTS, check_callback
+from rl_training.validation import suggest
+
+
+def load_callbacks(names: Sequence[str] | None) -> list[object]:
+    """Make the callbacks of these names, in their order."""
+    return [load_callback(name) for name in names or ()]
+
+
+def load_callback(name: str) -> object:
+    """Import the code that `name` names and make its callback.
+
+    What is found there may be a class or a function, which is called without arguments, or an object with events.
+    """
+    place, attribute = split_place(name)
+    if not attribute:
+        raise ConfigError(f"--callback '{name}' names no object: write FILE.py:NAME or MODULE:NAME")
+    module = load_code(place)
+    if not hasattr(module, attribute):
+        raise ConfigError(f"'{place}' has no '{attribute}'{suggest(attribute, _candidates(vars(module)))}")
+    found = getattr(module, attribute)
+    is_callback = not inspect.isclass(found) and any(hasattr(found, event) for event in EVENTS)
+    callback = _make(found, name) if callable(found) and not is_callback else found
+    check_callback(callback, f"callback '{name}'")
+    return callback
+
+
+def _make(maker: Callable[[], object], name: str) -> object:
+    try:
+        inspect.signature(maker).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"callback '{name}' cannot be made without arguments: {error}; name a function that makes it"
+        ) from None
+    except ValueError:
+        pass  # some classes written in C have no signature to look at
+    return maker()
+
+
+def _candidates(names: dict[str, Any]) -> list[str]:
+    """The names of a module that --callback could mean."""
+    return [name for name, value in names.items() if not name.startswith("_") and not inspect.ismodule(value)]

@@ -1,0 +1,1 @@
+"""The doctors: checks of environments and of exact resume."""

@@ -1,0 +1,155 @@
+"""Proof that an environment can be left and brought back: restored copies against one that was never left."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from rl_training.envs.pools import Fault, Pool
+from rl_training.envs.resumable import ResumableEnv, Step
+from rl_training.envs.state.attributes import is_same
+from rl_training.envs.vector import MakeEnv, make_limited, make_member
+from rl_training.envs.workers import WorkerPool
+from rl_training.experiment.tree_codec import unpack
+from rl_training.experiment.tree_packing import pack
+
+NUM_POINTS = 12
+STEPS_COMPARED = 50
+NAMES = {
+    "obs": "the observation",
+    "reward": "the reward",
+    "terminated": "the termination",
+    "truncated": "the truncation",
+    "final_obs": "the last observation of an episode",
+    "episode": "the return or length of an episode",
+}
+
+
+@dataclass(frozen=True)
+class ResumeProof:
+    """What was compared and what came of it."""
+
+    num_points: int
+    num_episodes: int
+    length_limit: int | None
+    """Where episodes were cut, if none ended by itself."""
+    method: str
+    doubts: tuple[str, ...]
+    """What restoring complained of, and the first difference from the environment that was never left."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every restored environment went on exactly as the original did."""
+        return not self.doubts
+
+
+def prove_resume(
+    make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_POINTS, in_new_process: bool = False
+) -> ResumeProof:
+    """Take the state at points of a walk, restore each into a new environment, and compare what follows.
+
+    There are about `num_points` of them. Each state goes through the form in which a checkpoint holds it. The last one
+    may be restored in a new process, too: there, what classes and modules hold is as it was at first.
+    """
+    with closing(make()) as example:
+        actions = draw_actions(example.action_space, steps, seed)
+    length_limit = None
+    ends = _find_ends(make, actions, seed)
+    if not ends:  # what a reset does must be seen, too
+        length_limit = max(1, steps // 4)
+        make = partial(make_limited, make, length_limit)
+        ends = _find_ends(make, actions, seed)
+    points = choose_points(ends, steps, num_points)
+    taken, states, method = _walk(make, actions, seed, points)
+    doubts: list[str] = []
+    differences: list[tuple[int, int, str]] = []
+    for point, state in zip(points, states, strict=True):
+        with closing(ResumableEnv(make())) as restored:
+            doubts += restored.restore(state)[1]
+            expected = taken[point : point + STEPS_COMPARED]
+            differences += islice(_differences(restored, point, actions[point:], expected), 1)
+    if in_new_process:
+        with closing(WorkerPool(partial(make_member, make), 1)) as pool:
+            doubts += _restore_elsewhere(pool, points[-1], states[-1], actions, taken)
+    for after, point, what in sorted(differences)[:1]:
+        count = "1 step" if after == 1 else f"{after} steps"
+        doubts.append(f"{what} differs {count} after a restore at step {point}")
+    return ResumeProof(len(points), len(ends), length_limit, method, tuple(dict.fromkeys(doubts)))
+
+
+def _restore_elsewhere(
+    pool: Pool, point: int, state: Any, actions: Sequence[Any], taken: Sequence[Step]
+) -> Iterator[str]:
+    """What differs from the walk when a state is restored into an environment of a new process."""
+    if pool.start():  # it can be made in this process only
+        return
+    answer: Any = pool.run_one(0, "restore", state)
+    for index in range(point, min(point + STEPS_COMPARED, len(actions))):
+        if not isinstance(answer, Fault):
+            answer = pool.run_one(0, "step", actions[index])
+        if isinstance(answer, Fault):
+            yield f"in a new process, {answer.what}"
+            return
+        for name, words in NAMES.items():
+            if not is_same(getattr(taken[index], name), getattr(answer, name)):
+                yield f"{words} differs at step {index + 1} in a new process that restored it at step {point}"
+                return
+
+
+def draw_actions(action_space: gym.Space[Any], steps: int, seed: int) -> list[Any]:
+    """Random actions, the same for the same seed."""
+    space = copy.deepcopy(action_space)
+    space.seed(seed)
+    return [space.sample() for _ in range(steps)]
+
+
+def choose_points(ends: Sequence[int], steps: int, num_points: int = NUM_POINTS) -> list[int]:
+    """The start, just before and just after the first and the last endings, and points spread between these."""
+    last = steps - 1
+    count = max(1, num_points // 6)
+    chosen = [0, *(point for end in (*ends[:count], *ends[-count:]) for point in (end, end + 1))]
+    num_spread = max(num_points // 4, num_points - len(set(chosen)))
+    chosen += [round(last * (index + 0.5) / num_spread) for index in range(num_spread)]
+    return sorted({min(point, last) for point in chosen})
+
+
+def _find_ends(make: MakeEnv, actions: Sequence[Any], seed: int) -> list[int]:
+    return [index for index, step in enumerate(_walk(make, actions, seed)[0]) if step.terminated or step.truncated]
+
+
+def _walk(
+    make: MakeEnv, actions: Sequence[Any], seed: int, points: Sequence[int] = ()
+) -> tuple[list[Step], list[Any], str]:
+    """Take the actions; returns the steps, the states before the steps at `points`, and how these are restored."""
+    taken: list[Step] = []
+    states = []
+    with closing(ResumableEnv(make())) as env:
+        env.reset(seed)
+        for index, action in enumerate(actions):
+            if index in points:
+                tensors: dict[str, torch.Tensor] = {}
+                text = json.dumps(pack(env.state(), tensors))
+                states.append(unpack(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}))
+            taken.append(copy.deepcopy(env.step(action)))  # the environment may write into the same arrays again
+        method = "its own get_state and set_state" if env.keeps_own_state else "replaying the episode's actions"
+    return taken, states, method
+
+
+def _differences(
+    env: ResumableEnv, point: int, actions: Sequence[Any], expected: Sequence[Step]
+) -> Iterator[tuple[int, int, str]]:
+    """After how many steps from `point` the environment does something else than expected, and what."""
+    for count, (action, wanted) in enumerate(zip(actions, expected, strict=False), start=1):
+        step = env.step(action)
+        for name, words in NAMES.items():
+            if not is_same(getattr(wanted, name), getattr(step, name)):
+                yield count, point, words

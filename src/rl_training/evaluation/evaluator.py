@@ -1,0 +1,151 @@
+"""Evaluation: the deterministic policy, on environments of its own, with seeds that training never uses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.envs.episodes import EpisodeStep
+from rl_training.evaluation.episode_runner import Episode, EpisodeRunner
+from rl_training.evaluation.reference_scores import normalized_score
+from rl_training.replay.transitions import Array
+from rl_training.spaces.spec import Spaces, describe_spaces
+
+MAX_ENVS = 8
+MAX_EPISODE_STEPS = 100_000
+"""Where an episode without an end of its own is cut."""
+EVAL_METRICS = ("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes")
+NORMALIZED_SCORE = "eval_normalized_score"
+SUCCESS_RATE = "eval_success_rate"
+SUCCESS_REPORTS = "eval_success_reports"
+MAX_STEPS_TRIED = 1000
+Watch = Callable[[int], None]
+"""Hears how many episodes are done."""
+
+
+class Evaluator:
+    """Runs the same seeded episodes each time, without reward wrappers and without touching training.
+
+    Each episode has a new environment, so that nothing depends on what was evaluated before.
+    """
+
+    def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], seeds: Sequence[int]) -> None:
+        self.seeds = [int(seed) for seed in seeds]
+        self._normalize = partial(normalized_score, env_id, env_kwargs)
+        self._runner = EpisodeRunner(env_id, env_kwargs, min(len(self.seeds), MAX_ENVS))
+
+    @property
+    def num_restarts(self) -> int:
+        """Environments that failed and were made anew, over the whole run."""
+        return self._runner.num_restarts
+
+    @num_restarts.setter
+    def num_restarts(self, count: int) -> None:
+        self._runner.num_restarts = count
+
+    @property
+    def shared_changes(self) -> list[str]:
+        """Which class attributes and module variables the environments of the run were seen to change."""
+        return self._runner.shared_changes
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What an evaluation tells, besides the success rate."""
+        return EVAL_METRICS if self._normalize(0.0) is None else (*EVAL_METRICS, NORMALIZED_SCORE)
+
+    @property
+    def spaces(self) -> Spaces:
+        """The spaces of the environments."""
+        return describe_spaces(self._runner.obs_space, self._runner.action_space)
+
+    def evaluate(self, algorithm: Algorithm[Any], watch: Watch) -> dict[str, float]:
+        """Mean and spread of the raw return over the episodes, and what else can be told.
+
+        That is the normalized score where references are known, and the share of successful episodes where the last
+        info tells. Before every step `watch` hears how many episodes are done; what it raises ends the evaluation.
+        """
+        return self.summarize(*self.run_episodes(algorithm, watch))
+
+    def summarize(
+        self, returns: Sequence[float], lengths: Sequence[int], successes: Sequence[bool | None]
+    ) -> dict[str, float]:
+        """The metrics of an evaluation with these episodes."""
+        mean = float(np.mean(returns))
+        values = (mean, float(np.std(returns)), float(np.mean(lengths)), len(returns))
+        metrics = dict(zip(EVAL_METRICS, values, strict=True))
+        normalized = self._normalize(mean)
+        if normalized is not None:
+            metrics[NORMALIZED_SCORE] = normalized
+        return metrics | success_metrics(successes)
+
+    def run_episodes(self, algorithm: Algorithm[Any], watch: Watch) -> tuple[list[float], list[int], list[bool | None]]:
+        """Return, length and success (if told) of each episode, in the order of the seeds."""
+        runner = self._runner
+        returns = [0.0] * len(self.seeds)
+        lengths = [0] * len(self.seeds)
+        successes: list[bool | None] = [None] * len(self.seeds)
+        with runner.running(self.seeds[0]):
+            waiting = iter(range(len(self.seeds)))
+            active = [Episode(next(waiting), place, self.seeds[place]) for place in range(runner.num_places)]
+            runner.begin(active)
+            num_done = 0
+            while active:
+                watch(num_done)
+                actions = act_on(algorithm, runner.batch(active), deterministic=True)
+                still_active, begun = [], []
+                for episode, step in zip(active, runner.step(active, list(actions)), strict=True):
+                    if step is None or not (step.ended or episode.length >= MAX_EPISODE_STEPS):
+                        still_active.append(episode)
+                        continue
+                    returns[episode.index], lengths[episode.index] = episode.total, episode.length
+                    successes[episode.index] = step.success
+                    num_done += 1
+                    following = next(waiting, None)
+                    if following is not None:
+                        begun.append(Episode(following, episode.place, self.seeds[following]))
+                        still_active.append(begun[-1])
+                runner.begin(begun)
+                active = still_active
+        return returns, lengths, successes
+
+    def tells_success(self) -> bool:
+        """Whether a random episode reports success in its last info."""
+        runner, space = self._runner, copy.deepcopy(self._runner.action_space)
+        space.seed(0)
+        with runner.running(self.seeds[0]):
+            episode = Episode(0, 0, self.seeds[0])
+            runner.begin([episode])
+            step: EpisodeStep | None = None
+            for _ in range(MAX_STEPS_TRIED):
+                (step,) = runner.step([episode], [space.sample()])
+                if step is not None and (step.ended or step.success is not None):
+                    break
+        return step is not None and step.success is not None
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._runner.close()
+
+
+def success_metrics(successes: Sequence[bool | None]) -> dict[str, float]:
+    """Fraction of successful episodes, and how many reported success or failure; nothing if none of them did.
+
+    An episode without a report is no success: many environments report only the successes.
+    """
+    num_reports = sum(success is not None for success in successes)
+    if num_reports == 0:
+        return {}
+    return {SUCCESS_RATE: sum(map(bool, successes)) / len(successes), SUCCESS_REPORTS: num_reports}
+
+
+def act_on(algorithm: Algorithm[Any], obs: Any, *, deterministic: bool) -> Array:
+    """Environment actions for a batch of environment observations."""
+    stored = np.ascontiguousarray(algorithm.spaces.obs.as_stored(obs))
+    actions = algorithm.act(torch.from_numpy(stored).to(algorithm.device), explore=not deterministic)
+    return algorithm.spaces.action.to_env(actions.cpu().numpy())

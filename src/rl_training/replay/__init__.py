@@ -1,0 +1,1 @@
+"""What happened, and how it is sampled again: step records, rollouts, replay buffers."""

@@ -1,0 +1,192 @@
+"""A ring of past transitions to sample from, uniformly or by priority, with n-step returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.replay.prioritized import PrioritizedSampler
+from rl_training.replay.segments import Segment, rows_per_segment
+from rl_training.replay.transitions import FIELDS, Array, Storage, Transitions, allocate, as_index, copy_rows
+from rl_training.spaces.spec import Spaces
+
+
+class ReplayBuffer:
+    """Rows of N environments' steps; the oldest row is overwritten when the ring is full.
+
+    With `n_step` above 1 a sample sums the discounted rewards of up to n consecutive steps of one environment.
+    The sum stops at an ending or at the newest stored step; `discounts` carries how far it reached.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        capacity: int,
+        num_envs: int,
+        *,
+        rng: np.random.Generator,
+        device: torch.device,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        priority_alpha: float | None = None,
+    ) -> None:
+        self.num_rows = -(-capacity // num_envs)
+        self.num_envs = num_envs
+        self._n_step = n_step
+        self._gamma = gamma
+        self._rng = rng
+        self._device = device
+        self._storage = allocate(spaces, self.num_rows, num_envs)
+        self._flat = {name: torch.from_numpy(array).flatten(0, 1) for name, array in self._storage.items()}
+        self._position = 0
+        self._rows_stored = 0
+        self._segment_rows = rows_per_segment(self.num_rows, sum(array[0].nbytes for array in self._storage.values()))
+        self._versions = [0] * -(-self.num_rows // self._segment_rows)
+        self._writes = 0
+        num_slots = self.num_rows * num_envs
+        self._priorities = None if priority_alpha is None else PrioritizedSampler(num_slots, priority_alpha, rng)
+
+    def __len__(self) -> int:
+        """Number of transitions stored."""
+        return self._rows_stored * self.num_envs
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the full ring."""
+        return sum(array.nbytes for array in self._storage.values())
+
+    def add(
+        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
+    ) -> None:
+        """Store one step of every environment."""
+        row = self._position
+        for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
+            self._storage[name][row] = value
+        self._mark_changed(row)
+        if self._priorities is not None:
+            self._priorities.add(np.arange(row * self.num_envs, (row + 1) * self.num_envs))
+        self._position = (row + 1) % self.num_rows
+        self._rows_stored = min(self._rows_stored + 1, self.num_rows)
+
+    def cut(self) -> None:
+        """End the episodes with the newest row, because the step that follows it was lost."""
+        if self._rows_stored:
+            row = (self._position - 1) % self.num_rows
+            self._storage["truncated"][row] |= ~self._storage["terminated"][row]
+            self._mark_changed(row)
+
+    def newest(self, count: int) -> Iterator[Storage]:
+        """The last `count` rows, in order, as one or two views of them."""
+        count = min(count, self._rows_stored)
+        first = self._position - count
+        if first < 0:
+            yield {name: array[first:] for name, array in self._storage.items()}
+        if self._position:
+            yield {name: array[max(0, first) : self._position] for name, array in self._storage.items()}
+
+    def sample(self, batch_size: int) -> Transitions:
+        """Draw transitions, with replacement: uniformly, or by priority."""
+        if self._priorities is None:
+            return self._gather(torch.from_numpy(self._rng.integers(0, len(self), batch_size)))
+        slots, weights = self._priorities.draw(batch_size, len(self))
+        index = torch.from_numpy(slots)
+        drawn = torch.from_numpy(weights).float().to(self._device)
+        return dataclasses.replace(self._gather(index), weights=drawn, index=index)
+
+    def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
+        """Draw several batches at once, which costs little more than drawing one; by priority, one after the other."""
+        if self._priorities is not None:
+            return (self.sample(batch_size) for _ in range(count))
+        return self.sample(batch_size * count).split(batch_size)
+
+    def note_errors(self, batch: Transitions, errors: Tensor) -> None:
+        """What an update made of a batch that was drawn by priority."""
+        assert self._priorities is not None
+        assert batch.index is not None
+        self._priorities.note_errors(batch.index.numpy(), errors.cpu().numpy())
+
+    def _gather(self, index: Tensor) -> Transitions:
+        """The transitions that begin there."""
+        if self._n_step == 1:
+            return Transitions(**{name: self._take(field, index) for name, field in self._flat.items()})
+        return self._walk(index, self._outcome)
+
+    def _take(self, field: Tensor, index: Tensor) -> Tensor:
+        return field.index_select(0, index).to(self._device)
+
+    def _outcome(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The rewards of the steps stored there, and whether they terminated their episodes."""
+        return self._flat["rewards"][index], self._flat["terminated"][index]
+
+    def _walk(self, first: Tensor, outcome: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Transitions:
+        """Go up to n steps forward from each `first`, in the same environment's column."""
+        newest = (self._position - 1) % self.num_rows
+        rewards = torch.zeros(len(first))
+        discounts = torch.ones(len(first))
+        last = first.clone()
+        running = torch.ones(len(first), dtype=torch.bool)
+        terminated = torch.zeros(len(first), dtype=torch.bool)
+        index = first
+        for _ in range(self._n_step):
+            step_rewards, step_terminated = outcome(index)
+            rewards += torch.where(running, discounts * step_rewards, 0.0)
+            discounts = torch.where(running, discounts * self._gamma, discounts)
+            last = torch.where(running, index, last)
+            terminated = torch.where(running, step_terminated, terminated)
+            ended = step_terminated | self._flat["terminated"][index] | self._flat["truncated"][index]
+            running = running & ~ended & (index // self.num_envs != newest)
+            index = (index + self.num_envs) % (self.num_rows * self.num_envs)
+        return Transitions(
+            obs=self._take(self._flat["obs"], first),
+            actions=self._take(self._flat["actions"], first),
+            rewards=rewards.to(self._device),
+            next_obs=self._take(self._flat["next_obs"], last),
+            terminated=terminated.to(self._device),
+            truncated=self._take(self._flat["truncated"], last),
+            discounts=discounts.to(self._device),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stored rows in segments, the write position and the generator."""
+        return {
+            "position": self._position,
+            "rows_stored": self._rows_stored,
+            "writes": self._writes,
+            "rng": self._rng.bit_generator.state,
+            **({} if self._priorities is None else {"priorities": self._priorities.state_dict()}),
+            "segments": [
+                Segment(self._versions[start // self._segment_rows], self._rows(start, start + self._segment_rows))
+                for start in range(0, self._rows_stored, self._segment_rows)
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._position = as_index(state["position"], self.num_rows - 1)
+        self._rows_stored = as_index(state["rows_stored"], self.num_rows)
+        self._writes = int(state["writes"])
+        self._rng.bit_generator.state = state["rng"]
+        if self._priorities is not None:
+            self._priorities.load_state_dict(state["priorities"])
+        start = 0
+        for segment in state.get("segments", ()):  # an empty store has none
+            rows = len(segment.arrays["rewards"])
+            for name, target in self._rows(start, start + rows).items():
+                copy_rows(name, segment.arrays[name], target)
+            if start % self._segment_rows == 0 and rows <= self._segment_rows:
+                self._versions[start // self._segment_rows] = segment.version
+            start += rows
+        if start != self._rows_stored:
+            raise ValueError(f"the segments hold {start} rows where {self._rows_stored} are stored")
+
+    def _rows(self, start: int, stop: int) -> Storage:
+        return {name: array[start : min(stop, self._rows_stored)] for name, array in self._storage.items()}
+
+    def _mark_changed(self, row: int) -> None:
+        self._writes += 1
+        self._versions[row // self._segment_rows] = self._writes

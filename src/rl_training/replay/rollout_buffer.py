@@ -1,0 +1,66 @@
+"""The last T steps of N environments, in order, for on-policy learning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rl_training.replay.transitions import FIELDS, Array, Storage, Transitions, allocate, as_index, copy_rows
+from rl_training.spaces.spec import Spaces
+
+
+class RolloutBuffer:
+    """Filled step by step, read once as a [T, N] batch, then cleared."""
+
+    def __init__(self, spaces: Spaces, num_steps: int, num_envs: int, device: torch.device) -> None:
+        self.num_steps = num_steps
+        self._device = device
+        self._storage = allocate(spaces, num_steps, num_envs)
+        self._position = 0
+
+    @property
+    def room(self) -> int:
+        """How many steps are missing."""
+        return self.num_steps - self._position
+
+    def add(
+        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
+    ) -> None:
+        """Store one step of every environment."""
+        for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
+            self._storage[name][self._position] = value
+        self._position += 1
+
+    def cut(self) -> None:
+        """End the episodes with the newest row, because the step that follows it was lost."""
+        if self._position:
+            row = self._position - 1
+            self._storage["truncated"][row] |= ~self._storage["terminated"][row]
+
+    def newest(self, count: int) -> Iterator[Storage]:
+        """The last `count` rows, as a view of them."""
+        rows = slice(max(0, self._position - count), self._position)
+        yield {name: array[rows] for name, array in self._storage.items()}
+
+    def rollout(self) -> Transitions:
+        """The full rollout, [T, N]; it shares the buffer's memory, so use it before the next `add`."""
+        return Transitions(**{name: torch.from_numpy(array).to(self._device) for name, array in self._storage.items()})
+
+    def clear(self) -> None:
+        """Forget the stored steps."""
+        self._position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps stored so far."""
+        return {
+            "position": self._position,
+            "storage": {name: array[: self._position] for name, array in self._storage.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue a partly filled rollout."""
+        self._position = as_index(state["position"], self.num_steps)
+        for name, array in self._storage.items():
+            copy_rows(name, state["storage"][name], array[: self._position])

@@ -1,0 +1,1 @@
+"""Checks of a run's settings before its first step."""

@@ -1,0 +1,95 @@
+"""Networks, buffers and batches that cannot fit into memory are refused before they are filled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import pairwise
+from math import prod
+
+import torch
+
+from rl_training.algorithms.config import HINDSIGHT, AlgorithmConfig
+from rl_training.errors import ConfigError
+from rl_training.memory import available_memory, describe_need
+from rl_training.models.encoders import IMAGE_FEATURES, layer_sizes
+from rl_training.replay.frame_replay import replay_bytes
+from rl_training.replay.transitions import storage_bytes
+from rl_training.spaces.spec import Spaces
+
+BYTES_OF_A_WEIGHT = 4 * 4
+"""A weight, its gradient and the two averages of Adam are float32."""
+
+INDEX_BYTES = {"prioritized": 9, HINDSIGHT: 8}
+"""What a kind of replay keeps besides each transition: a priority with the sums above it; its place in its episode."""
+
+
+def check_replay_fits(
+    spaces: Spaces, capacity: int, total_steps: int, kind: str = "uniform", key: str = "buffer_capacity"
+) -> None:
+    """Refuse a replay buffer that would outgrow the memory before the run ends."""
+    count = min(capacity, total_steps)
+    _check_fits(replay_bytes(spaces, count) + INDEX_BYTES.get(kind, 0) * count, count, "replay", key)
+
+
+def check_rollout_fits(spaces: Spaces, num_steps: int, num_envs: int) -> None:
+    """Refuse a rollout of `num_steps` steps of every environment that the memory cannot hold."""
+    count = num_steps * num_envs
+    _check_fits(storage_bytes(spaces, count), num_steps, f"rollout of {num_envs:,} x {num_steps:,}", "num_steps")
+
+
+def check_batch_fits(spaces: Spaces, batch_size: int) -> None:
+    """Refuse a batch that no memory could hold."""
+    _check_fits(storage_bytes(spaces, batch_size), batch_size, "batch", "batch_size")
+
+
+def count_weights(config: AlgorithmConfig, spaces: Spaces) -> tuple[tuple[int, ...], int]:
+    """The sizes of the layers of one network of the algorithm, and how many weights it has at least."""
+    outputs = sum(spaces.action.choices) or spaces.action.num_components
+    images = spaces.obs.image_shapes
+    sizes = (spaces.obs.num_features + IMAGE_FEATURES * len(images), *config.hidden_sizes, outputs)
+    count = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
+    return sizes, count + sum(prod(size) for shape in images for size in layer_sizes(shape))
+
+
+@contextlib.contextmanager
+def checking_networks_fit(config: AlgorithmConfig, spaces: Spaces, device: torch.device) -> Iterator[None]:
+    """Refuse networks that the memory cannot hold: before they are made on the CPU, elsewhere when that fails."""
+    sizes, count = count_weights(config, spaces)
+    needed, available = count * BYTES_OF_A_WEIGHT, available_memory()
+    remedy = f"set algo_kwargs.hidden_sizes smaller than {list(config.hidden_sizes)}"
+    if device.type == "cpu" and available is not None and needed > available:
+        raise ConfigError(
+            f"a network with layers of {', '.join(f'{size:,}' for size in sizes)} has {count:,} weights and"
+            f" {describe_need(needed, available)} (weights, gradients and the two averages of Adam): {remedy}"
+        )
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for a lack of memory on the CPU
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "memory" not in str(error):
+            raise
+        raise ConfigError(
+            f"the networks do not fit into the memory of '{device}'; one has {count:,} weights, which"
+            f" take {needed / 1e9:,.2f} GB with gradients and the two averages of Adam: {remedy}"
+        ) from error
+
+
+def _check_fits(needed: int, count: int, what: str, key: str) -> None:
+    available = available_memory()
+    if available is None or needed <= available:
+        return
+    largest = int(count * available / needed * 0.8)
+    what = what if key == "num_steps" else f"{what} of {count:,}"
+    remedy = f"set algo_kwargs.{key} to {largest:,} or less" if largest else "lower num_envs"
+    raise ConfigError(f"a {what} transitions {describe_need(needed, available)}: {remedy}")
+
+
+@contextlib.contextmanager
+def naming_lack_of_memory() -> Iterator[None]:
+    """Say which setting asks for more than the system will promise."""
+    try:
+        yield
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise ConfigError(
+            f"the buffer cannot be made ({error}): set algo_kwargs.buffer_capacity or algo_kwargs.num_steps lower"
+        ) from None

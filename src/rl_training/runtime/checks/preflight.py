@@ -1,0 +1,45 @@
+"""What a run's settings say, before its first step, about whether it will learn."""
+
+from __future__ import annotations
+
+from rl_training.algorithms.config import AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
+from rl_training.envs.construction import newer_version
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.loops.off_policy import Pace, updates_due
+
+
+def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset_size: int | None) -> list[str]:
+    """Settings with which the run would take no gradient step, or repeat transitions; an environment out of date."""
+    total, found = config.total_timesteps, []
+    newest = None if config.env_id is None else newer_version(config.env_id)
+    if newest is not None:
+        found.append(f"environment '{config.env_id}' is out of date: Gymnasium has '{newest}'")
+    if isinstance(algo_config, OffPolicyConfig):
+        found += _without_updates(algo_config, total, config.num_envs, "learning_starts")
+        found += _repeating(algo_config.batch_size, min(algo_config.buffer_capacity, total), "the replay buffer")
+    if isinstance(algo_config, OfflineConfig) and dataset_size is not None:
+        found += _repeating(algo_config.batch_size, dataset_size, "the dataset")
+    online = algo_config.online if isinstance(algo_config, FineTunedConfig) else None
+    if online is not None and total > online.after_updates:
+        found += _without_updates(online, total - online.after_updates, config.num_envs, "online.learning_starts")
+    return [f"WARNING: {text}" for text in found]
+
+
+def _without_updates(pace: Pace, num_steps: int, num_envs: int, key: str) -> list[str]:
+    last_step = -(-num_steps // num_envs) * num_envs
+    if updates_due(pace, last_step, 0) > 0:
+        return []
+    return [
+        f"nothing will be learned in the environment: {key} {pace.learning_starts:,} and train_frequency"
+        f" {pace.train_frequency:,} leave no gradient step in {num_steps:,} steps; lower algo_kwargs.{key} or raise"
+        " total_timesteps"
+    ]
+
+
+def _repeating(batch_size: int, num_stored: int, where: str) -> list[str]:
+    if batch_size <= num_stored:
+        return []
+    return [
+        f"batch_size {batch_size:,} is larger than {where}, which holds at most {num_stored:,} transitions: every batch"
+        " repeats some; lower algo_kwargs.batch_size"
+    ]

@@ -1,0 +1,1 @@
+"""From a checkpoint back to a run: planned, checked, restored."""

@@ -1,0 +1,143 @@
+"""What of a run's configuration may change when it is resumed, and what its results depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from rl_training.algorithms.config import AlgorithmConfig, Schedule
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig, serialize_train_config
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.run_utils import resolve_device
+
+NETWORKS = "the saved networks have the old shape"
+REPLAY = "the saved replay buffer was filled with the old value"
+PACE = "updates are counted from the first step on"
+DATASET = "the run has learned from the old dataset"
+START = "it is read only when a run starts"
+FIXED = {
+    "algo": "the checkpoint holds the networks and optimizers of the old one",
+    "env_id": "the checkpoint holds a policy for the old one, and its simulator state",
+    "env_kwargs": "the environments are restored as they were",
+    "seed": "every random generator continues from its saved state",
+    "num_envs": "the checkpoint holds the state of each environment",
+}
+"""Keys of `TrainConfig` that stay, and why."""
+ALGO_FIXED = {
+    **dict.fromkeys(("hidden_sizes", "activation", "dueling", "policy", "num_critics", "num_quantiles"), NETWORKS),
+    **dict.fromkeys(("buffer_capacity", "n_step", "replay", "prioritized"), REPLAY),
+    **dict.fromkeys(("learning_starts", "train_frequency", "gradient_steps", "online"), PACE),
+    **dict.fromkeys(("reward_scale", "reward_shift", "reward_clip_min", "reward_clip_max"), DATASET),
+    **dict.fromkeys(("dataset_kind", "dataset_path", "dataset_id", "dataset_size", "dataset_check"), DATASET),
+    "dataset_download": START,
+    "log_std_init": START,
+    "num_steps": "the saved rollout has the old length",
+    "normalize_obs": "the saved normalizer has or lacks statistics",
+    "normalize_reward": "the saved normalizer has or lacks statistics",
+    "lagrange_threshold": "the checkpoint has or lacks a multiplier and its optimizer",
+}
+"""Keys of `algo_kwargs` that stay, and why."""
+WITHOUT_EFFECT = {
+    *("total_timesteps", "output_dir", "eval_episodes", "log_interval", "checkpoint_interval", "keep", "tags"),
+    *("algo_kwargs.eval_interval", "algo_kwargs.early_stopping"),
+}
+"""Keys that the weights do not depend on, beside the schedules, of which the run tells."""
+COUNTS = {"batch_size", "minibatch_size", "update_epochs", "num_cql_samples"}
+"""Whole numbers of an algorithm that each update reads anew."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key that a resumed run has changed."""
+
+    step: int
+    key: str
+    old: Any
+    new: Any
+    affects_results: bool
+
+    def __str__(self) -> str:
+        return f"{self.key} changed from {self.old} to {self.new} at step {self.step:,}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `metadata.json` has it."""
+        return asdict(self)
+
+
+def config_differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ, with both values; a value that is left out is its default."""
+    first, second = dict(_flat(old)), dict(_flat(new))
+    keys = dict.fromkeys([*first, *second])
+    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
+
+
+def _flat(config: TrainConfig) -> Iterator[tuple[str, Any]]:
+    values = serialize_train_config(config)
+    algo_kwargs = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
+    for key, value in {**values, "algo_kwargs": algo_kwargs}.items():
+        if key in ("algo_kwargs", "env_kwargs"):
+            yield from ((f"{key}.{name}", item) for name, item in value.items())
+        else:
+            yield key, value
+
+
+def find_changes(old: TrainConfig, new: TrainConfig, step: int) -> list[Change]:
+    """What differs between a checkpoint's configuration and the resumed run's; raises if it may not."""
+    differences = config_differences(old, new)
+    for key, values in differences.items():
+        reason = _reason_against(key, *values, old)
+        if reason is not None:
+            raise _refusal(key, *values, reason)
+    return [Change(step, key, *values, _affects_results(key, old, new)) for key, values in differences.items()]
+
+
+def refuse_fixed(old: TrainConfig, given: Mapping[str, Any]) -> None:
+    """Raise for a new value of a key that stays, before its other settings are read by what it names."""
+    for key in FIXED.keys() & given.keys() - {"env_kwargs"}:
+        if given[key] != getattr(old, key):
+            raise _refusal(key, getattr(old, key), given[key], FIXED[key])
+
+
+def _refusal(key: str, old: Any, new: Any, reason: str) -> ConfigError:
+    return ConfigError(f"'{key}' cannot change from {old} to {new} on resume: {reason}; start a new run instead")
+
+
+def _reason_against(key: str, old: Any, new: Any, config: TrainConfig) -> str | None:
+    section, _, name = key.partition(".")
+    if section != "algo_kwargs":
+        return FIXED.get(section)
+    if name == "replay" and isinstance(old, Mapping) and isinstance(new, Mapping):
+        return None if {**old, "beta": None} == {**new, "beta": None} else REPLAY
+    if isinstance(old, str) or isinstance(new, str):
+        return ALGO_FIXED.get(name, "it names a way to compute, which the saved state belongs to")
+    if name in ALGO_FIXED:
+        return ALGO_FIXED[name]
+    config_class = get_algorithm_spec(config.algo).config_class()
+    is_changeable = key in WITHOUT_EFFECT or name in COUNTS or _is_coefficient(config_class, name)
+    return None if is_changeable else "it is not a schedule or coefficient, so the saved state may depend on it"
+
+
+def _is_coefficient(config_class: type[AlgorithmConfig], name: str) -> bool:
+    """Whether a field holds a real number or a schedule of one."""
+    field = config_class.model_fields.get(name)
+    return field is not None and bool({float, Schedule} & set(_types_in(field.annotation)))
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        for part in get_args(annotation):
+            yield from _types_in(part)
+
+
+def _affects_results(key: str, old: TrainConfig, new: TrainConfig) -> bool:
+    if key == "device":
+        try:
+            return resolve_device(old.device) != resolve_device(new.device)
+        except ConfigError:  # the old one is not in this machine
+            return True
+    return key not in WITHOUT_EFFECT

@@ -1,0 +1,68 @@
+"""The plugins that a run was started with: recorded with the run, and named where they are missing."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from rl_training.envs.construction import is_registered
+from rl_training.errors import ConfigError, EnvError
+from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec
+from rl_training.plugins.extras import missing_for_unknown
+from rl_training.plugins.user_code import split_place
+from rl_training.validation import suggest
+
+MAX_SHOWN = 5
+
+
+def recorded_plugins(metadata: Mapping[str, Any]) -> list[str]:
+    """The modules and files that a checkpoint's metadata names. Show this text, never import it."""
+    found = metadata.get("plugins")
+    texts = [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+    return [text for text in texts if text.isprintable() and 0 < len(text) < 1000][:MAX_SHOWN]
+
+
+def started_with(metadata: Mapping[str, Any]) -> str:
+    """The last sentence of a message about something unknown; empty if no plugin is recorded."""
+    words = " ".join(f"--plugin {shlex.quote(place)}" for place in recorded_plugins(metadata))
+    return f"This run was started with {words}: review that code, then pass it again" if words else ""
+
+
+def find_recorded(env_id: str, metadata: Mapping[str, Any]) -> str | None:
+    """The recorded plugin that holds an environment: of a relative file it has the path, of a function the name."""
+    place, name = split_place(env_id)
+    path = Path(place)
+    for known in recorded_plugins(metadata):
+        known_place, function = split_place(known)
+        is_moved = path.suffix == ".py" and not path.is_file() and Path(known_place).name == path.name
+        is_same = known_place in (place, str(path.absolute())) or is_moved
+        if is_same and function in ("", name):
+            return known
+    return None
+
+
+def find_algorithm(name: str, metadata: Mapping[str, Any]) -> AlgorithmSpec:
+    """The algorithm of a checkpoint; if it is unknown, the error names the plugins of the run."""
+    try:
+        return get_algorithm_spec(name)
+    except ConfigError as error:
+        raise ConfigError(_joined(str(error), started_with(metadata))) from None
+
+
+def check_registered(env_id: str, metadata: Mapping[str, Any]) -> None:
+    """Raise for a checkpoint's environment id that is unknown, if the run had a plugin that may have registered it."""
+    words = started_with(metadata)
+    if words and ":" not in env_id and not is_registered(env_id) and missing_for_unknown(env_id) is None:
+        hint = suggest(env_id, gym.registry, "nothing registers it")
+        raise EnvError(_joined(f"unknown environment '{env_id}'{hint}", words))
+
+
+def _joined(first: str, second: str) -> str:
+    """Two sentences; the first may be a question."""
+    if not second:
+        return first
+    return f"{first}{'' if first.endswith('?') else '.'} {second}"

@@ -1,0 +1,154 @@
+"""What a checkpoint claims of itself, checked before anything is made, written or removed because of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints, ValidationError
+from torch import Tensor
+
+from rl_training.algorithms.config import AlgorithmConfig, Fraction
+from rl_training.errors import CheckpointError, EnvError, RLTrainingError
+from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME
+from rl_training.experiment.checkpointing import CheckpointState, check_savable
+from rl_training.experiment.config import TrainConfig, serialize_train_config
+from rl_training.experiment.tree_codec import tensors_in
+from rl_training.experiment.tree_packing import UnsavableStateError
+from rl_training.runtime.checks.memory import count_weights
+from rl_training.spaces.spec import Spaces
+
+ENVIRONMENTS = ("trainer", "collector", "envs", "environments")
+"""Where the states of the environments are in a checkpoint."""
+
+
+class _Saved(BaseModel):
+    """A part of a state: what it names must be there and of this type; more may be there."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Horizon(_Saved):
+    total: NonNegativeInt
+    from_step: NonNegativeInt
+    from_progress: Fraction
+    to_progress: Fraction = 1.0
+
+
+class _Interval(_Saved):
+    every: NonNegativeInt
+    passed: NonNegativeInt
+
+
+class _Accumulator(_Saved):
+    sums: dict[str, Any]
+    count: NonNegativeInt
+    returns: list[float]
+    lengths: list[float]
+
+
+class _Session(_Saved):
+    global_step: NonNegativeInt
+    epoch: NonNegativeInt
+    update_count: NonNegativeInt
+    horizon: _Horizon
+    intervals: list[_Interval]
+    accumulator: _Accumulator
+    best_return: float | None
+    last_eval: dict[str, float]
+    last_eval_step: NonNegativeInt | None
+    owed: Annotated[list[bool], Field(min_length=3, max_length=3)] | None = None
+    inexact_reasons: list[str] = []
+    shared_changes: list[str] = []
+    eval_restarts: NonNegativeInt = 0
+    is_within_iteration: bool = False
+
+
+class _Environments(_Saved):
+    environments: list[dict[str, Any]]
+    num_restarts: NonNegativeInt
+    seeds: list[NonNegativeInt | None]
+
+
+class _Collector(_Saved):
+    envs: _Environments
+    doubts: list[str]
+
+
+class _Best(_Saved):
+    name: Annotated[str, StringConstraints(pattern=f"^{CHECKPOINT_NAME.pattern}$")]
+    score: float
+
+
+class _TrainerState(_Saved):
+    session: _Session
+    best: _Best | None = None
+    metrics_bytes: NonNegativeInt
+    evaluations_bytes: NonNegativeInt = 0
+    collector: _Collector | None = None
+
+
+@contextlib.contextmanager
+def naming_misfits() -> Iterator[None]:
+    """Turn whatever a state of the wrong shape makes of the code that takes it in into one named error."""
+    try:
+        yield
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        detail = str(error).splitlines()[0] if str(error).strip() else ""
+        raise CheckpointError(
+            f"the checkpoint does not fit its own configuration: {type(error).__name__}: {detail:.300}"
+        ) from error
+
+
+def try_saving(
+    config: TrainConfig, algorithm_state: dict[str, Any], trainer_state: dict[str, Any], metadata: dict[str, Any]
+) -> None:
+    """Raise an error that names what a checkpoint of this run could not hold, before anything is trained."""
+    with naming_unsavable():
+        values = serialize_train_config(config)
+        check_savable(CheckpointState(algorithm_state, None, trainer_state, values, metadata))
+    check_trainer_state(trainer_state, config.num_envs)
+
+
+@contextlib.contextmanager
+def naming_unsavable() -> Iterator[None]:
+    """Say of which environment a state is that cannot be saved, and where in it."""
+    try:
+        yield
+    except UnsavableStateError as error:
+        index = len(ENVIRONMENTS)
+        if error.path[:index] != ENVIRONMENTS or len(error.path) < index + 2:
+            raise
+        env, part, *rest = error.path[index:]
+        source = {"own": "what get_state() returns", "obs": "the observation"}.get(part, f"the {part}")
+        place = f" at '{'/'.join(map(str, rest))}'" if rest else ""
+        raise EnvError(f"environment {env} cannot be saved: {source}{place} {error.problem}") from None
+
+
+def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
+    """Raise a `CheckpointError` unless the counters are counters and there are `num_envs` environments."""
+    try:
+        saved = _TrainerState(**trainer_state)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"the checkpoint's trainer state is wrong at '{where:.100}': {first['msg']}") from None
+    if not all(isinstance(total, Tensor) and total.dim() == 0 for total in saved.session.accumulator.sums.values()):
+        raise CheckpointError("the checkpoint's trainer state is wrong at 'session.accumulator.sums'")
+    if saved.collector is not None:
+        envs = saved.collector.envs
+        if not len(envs.environments) == len(envs.seeds) == num_envs:
+            raise CheckpointError(
+                f"the checkpoint holds {len(envs.environments)} environments, not num_envs={num_envs}"
+            )
+
+
+def check_network_size(config: AlgorithmConfig, spaces: Spaces, algorithm_state: dict[str, Any]) -> None:
+    """Refuse layers that are larger than what the checkpoint holds, before memory is asked for them."""
+    sizes, needed = count_weights(config, spaces)
+    held = sum(tensor.numel() for _, tensor in tensors_in(algorithm_state))
+    if needed > held:
+        raise CheckpointError(f"the checkpoint holds {held:,} numbers and its layers {sizes} need {needed:,}")

@@ -1,0 +1,139 @@
+"""One action: its kind, its model form, and the one place where actions change scale.
+
+Model space is what networks, buffers and losses see: continuous actions are flat vectors in [-1, 1] when the
+space is bounded, discrete actions count from 0. Environment space is what `env.step` takes.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from torch import Tensor
+
+from rl_training.errors import EnvError
+from rl_training.spaces.observations import Array
+
+
+def _nothing() -> Array:
+    return np.zeros(0)
+
+
+class ActionKind(enum.Enum):
+    """How an action is chosen."""
+
+    DISCRETE = "discrete"
+    MULTI_DISCRETE = "multi_discrete"
+    CONTINUOUS = "continuous"
+
+
+@dataclass(frozen=True, eq=False)
+class ActionSpec:
+    """One action: its kind, its size in model space, and the way to and from the environment's space."""
+
+    kind: ActionKind
+    shape: tuple[int, ...]
+    dtype: str
+    choices: tuple[int, ...] = ()
+    """Number of options of each discrete component."""
+    start: Array = field(default_factory=_nothing)
+    """First option of each discrete component."""
+    low: Array = field(default_factory=_nothing)
+    high: Array = field(default_factory=_nothing)
+    """Bounds of each continuous component."""
+
+    @property
+    def num_components(self) -> int:
+        """Length of an action in model space (1 for a plain Discrete)."""
+        return prod(self.shape)
+
+    @cached_property
+    def is_bounded(self) -> bool:
+        """True if every component has two finite bounds, so that [-1, 1] can be mapped onto it."""
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+    @cached_property
+    def random_range(self) -> tuple[Array, Array]:
+        """Center and half width of uniformly random model actions, float32 [A].
+
+        It is [-1, 1], except where some bound is infinite and another is not: there it is the finite range, or a range
+        of length 2 beside the finite bound.
+        """
+        center, half_width = np.zeros(self.num_components, np.float32), np.ones(self.num_components, np.float32)
+        if self.is_bounded:
+            return center, half_width
+        low, high = self.low.reshape(-1), self.high.reshape(-1)
+        has_low, has_high = np.isfinite(low), np.isfinite(high)
+        center[has_low], center[has_high] = low[has_low] + 1.0, high[has_high] - 1.0
+        both = has_low & has_high
+        center[both], half_width[both] = (low[both] + high[both]) / 2.0, (high[both] - low[both]) / 2.0
+        return center, half_width
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """Shape of one action in model space."""
+        return () if self.kind is ActionKind.DISCRETE else (self.num_components,)
+
+    @property
+    def model_dtype(self) -> str:
+        """Dtype of an action in model space."""
+        return "float32" if self.kind is ActionKind.CONTINUOUS else "int64"
+
+    def executed(self, actions: Tensor) -> Tensor:
+        """The model actions [B, ...] that the environment executes: continuous ones moved onto their bounds.
+
+        `to_env` gives the same action for `executed(actions)` as for `actions`.
+        """
+        if self.kind is not ActionKind.CONTINUOUS:
+            return actions
+        if self.is_bounded:
+            return actions.clamp(-1.0, 1.0)
+        low, high = (torch.from_numpy(bound.reshape(-1)).to(actions) for bound in (self.low, self.high))
+        return actions.clamp(low, high)
+
+    def to_env(self, actions: Array) -> Array:
+        """Turn a batch of model actions [B, ...] into a batch that `env.step` takes."""
+        shaped = actions.reshape(-1, *self.shape)
+        if self.kind is not ActionKind.CONTINUOUS:
+            return (shaped + self.start).astype(self.dtype, copy=False)
+        if self.is_bounded:
+            shaped = self.low + (shaped + 1.0) * 0.5 * (self.high - self.low)
+        return np.clip(shaped, self.low, self.high).astype(self.dtype, copy=False)
+
+    def to_model(self, actions: Array) -> Array:
+        """Turn a batch of environment actions into model space (the inverse of `to_env`)."""
+        batch = len(actions)
+        if self.kind is not ActionKind.CONTINUOUS:
+            return (np.asarray(actions) - self.start).reshape(batch, *self.model_shape).astype(np.int64)
+        shaped = np.asarray(actions, dtype=np.float64)
+        if self.is_bounded:
+            span = np.where(self.high > self.low, self.high - self.low, 1.0)
+            shaped = (shaped - self.low) / span * 2.0 - 1.0
+        return shaped.reshape(batch, -1).astype(np.float32)
+
+
+def describe_action(space: Space[Any]) -> ActionSpec:
+    """Read an action space, or raise an `EnvError` that says what is supported."""
+    if isinstance(space, Discrete):
+        start = np.asarray(int(space.start))
+        return ActionSpec(ActionKind.DISCRETE, (), str(space.dtype), (int(space.n),), start)
+    if isinstance(space, MultiDiscrete):
+        choices = tuple(int(n) for n in space.nvec.reshape(-1))
+        start = np.asarray(space.start, dtype=np.int64)
+        return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
+    if isinstance(space, MultiBinary):
+        choices, start = (2,) * prod(space.shape), np.zeros(space.shape, np.int64)
+        return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
+    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        return ActionSpec(ActionKind.CONTINUOUS, tuple(space.shape), str(space.dtype), low=low, high=high)
+    raise EnvError(
+        f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats"
+    )

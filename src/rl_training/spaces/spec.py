@@ -1,0 +1,78 @@
+"""The two spaces of an environment as an algorithm knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from rl_training.errors import EnvError
+from rl_training.spaces.actions import ActionKind, ActionSpec, describe_action
+from rl_training.spaces.observations import ObsSpec, check_sizes, describe_observation
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """The observation and the action of one environment."""
+
+    obs: ObsSpec
+    action: ActionSpec
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to act later without the environment."""
+        action = {item.name: getattr(self.action, item.name) for item in fields(self.action)}
+        return {"obs": self.obs.state_dict(), "action": {**action, "kind": self.action.kind.value}}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Spaces:
+        """Rebuild what `state_dict` wrote."""
+        action = dict(state["action"])
+        action.update(kind=ActionKind(action["kind"]), shape=tuple(action["shape"]), choices=tuple(action["choices"]))
+        spaces = cls(ObsSpec.from_state_dict(state["obs"]), ActionSpec(**action))
+        spaces._check_action()
+        return spaces
+
+    def equals(self, other: Spaces) -> bool:
+        """Whether observations and actions mean the same in both."""
+        mine, its = self.state_dict(), other.state_dict()
+        return mine["obs"] == its["obs"] and all(
+            np.array_equal(value, its["action"][name]) for name, value in mine["action"].items()
+        )
+
+    def _check_action(self) -> None:
+        """Raise a `ValueError` unless `describe_spaces` could have made the action."""
+        action = self.action
+        check_sizes((*action.shape, *action.choices))
+        is_continuous = action.kind is ActionKind.CONTINUOUS
+        if np.dtype(action.dtype).kind not in ("f" if is_continuous else "iu"):
+            raise ValueError(f"actions cannot be of type {action.dtype!r:.100}")
+        arrays = (action.low, action.high) if is_continuous else (action.start,)
+        if any(not isinstance(array, np.ndarray) or array.shape != action.shape for array in arrays):
+            raise ValueError("the bounds of the actions are not of their shape")
+        if len(action.choices) != (0 if is_continuous else action.num_components):
+            raise ValueError("the choices of the actions are not of their shape")
+
+
+def describe_spaces(observation_space: Space[Any], action_space: Space[Any]) -> Spaces:
+    """Read the two spaces of an environment, or raise an `EnvError` that says what is supported."""
+    return Spaces(describe_observation(observation_space), describe_action(action_space))
+
+
+def require_bounded_box(spaces: Spaces, algorithm: str, alternatives: str) -> None:
+    """Raise an `EnvError` unless [-1, 1] can be mapped onto every component of an action."""
+    action = spaces.action
+    if action.kind is not ActionKind.CONTINUOUS:
+        raise EnvError(f"{algorithm} needs a Box action space; for Discrete actions use {alternatives}")
+    if not action.is_bounded:
+        raise EnvError(
+            f"{algorithm} needs a Box action space with finite bounds, not from {action.low} to {action.high}:"
+            " gymnasium.wrappers.TransformAction can give it some"
+        )
+
+
+def require_vectors(spaces: Spaces, algorithm: str, alternatives: str) -> None:
+    """Raise an `EnvError` if there are images to read."""
+    if spaces.obs.image_shapes:
+        raise EnvError(f"{algorithm} reads vectors, not images; for images use {alternatives}")

@@ -1,0 +1,1 @@
+"""The terminal: streams of text that end no run, and progress bars."""

@@ -1,0 +1,93 @@
+"""The data doctor's report for a terminal, and the findings of either doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.bar import Bar
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rl_training.data.dataset_checks import DatasetReport, Spread
+from rl_training.data.findings import Finding, Level
+from rl_training.terminal.streams import printable
+
+STYLES = {Level.ERROR: "bold red", Level.WARNING: "yellow", Level.INFO: "cyan", Level.OK: "green"}
+BAR_WIDTH = 32
+
+
+def render_report(report: DatasetReport) -> RenderableType:
+    """Summary, histogram of the returns, findings with what to do, and advice."""
+    parts: list[RenderableType] = [_summary(report)]
+    if len(report.episodes.histogram) > 1:
+        parts += [Text("\nreturns of the episodes", style="bold"), _histogram(report)]
+    parts += [Text(f"\n{_verdict(report)}", style="bold"), render_findings(report.findings)]
+    for title, lines in (("notes on reading", report.notes), ("advice", report.advice)):
+        if lines:
+            parts += [Text(f"\n{title}", style="bold"), *(Text(printable(f"• {line}")) for line in lines)]
+    return Group(*parts)
+
+
+def render_findings(findings: Sequence[Finding]) -> Table:
+    """Each finding beside its level, with its remedy below it."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=7)
+    for finding in findings:
+        where = "" if finding.index is None else f" (first: transition {finding.index:,})"
+        table.add_row(
+            Text(finding.level.value, STYLES[finding.level]), Text(printable(f"{finding.name}: {finding.found}{where}"))
+        )
+        if finding.remedy:
+            table.add_row("", Text(printable(f"→ {finding.remedy}"), style="dim"))
+    return table
+
+
+def _summary(report: DatasetReport) -> Table:
+    episodes, fit = report.episodes, report.behaviour
+    endings = f"{episodes.num_terminated:,} terminated, {episodes.num_truncated:,} truncated"
+    if episodes.num_unmarked:
+        endings += f", {episodes.num_unmarked:,} without a mark"
+    rows = {
+        "transitions": f"{report.num_transitions:,} ({report.num_bytes / 2**20:,.1f} MiB)",
+        "observations": report.shapes["obs"],
+        "actions": report.shapes["actions"],
+        "episodes": f"{episodes.count:,}: {endings}",
+        "lengths": _spread(episodes.lengths),
+        "returns": _spread(episodes.returns),
+        "rewards": _spread(report.rewards),
+    }
+    if fit is not None:
+        guess = f" (guessing: {fit.baseline:.2f})" if fit.baseline else ""
+        rows["behaviour"] = f"actions follow from observations with {fit.measure} {fit.value:.2f}{guess}"
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        table.add_row(Text(name, style="dim"), Text(printable(value)))
+    return table
+
+
+def _spread(spread: Spread) -> str:
+    return (
+        f"{spread.minimum:,.4g} to {spread.maximum:,.4g}, median {spread.median:,.4g}"
+        f" (half between {spread.lower:,.4g} and {spread.upper:,.4g})"
+    )
+
+
+def _histogram(report: DatasetReport) -> Table:
+    table = Table.grid(padding=(0, 1))
+    for justify in ("right", "right", "left", "right"):
+        table.add_column(justify=justify)
+    bins = report.episodes.histogram
+    most = max(part.count for part in bins)
+    for part in bins:
+        bar = Bar(most, 0, part.count, width=BAR_WIDTH, color="green")
+        table.add_row(f"{part.low:,.4g}", f"– {part.high:,.4g}", bar, f"{part.count:,}")
+    return table
+
+
+def _verdict(report: DatasetReport) -> str:
+    levels = [finding.level for finding in report.findings]
+    counts = {level.value: levels.count(level) for level in (Level.ERROR, Level.WARNING) if level in levels}
+    if not counts:
+        return "nothing wrong found" if report.is_thorough else "nothing wrong found at a quick look"
+    return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items())

@@ -1,0 +1,207 @@
+"""What every registered algorithm must do; a new one is covered by being registered."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ENV_OF, TESTS, TRY_ALL, as_observation, small_config
+from run_tools import StopAt, assert_same_end
+
+from rl_training import TrainConfig
+from rl_training.errors import EnvError
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import Loop, get_algorithm_spec, learns_offline, list_algorithm_specs
+from rl_training.runtime.run import run_training
+from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.workflows import (
+    evaluate_checkpoint,
+    load_algorithm,
+    predict_checkpoint,
+    resume_training,
+)
+
+ALGOS = [spec.name for spec in list_algorithm_specs()]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_run_leaves_everything_a_run_should(algo: str, tmp_path: Path) -> None:
+    result = run_training(small_config(algo, tmp_path, total_timesteps=160))
+    assert result.stop_reason is None
+    assert result.metrics["global_step"] == 160
+    assert result.metrics["gradient_steps"] > 0
+    assert result.metrics["eval_episodes"] == 2
+    assert {"eval_return_mean", "eval_return_std"} <= result.metrics.keys()
+    assert all(np.isfinite(value) for value in result.metrics.values())
+    names = {path.name for path in result.run_dir.iterdir()}
+    lines = {"metrics.jsonl", "evaluations.jsonl", "run.log"}
+    assert names == {"config.yaml", "metadata.json", "tensorboard", "checkpoints"} | lines
+    metadata = json.loads((result.run_dir / "metadata.json").read_text())
+    assert metadata["status"] == "finished"
+    assert metadata["versions"]["torch"] == torch.__version__
+    assert (result.run_dir / "checkpoints" / "best").is_file()
+    assert load_checkpoint(result.run_dir).config["algo"] == algo
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(algo: str, tmp_path: Path) -> None:
+    one, two, other = (
+        run_training(small_config(algo, tmp_path / name, seed=seed)) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
+    assert_same_end(one, two)
+    with pytest.raises(AssertionError):
+        assert_same_end(one, other)
+
+
+def with_stops(algo: str, output_dir: Path, num_envs: int) -> TrainConfig:
+    """A run with evaluations at 64, 128 and 192, and, off-policy, iterations of more updates than one sampling."""
+    rhythm = {"train_frequency": 32, "gradient_steps": 40} if get_algorithm_spec(algo).loop is Loop.OFF_POLICY else {}
+    algo_kwargs = {"eval_interval": 64, **rhythm}
+    return small_config(algo, output_dir, num_envs=num_envs, total_timesteps=192, algo_kwargs=algo_kwargs)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], TrainResult]:
+    """The run that is never stopped, made once for an algorithm and a number of environments."""
+
+    @functools.cache
+    def train(algo: str, num_envs: int) -> TrainResult:
+        torch.set_num_threads(1)
+        return run_training(with_stops(algo, tmp_path_factory.mktemp("undisturbed"), num_envs))
+
+    return train
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize(
+    ("event", "step", "num_envs"),
+    [
+        pytest.param("collect", 50, 3, id="collecting"),
+        pytest.param("collect", 64, 1, id="before-the-updates-of-the-first-best"),
+        pytest.param("update", 64, 1, id="within-the-updates-of-the-first-best"),
+        pytest.param("update", 77, 3, id="updating"),
+        pytest.param("eval", 64, 3, id="evaluating"),
+        pytest.param("update", 192, 1, id="within-the-last-updates"),
+    ],
+)
+def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
+    algo: str,
+    event: str,
+    step: int,
+    num_envs: int,
+    undisturbed: Callable[[str, int], TrainResult],
+    tmp_path: Path,
+) -> None:
+    if event == "collect" and learns_offline(algo):
+        event = "update"
+    whole = undisturbed(algo, num_envs)
+    stopped = run_training(with_stops(algo, tmp_path, num_envs), callbacks=[StopAt(step, event)])
+    assert stopped.stop_reason == "test"
+    resumed = resume_training(stopped.run_dir)
+    assert resumed.run_dir == stopped.run_dir
+    assert resumed.stop_reason is None
+    assert_same_end(whole, resumed)
+    assert evaluate_checkpoint(resumed.run_dir)["eval_return_mean"] == whole.metrics["eval_return_mean"]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_finished_run_can_be_extended_in_place(algo: str, tmp_path: Path) -> None:
+    changes = {"log_interval": 32, "checkpoint_interval": 64, "algo_kwargs": {"eval_interval": 32}}
+    whole = run_training(small_config(algo, tmp_path / "whole", total_timesteps=192, **changes))
+    first = run_training(small_config(algo, tmp_path / "parts", total_timesteps=96, **changes))
+    extended = resume_training(first.run_dir, total_timesteps=192)
+    assert extended.metrics["global_step"] == whole.metrics["global_step"] == 192
+    steps = [line["global_step"] for line in read_metrics(extended.run_dir / "metrics.jsonl")]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_checkpoint_evaluates_to_what_training_logged(algo: str, tmp_path: Path) -> None:
+    result = run_training(small_config(algo, tmp_path, eval_episodes=3))
+    again = evaluate_checkpoint(result.run_dir)
+    assert again["eval_return_mean"] == result.metrics["eval_return_mean"]
+    assert again["eval_return_std"] == result.metrics["eval_return_std"]
+    best = evaluate_checkpoint(result.run_dir / "checkpoints" / "best")
+    assert best["eval_return_mean"] == result.metrics["best_eval_return_mean"]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_prediction_fits_the_action_space_alone_and_in_a_batch(algo: str, tmp_path: Path) -> None:
+    result = run_training(small_config(algo, tmp_path))
+    _, algorithm, _ = load_algorithm(result.run_dir)
+    spec = algorithm.spaces.obs
+    batch = np.random.default_rng(0).normal(size=(4, *spec.shape))
+    actions = predict_checkpoint(result.run_dir, as_observation(spec, batch))
+    alone = predict_checkpoint(result.run_dir, as_observation(spec, batch[2]))
+    assert actions.shape == (4, *algorithm.spaces.action.shape)
+    assert alone.shape == algorithm.spaces.action.shape
+    np.testing.assert_allclose(alone, actions[2], rtol=1e-4)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_acting_without_exploration_draws_no_random_number(algo: str, tmp_path: Path) -> None:
+    result = run_training(small_config(algo, tmp_path))
+    _, algorithm, _ = load_algorithm(result.run_dir)
+    obs = torch.randn(5, *algorithm.spaces.obs.shape)
+    before = algorithm.generator.get_state()
+    first, second = algorithm.act(obs, explore=False), algorithm.act(obs, explore=False)
+    assert torch.equal(first, second)
+    assert torch.equal(before, algorithm.generator.get_state())
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_training_leaves_the_global_generators_alone(algo: str, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    np.random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    run_training(small_config(algo, tmp_path))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_number_of_updates_does_not_depend_on_the_number_of_environments(algo: str, tmp_path: Path) -> None:
+    counts = set()
+    for num_envs in (1, 4):
+        changes = {"num_envs": num_envs, "total_timesteps": 160}
+        if get_algorithm_spec(algo).loop is Loop.ON_POLICY:
+            changes["algo_kwargs"] = {"num_steps": 32 // num_envs}
+        counts.add(run_training(small_config(algo, tmp_path / str(num_envs), **changes)).metrics["gradient_steps"])
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_failing_environment_ends_the_run_with_its_own_error(algo: str, tmp_path: Path) -> None:
+    kind = "box" if ENV_OF.get(algo) == "Pendulum-v1" else "discrete"
+    changes = {"env_id": f"{TESTS / 'toy_envs.py'}:BrokenEnv", "env_kwargs": {"action": kind}}
+    if "Goal" in ENV_OF.get(algo, ""):
+        changes = {"env_id": f"{TESTS / 'toy_envs.py'}:BrokenGoalEnv"}
+    with pytest.raises(
+        EnvError, match=r"(?s)environment 0 of 1 failed in step.*ZeroDivisionError: the simulator exploded"
+    ):
+        run_training(small_config(algo, tmp_path, **changes))
+    if learns_offline(algo):
+        assert not any(tmp_path.iterdir())  # it failed while the data was collected
+        return
+    (run_dir,) = tmp_path.iterdir()
+    metadata = json.loads((run_dir / "metadata.json").read_text())
+    assert metadata["status"] == "failed"
+    assert "the simulator exploded" in metadata["stop_reason"]
+
+
+@pytest.mark.parametrize("algo", ALGOS if TRY_ALL else ["ppo", "dqn", "sac", "td3_bc"])
+def test_a_compiled_update_computes_what_the_plain_one_does(algo: str, tmp_path: Path) -> None:
+    changes = {"total_timesteps": 48, "log_interval": 48}
+    plain = run_training(small_config(algo, tmp_path / "plain", **changes))
+    compiled = run_training(small_config(algo, tmp_path / "compiled", compile=True, **changes))
+    one, other = (load_checkpoint(r.run_dir).algorithm_state["parts"] for r in (plain, compiled))
+    for name, part in one.items():
+        for key, value in part.items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(other[name][key], value, rtol=1e-3, atol=1e-5, msg=f"{name}/{key}")

@@ -1,0 +1,79 @@
+"""What a mistake in the settings is answered with: the remedy, ready to be typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small_config
+
+from rl_training.algorithms.config import AlgorithmConfig, OffPolicyConfig, OnPolicyConfig
+from rl_training.algorithms.ppo import PPOConfig
+from rl_training.cli import main
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.execution import Execution
+from rl_training.runtime.run import run_training
+from rl_training.views.doctor_view import describe_machine
+
+DATA = ("algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=data.npz")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["ppo", "CartPole"], "environment id 'CartPole' lacks its version: write 'CartPole-v1'"),
+        (
+            ["ppo", "CartPole-v1", "algo_kwargs.learning_rate=linear"],
+            "bad value 'linear' for 'learning_rate' of ppo: should be a number, or"
+            " {kind: linear|cosine, start: …, end: …}",
+        ),
+        (
+            ["td3_bc", "Pendulum-v1", "algo_kwargs.dataset_path=nofile.npz"],
+            "dataset_kind 'random' does not read it: set algo_kwargs.dataset_kind=npz",
+        ),
+        (
+            ["bc", "Pendulum-v1"],
+            "`rl-training data collect RUN --steps 20000 --out pendulum.npz` records one with the policy of a run,"
+            " which `rl-training train ppo Pendulum-v1` makes",
+        ),
+        (
+            ["bc", *DATA, "algo_kwargs.early_stopping={}"],
+            "remove early_stopping or give env_id",
+        ),
+    ],
+)
+def test_the_remedy_is_named(
+    words: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng, ends = np.random.default_rng(0), np.arange(300) == 299
+    obs, actions = rng.normal(size=(301, 3)).astype(np.float32), rng.uniform(-1, 1, (300, 1)).astype(np.float32)
+    fields = {"obs": obs[:-1], "next_obs": obs[1:], "terminated": ends, "truncated": ends & False}
+    np.savez("data.npz", actions=actions, rewards=rng.normal(size=300).astype(np.float32), **fields)
+    assert main(["train", *words]) == 2
+    assert part in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_an_environment_that_is_out_of_date_is_told_once(tmp_path: Path, capsys: Any, recwarn: Any) -> None:
+    run_training(small_config("ppo", tmp_path, env_id="CartPole-v0", total_timesteps=16))
+    assert capsys.readouterr().err.count("out of date: Gymnasium has 'CartPole-v1'") == 1
+    assert not [warning for warning in recwarn if "out of date" in str(warning.message)]
+
+
+def test_the_doctor_lists_the_packages_of_every_extra() -> None:
+    assert {"gymnasium-robotics", "envpool"} <= describe_machine().keys()
+
+
+@pytest.mark.parametrize(
+    ("algo_config", "is_compiled"),
+    [(OnPolicyConfig(), False), (AlgorithmConfig(), False), (OffPolicyConfig(), True), (PPOConfig(), True)],
+)
+def test_auto_compiles_only_where_the_number_of_gradient_steps_is_known(
+    algo_config: AlgorithmConfig, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.runtime.execution.has_compiler", lambda: True)
+    config = TrainConfig(algo="ppo", env_id="CartPole-v1", total_timesteps=1_000_000)
+    assert Execution.choose(config, algo_config).compile is is_compiled

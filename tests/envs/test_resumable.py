@@ -1,0 +1,293 @@
+"""Environments brought back to where they were: alone, through wrappers, in whole runs, and from hostile states."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faulty_envs
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import TESTS, small_config
+from faulty_envs import (
+    CountingWrapper,
+    Curriculum,
+    DoublesAction,
+    GlobalChance,
+    Hidden,
+    SameArray,
+    Walk,
+    WallClockReward,
+)
+from gymnasium.wrappers import (
+    DelayObservation,
+    FrameStackObservation,
+    NormalizeObservation,
+    NormalizeReward,
+    RecordEpisodeStatistics,
+    StickyAction,
+    TimeAwareObservation,
+    TimeLimit,
+)
+from run_tools import StopAt, assert_same_end
+
+from rl_training.diagnostics.resume_check import prove_resume
+from rl_training.envs.resumable import ResumableEnv
+from rl_training.envs.rewards import EpisodeReport, RewardClipWrapper, RewardScaleWrapper
+from rl_training.envs.state import ale_rng
+from rl_training.envs.state.attributes import put_back, take_down
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.runtime.run import run_training
+from rl_training.runtime.workflows import resume_training
+
+FAULTY = f"{TESTS / 'faulty_envs.py'}"
+
+
+def cartpole(**kwargs: Any) -> gym.Env:
+    return gym.make("CartPole-v1", **kwargs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TimeLimit(Walk(), 9),
+        lambda: RewardClipWrapper(RewardScaleWrapper(cartpole(), scale=0.3), clip_min=0.0, clip_max=0.2),
+        lambda: FrameStackObservation(cartpole(), 4),
+        lambda: NormalizeObservation(cartpole()),
+        lambda: NormalizeReward(NormalizeObservation(cartpole())),
+        lambda: DelayObservation(cartpole(), 3),
+        lambda: TimeAwareObservation(cartpole()),
+        lambda: StickyAction(cartpole(), 0.3),
+        lambda: EpisodeReport(RecordEpisodeStatistics(cartpole())),
+        lambda: CountingWrapper(FrameStackObservation(NormalizeObservation(Curriculum()), 2)),
+        SameArray,
+    ],
+)
+def test_wrappers_are_restored_with_their_memory(make: Callable[[], gym.Env]) -> None:
+    proof = prove_resume(make, steps=250, seed=3)
+    assert proof.num_episodes >= 5
+    assert proof.is_exact, proof
+
+
+def test_what_is_hidden_is_found_by_the_twin() -> None:
+    proof = prove_resume(Hidden, steps=150, seed=0)
+    assert not proof.is_exact
+    assert proof.doubts[-1].startswith("the reward differs")
+
+
+def check_box2d(env_id: str, steps: int, **kwargs: Any) -> None:
+    pytest.importorskip("Box2D")
+    pytest.importorskip("pygame")
+    proof = prove_resume(lambda: gym.make(env_id, **kwargs), steps=steps, seed=1, num_points=4)
+    assert proof.num_episodes >= 2
+    assert proof.is_exact, proof
+
+
+@pytest.mark.parametrize("env_id", ["BipedalWalker-v3", "BipedalWalkerHardcore-v3", "LunarLander-v3"])
+def test_box2d_is_exact_over_episodes(env_id: str) -> None:
+    check_box2d(env_id, 300, max_episode_steps=60)
+
+
+def test_car_racing_is_exact_over_episodes() -> None:
+    check_box2d("CarRacing-v3", 18, max_episode_steps=6)
+
+
+def make_atari(game: str = "Breakout", **kwargs: Any) -> gym.Env:
+    ale_py = pytest.importorskip("ale_py")
+    gym.register_envs(ale_py)
+    return gym.make(f"ALE/{game}-v5", **kwargs)
+
+
+@pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
+def test_atari_with_sticky_actions_is_exact(game: str) -> None:
+    make_atari().close()
+    kwargs = {"obs_type": "ram", "repeat_action_probability": 0.5, "max_episode_steps": 80}
+    proof = prove_resume(lambda: make_atari(game, **kwargs), steps=250, seed=0, num_points=6)
+    assert proof.num_episodes >= 3
+    assert proof.is_exact, proof
+
+
+def test_atari_is_exact_through_preprocessing_and_frame_stacks() -> None:
+    pytest.importorskip("cv2")
+    make_atari().close()
+
+    def make() -> gym.Env:
+        game = make_atari(frameskip=1, repeat_action_probability=0.25)
+        return FrameStackObservation(gym.wrappers.AtariPreprocessing(game, terminal_on_life_loss=True), 4)
+
+    proof = prove_resume(make, steps=150, seed=0, num_points=4)
+    assert proof.num_episodes >= 2
+    assert proof.is_exact, proof
+
+
+def test_hostile_atari_generators_are_refused_before_they_reach_the_emulator() -> None:
+    core: Any = make_atari().unwrapped
+    core.reset(seed=0)
+    good = ale_rng.read_generators(ale_rng.snapshot(core))
+    assert good is not None
+    ale_rng.set_generators(core, good)
+    before = ale_rng.snapshot(core)
+    position, word, negative = good.copy(), good.copy(), good.copy()
+    position[0, -1], word[1, 5], negative[0, 0] = 625, 1 << 32, -1
+    for bad in (position, word, negative, good[:1], good[:, :-1], good.astype(np.float64)):
+        with pytest.raises(ValueError, match="generators"):
+            ale_rng.set_generators(core, bad)
+    assert ale_rng.snapshot(core) == before
+
+
+def test_generators_of_every_length_of_text_fit_into_a_snapshot() -> None:
+    core: Any = make_atari().unwrapped
+    core.reset(seed=0)
+    good = ale_rng.read_generators(ale_rng.snapshot(core))
+    assert good is not None
+    for value in (0, (1 << 32) - 1):
+        changed = np.full_like(good, value)
+        changed[:, -1] = 624
+        ale_rng.set_generators(core, changed)
+        assert (ale_rng.read_generators(ale_rng.snapshot(core)) == changed).all()
+        core.step(0)
+
+
+def test_attributes_of_a_file_cannot_replace_methods_or_simulators() -> None:
+    env = Walk()
+    env.simulator = object()
+    put_back(env, {"step": 3, "simulator": 4, "__class__": 5, "action_space": 6, "time": 7})
+    assert callable(env.step)
+    assert not isinstance(env.simulator, int)
+    assert isinstance(env, Walk)
+    assert isinstance(env.action_space, gym.Space)
+    assert env.time == 7
+
+
+def test_attributes_keep_their_types_and_shared_arrays_stay_shared() -> None:
+    one, other = Curriculum(), Curriculum()
+    one.pair, one.places, one.size = (1, 2), {(1, 2), (3, 4)}, np.float32(2.5)
+    other.pair, other.places, other.size = (0, 0), set(), np.float32(0.0)
+    one.table, other.table = np.arange(3.0), np.zeros(3)
+    shared = other.table
+    put_back(other, take_down(one))
+    assert (other.pair, other.places, other.size) == ((1, 2), {(1, 2), (3, 4)}, 2.5)
+    assert isinstance(other.size, np.float32)
+    assert shared.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_the_last_observation_survives_an_environment_that_overwrites_it() -> None:
+    env = ResumableEnv(SameArray())
+    env.reset(0)
+    step = env.step(0)
+    while step.final_obs is None:
+        step = env.step(0)
+    assert not np.array_equal(step.final_obs, step.obs)
+
+
+def test_draws_from_a_global_generator_are_known_even_where_no_action_is_replayed() -> None:
+    env = ResumableEnv(GlobalChance())
+    env.reset(0)
+    while env.step(0).final_obs is None:
+        pass
+    _, doubts = ResumableEnv(GlobalChance()).restore(env.state())
+    assert [doubt for doubt in doubts if "numpy's global generator" in doubt]
+
+
+HIDDEN_CHANCE = {
+    "TorchChance": "torch's global generator",
+    "ModuleChance": "variable of its module 'MODULE_CHANCE'",
+    "ClassCounter": "class attribute 'count'",
+    "CountIterator": "attribute 'numbers'",
+    "Hidden": "attribute 'middle'",
+    "SpaceChance": "the generator of its action_space",
+    "RareChance": "Python's global generator",
+}
+
+
+@pytest.mark.parametrize("num_replayed", [0, 5])
+@pytest.mark.parametrize(("name", "words"), HIDDEN_CHANCE.items())
+def test_rewards_from_what_no_checkpoint_holds_are_called_approximate(name: str, words: str, num_replayed: int) -> None:
+    make = getattr(faulty_envs, name)
+    env = ResumableEnv(make())
+    env.reset(0)
+    for _ in range(40):
+        while env.step(0).final_obs is None:
+            pass
+    for _ in range(num_replayed):
+        assert env.step(0).final_obs is None
+    _, doubts = ResumableEnv(make()).restore(env.state())
+    assert any(words in doubt for doubt in doubts), doubts
+
+
+def test_other_rewards_on_the_way_are_seen() -> None:
+    env = ResumableEnv(WallClockReward())
+    env.reset(0)
+    for _ in range(3):
+        env.step(0)
+    _, doubts = ResumableEnv(WallClockReward()).restore(env.state())
+    assert doubts == ["replaying its actions led to other rewards"]
+
+
+def test_an_environment_that_writes_into_its_action_is_exact(tmp_path: Path) -> None:
+    assert prove_resume(DoublesAction, steps=100, seed=0).is_exact
+    changes = {"env_id": f"{FAULTY}:DoublesAction", "num_envs": 2}
+    whole = run_training(small_config("sac", tmp_path / "whole", **changes))
+    stopped = run_training(small_config("sac", tmp_path / "stopped", **changes), callbacks=[StopAt(51, "collect")])
+    resumed = resume_training(stopped.run_dir)
+    assert load_checkpoint(resumed.checkpoint_path).metadata["exactness"] == "exact"
+    assert_same_end(whole, resumed)
+    (segment,) = load_checkpoint(whole.checkpoint_path).buffer_state["segments"]
+    assert np.abs(segment.arrays["actions"]).max() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ConstructorCounter", "class attribute 'made'"),
+        ("ConstructorChance", "variable of its module 'CONSTRUCTOR_CHANCE'"),
+        ("CloseCounter", "class attribute 'closed'"),
+        ("ClassCounter", "class attribute 'count'"),
+    ],
+)
+def test_a_run_whose_environments_change_their_class_is_approximate(
+    name: str, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config("ppo", tmp_path, env_id=f"{FAULTY}:{name}", total_timesteps=64)
+    run_dir = run_training(config).run_dir
+    capfd.readouterr()
+    resume_training(run_dir, total_timesteps=80)
+    said = capfd.readouterr().err
+    assert "exactness: approximate" in said
+    assert said.count(f"it changes the {words}, which is not saved") == 1
+    assert load_checkpoint(run_dir).metadata["exactness"] == "approximate"
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(("name", "exactness"), [("Curriculum", "exact"), ("GlobalChance", "approximate")])
+def test_a_resumed_run_says_whether_it_is_exact(
+    name: str, exactness: str, backend: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(
+        "ppo", tmp_path, env_id=f"{FAULTY}:{name}", total_timesteps=45, num_envs=2, env_kwargs={"backend": backend}
+    )
+    first = run_training(config, run_suffix="a")
+    assert load_checkpoint(first.checkpoint_path).metadata["exactness"] == "exact"
+    second = resume_training(first.run_dir, total_timesteps=100)
+    metadata = load_checkpoint(second.checkpoint_path).metadata
+    assert metadata["exactness"] == exactness
+    assert any("global generator" in doubt for doubt in metadata["doubts"]) == (exactness == "approximate")
+    assert ("exactness: approximate" in capfd.readouterr().err) == (exactness == "approximate")
+
+
+def test_hostile_emulator_bytes_cannot_be_loaded_from_a_state() -> None:
+    """The emulator's own snapshots are never read from a state: one with crafted bytes can end the process."""
+    make_atari().close()
+    code = (
+        "import gymnasium as gym, ale_py, numpy as np; gym.register_envs(ale_py);"
+        "from rl_training.envs.resumable import ResumableEnv; env = ResumableEnv(gym.make('ALE/Pong-v5'));"
+        "env.reset(0); env.step(0); state = env.state(); assert state['own'] is None;"
+        "state['own'] = np.zeros(14438, np.uint8)\n"
+        "try:\n    env.restore(state)\nexcept AttributeError:\n    print('refused')"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip().endswith("refused")

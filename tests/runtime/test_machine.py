@@ -1,0 +1,45 @@
+"""A run that moves to another kind of machine says that it is no longer exact, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import small_config
+from run_tools import StopAt
+
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.runtime.run import run_training
+from rl_training.runtime.workflows import resume_training
+
+
+def exactness(run_dir: Path) -> tuple[str, list[str]]:
+    metadata = load_checkpoint(run_dir).metadata
+    return metadata["exactness"], metadata["doubts"]
+
+
+@pytest.mark.parametrize("algo", ["ppo", "iql"])
+def test_a_run_resumed_with_another_instruction_set_is_approximate(algo, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS", raising=False)
+    stopped = run_training(small_config(algo, tmp_path), callbacks=[StopAt(40, "update")])
+    assert exactness(stopped.run_dir) == ("exact", [])
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "SSE4_2")
+    resume_training(stopped.run_dir)
+    reason = "another machine: MKL_ENABLE_INSTRUCTIONS was not set and is SSE4_2"
+    assert exactness(stopped.run_dir) == ("approximate", [reason])
+    assert reason in capsys.readouterr().err
+
+
+def test_a_run_stays_approximate_when_it_returns_to_its_first_machine(tmp_path, monkeypatch):
+    run_dir = run_training(small_config("ppo", tmp_path), callbacks=[StopAt(40, "update")]).run_dir
+    with monkeypatch.context() as other_machine:
+        other_machine.setenv("MKL_CBWR", "COMPATIBLE")
+        resume_training(run_dir, callbacks=[StopAt(80, "update")])
+    resume_training(run_dir)
+    assert exactness(run_dir)[0] == "approximate"
+
+
+def test_a_run_resumed_on_the_same_machine_is_exact(tmp_path):
+    run_dir = run_training(small_config("ppo", tmp_path), callbacks=[StopAt(40, "update")]).run_dir
+    resume_training(run_dir)
+    assert exactness(run_dir) == ("exact", [])
