@@ -40,7 +40,7 @@ def filled(priority_alpha: float | None) -> ReplayBuffer:
         buffer.add(obs, actions, obs[:, 0], obs, never, never)
     if priority_alpha is not None:
         for _ in range(CAPACITY // BATCH):
-            buffer.note_errors(buffer.sample(BATCH), torch.from_numpy(rng.exponential(size=BATCH)))
+            buffer.update_priorities(buffer.sample(BATCH), torch.from_numpy(rng.exponential(size=BATCH)))
     return buffer
 
 
@@ -86,7 +86,7 @@ def section() -> list[str]:
         "",
         f"A draw of {BATCH} of {CAPACITY:,} transitions of 17+6 dimensions takes {record['uniform_draw']} ms uniformly",
         f"and {record['prioritized_draw']} ms by priority (bar: 1 ms), and giving back their errors takes",
-        f"{record['note_errors']} ms: medians, on one thread. A replay of {FRAMES:,} images of 84x84x4 takes",
+        f"{record['update_priorities']} ms: medians, on one thread. A replay of {FRAMES:,} images of 84x84x4 takes",
         f"{record['image_gigabytes']} GB (bar: 0.8 GB), of which {record['resident_gigabytes']} GB are resident when",
         "it is full. Made by `python benchmarks/replay.py`.",
     ]
@@ -99,7 +99,7 @@ def main() -> None:
     batch, errors = prioritized.sample(BATCH), torch.ones(BATCH)
     record["uniform_draw"] = milliseconds(lambda: uniform.sample(BATCH))
     record["prioritized_draw"] = milliseconds(lambda: prioritized.sample(BATCH))
-    record["note_errors"] = milliseconds(lambda: prioritized.note_errors(batch, errors))
+    record["update_priorities"] = milliseconds(lambda: prioritized.update_priorities(batch, errors))
     RAW.write_text(json.dumps(record, indent=1) + "\n")
     print(record)
 

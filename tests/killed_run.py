@@ -26,7 +26,7 @@ import numpy as np
 from rl_training.algorithms.optim import Adam
 from rl_training.cli import main
 from rl_training.envs.factory import load_code
-from rl_training.envs.vector import MemberVectorEnv
+from rl_training.envs.vector import PooledTrainingEnv
 from rl_training.evaluation import evaluator
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.replay import segments
@@ -77,7 +77,7 @@ class Trap:
 def set_trap(kind: str, trap: Trap, run_dir: str | None) -> None:
     """Put the trap where the instants of a kind are, in a run that is resumed from `run_dir` or new."""
     if kind == "collect":
-        MemberVectorEnv.step = trap.before(MemberVectorEnv.step)  # type: ignore[method-assign]
+        PooledTrainingEnv.step = trap.before(PooledTrainingEnv.step)  # type: ignore[method-assign]
     elif kind == "update":
         Adam.step = trap.before(Adam.step)  # type: ignore[method-assign]
     elif kind == "worker":  # the process of a worker has just been asked for, and cannot ignore signals yet

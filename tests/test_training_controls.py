@@ -10,7 +10,7 @@ from conftest import small_config
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.runtime.controls import EarlyStoppingCallback, EarlyStoppingConfig, Horizon, Interval
+from rl_training.runtime.controls import EarlyStoppingCallback, EarlyStoppingConfig, Interval, TrainingProgress
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
@@ -99,9 +99,9 @@ def test_an_interval_goes_on_where_it_was() -> None:
 
 
 def test_a_horizon_never_jumps_when_it_is_extended() -> None:
-    horizon = Horizon(100)
-    assert [horizon.progress(step) for step in (0, 25, 100, 120)] == [0.0, 0.25, 1.0, 1.0]
-    longer = horizon.extended(50, 150)
+    training_progress = TrainingProgress(100)
+    assert [training_progress.progress(step) for step in (0, 25, 100, 120)] == [0.0, 0.25, 1.0, 1.0]
+    longer = training_progress.extended(50, 150)
     assert [longer.progress(step) for step in (50, 100, 150)] == [0.5, 0.75, 1.0]
-    assert horizon.extended(50, 100) is horizon
-    assert Horizon(100).extended(100, 200).progress(150) == 1.0
+    assert training_progress.extended(50, 100) is training_progress
+    assert TrainingProgress(100).extended(100, 200).progress(150) == 1.0

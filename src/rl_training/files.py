@@ -20,7 +20,7 @@ class AppendedFile:
     def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
         """Open `path` at its end, after cutting it to `keep_bytes` where that is less than it has."""
         self.path = path
-        with naming_write(path):
+        with translate_write_errors(path):
             _own_copy(path)
             # Unbuffered: bytes that could not be written must not be tried again when the file is closed.
             self._file = path.open("ab", buffering=0)
@@ -36,7 +36,7 @@ class AppendedFile:
         """Add a piece."""
         before = self.num_bytes
         rest = memoryview(data)
-        with naming_write(self.path):
+        with translate_write_errors(self.path):
             try:
                 while rest:
                     rest = rest[self._file.write(rest) :]
@@ -47,7 +47,7 @@ class AppendedFile:
 
     def sync(self) -> None:
         """Wait until every piece is on the disk."""
-        with naming_write(self.path):
+        with translate_write_errors(self.path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -59,12 +59,14 @@ def _own_copy(path: Path) -> None:
     """Replace a file that has other hard links (a folder copied by `cp -al`) by a copy: those must not change."""
     with contextlib.suppress(FileNotFoundError):
         if path.lstat().st_nlink > 1:
-            with drafted(path) as draft:
+            with atomic_write(path) as draft:
                 shutil.copyfile(path, draft)
 
 
 @contextlib.contextmanager
-def naming_write(path: Path, error_class: type[RLTrainingError] = RLTrainingError, kind: str = "") -> Iterator[None]:
+def translate_write_errors(
+    path: Path, error_class: type[RLTrainingError] = RLTrainingError, kind: str = ""
+) -> Iterator[None]:
     """Turn a failure of the disk into an error that names what could not be written."""
     try:
         yield
@@ -88,7 +90,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def drafted(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Where to write what is to become `path`, which at any moment is what it was or what it becomes, never a part."""
     draft = path.with_name(f".{path.name}{DRAFT}{os.getpid()}")
     remove(draft)
@@ -104,7 +106,7 @@ def drafted(path: Path) -> Iterator[Path]:
 
 def replace_synced(path: Path, data: bytes) -> None:
     """Give a file new content."""
-    with drafted(path) as draft:
+    with atomic_write(path) as draft:
         write_new(draft, data)
 
 

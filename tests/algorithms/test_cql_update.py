@@ -73,8 +73,8 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
     )
     rule = algorithm.rule
     rule.temperature.log_alpha.data.fill_(-0.7)
-    rule.multiplier.log_alpha.data.fill_(0.3 if lagrange_threshold else 0.0)
-    alpha, multiplier = np.exp(-0.7), np.exp(0.3 if lagrange_threshold else 0.0)
+    rule.lagrange_multiplier.log_alpha.data.fill_(0.3 if lagrange_threshold else 0.0)
+    alpha, lagrange_multiplier = np.exp(-0.7), np.exp(0.3 if lagrange_threshold else 0.0)
     tensors = make_batch()
     batch = doubles(tensors)
     obs, actions = batch.obs, batch.actions
@@ -101,14 +101,14 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
 
     def critic_loss(params):
         gaps = conservative_gaps(params, obs, actions, candidates, log_densities)
-        return td_loss(params) + multiplier * 0.7 * gaps.sum()
+        return td_loss(params) + lagrange_multiplier * 0.7 * gaps.sum()
 
     critic_watch, actor_watch = StepWatch(rule.critic_optimizer), StepWatch(rule.actor_optimizer)
     metrics = {name: value.item() for name, value in algorithm.update(tensors).metrics.items()}
     gap = conservative_gaps(critic_before, obs, actions, candidates, log_densities).mean()
     assert metrics["td_loss"] == pytest.approx(td_loss(critic_before), abs=1e-5)
     assert metrics["conservative_gap"] == pytest.approx(gap, abs=1e-5)
-    assert metrics["multiplier"] == pytest.approx(multiplier, abs=1e-6)
+    assert metrics["lagrange_multiplier"] == pytest.approx(lagrange_multiplier, abs=1e-6)
     assert metrics["critic_loss"] == pytest.approx(critic_loss(critic_before), abs=1e-5)
     assert metrics["q_mean"] == pytest.approx(critic(critic_before, obs, actions).mean(), abs=1e-5)
     critic_watch.assert_stepped_down(critic_loss, critic_before, metrics["critic_grad_norm"])
@@ -133,10 +133,10 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
 @pytest.mark.parametrize(("threshold", "direction"), [(-50.0, 1.0), (50.0, -1.0), (None, 0.0)])
 def test_the_multiplier_rises_while_the_gap_is_above_the_threshold_and_falls_below(threshold, direction):
     algorithm = make(lagrange_threshold=threshold)
-    for part in (algorithm.rule.multiplier, algorithm.rule.temperature):
+    for part in (algorithm.rule.lagrange_multiplier, algorithm.rule.temperature):
         part.log_alpha.data.zero_()
     algorithm.update(make_batch())
-    assert algorithm.rule.multiplier.log_alpha.item() == pytest.approx(direction * LEARNING_RATE, abs=1e-7)
+    assert algorithm.rule.lagrange_multiplier.log_alpha.item() == pytest.approx(direction * LEARNING_RATE, abs=1e-7)
 
 
 def test_the_conservative_gap_equals_a_hand_worked_example():

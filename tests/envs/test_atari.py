@@ -13,7 +13,7 @@ import pytest
 from conftest import small_config
 from run_tools import StopAt, assert_same_end
 
-from rl_training.diagnostics.resume_check import prove_resume
+from rl_training.diagnostics.resume_check import check_resume
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -109,7 +109,7 @@ def test_mistakes_are_named():
 
 def test_a_game_is_brought_back_between_its_lives():
     make = partial(make_env, BREAKOUT, {**kwargs_with(), "max_episode_steps": 90})
-    proof = prove_resume(make, steps=120, seed=0, num_points=6)
+    proof = check_resume(make, steps=120, seed=0, num_points=6)
     assert proof.num_episodes >= 3
     assert proof.is_exact, proof
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import small_config
 from run_tools import StopAt, assert_same_end
 
-from rl_training.envs.state.attributes import put_back, take_down
+from rl_training.envs.state.attributes import capture_attributes, restore_attributes
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
@@ -85,11 +85,11 @@ def test_a_run_on_it_is_resumed_exactly(holder: str, swap: bool, tmp_path: Path)
 def test_objects_keep_their_identity_and_lost_ones_are_named() -> None:
     env = Balls("list")
     env.reset(seed=0)
-    saved = take_down(env)
+    saved = capture_attributes(env)
     balls = env.balls
     balls[1].place = 8.0
-    assert put_back(env, saved) == []
+    assert restore_attributes(env, saved) == []
     assert env.balls is balls
     assert balls[1].place != 8.0
     env.balls = balls[:2]
-    assert put_back(env, saved) == ["balls"]
+    assert restore_attributes(env, saved) == ["balls"]

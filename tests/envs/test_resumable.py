@@ -35,11 +35,11 @@ from gymnasium.wrappers import (
 )
 from run_tools import StopAt, assert_same_end
 
-from rl_training.diagnostics.resume_check import prove_resume
+from rl_training.diagnostics.resume_check import check_resume
 from rl_training.envs.resumable import ResumableEnv
 from rl_training.envs.rewards import EpisodeReport, RewardClipWrapper, RewardScaleWrapper
 from rl_training.envs.state import ale_rng
-from rl_training.envs.state.attributes import put_back, take_down
+from rl_training.envs.state.attributes import capture_attributes, restore_attributes
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
@@ -68,21 +68,21 @@ def cartpole(**kwargs: Any) -> gym.Env:
     ],
 )
 def test_wrappers_are_restored_with_their_memory(make: Callable[[], gym.Env]) -> None:
-    proof = prove_resume(make, steps=250, seed=3)
+    proof = check_resume(make, steps=250, seed=3)
     assert proof.num_episodes >= 5
     assert proof.is_exact, proof
 
 
 def test_what_is_hidden_is_found_by_the_twin() -> None:
-    proof = prove_resume(Hidden, steps=150, seed=0)
+    proof = check_resume(Hidden, steps=150, seed=0)
     assert not proof.is_exact
-    assert proof.doubts[-1].startswith("the reward differs")
+    assert proof.inexact_reasons[-1].startswith("the reward differs")
 
 
 def check_box2d(env_id: str, steps: int, **kwargs: Any) -> None:
     pytest.importorskip("Box2D")
     pytest.importorskip("pygame")
-    proof = prove_resume(lambda: gym.make(env_id, **kwargs), steps=steps, seed=1, num_points=4)
+    proof = check_resume(lambda: gym.make(env_id, **kwargs), steps=steps, seed=1, num_points=4)
     assert proof.num_episodes >= 2
     assert proof.is_exact, proof
 
@@ -106,7 +106,7 @@ def make_atari(game: str = "Breakout", **kwargs: Any) -> gym.Env:
 def test_atari_with_sticky_actions_is_exact(game: str) -> None:
     make_atari().close()
     kwargs = {"obs_type": "ram", "repeat_action_probability": 0.5, "max_episode_steps": 80}
-    proof = prove_resume(lambda: make_atari(game, **kwargs), steps=250, seed=0, num_points=6)
+    proof = check_resume(lambda: make_atari(game, **kwargs), steps=250, seed=0, num_points=6)
     assert proof.num_episodes >= 3
     assert proof.is_exact, proof
 
@@ -119,7 +119,7 @@ def test_atari_is_exact_through_preprocessing_and_frame_stacks() -> None:
         game = make_atari(frameskip=1, repeat_action_probability=0.25)
         return FrameStackObservation(gym.wrappers.AtariPreprocessing(game, terminal_on_life_loss=True), 4)
 
-    proof = prove_resume(make, steps=150, seed=0, num_points=4)
+    proof = check_resume(make, steps=150, seed=0, num_points=4)
     assert proof.num_episodes >= 2
     assert proof.is_exact, proof
 
@@ -155,7 +155,7 @@ def test_generators_of_every_length_of_text_fit_into_a_snapshot() -> None:
 def test_attributes_of_a_file_cannot_replace_methods_or_simulators() -> None:
     env = Walk()
     env.simulator = object()
-    put_back(env, {"step": 3, "simulator": 4, "__class__": 5, "action_space": 6, "time": 7})
+    restore_attributes(env, {"step": 3, "simulator": 4, "__class__": 5, "action_space": 6, "time": 7})
     assert callable(env.step)
     assert not isinstance(env.simulator, int)
     assert isinstance(env, Walk)
@@ -169,7 +169,7 @@ def test_attributes_keep_their_types_and_shared_arrays_stay_shared() -> None:
     other.pair, other.places, other.size = (0, 0), set(), np.float32(0.0)
     one.table, other.table = np.arange(3.0), np.zeros(3)
     shared = other.table
-    put_back(other, take_down(one))
+    restore_attributes(other, capture_attributes(one))
     assert (other.pair, other.places, other.size) == ((1, 2), {(1, 2), (3, 4)}, 2.5)
     assert isinstance(other.size, np.float32)
     assert shared.tolist() == [0.0, 1.0, 2.0]
@@ -189,8 +189,8 @@ def test_draws_from_a_global_generator_are_known_even_where_no_action_is_replaye
     env.reset(0)
     while env.step(0).final_obs is None:
         pass
-    _, doubts = ResumableEnv(GlobalChance()).restore(env.state())
-    assert [doubt for doubt in doubts if "numpy's global generator" in doubt]
+    _, inexact_reasons = ResumableEnv(GlobalChance()).restore(env.state())
+    assert [reason for reason in inexact_reasons if "numpy's global generator" in reason]
 
 
 HIDDEN_CHANCE = {
@@ -215,8 +215,8 @@ def test_rewards_from_what_no_checkpoint_holds_are_called_approximate(name: str,
             pass
     for _ in range(num_replayed):
         assert env.step(0).final_obs is None
-    _, doubts = ResumableEnv(make()).restore(env.state())
-    assert any(words in doubt for doubt in doubts), doubts
+    _, inexact_reasons = ResumableEnv(make()).restore(env.state())
+    assert any(words in reason for reason in inexact_reasons), inexact_reasons
 
 
 def test_other_rewards_on_the_way_are_seen() -> None:
@@ -224,12 +224,12 @@ def test_other_rewards_on_the_way_are_seen() -> None:
     env.reset(0)
     for _ in range(3):
         env.step(0)
-    _, doubts = ResumableEnv(WallClockReward()).restore(env.state())
-    assert doubts == ["replaying its actions led to other rewards"]
+    _, inexact_reasons = ResumableEnv(WallClockReward()).restore(env.state())
+    assert inexact_reasons == ["replaying its actions led to other rewards"]
 
 
 def test_an_environment_that_writes_into_its_action_is_exact(tmp_path: Path) -> None:
-    assert prove_resume(DoublesAction, steps=100, seed=0).is_exact
+    assert check_resume(DoublesAction, steps=100, seed=0).is_exact
     changes = {"env_id": f"{FAULTY}:DoublesAction", "num_envs": 2}
     whole = run_training(small_config("sac", tmp_path / "whole", **changes))
     stopped = run_training(small_config("sac", tmp_path / "stopped", **changes), callbacks=[StopAt(51, "collect")])
@@ -275,7 +275,7 @@ def test_a_resumed_run_says_whether_it_is_exact(
     second = resume_training(first.run_dir, total_timesteps=100)
     metadata = load_checkpoint(second.checkpoint_path).metadata
     assert metadata["exactness"] == exactness
-    assert any("global generator" in doubt for doubt in metadata["doubts"]) == (exactness == "approximate")
+    assert any("global generator" in reason for reason in metadata["inexact_reasons"]) == (exactness == "approximate")
     assert ("exactness: approximate" in capfd.readouterr().err) == (exactness == "approximate")
 
 

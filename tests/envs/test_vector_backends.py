@@ -21,7 +21,7 @@ from run_tools import StopAt, assert_same_end
 from rl_training.diagnostics.env_doctor import examine_environment
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
-from rl_training.envs.vector import TrainingVectorEnv
+from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.tree_codec import unpack
@@ -99,7 +99,7 @@ def _walkers() -> Iterator[None]:
     del gym.registry["Walkers-v0"]
 
 
-def collect(envs: TrainingVectorEnv, num_steps: int, seed: int = 0) -> dict[str, np.ndarray]:
+def collect(envs: TrainingEnv, num_steps: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Rows of random actions, as training stores them: [T, N]."""
     spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
     rng, device = np.random.default_rng(seed), torch.device("cpu")
@@ -283,7 +283,7 @@ class TestRefusals:
             assert words in str(caught.value)
 
 
-def go_on(envs: TrainingVectorEnv, rng: np.random.Generator, num_steps: int) -> list[Any]:
+def go_on(envs: TrainingEnv, rng: np.random.Generator, num_steps: int) -> list[Any]:
     """All that the environments tell in so many steps."""
     told = []
     for _ in range(num_steps):
@@ -301,8 +301,8 @@ class TestResume:
         go_on(one, np.random.default_rng(1), 40)
         tensors: dict[str, torch.Tensor] = {}
         saved = unpack(json.loads(json.dumps(pack(one.state(), tensors))), tensors)
-        _, doubts = other.restore(saved)
-        assert doubts == []
+        _, inexact_reasons = other.restore(saved)
+        assert inexact_reasons == []
         told = go_on(one, np.random.default_rng(2), 60)
         assert go_on(other, np.random.default_rng(2), 60) == told
 
@@ -337,13 +337,13 @@ class TestResume:
         stopped = run_training(small_config("dqn", tmp_path, **changes), callbacks=[StopAt(50, "collect")])
         checkpoint = load_checkpoint(stopped.checkpoint_path)
         assert checkpoint.metadata["exactness"] == "approximate"
-        assert "begins new episodes" in checkpoint.metadata["doubts"][0]
+        assert "begins new episodes" in checkpoint.metadata["inexact_reasons"][0]
         row = checkpoint.buffer_state["position"]
         capfd.readouterr()
         resumed = resume_training(stopped.run_dir)
         assert "exactness: approximate" in capfd.readouterr().err
         checkpoint = load_checkpoint(resumed.checkpoint_path)
-        assert len(checkpoint.metadata["doubts"]) == 1
+        assert len(checkpoint.metadata["inexact_reasons"]) == 1
         (segment,) = checkpoint.buffer_state["segments"]
         rows = segment.arrays
         assert (rows["truncated"] | rows["terminated"])[row - 1].all()

@@ -47,7 +47,7 @@ def test_it_goes_on_to_its_end_the_same_way_each_time(expected: Path, tmp_path: 
         ends.append(load_checkpoint(result.checkpoint_path))
     assert_equal(ends[0].algorithm_state, ends[1].algorithm_state)
     assert_equal(ends[0].buffer_state, ends[1].buffer_state)
-    reasons = ends[0].metadata["doubts"]  # the fixture was written on another kind of machine, perhaps
+    reasons = ends[0].metadata["inexact_reasons"]  # the fixture was written on another kind of machine, perhaps
     assert [reason for reason in reasons if not reason.startswith("another machine: ")] == []
 
 

@@ -81,20 +81,20 @@ def assert_same_draws(one: ReplayBuffer, other: ReplayBuffer, count: int = 64) -
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"n_step": 3}, {"priority_alpha": 0.7}, {"n_step": 4, "priority_alpha": 0.5}])
 def test_what_is_drawn_is_what_a_plain_replay_draws(shape, options):
-    """While it fills, when it is full and as it is overwritten several times; after a cut too."""
+    """While it fills, when it is full and as it is overwritten several times; after `truncate_newest` too."""
     frames, plain = (make_buffer(kind, shape, **options) for kind in (FrameReplayBuffer, ReplayBuffer))
     for index, step in enumerate(make_steps(80, shape)):
         frames.add(*step)
         plain.add(*step)
         if index % 17 == 16:
-            frames.cut()
-            plain.cut()
+            frames.truncate_newest()
+            plain.truncate_newest()
         assert len(frames) == len(plain)
         if index % 5 == 0:
             assert_same_draws(frames, plain, 16)
             if "priority_alpha" in options:
                 for buffer in (frames, plain):
-                    buffer.note_errors(batch := buffer.sample(16), batch.rewards.abs())
+                    buffer.update_priorities(batch := buffer.sample(16), batch.rewards.abs())
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])

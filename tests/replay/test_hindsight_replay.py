@@ -16,7 +16,7 @@ from run_tools import StopAt, assert_same_end
 
 from rl_training import HER
 from rl_training.envs.factory import unknown_code
-from rl_training.envs.goal_rewards import GoalJudge
+from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.envs.goals import BitFlipEnv
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -48,10 +48,12 @@ def reached(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.n
     return distance(achieved, desired)[0], (achieved == desired).all(1)
 
 
-def make_buffer(capacity: int, *, strategy: str = "future", seed: int = 0, judge: Any = distance, **options: Any):
+def make_buffer(
+    capacity: int, *, strategy: str = "future", seed: int = 0, goal_rewards: Any = distance, **options: Any
+):
     options = {"rng": np.random.default_rng(seed), "device": torch.device("cpu"), "gamma": GAMMA, **options}
     options = {"goals_per_step": 4, **options}
-    return HindsightReplay(SPACES, capacity, NUM_ENVS, judge=judge, strategy=strategy, **options)
+    return HindsightReplay(SPACES, capacity, NUM_ENVS, goal_rewards=goal_rewards, strategy=strategy, **options)
 
 
 class Steps:
@@ -141,8 +143,8 @@ def test_each_batch_has_its_share_of_other_goals(goals_per_step: int):
 def test_an_episode_that_was_cut_ends_there():
     steps, buffer = Steps(10, ending_rate=0.0), make_buffer(30, strategy="final")
     steps.feed(buffer, 0, 4)
-    buffer.cut()
-    buffer.cut()
+    buffer.truncate_newest()
+    buffer.truncate_newest()
     steps.feed(buffer, 4, 10)
     batch = buffer.sample(500)
     is_new = batch.obs[:, DESIRED][:, 0] != OWN_GOAL
@@ -150,18 +152,18 @@ def test_an_episode_that_was_cut_ends_there():
     assert torch.equal(goal, torch.where(row < 4, 4.0, 10.0))
 
 
-@pytest.mark.parametrize("judge", [distance, reached])
+@pytest.mark.parametrize("goal_rewards", [distance, reached])
 @pytest.mark.parametrize("n_step", [2, 4])
-def test_the_rewards_of_all_n_steps_are_those_of_the_other_goal(judge: Any, n_step: int):
+def test_the_rewards_of_all_n_steps_are_those_of_the_other_goal(goal_rewards: Any, n_step: int):
     """Against a loop: the sum ends with the episode, with the newest row, or where the other goal ends it."""
-    steps, buffer = Steps(33), make_buffer(20 * NUM_ENVS, n_step=n_step, judge=judge)
+    steps, buffer = Steps(33), make_buffer(20 * NUM_ENVS, n_step=n_step, goal_rewards=goal_rewards)
     steps.feed(buffer, 0, 33)
     batch = buffer.sample(600)
     for index, (env, _, row) in enumerate(batch.obs[:, SEEN].long().tolist()):
         goal = batch.obs[index, DESIRED]
         total, discount = 0.0, 1.0
         for last in range(row, row + n_step):
-            is_there = last + 1 == goal[2] and judge is reached
+            is_there = last + 1 == goal[2] and goal_rewards is reached
             total += discount * (-7.0 if goal[0] == OWN_GOAL else 100.0 * (last + 1) + goal[2].item())
             discount *= GAMMA
             if is_there or steps.ended[last, env] or last == 32:
@@ -169,7 +171,7 @@ def test_the_rewards_of_all_n_steps_are_those_of_the_other_goal(judge: Any, n_st
         assert batch.rewards[index].item() == pytest.approx(total, rel=1e-5)
         assert batch.discounts[index].item() == pytest.approx(discount)
         assert batch.next_obs[index, SEEN].tolist() == [env, steps.episode[row, env], last + 1]
-        was_judged = judge is reached and goal[0] != OWN_GOAL
+        was_judged = goal_rewards is reached and goal[0] != OWN_GOAL
         assert batch.terminated[index] == (is_there if was_judged else steps.terminated[last, env])
 
 
@@ -225,23 +227,23 @@ class Failing(BitFlipEnv):
 
 @pytest.mark.parametrize("env_id", [BITS, f"{HERE}:OneByOne", f"{HERE}:Confusing"])
 def test_the_environment_judges_many_rows_as_it_judges_each(env_id: str):
-    judge = GoalJudge(env_id, {"num_bits": 2})
+    goal_rewards = GoalRewards(env_id, {"num_bits": 2})
     rows = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
     achieved, desired = rows.repeat(4, 0), np.tile(rows, (4, 1))
-    rewards, terminated = judge(achieved, desired)
+    rewards, terminated = goal_rewards(achieved, desired)
     assert rewards.dtype == np.float32
     assert rewards.tolist() == (np.eye(4) - 1).reshape(-1).tolist()
     if "OneByOne" in env_id:
         assert terminated is None
     else:
         assert terminated.tolist() == np.eye(4, dtype=bool).reshape(-1).tolist()
-    judge.close()
+    goal_rewards.close()
 
 
 def test_new_rewards_go_through_the_reward_wrappers():
     wrappers = {"reward": {"scale": 3.0, "shift": 0.5, "clip": [-2.0, 0.25]}}
-    judge = GoalJudge(POINT, {"wrappers": wrappers})
-    rewards, _ = judge(np.zeros((2, 2), np.float32), np.array([[0.0, 0.05], [0.5, 0.0]], np.float32))
+    goal_rewards = GoalRewards(POINT, {"wrappers": wrappers})
+    rewards, _ = goal_rewards(np.zeros((2, 2), np.float32), np.array([[0.0, 0.05], [0.5, 0.0]], np.float32))
     assert rewards.tolist() == [0.25, -2.0]
 
 
@@ -254,7 +256,7 @@ def test_recorded_rewards_and_endings_are_those_computed_for_the_recorded_goal(t
     (segment,) = load_checkpoint(result.run_dir).buffer_state["segments"]
     rows = {name: array[:, 0] for name, array in segment.arrays.items()}
     achieved, desired = find_goals(describe_observation(BitFlipEnv(4).observation_space))
-    rewards, terminated = GoalJudge(BITS, config.env_kwargs)(
+    rewards, terminated = GoalRewards(BITS, config.env_kwargs)(
         rows["next_obs"][:, achieved], rows["next_obs"][:, desired]
     )
     np.testing.assert_array_equal(rewards, rows["rewards"])

@@ -53,7 +53,7 @@ def test_a_tree_made_anew_from_its_leaves_is_equal_to_the_bit():
 def test_draws_follow_the_priorities_and_weights_undo_them():
     sampler = PrioritizedSampler(4, 0.5, np.random.default_rng(0))
     sampler.add(np.arange(4))
-    sampler.note_errors(np.arange(4), np.array([1.0, 4.0, 9.0, 0.0]))
+    sampler.update_priorities(np.arange(4), np.array([1.0, 4.0, 9.0, 0.0]))
     slots, weights = sampler.draw(60_000, 4)
     shares = np.bincount(slots, minlength=4) / 60_000
     np.testing.assert_allclose(shares, np.array([1, 2, 3, 0.001]) / 6.001, atol=0.002)  # the root of each error
@@ -63,7 +63,7 @@ def test_draws_follow_the_priorities_and_weights_undo_them():
 def test_a_new_transition_is_drawn_like_the_one_with_the_largest_error():
     sampler = PrioritizedSampler(4, 1.0, np.random.default_rng(0))
     sampler.add(np.array([0]))
-    sampler.note_errors(np.array([0]), np.array([7.0]))
+    sampler.update_priorities(np.array([0]), np.array([7.0]))
     sampler.add(np.array([1]))
     slots, _ = sampler.draw(10_000, 2)
     assert np.mean(slots == 1) == pytest.approx(0.5, abs=0.02)
@@ -90,7 +90,7 @@ def test_only_what_is_stored_is_drawn_and_errors_reach_the_transition_they_belon
     batch = buffer.sample(64)
     assert set(batch.rewards.tolist()) == {0.0, 1.0, 10.0, 11.0}
     assert batch.weights.tolist() == [1.0] * 64
-    buffer.note_errors(batch, (batch.rewards == 10.0).float())
+    buffer.update_priorities(batch, (batch.rewards == 10.0).float())
     assert set(buffer.sample(100).rewards.tolist()) == {10.0}
     fill(buffer, 4)  # the ring is full and begins again: what is overwritten is new
     drawn = set(buffer.sample(400).rewards.tolist())
@@ -102,7 +102,7 @@ def test_a_batch_is_drawn_after_the_errors_of_the_one_before_are_known():
     fill(buffer, 2)
     batches = buffer.sample_batches(16, 2)
     first = next(batches)
-    buffer.note_errors(first, (first.rewards == 11.0).float())
+    buffer.update_priorities(first, (first.rewards == 11.0).float())
     assert set(next(batches).rewards.tolist()) == {11.0}
 
 

@@ -77,7 +77,7 @@ def test_a_row_that_is_cut_after_a_save_is_written_again(tmp_path: Path) -> None
     buffer = make_buffer(1000)
     fill(buffer, 10)
     first = save(tmp_path / "first", buffer)
-    buffer.cut()
+    buffer.truncate_newest()
     second = save(tmp_path / "second", buffer, first)
     assert stored_rows(load_checkpoint(second).buffer_state)["truncated"][-1].all()
     assert not stored_rows(load_checkpoint(first).buffer_state)["truncated"].any()

@@ -15,7 +15,7 @@ from rl_training.runtime.workflows import resume_training
 
 def exactness(run_dir: Path) -> tuple[str, list[str]]:
     metadata = load_checkpoint(run_dir).metadata
-    return metadata["exactness"], metadata["doubts"]
+    return metadata["exactness"], metadata["inexact_reasons"]
 
 
 @pytest.mark.parametrize("algo", ["ppo", "iql"])

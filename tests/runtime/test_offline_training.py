@@ -1,4 +1,4 @@
-"""Training from a file: with an environment to judge by and without, and what is refused before a run exists."""
+"""Training from a file: with an environment to evaluate in and without, and what is refused before a run exists."""
 
 from __future__ import annotations
 

@@ -390,6 +390,6 @@ def test_priorities_belong_to_their_transitions() -> None:
         expected = [sum(priorities.values()) / (len(priorities) * priorities[moment]) for moment in moments]
         np.testing.assert_allclose(batch.weights, expected, rtol=1e-6)
         errors = np.array([code_of(moment) / 100 for moment in moments])
-        buffer.note_errors(batch, torch.from_numpy(errors))
+        buffer.update_priorities(batch, torch.from_numpy(errors))
         priorities |= dict(zip(moments, (errors + 1e-6) ** 0.5, strict=True))
     envs.close()

@@ -22,7 +22,7 @@ from rl_training.experiment.default_manager import DefaultExperimentManager
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.controls import Horizon
+from rl_training.runtime.controls import TrainingProgress
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import serialize_train_config
 from rl_training.runtime.trainer import TrainerState, TrainResult
@@ -324,11 +324,19 @@ def test_the_number_of_checkpoints_to_keep_is_chosen(tmp_path: Path) -> None:
 
 class TestSchedules:
     def test_of_an_extension_are_stretched_restarted_or_held(self) -> None:
-        horizon = Horizon(100)
-        assert [horizon.extended(50, 150, "restart").progress(step) for step in (50, 100, 150)] == [0.0, 0.5, 1.0]
-        assert [horizon.extended(50, 150, "hold").progress(step) for step in (50, 100, 150)] == [0.5, 0.5, 0.5]
-        held = horizon.extended(50, 150, "hold")
-        assert Horizon(**held.state_dict()).extended(80, 150) == held
+        training_progress = TrainingProgress(100)
+        assert [training_progress.extended(50, 150, "restart").progress(step) for step in (50, 100, 150)] == [
+            0.0,
+            0.5,
+            1.0,
+        ]
+        assert [training_progress.extended(50, 150, "hold").progress(step) for step in (50, 100, 150)] == [
+            0.5,
+            0.5,
+            0.5,
+        ]
+        held = training_progress.extended(50, 150, "hold")
+        assert TrainingProgress(**held.state_dict()).extended(80, 150) == held
 
     def test_that_have_ended_say_so_and_can_be_restarted(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -12,14 +12,14 @@ from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import Fraction, Scheduled
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.returns import explained_variance, gae
-from rl_training.algorithms.rollout import RolloutAlgorithm, RolloutConfig
+from rl_training.algorithms.rollout import OnPolicyActorCritic, OnPolicyActorCriticConfig
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "grad_norm", "explained_variance")
 
 
-class A2CConfig(RolloutConfig):
+class A2CConfig(OnPolicyActorCriticConfig):
     """Settings of A2C."""
 
     learning_rate: Scheduled = 7e-4
@@ -40,7 +40,7 @@ class A2CConfig(RolloutConfig):
         return -(-total_timesteps // (self.num_steps * num_envs))
 
 
-class A2CAlgorithm(RolloutAlgorithm[A2CConfig]):
+class A2CAlgorithm(OnPolicyActorCritic[A2CConfig]):
     """Follows the policy gradient of what has just happened."""
 
     def __init__(self, config: A2CConfig, spaces: Spaces, resources: Resources) -> None:

@@ -7,7 +7,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources
-from rl_training.algorithms.config import FineTunedConfig, Fraction
+from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, exponential_weights, polyak
@@ -17,7 +17,7 @@ from rl_training.models.policies import TanhMeanGaussianPolicy
 from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
-class AWACConfig(FineTunedConfig):
+class AWACConfig(OfflineToOnlineConfig):
     """Settings of AWAC."""
 
     awac_lambda: PositiveFloat = 1.0 / 3.0
@@ -55,7 +55,9 @@ class AWACAlgorithm(ReplayAlgorithm[AWACConfig]):
         critic_loss = ensemble_mse(values, self._targets(batch, next_noise))
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
         weights = exponential_weights(advantages / self.config.awac_lambda, self.config.max_advantage_weight)
-        actor_loss = (weights * self.actor.surprise(mean, batch.actions)).mean()  # AWAC algorithm 1, the actor's step
+        actor_loss = (
+            weights * self.actor.negative_log_prob(mean, batch.actions)
+        ).mean()  # AWAC algorithm 1, the actor's step
         actor_grad_norm = descend(actor_loss, self.actor_optimizer)
         polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
         return {
@@ -70,11 +72,11 @@ class AWACAlgorithm(ReplayAlgorithm[AWACConfig]):
     @torch.no_grad()
     def _targets(self, batch: Batch, next_noise: Tensor) -> Tensor:
         """Value of the state reached and of an action drawn there, by the lesser of the target critics."""
-        next_actions = self.actor.moved(self.actor.mode(batch.next_obs), next_noise)
+        next_actions = self.actor.sample_from_noise(self.actor.mode(batch.next_obs), next_noise)
         return batch.targets(self.target_critic(batch.next_obs, next_actions).amin(0))
 
     @torch.no_grad()
     def _own_values(self, obs: Tensor, mean: Tensor, noise: Tensor) -> Tensor:
         """Value of an action that the policy would draw, by the lesser of the critics."""
-        own_values: Tensor = self.critic(obs, self.actor.moved(mean, noise)).amin(0)
+        own_values: Tensor = self.critic(obs, self.actor.sample_from_noise(mean, noise)).amin(0)
         return own_values

@@ -22,7 +22,7 @@ class BCAlgorithm(ReplayAlgorithm[BCConfig]):
     """Learns the data's actions; rewards play no part."""
 
     actor: ImitationPolicy
-    looks_ahead = False
+    uses_next_obs = False
 
     def __init__(self, config: BCConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)

@@ -250,7 +250,7 @@ class OnlineStageConfig(FrozenConfig):
     """Deviation of the noise added to Box actions in [-1, 1], or share of random Discrete actions."""
 
 
-class FineTunedConfig(OfflineConfig):
+class OfflineToOnlineConfig(OfflineConfig):
     """What an algorithm reads that can go on in the environment."""
 
     online: OnlineStageConfig | None = None

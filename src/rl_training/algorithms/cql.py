@@ -14,7 +14,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validat
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources, Stateful, parts_of
-from rl_training.algorithms.config import FineTunedConfig, Fraction, Scheduled
+from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, polyak
@@ -33,7 +33,7 @@ BOX_ONLY = (
 )
 
 
-class CQLConfig(FineTunedConfig):
+class CQLConfig(OfflineToOnlineConfig):
     """Settings of CQL."""
 
     learning_rate: Scheduled = 3e-4
@@ -69,12 +69,12 @@ class CQLAlgorithm(ReplayAlgorithm[CQLConfig]):
 
     def __init__(self, config: CQLConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.rule: ContinuousRule | DiscreteRule
+        self.rule: ContinuousCQL | DiscreteCQL
         if spaces.action.kind is ActionKind.CONTINUOUS:
-            self.rule = ContinuousRule(config, spaces, self.layers, self.device)
+            self.rule = ContinuousCQL(config, spaces, self.layers, self.device)
         else:
             _refuse_settings_for_box_actions(config)
-            self.rule = DiscreteRule(config, spaces, self.layers, self.device)
+            self.rule = DiscreteCQL(config, spaces, self.layers, self.device)
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
@@ -101,10 +101,10 @@ class CQLAlgorithm(ReplayAlgorithm[CQLConfig]):
         return parts_of(self) | parts_of(self.rule)
 
 
-class ContinuousRule:
+class ContinuousCQL:
     """For bounded continuous actions: SAC whose critics value what the policy prefers less than the data (CQL(H)).
 
-    Twin critics, a squashed Gaussian actor, its temperature, and the multiplier of the conservative term.
+    Twin critics, a squashed Gaussian actor, its temperature, and the Lagrange multiplier of the conservative term.
     """
 
     def __init__(self, config: CQLConfig, spaces: Spaces, layers: Layers, device: torch.device) -> None:
@@ -115,11 +115,11 @@ class ContinuousRule:
         self.critic = EnsembleCritic(spaces, layers).to(device)
         self.target_critic = frozen_copy(self.critic)
         self.temperature = Temperature(config.alpha, config.target_entropy, self._num_components).to(device)
-        self.multiplier = Temperature("auto").to(device)
+        self.lagrange_multiplier = Temperature("auto").to(device)
         self.actor_optimizer = Adam(self.actor.parameters(), config.actor_learning_rate)
         self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
         self.alpha_optimizer = Adam(self.temperature.parameters(), config.actor_learning_rate)
-        self.multiplier_optimizer = Adam(self.multiplier.parameters(), config.learning_rate)
+        self.lagrange_optimizer = Adam(self.lagrange_multiplier.parameters(), config.learning_rate)
 
     def act(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw from the policy, or take its squashed mean."""
@@ -158,18 +158,18 @@ class ContinuousRule:
         """Towards the targets, and down where the soft maximum lies above the values of the data's actions."""
         values, gaps = self._values_and_gaps(obs, actions, log_probs)
         td_loss = ensemble_mse(values, targets)
-        multiplier = self.multiplier.log_alpha.exp().clamp(max=MAX_MULTIPLIER)
+        lagrange_multiplier = self.lagrange_multiplier.log_alpha.exp().clamp(max=MAX_MULTIPLIER)
         # CQL eq. 4, weighed as in the authors' code, which takes the whole squared error where the paper halves it.
-        critic_loss = td_loss + multiplier.detach() * self._config.cql_alpha * gaps.sum()
+        critic_loss = td_loss + lagrange_multiplier.detach() * self._config.cql_alpha * gaps.sum()
         grad_norm = descend(critic_loss, self.critic_optimizer)
         gap = gaps.detach().mean()
         if self._config.lagrange_threshold is not None:
             excess = gap - self._config.lagrange_threshold
-            descend(-multiplier * self._config.cql_alpha * excess, self.multiplier_optimizer)  # CQL appendix F
+            descend(-lagrange_multiplier * self._config.cql_alpha * excess, self.lagrange_optimizer)  # CQL appendix F
         return {
             "td_loss": td_loss,
             "conservative_gap": gap,
-            "multiplier": multiplier,
+            "lagrange_multiplier": lagrange_multiplier,
             "critic_loss": critic_loss,
             "critic_grad_norm": grad_norm,
             "q_mean": values.mean(),
@@ -205,7 +205,7 @@ class ContinuousRule:
         }
 
 
-class DiscreteRule:
+class DiscreteCQL:
     """For discrete actions: double DQN whose network values other actions less than the data's."""
 
     def __init__(self, config: CQLConfig, spaces: Spaces, layers: Layers, device: torch.device) -> None:

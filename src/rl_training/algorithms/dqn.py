@@ -111,7 +111,7 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         loss = batch.mean(losses)
         grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
         metrics = {"critic_loss": loss, "q_mean": values.mean(), "grad_norm": grad_norm}
-        return batch.with_errors(metrics, values, targets)
+        return batch.with_td_errors(metrics, values, targets)
 
     def _greedy(self, obs: Tensor) -> Tensor:
         best: Tensor = self.network(self.encode(obs)).argmax(-1)

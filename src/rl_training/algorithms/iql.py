@@ -7,7 +7,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from rl_training.algorithms.base import Resources
-from rl_training.algorithms.config import FineTunedConfig, Fraction, Schedule, Scheduled
+from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig, Schedule, Scheduled
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
 from rl_training.algorithms.returns import ensemble_mse, expectile_loss, exponential_weights, polyak
@@ -17,7 +17,7 @@ from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitat
 from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
 
 
-class IQLConfig(FineTunedConfig):
+class IQLConfig(OfflineToOnlineConfig):
     """Settings of IQL."""
 
     learning_rate: Scheduled = 3e-4

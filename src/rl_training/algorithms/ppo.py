@@ -11,14 +11,14 @@ from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import Scheduled, value_at
 from rl_training.algorithms.optim import descend
-from rl_training.algorithms.rollout import RolloutAlgorithm, RolloutConfig
+from rl_training.algorithms.rollout import OnPolicyActorCritic, OnPolicyActorCriticConfig
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
 
-class PPOConfig(RolloutConfig):
+class PPOConfig(OnPolicyActorCriticConfig):
     """Settings of PPO."""
 
     update_epochs: PositiveInt = 10
@@ -40,7 +40,7 @@ class PPOConfig(RolloutConfig):
         return -(-total_timesteps // rollout) * self.update_epochs * -(-rollout // self.minibatch_size)
 
 
-class PPOAlgorithm(RolloutAlgorithm[PPOConfig]):
+class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
     """Keeps each update of the policy near the policy that acted."""
 
     def __init__(self, config: PPOConfig, spaces: Spaces, resources: Resources) -> None:

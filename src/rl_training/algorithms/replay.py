@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, ConfigT, Resources, UpdateResult
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import OfflineConfig, OffPolicyConfig, value_at
-from rl_training.models.encoders import ObsEncoder, flatten
+from rl_training.models.encoders import ObsPreprocessor, flatten
 from rl_training.models.policies import Policy
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
         """The mean of losses [..., B] over the batch."""
         return losses.mean(-1) if self.weights is None else (losses * self.weights).mean(-1)
 
-    def with_errors(self, metrics: Metrics, values: Tensor, targets: Tensor) -> Metrics:
+    def with_td_errors(self, metrics: Metrics, values: Tensor, targets: Tensor) -> Metrics:
         """The metrics, and with them how far off each transition was, where the buffer draws by it.
 
         `values` are [B], or [E, B] of which the mean error counts.
@@ -59,16 +59,16 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
 
     actor: Policy
     """What acts, unless `act` is written anew."""
-    looks_ahead = True
+    uses_next_obs = True
     """Whether a step reads what came of the actions: without it `next_obs` and `discounts` are not made ready."""
     draws_per_step = 0
     """How many standard normal draws of the actions' shape a step reads."""
 
     def __init__(self, config: ConfigT, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.encoder: ObsEncoder | None = None
+        self.encoder: ObsPreprocessor | None = None
         if isinstance(config, OfflineConfig):  # there is a data set to learn a scale from
-            self.encoder = ObsEncoder(spaces.obs, normalize=config.normalize_obs).to(self.device)
+            self.encoder = ObsPreprocessor(spaces.obs, normalize=config.normalize_obs).to(self.device)
         self._step: Callable[..., StepResult] = compiled(self._whole_step, resources.compile)
 
     @torch.no_grad()
@@ -90,7 +90,7 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         """Take one gradient step, at the learning rates of this point of the run."""
         for optimizer in self.optimizers:
             optimizer.follow_schedule(self.progress)
-        discounts = batch.bootstrap(self.config.gamma) if self.looks_ahead else batch.rewards
+        discounts = batch.bootstrap(self.config.gamma) if self.uses_next_obs else batch.rewards
         fields = Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, self._weights(batch))
         names, values, errors = self._step(fields, *self.step_arguments(batch.actions))
         return UpdateResult(dict(zip(names, values.unbind(), strict=True)), errors=errors)
@@ -116,7 +116,7 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
 
     def _whole_step(self, batch: Batch, *drawn: Any) -> StepResult:
         """From observations as they are stored to the metrics."""
-        next_obs = self.encode(batch.next_obs) if self.looks_ahead else batch.next_obs
+        next_obs = self.encode(batch.next_obs) if self.uses_next_obs else batch.next_obs
         metrics = self.gradient_step(batch._replace(obs=self.encode(batch.obs), next_obs=next_obs), *drawn)
         errors = metrics.pop(ERRORS, None)
         return tuple(metrics), torch.stack(list(metrics.values())).detach(), errors

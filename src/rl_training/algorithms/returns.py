@@ -72,5 +72,5 @@ def exponential_weights(scores: Tensor, max_weight: float) -> Tensor:
 
 
 def smoothed_actions(actions: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:
-    """Actions moved by clipped noise, within their bounds (TD3 eq. 14)."""
+    """Target policy smoothing: actions plus clipped noise, within their bounds (TD3 eq. 14)."""
     return (actions + (scale * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)

@@ -19,7 +19,7 @@ from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
 
 
-class RolloutConfig(OnPolicyConfig):
+class OnPolicyActorCriticConfig(OnPolicyConfig):
     """What such algorithms have in common."""
 
     hidden_sizes: HiddenSizes = (64, 64)
@@ -46,13 +46,13 @@ class RolloutConfig(OnPolicyConfig):
     """Adam's epsilon."""
 
 
-RolloutConfigT = TypeVar("RolloutConfigT", bound=RolloutConfig)
+OnPolicyActorCriticConfigT = TypeVar("OnPolicyActorCriticConfigT", bound=OnPolicyActorCriticConfig)
 
 
-class RolloutAlgorithm(Algorithm[RolloutConfigT]):
+class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
     """Acts by a policy with a value function beside it; learns from one rollout at a time, then forgets it."""
 
-    def __init__(self, config: RolloutConfigT, spaces: Spaces, resources: Resources) -> None:
+    def __init__(self, config: OnPolicyActorCriticConfigT, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         self.policy = ActorCritic(
             spaces, self.layers, normalize_obs=config.normalize_obs, log_std_init=config.log_std_init

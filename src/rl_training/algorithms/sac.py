@@ -28,7 +28,7 @@ DISCRETE_ENTROPY_SHARE = 0.3
 """Of a uniform policy's entropy, what a policy of Discrete actions aims at."""
 
 
-class SoftConfig(OffPolicyConfig):
+class SACBaseConfig(OffPolicyConfig):
     """What all of SAC's kind read."""
 
     alpha: PositiveFloat | Auto = "auto"
@@ -38,7 +38,7 @@ class SoftConfig(OffPolicyConfig):
     actions 0.3 log n (with the paper's 0.98 log n alpha grew past 100 within 6,000 steps of CartPole)."""
 
 
-class SACConfig(SoftConfig):
+class SACConfig(SACBaseConfig):
     """Settings of SAC."""
 
     tau: Fraction = 0.005
@@ -63,14 +63,14 @@ class Temperature(nn.Module):
         return loss
 
 
-class SACAlgorithm(ReplayAlgorithm[SoftConfig]):
+class SACAlgorithm(ReplayAlgorithm[SACBaseConfig]):
     """Learns a stochastic policy for bounded continuous or for discrete actions from replayed transitions."""
 
     actor: SquashedGaussianPolicy | CategoricalPolicy
     critic: nn.Module
     target_critic: nn.Module
 
-    def __init__(self, config: SoftConfig, spaces: Spaces, resources: Resources) -> None:
+    def __init__(self, config: SACBaseConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         is_discrete = spaces.action.kind is ActionKind.DISCRETE
         self.draws_per_step = 0 if is_discrete else 2
@@ -104,7 +104,7 @@ class SACAlgorithm(ReplayAlgorithm[SoftConfig]):
         actor_loss, log_prob = self._actor_loss(batch.obs, noise, alpha)
         actor_norm = descend(actor_loss, self.actor_optimizer)
         alpha_loss = self.temperature.step(log_prob, self.alpha_optimizer)
-        self._follow()
+        self._update_targets()
         metrics = {
             "critic_loss": critic_loss,
             "critic_grad_norm": critic_norm,
@@ -115,9 +115,9 @@ class SACAlgorithm(ReplayAlgorithm[SoftConfig]):
             "entropy": -log_prob,
             "q_mean": values.mean(),
         }
-        return batch.with_errors(metrics, values, targets)
+        return batch.with_td_errors(metrics, values, targets)
 
-    def _follow(self) -> None:
+    def _update_targets(self) -> None:
         """Let the target critics, where there are any, follow the critics."""
         if isinstance(self.config, SACConfig):
             polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)

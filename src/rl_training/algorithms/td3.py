@@ -20,7 +20,7 @@ from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
-class DelayedConfig(AlgorithmConfig):
+class TD3BaseConfig(AlgorithmConfig):
     """What the delayed gradient step reads."""
 
     policy_noise: NonNegativeFloat = 0.2
@@ -33,7 +33,7 @@ class DelayedConfig(AlgorithmConfig):
     """Share by which the target networks follow the networks."""
 
 
-class TD3Config(DelayedConfig, OffPolicyConfig):
+class TD3Config(TD3BaseConfig, OffPolicyConfig):
     """Settings of TD3."""
 
     learning_rate: Scheduled = 1e-3
@@ -44,7 +44,7 @@ class TD3Config(DelayedConfig, OffPolicyConfig):
     """Critics, of which the least value is the target."""
 
 
-DelayedConfigT = TypeVar("DelayedConfigT", bound=DelayedConfig)
+TD3BaseConfigT = TypeVar("TD3BaseConfigT", bound=TD3BaseConfig)
 
 
 class LastActorStep(nn.Module):
@@ -57,7 +57,7 @@ class LastActorStep(nn.Module):
         self.register_buffer("metrics", torch.zeros(count))
 
 
-class DelayedAlgorithm(ReplayAlgorithm[DelayedConfigT]):
+class TD3BaseAlgorithm(ReplayAlgorithm[TD3BaseConfigT]):
     """Learns a deterministic policy for bounded continuous actions, the actor less often than the critics."""
 
     actor: DeterministicPolicy
@@ -65,7 +65,7 @@ class DelayedAlgorithm(ReplayAlgorithm[DelayedConfigT]):
     actor_metrics: tuple[str, ...] = ("actor_loss", "actor_grad_norm")
     """Then whatever `_actor_loss` returns after the loss."""
 
-    def __init__(self, config: DelayedConfigT, spaces: Spaces, resources: Resources, *, num_critics: int = 2) -> None:
+    def __init__(self, config: TD3BaseConfigT, spaces: Spaces, resources: Resources, *, num_critics: int = 2) -> None:
         super().__init__(config, spaces, resources)
         self.actor = DeterministicPolicy(spaces, self.layers).to(self.device)
         self.critic = EnsembleCritic(spaces, self.layers, num_members=num_critics).to(self.device)
@@ -98,7 +98,7 @@ class DelayedAlgorithm(ReplayAlgorithm[DelayedConfigT]):
             polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
         metrics = {"critic_loss": critic_loss, "critic_grad_norm": critic_grad_norm, "q_mean": values.mean()}
         metrics |= dict(zip(self.actor_metrics, standing, strict=True))
-        return batch.with_errors(metrics, values, targets)
+        return batch.with_td_errors(metrics, values, targets)
 
     @torch.no_grad()
     def _targets(self, batch: Batch, noise: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class DelayedAlgorithm(ReplayAlgorithm[DelayedConfigT]):
         return (-self.critic.first(obs, self.actor.mode(obs)).mean(),)
 
 
-class TD3Algorithm(DelayedAlgorithm[TD3Config]):
+class TD3Algorithm(TD3BaseAlgorithm[TD3Config]):
     """Learns from replayed transitions, and explores by noise around its policy."""
 
     def __init__(self, config: TD3Config, spaces: Spaces, resources: Resources) -> None:

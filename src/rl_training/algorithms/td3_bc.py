@@ -5,12 +5,12 @@ from __future__ import annotations
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from rl_training.algorithms.config import FineTunedConfig
-from rl_training.algorithms.td3 import DelayedAlgorithm, DelayedConfig
+from rl_training.algorithms.config import OfflineToOnlineConfig
+from rl_training.algorithms.td3 import TD3BaseAlgorithm, TD3BaseConfig
 from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
-class TD3BCConfig(DelayedConfig, FineTunedConfig):
+class TD3BCConfig(TD3BaseConfig, OfflineToOnlineConfig):
     """Settings of TD3+BC."""
 
     bc_alpha: NonNegativeFloat = 2.5
@@ -19,10 +19,10 @@ class TD3BCConfig(DelayedConfig, FineTunedConfig):
     """Scale observations by the mean and the deviation of those in the data."""
 
 
-class TD3BCAlgorithm(DelayedAlgorithm[TD3BCConfig]):
+class TD3BCAlgorithm(TD3BaseAlgorithm[TD3BCConfig]):
     """TD3's gradient step on a fixed set of transitions, with another loss of the actor."""
 
-    actor_metrics = (*DelayedAlgorithm.actor_metrics, "imitation_loss")
+    actor_metrics = (*TD3BaseAlgorithm.actor_metrics, "imitation_loss")
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:

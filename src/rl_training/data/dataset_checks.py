@@ -22,7 +22,7 @@ from rl_training.spaces.spec import Spaces
 __all__ = ["DatasetReport", "Finding", "Level", "check_dataset"]
 
 NUM_BINS = 12
-SURE_HAND = 0.8
+NEAR_DETERMINISTIC = 0.8
 """From this determinism on, the data looks like the work of one policy that knows what it wants."""
 RANDOM_HAND = 0.1
 """Below this the actions hardly depend on the observation."""
@@ -179,7 +179,7 @@ def _algorithm(determinism: float, *, is_continuous: bool) -> str:
         if is_continuous:
             choice = "td3_bc with a larger bc_alpha, or iql with expectile 0.9"
         return f"The actions look random, so imitating them (bc) is no use: {choice}."
-    if determinism >= SURE_HAND:
+    if determinism >= NEAR_DETERMINISTIC:
         rivals = "td3_bc or iql" if is_continuous else "cql"
         return f"The data looks like the work of one policy: bc equals it at the least cost; to pass it, {rivals}."
     careful = "iql with expectile 0.7 to 0.9, or td3_bc" if is_continuous else "cql"

@@ -17,7 +17,7 @@ from rl_training.data.minari_datasets import read_minari
 from rl_training.data.npz_files import read_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
-from rl_training.files import drafted, naming_write
+from rl_training.files import atomic_write, translate_write_errors
 from rl_training.memory import check_data_fits
 from rl_training.providers import provided
 from rl_training.replay.transitions import FIELDS, Array
@@ -59,9 +59,9 @@ def load_transition_dataset(
 def save_transition_dataset(path: str | Path, dataset: TransitionDataset) -> Path:
     """Write an uncompressed `.npz`, which can be mapped again; a file that is there already is not overwritten."""
     path = check_new_file(path)
-    with naming_write(path, DatasetError):
+    with translate_write_errors(path, DatasetError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with drafted(path) as draft, draft.open("xb") as file:
+        with atomic_write(path) as draft, draft.open("xb") as file:
             np.savez(file, **dataset.arrays())  # type: ignore[arg-type]
     return path
 

@@ -16,7 +16,7 @@ from gymnasium import Space, spaces
 from rl_training.data.dataset_fields import row_blocks, rows_where
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import Array
-from rl_training.spaces.observations import FLOAT_BYTES, ObsPart, ObsSpec, Path, describe_observation
+from rl_training.spaces.observations import FLOAT_BYTES, ObsLeaf, ObsSpec, Path, describe_observation
 
 MAX_BYTE = 255
 
@@ -102,7 +102,7 @@ def _has_scales(spec: ObsSpec) -> bool:
     return any(part.scale != 1.0 for part in spec.parts)
 
 
-def _number_columns(spec: ObsSpec) -> Iterator[tuple[ObsPart, slice]]:
+def _number_columns(spec: ObsSpec) -> Iterator[tuple[ObsLeaf, slice]]:
     """Each part that is no image, and where it stands among the numbers of a row."""
     start = 0
     for part in spec.parts:
@@ -125,7 +125,7 @@ def _is_no_byte(values: Array) -> Array:
     return ~is_byte
 
 
-def _has_no_category(values: Array, part: ObsPart) -> Array:
+def _has_no_category(values: Array, part: ObsLeaf) -> Array:
     """Whether each row has anything but one 1 among the options of each component, [n, 1]."""
     is_code: Array = ((values == 0) | (values == 1)).all(1)
     sums = np.add.reduceat(values, np.cumsum((0, *part.choices[:-1])), axis=1)

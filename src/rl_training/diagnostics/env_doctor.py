@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.data.findings import Finding, Level
-from rl_training.diagnostics.env_probe import STEPS_TRACED, Conduct, watch
-from rl_training.diagnostics.resume_check import draw_actions, prove_resume
+from rl_training.diagnostics.env_probe import STEPS_TRACED, ProbeResult, watch
+from rl_training.diagnostics.resume_check import check_resume, draw_actions
 from rl_training.envs.answers import REMEDIES
 from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs, training_env_maker
 from rl_training.envs.pools import describe_error
@@ -130,7 +130,7 @@ def _judge_actions(spaces: Spaces) -> Iterator[Finding]:
         yield Finding(Level.OK, "actions", f"bounded, from {low.min():g} to {high.max():g}")
 
 
-def _judge_conduct(seen: Conduct) -> Iterator[Finding]:
+def _judge_conduct(seen: ProbeResult) -> Iterator[Finding]:
     for check, found in {**seen.faults, **seen.oddities, **seen.faults}.items():
         yield Finding(Level.ERROR if check in seen.faults else Level.WARNING, check, found, REMEDIES[check])
     if not seen.faults and not seen.oddities:
@@ -139,7 +139,7 @@ def _judge_conduct(seen: Conduct) -> Iterator[Finding]:
         yield Finding(Level.OK, "arrays", "each observation is the same array; it is copied here before it changes")
 
 
-def _judge_episodes(env: Env, seen: Conduct) -> Iterator[Finding]:
+def _judge_episodes(env: Env, seen: ProbeResult) -> Iterator[Finding]:
     limit = env.spec.max_episode_steps if env.spec is not None else None
     if not limit and env.has_wrapper_attr("_max_episode_steps"):
         limit = env.get_wrapper_attr("_max_episode_steps")
@@ -154,7 +154,7 @@ def _judge_episodes(env: Env, seen: Conduct) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "episodes", found, "set env_kwargs.max_episode_steps")
 
 
-def _judge_size(spaces: Spaces, seen: Conduct) -> Iterator[Finding]:
+def _judge_size(spaces: Spaces, seen: ProbeResult) -> Iterator[Finding]:
     if spaces.obs.dtype == "float32" and seen.largest_obs > LARGE_OBS:
         found = f"observations reach {seen.largest_obs:,.4g}"
         yield Finding(Level.WARNING, "scale", found, _remedy_for_scale(spaces))
@@ -180,7 +180,7 @@ def _remedy_for_scale(spaces: Spaces) -> str:
     return f"set algo_kwargs.normalize_obs=true ({', '.join(names)}), or {by_wrapper}" if names else by_wrapper
 
 
-def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], seed: int) -> Iterator[Finding]:
+def _judge_chance(make: Callable[[], Env], seen: ProbeResult, actions: list[Any], seed: int) -> Iterator[Finding]:
     again, other = (watch(make(), actions[:STEPS_TRACED], number).trace for number in (seed, seed + 1))
     pairs = enumerate(zip(seen.trace, again, strict=False))
     place = next((index for index, pair in pairs if not is_same(*pair)), None)
@@ -209,9 +209,9 @@ def _judge_chance(make: Callable[[], Env], seen: Conduct, actions: list[Any], se
     env.close()
 
 
-def _judge_resume(make: Callable[[], Env], steps: int, seed: int, seen: Conduct) -> tuple[str, Finding]:
+def _judge_resume(make: Callable[[], Env], steps: int, seed: int, seen: ProbeResult) -> tuple[str, Finding]:
     try:
-        proof = prove_resume(make, steps=steps, seed=seed, in_new_process=True)
+        proof = check_resume(make, steps=steps, seed=seed, in_new_process=True)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -220,20 +220,20 @@ def _judge_resume(make: Callable[[], Env], steps: int, seed: int, seen: Conduct)
         return "unknown", Finding(Level.ERROR, "resume", found, remedy)
     cut = f" cut at {proof.length_limit:,} steps" if proof.length_limit else ""
     how = f"{proof.num_points} states in {proof.num_episodes:,} episodes{cut}, restored by {proof.method}"
-    named = " ".join(proof.doubts)
+    named = " ".join(proof.inexact_reasons)
     changes = dict.fromkeys([*seen.shared_changes, *shared_changes(seen.env_class)])
-    doubts = [*proof.doubts, *(f"it changes the {name}" for name in changes if name not in named)]
-    if not doubts:
+    inexact_reasons = [*proof.inexact_reasons, *(f"it changes the {name}" for name in changes if name not in named)]
+    if not inexact_reasons:
         return "exact", Finding(Level.OK, "resume", f"exact: {how}, went on as if never left")
     remedy = "give it get_state() and set_state(state), and all its chance from self.np_random"
-    found = f"approximate: {'; '.join(doubts)} ({how})"
+    found = f"approximate: {'; '.join(inexact_reasons)} ({how})"
     return "approximate", Finding(Level.WARNING, "resume", found, remedy)
 
 
 def _judge_batch(env_id: str, env_kwargs: Mapping[str, Any] | None) -> tuple[str, Finding]:
     """What the backend says of itself: the other findings are of one environment alone, as evaluation uses it."""
     with closing(make_vector_env(env_id, env_kwargs, num_envs=2)) as envs:
-        doubts = "; ".join(envs.doubts)
-    if doubts:
-        return "approximate", Finding(Level.WARNING, "resume", f"approximate: {doubts}", "use sync or async")
+        inexact_reasons = "; ".join(envs.inexact_reasons)
+    if inexact_reasons:
+        return "approximate", Finding(Level.WARNING, "resume", f"approximate: {inexact_reasons}", "use sync or async")
     return "exact", Finding(Level.OK, "resume", "exact: a trial of the vectorized environment, restored, went on alike")

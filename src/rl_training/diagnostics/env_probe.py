@@ -22,7 +22,7 @@ STEPS_TRACED = 200
 
 
 @dataclass
-class Conduct:
+class ProbeResult:
     """What was seen during a walk of random actions."""
 
     env_class: type
@@ -45,9 +45,9 @@ class Conduct:
 
 def watch(
     env: gym.Env[Any, Any], actions: Sequence[Any], seed: int, neighbour: gym.Env[Any, Any] | None = None
-) -> Conduct:
+) -> ProbeResult:
     """Step the environment (and between its steps a `neighbour`) and note what it does; stop if it fails; close it."""
-    seen = Conduct(type(env.unwrapped))
+    seen = ProbeResult(type(env.unwrapped))
     before, shared = global_generators(), shared_state(type(env.unwrapped), with_tables=True)
     where = "reset"
     try:
@@ -85,7 +85,7 @@ def watch(
     return dataclasses.replace(seen, global_generators=drawn_from(before), shared_changes=changed)
 
 
-def _look_at_reset(env: gym.Env[Any, Any], answer: Any, seen: Conduct) -> Any:
+def _look_at_reset(env: gym.Env[Any, Any], answer: Any, seen: ProbeResult) -> Any:
     check(explain_reset(answer))
     _look_at_obs(env.observation_space, answer[0], "reset", seen)
     if seen.steps < STEPS_TRACED:
@@ -93,7 +93,7 @@ def _look_at_reset(env: gym.Env[Any, Any], answer: Any, seen: Conduct) -> Any:
     return answer[0]
 
 
-def _look_at_step(env: gym.Env[Any, Any], answer: Any, where: str, seen: Conduct) -> tuple[Any, bool]:
+def _look_at_step(env: gym.Env[Any, Any], answer: Any, where: str, seen: ProbeResult) -> tuple[Any, bool]:
     complaint = explain_step(answer, where)
     if isinstance(answer, tuple) and len(answer) == 5:
         _look_at_obs(env.observation_space, answer[0], where, seen)
@@ -109,7 +109,7 @@ def _look_at_step(env: gym.Env[Any, Any], answer: Any, where: str, seen: Conduct
     return obs, bool(terminated) or bool(truncated)
 
 
-def _look_at_obs(space: gym.Space[Any], obs: Any, where: str, seen: Conduct) -> None:
+def _look_at_obs(space: gym.Space[Any], obs: Any, where: str, seen: ProbeResult) -> None:
     array = np.asarray(obs)
     fault = oddity = None
     if not isinstance(space, gym.spaces.Box):

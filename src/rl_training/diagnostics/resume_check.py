@@ -18,7 +18,7 @@ from rl_training.envs.pools import Fault, Pool
 from rl_training.envs.resumable import ResumableEnv, Step
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.vector import MakeEnv, make_limited, make_member
-from rl_training.envs.workers import WorkerPool
+from rl_training.envs.workers import AsyncPool
 from rl_training.experiment.tree_codec import unpack
 from rl_training.experiment.tree_packing import pack
 
@@ -35,7 +35,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class ResumeProof:
+class ResumeCheck:
     """What was compared and what came of it."""
 
     num_points: int
@@ -43,18 +43,18 @@ class ResumeProof:
     length_limit: int | None
     """Where episodes were cut, if none ended by itself."""
     method: str
-    doubts: tuple[str, ...]
+    inexact_reasons: tuple[str, ...]
     """What restoring complained of, and the first difference from the environment that was never left."""
 
     @property
     def is_exact(self) -> bool:
         """Whether every restored environment went on exactly as the original did."""
-        return not self.doubts
+        return not self.inexact_reasons
 
 
-def prove_resume(
+def check_resume(
     make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_POINTS, in_new_process: bool = False
-) -> ResumeProof:
+) -> ResumeCheck:
     """Take the state at points of a walk, restore each into a new environment, and compare what follows.
 
     There are about `num_points` of them. Each state goes through the form in which a checkpoint holds it. The last one
@@ -70,20 +70,20 @@ def prove_resume(
         ends = _find_ends(make, actions, seed)
     points = choose_points(ends, steps, num_points)
     taken, states, method = _walk(make, actions, seed, points)
-    doubts: list[str] = []
+    inexact_reasons: list[str] = []
     differences: list[tuple[int, int, str]] = []
     for point, state in zip(points, states, strict=True):
         with closing(ResumableEnv(make())) as restored:
-            doubts += restored.restore(state)[1]
+            inexact_reasons += restored.restore(state)[1]
             expected = taken[point : point + STEPS_COMPARED]
             differences += islice(_differences(restored, point, actions[point:], expected), 1)
     if in_new_process:
-        with closing(WorkerPool(partial(make_member, make), 1)) as pool:
-            doubts += _restore_elsewhere(pool, points[-1], states[-1], actions, taken)
+        with closing(AsyncPool(partial(make_member, make), 1)) as pool:
+            inexact_reasons += _restore_elsewhere(pool, points[-1], states[-1], actions, taken)
     for after, point, what in sorted(differences)[:1]:
         count = "1 step" if after == 1 else f"{after} steps"
-        doubts.append(f"{what} differs {count} after a restore at step {point}")
-    return ResumeProof(len(points), len(ends), length_limit, method, tuple(dict.fromkeys(doubts)))
+        inexact_reasons.append(f"{what} differs {count} after a restore at step {point}")
+    return ResumeCheck(len(points), len(ends), length_limit, method, tuple(dict.fromkeys(inexact_reasons)))
 
 
 def _restore_elsewhere(

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from rl_training.envs.resumable import GOES_ON
+from rl_training.envs.resumable import NO_RESET
 from rl_training.envs.state.ale_rng import is_atari
 from rl_training.errors import ConfigError, EnvError, install_extra
 from rl_training.spaces.observations import MIN_IMAGE_SIDE
@@ -54,14 +54,14 @@ def show(env: Env, config: AtariConfig) -> Env:
         raise EnvError(f"env_kwargs.wrappers.atari needs OpenCV: {install_extra('atari')}") from None
     core: Any = env.unwrapped
     if config.press_fire and core.get_action_meanings()[FIRE] == "FIRE":
-        env = FireAtStart(env)
+        env = FireReset(env)
     return FrameStackObservation(env, config.frame_stack)
 
 
 def reward_for_training(env: Env, config: AtariConfig) -> Env:
     """What training makes of lives and rewards."""
     if config.terminal_on_life_loss:
-        env = LifeLossEnds(env)
+        env = EpisodicLife(env)
     return TransformReward(env, lambda reward: float(np.sign(float(reward)))) if config.clip_reward else env
 
 
@@ -85,7 +85,7 @@ class _Lives(gym.Wrapper[Any, Any, Any, Any]):
         return self._num_lives < before
 
 
-class FireAtStart(_Lives):
+class FireReset(_Lives):
     """Press FIRE for the agent at the beginning of a game and after each lost life."""
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -103,12 +103,12 @@ class FireAtStart(_Lives):
         return obs, reward, terminated, truncated, info
 
 
-class LifeLossEnds(_Lives):
+class EpisodicLife(_Lives):
     """A lost life terminates what is learned from, while the game goes on."""
 
     def step(self, action: Any) -> Result:
         """Take the action."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         if self.has_lost_life() and not (terminated or truncated):
-            return obs, reward, True, False, {**info, GOES_ON: True}
+            return obs, reward, True, False, {**info, NO_RESET: True}
         return obs, reward, terminated, truncated, info

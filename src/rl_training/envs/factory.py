@@ -12,11 +12,11 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, reward_for_training, show
 from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
-from rl_training.envs.native_vector import BatchVectorEnv, EnvPoolBatch, check_has_batch, make_gymnasium_batch
-from rl_training.envs.pools import LocalPool, Pool
+from rl_training.envs.native_vector import EnvPoolNativeEnv, NativeTrainingEnv, check_has_batch, make_gymnasium_batch
+from rl_training.envs.pools import Pool, SyncPool
 from rl_training.envs.rewards import EpisodeReport, apply_reward_wrappers
-from rl_training.envs.vector import MakeEnv, TrainingVectorEnv, make_local, make_workers
-from rl_training.envs.workers import WorkerPool
+from rl_training.envs.vector import MakeEnv, TrainingEnv, make_async, make_sync
+from rl_training.envs.workers import AsyncPool
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import import_known_packages
 from rl_training.plugins.user_code import code_for, find_maker, load_code, unknown_code
@@ -104,17 +104,15 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_w
     return _with_training_rewards(env, settings.wrappers) if with_wrappers else env
 
 
-def make_vector_env(
-    env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, num_envs: int = 1
-) -> TrainingVectorEnv:
+def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, num_envs: int = 1) -> TrainingEnv:
     """Make the training environments; an ended episode is reset within the step that ended it."""
     settings, own = split_env_kwargs(env_kwargs or {})
     if settings.steps_all_at_once:
         return _make_batched(env_id, settings, own, num_envs)
     make = training_env_maker(env_id, env_kwargs)
     if settings.backend == "sync":
-        return make_local(make, num_envs, settings.max_restarts)
-    return make_workers(make, num_envs, settings.max_restarts, settings.worker_timeout)
+        return make_sync(make, num_envs, settings.max_restarts)
+    return make_async(make, num_envs, settings.max_restarts, settings.worker_timeout)
 
 
 def make_episode_pool(env_id: str, env_kwargs: Mapping[str, Any], size: int) -> Pool:
@@ -123,7 +121,7 @@ def make_episode_pool(env_id: str, env_kwargs: Mapping[str, Any], size: int) -> 
     make = functools.partial(_make_evaluation_env, env_id, dict(env_kwargs), code_for(env_id))
     has_own_process = settings.backend == "async"
     make_place = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
-    return WorkerPool(make_place, size, settings.worker_timeout) if has_own_process else LocalPool(make_place, size)
+    return AsyncPool(make_place, size, settings.worker_timeout) if has_own_process else SyncPool(make_place, size)
 
 
 def training_env_maker(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
@@ -175,13 +173,15 @@ def _with_training_rewards(env: Env, wrappers: WrapperConfig) -> Env:
     return apply_reward_wrappers(env, wrappers.reward)
 
 
-def _make_batched(env_id: str, settings: EnvSettings, own: dict[str, Any], num_envs: int) -> TrainingVectorEnv:
+def _make_batched(env_id: str, settings: EnvSettings, own: dict[str, Any], num_envs: int) -> TrainingEnv:
     if find_maker(env_id) is not None:
         raise EnvError(f"backend: {settings.backend} takes registered ids, not '{env_id}' (use sync or async)")
     env_id = env_id.rpartition(":")[2]
     import_known_packages(env_id)
     check_has_batch(env_id, settings.backend)
     example = construct(env_id, own, settings.max_episode_steps)
-    make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolBatch
+    make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolNativeEnv
     with translate_construction_errors(env_id, own):
-        return BatchVectorEnv(make_batch(env_id, own, example, num_envs), example, num_envs, settings.wrappers.reward)
+        return NativeTrainingEnv(
+            make_batch(env_id, own, example, num_envs), example, num_envs, settings.wrappers.reward
+        )

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 OnRows = Callable[[Array, Array], Array]
 
 
-class GoalJudge:
+class GoalRewards:
     """Asks an environment of its own for `compute_reward(achieved_goal, desired_goal, info)`, shaped as in training.
 
     It also asks for `compute_terminated`, where the environment has it. Both are given an empty info, and many rows at

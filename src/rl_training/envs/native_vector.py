@@ -14,8 +14,8 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.envs.pools import describe_error
-from rl_training.envs.state.attributes import is_same, put_back, take_down
-from rl_training.envs.vector import TrainingVectorEnv
+from rl_training.envs.state.attributes import capture_attributes, is_same, restore_attributes
+from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import EnvError, install_extra
 from rl_training.plugins.user_code import trace_from_user
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
@@ -27,15 +27,19 @@ NO_LIMIT = 2**31 - 1
 INSTEAD = "use sync or async"
 
 
-class BatchVectorEnv(TrainingVectorEnv):
+class NativeTrainingEnv(TrainingEnv):
     """A simulator of several environments as training needs it: its episodes are limited, counted and renewed."""
 
     def __init__(
-        self, batch: GymnasiumBatch | EnvPoolBatch, example: Env, num_envs: int, reward: RewardTransformConfig | None
+        self,
+        batch: GymnasiumNativeEnv | EnvPoolNativeEnv,
+        example: Env,
+        num_envs: int,
+        reward: RewardTransformConfig | None,
     ) -> None:
         super().__init__(example, num_envs)
         self._batch = batch
-        self.doubts = batch.doubts
+        self.inexact_reasons = batch.inexact_reasons
         self._limit = (example.spec and example.spec.max_episode_steps) or math.inf
         self._reward = reward
         self._returns = np.zeros(num_envs)
@@ -68,15 +72,15 @@ class BatchVectorEnv(TrainingVectorEnv):
             "num_resumes": self._num_resumes,
             "environments": [{"return": total, "length": length} for total, length in episodes],
             "obs": self._obs.copy(),
-            "batch": self._batch.state() if isinstance(self._batch, GymnasiumBatch) else None,
+            "batch": self._batch.state() if isinstance(self._batch, GymnasiumNativeEnv) else None,
         }
 
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
         """Bring the environments back, or begin new episodes where that cannot be done."""
         self._seeds = list(state["seeds"])
-        if not isinstance(self._batch, GymnasiumBatch):
+        if not isinstance(self._batch, GymnasiumNativeEnv):
             self._num_resumes = state["num_resumes"] + 1
-            return self._begin(), list(self.doubts)
+            return self._begin(), list(self.inexact_reasons)
         self._batch.restore(state["batch"])
         for index, saved in enumerate(state["environments"]):
             self._returns[index], self._lengths[index] = saved["return"], saved["length"]
@@ -108,13 +112,13 @@ class BatchVectorEnv(TrainingVectorEnv):
             ) from error
 
 
-class GymnasiumBatch:
+class GymnasiumNativeEnv:
     """A vectorized environment of Gymnasium, whose state is in its attributes.
 
     It has no way to reset a part of itself, so all are reset and the arrays of those that had not ended are put back.
     """
 
-    doubts: Sequence[str] = ()
+    inexact_reasons: Sequence[str] = ()
 
     def __init__(self, env: VectorEnv[Any, Any, Any], axes: dict[str, int]) -> None:
         self.env = env
@@ -143,14 +147,16 @@ class GymnasiumBatch:
         """Its arrays, which may be large, its other plain attributes and its generator."""
         return {
             "arrays": self._arrays(),
-            "attributes": {name: code for name, code in take_down(self._core).items() if name not in self._axes},
+            "attributes": {
+                name: code for name, code in capture_attributes(self._core).items() if name not in self._axes
+            },
             "generator": copy.deepcopy(dict(self._core.np_random.bit_generator.state)),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put back what `state` returned."""
         self.env.reset(seed=0)  # makes the arrays and the generator
-        put_back(self._core, state["attributes"])
+        restore_attributes(self._core, state["attributes"])
         for name, current in self._arrays().items():
             saved = state["arrays"][name]
             if (saved.shape, saved.dtype) != (current.shape, current.dtype):
@@ -170,7 +176,7 @@ class GymnasiumBatch:
         return {name: getattr(self._core, name).copy() for name in self._axes}
 
 
-def make_gymnasium_batch(env_id: str, own: Mapping[str, Any], example: Env, num_envs: int) -> GymnasiumBatch:
+def make_gymnasium_batch(env_id: str, own: Mapping[str, Any], example: Env, num_envs: int) -> GymnasiumNativeEnv:
     """Make Gymnasium's vectorized form of an environment, if it stands a trial."""
     limit = example.spec.max_episode_steps if example.spec else None
     limits: dict[str, Any] = {} if gym.spec(env_id).max_episode_steps is None else {"max_episode_steps": limit}
@@ -186,15 +192,15 @@ def make_gymnasium_batch(env_id: str, own: Mapping[str, Any], example: Env, num_
             sizes = list(zip(array.shape, vars(larger.unwrapped)[name].shape, strict=True))
             if (3, 4) in sizes:
                 axes[name] = sizes.index((3, 4))
-    if not _holds_everything(GymnasiumBatch(small, axes)):
+    if not _holds_everything(GymnasiumNativeEnv(small, axes)):
         raise EnvError(
             f"'{env_id}' cannot be used with backend: vector: its state is not all in NumPy arrays and np_random,"
             f" so a part of it can be neither reset nor restored ({INSTEAD})"
         )
-    return GymnasiumBatch(make(num_envs=num_envs), axes)
+    return GymnasiumNativeEnv(make(num_envs=num_envs), axes)
 
 
-def _holds_everything(batch: GymnasiumBatch) -> bool:
+def _holds_everything(batch: GymnasiumNativeEnv) -> bool:
     """Whether a restored one goes on as before, and resetting one environment leaves the others where they are."""
     batch.env.action_space.seed(0)
     actions = batch.env.action_space.sample()
@@ -213,10 +219,10 @@ def _holds_everything(batch: GymnasiumBatch) -> bool:
     return all(is_same(part[1:], again[1:]) for part, again in zip(step, batch.step(actions), strict=True))
 
 
-class EnvPoolBatch:
+class EnvPoolNativeEnv:
     """An EnvPool. Its environments reset themselves one step after an ending, so they are told to at once."""
 
-    doubts: Sequence[str] = ("EnvPool does not give its state away: a resumed run begins new episodes",)
+    inexact_reasons: Sequence[str] = ("EnvPool does not give its state away: a resumed run begins new episodes",)
 
     def __init__(self, env_id: str, own: Mapping[str, Any], example: Env, num_envs: int) -> None:
         spec = _import_envpool().make_spec(env_id, **own)

@@ -76,7 +76,7 @@ class Pool(ABC):
         return self.run(command, [values if other == index else None for other in range(self.size)], seconds)[index]
 
 
-class LocalPool(Pool):
+class SyncPool(Pool):
     """All members in this process."""
 
     def __init__(self, make: MakeMember, size: int) -> None:

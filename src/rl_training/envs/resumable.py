@@ -15,16 +15,16 @@ from rl_training.envs.state import ale_rng
 from rl_training.envs.state.attributes import (
     MAX_ARRAY_BYTES,
     MAX_ITEMS,
+    capture_attributes,
     is_same,
-    put_back,
+    restore_attributes,
     restore_generator,
-    take_down,
 )
 from rl_training.envs.state.global_generators import global_generators
 from rl_training.envs.state.shared_changes import change_of_shared, watch_call
 from rl_training.envs.state.unsaved_state import shared_state, unsaved_state
 
-GOES_ON = "goes_on"
+NO_RESET = "goes_on"
 """In the info of a step that terminates: the environment is to be stepped on, not reset."""
 MAX_WATCHED = 1024
 """The first, second, fourth, ... of so many resets and steps are watched for changes that no checkpoint holds."""
@@ -91,7 +91,7 @@ class ResumableEnv:
         self._before = {
             "seed": seed,
             "generator_before_reset": None if seed is not None else self._generator_state(),
-            "attributes_before_reset": [take_down(layer) for layer in self._layers()],
+            "attributes_before_reset": [capture_attributes(layer) for layer in self._layers()],
             # Of this snapshot only the generators are saved.
             "emulator_before_reset": ale_rng.snapshot(self._core) if is_emulated else None,
         }
@@ -123,7 +123,7 @@ class ResumableEnv:
         self._return += reward
         if not number:
             check(find_misfit(self.env.observation_space, obs))
-        if not (terminated or truncated) or GOES_ON in info:
+        if not (terminated or truncated) or NO_RESET in info:
             self._obs = obs
             return Step(obs, reward, bool(terminated), False)
         final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array
@@ -145,7 +145,7 @@ class ResumableEnv:
             "actions": np.stack(self._actions) if self._actions and own is None else None,
             "own": own,
             "generator": self._generator_state(),
-            "attributes": [take_down(layer) for layer in self._layers(with_core=own is None)],
+            "attributes": [capture_attributes(layer) for layer in self._layers(with_core=own is None)],
             "unsaved": self._unsaved(with_core=own is None),
             "obs": copy.deepcopy(self._obs),
             "return": self._return,
@@ -158,51 +158,54 @@ class ResumableEnv:
 
         `report` is called after each replayed action, so that whoever waits knows that this goes on.
         """
-        doubts: list[str] = []
+        inexact_reasons: list[str] = []
         before, self._generators = shared_state(type(self._core)), self._unsaved_generators()
         if state["own"] is not None:
-            self._restore_own(state, doubts)
+            self._restore_own(state, inexact_reasons)
         else:
-            self._replay(state, doubts, report)
+            self._replay(state, inexact_reasons, report)
         self._note_changes(before)
-        doubts += self._unsaved_changes(state)
+        inexact_reasons += self._unsaved_changes(state)
         for layer, saved in zip(self._layers(with_core=state["own"] is None), state["attributes"] or (), strict=False):
-            doubts += [f"the objects in its attribute '{name}' are not as they were" for name in put_back(layer, saved)]
+            inexact_reasons += [
+                f"the objects in its attribute '{name}' are not as they were"
+                for name in restore_attributes(layer, saved)
+            ]
         for now, then in zip(self._unsaved(with_core=state["own"] is None), state.get("unsaved") or (), strict=False):
             for name in sorted(name for name in now if now[name] != then.get(name, now[name])):
-                doubts.append(f"its attribute '{name}' is not as it was, and is not saved: {SAVED_ATTRIBUTES}")
+                inexact_reasons.append(f"its attribute '{name}' is not as it was, and is not saved: {SAVED_ATTRIBUTES}")
         if state["generator"] is not None and not is_same(self._generator_state(), state["generator"]):
             if state["own"] is None:
-                doubts.append("its random generator is not where it was")
+                inexact_reasons.append("its random generator is not where it was")
             self._set_generator(state["generator"])
-        return self._obs, doubts
+        return self._obs, inexact_reasons
 
     def close(self) -> None:
         """Close the environment."""
         with watch_call(type(self._core), "close"):
             self.env.close()
 
-    def _replay(self, state: dict[str, Any], doubts: list[str], report: Callable[[], None]) -> None:
-        self._set_before_reset(state, doubts)
+    def _replay(self, state: dict[str, Any], inexact_reasons: list[str], report: Callable[[], None]) -> None:
+        self._set_before_reset(state, inexact_reasons)
         obs = self.reset(state["seed"])
         for action in [] if state["actions"] is None else state["actions"]:
             self._actions.append(action)
             obs, reward, terminated, truncated, info = self.env.step(action.copy())
             self._return += float(reward)
             report()
-            if (terminated or truncated) and GOES_ON not in info:
-                doubts.append("its episode ended earlier when it was replayed")
+            if (terminated or truncated) and NO_RESET not in info:
+                inexact_reasons.append("its episode ended earlier when it was replayed")
                 self._obs = self.reset()
                 return
         self._obs = obs
         if not is_same(obs, state["obs"]):
-            doubts.append("replaying its actions led to another observation")
+            inexact_reasons.append("replaying its actions led to another observation")
         if not is_same(self._return, state["return"]):
-            doubts.append("replaying its actions led to other rewards")
+            inexact_reasons.append("replaying its actions led to other rewards")
 
-    def _set_before_reset(self, state: dict[str, Any], doubts: list[str]) -> None:
+    def _set_before_reset(self, state: dict[str, Any], inexact_reasons: list[str]) -> None:
         for layer, saved in zip(self._layers(), state.get("attributes_before_reset") or (), strict=False):
-            put_back(layer, saved)
+            restore_attributes(layer, saved)
         if state["seed"] is not None:
             return
         if state["generator_before_reset"] is not None:
@@ -210,13 +213,13 @@ class ResumableEnv:
         if state.get("emulator_before_reset") is not None:
             ale_rng.set_generators(self._core, state["emulator_before_reset"])
         elif ale_rng.is_atari(self._core):
-            doubts.append("the generators of its Atari emulator were not saved")
+            inexact_reasons.append("the generators of its Atari emulator were not saved")
 
-    def _restore_own(self, state: dict[str, Any], doubts: list[str]) -> None:
+    def _restore_own(self, state: dict[str, Any], inexact_reasons: list[str]) -> None:
         self.reset(state["seed"])
         self._core.set_state(copy.deepcopy(state["own"]))
         if not is_same(self._core.get_state(), state["own"]):
-            doubts.append("its get_state after set_state returns something else")
+            inexact_reasons.append("its get_state after set_state returns something else")
         self._obs = state["obs"]
         self._return = state["return"]
 
@@ -251,7 +254,7 @@ class ResumableEnv:
         return self._unsaved_draws | moved
 
     def _unsaved(self, *, with_core: bool) -> list[dict[str, int]]:
-        return [unsaved_state(layer, take_down(layer)) for layer in self._layers(with_core=with_core)]
+        return [unsaved_state(layer, capture_attributes(layer)) for layer in self._layers(with_core=with_core)]
 
     def _layers(self, *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
         """The wrappers from the outside in, and the environment itself."""

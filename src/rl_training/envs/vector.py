@@ -13,22 +13,22 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from rl_training.envs.answers import find_misfit
-from rl_training.envs.pools import Fault, LocalPool, Pool, close_example
+from rl_training.envs.pools import Fault, Pool, SyncPool, close_example
 from rl_training.envs.resumable import ResumableEnv
-from rl_training.envs.workers import WorkerPool
+from rl_training.envs.workers import AsyncPool
 from rl_training.errors import EnvError
 
 MakeEnv = Callable[[], gym.Env[Any, Any]]
 
 
-class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
+class TrainingEnv(VectorEnv[Any, Any, Any]):
     """A Gymnasium vector environment that resets within the step, and can be saved and restored.
 
     The info of a step holds `final_obs` and `_final_obs` as Gymnasium has them, `episodes` (raw return and length of
     each episode that ended), and `restarted` where an environment failed and was made anew: its step was lost.
     """
 
-    doubts: Sequence[str] = ()
+    inexact_reasons: Sequence[str] = ()
     """Why a run on these environments cannot be resumed exactly, if that is known from the start."""
 
     def __init__(self, example: gym.Env[Any, Any], num_envs: int, max_restarts: int = 0) -> None:
@@ -66,7 +66,7 @@ class TrainingVectorEnv(VectorEnv[Any, Any, Any]):
         """Begin an episode in every environment, with its seed; returns the first observations."""
 
 
-class MemberVectorEnv(TrainingVectorEnv):
+class PooledTrainingEnv(TrainingEnv):
     """Environments of which each is stepped by itself, so that the others survive its faults."""
 
     def __init__(self, pool: Pool, example: gym.Env[Any, Any], max_restarts: int = 0) -> None:
@@ -97,11 +97,11 @@ class MemberVectorEnv(TrainingVectorEnv):
         """Bring each environment back."""
         self._seeds = list(state["seeds"])
         self.num_restarts = state["num_restarts"]
-        observations, doubts = [], []
+        observations, inexact_reasons = [], []
         for index, (obs, reasons) in enumerate(self._ask("restore", [(saved,) for saved in state["environments"]])):
             observations.append(obs)
-            doubts += [f"environment {index}: {reason}" for reason in reasons]
-        return self._batch(observations, "restore"), doubts
+            inexact_reasons += [f"environment {index}: {reason}" for reason in reasons]
+        return self._batch(observations, "restore"), inexact_reasons
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments, then tell of those that failed to."""
@@ -197,18 +197,18 @@ class MemberVectorEnv(TrainingVectorEnv):
         return error
 
 
-def make_local(make: MakeEnv, num_envs: int, max_restarts: int = 0) -> MemberVectorEnv:
+def make_sync(make: MakeEnv, num_envs: int, max_restarts: int = 0) -> PooledTrainingEnv:
     """Training environments in this process."""
-    pool = LocalPool(partial(make_member, make), num_envs)
+    pool = SyncPool(partial(make_member, make), num_envs)
     first: Any = pool.members[0]
-    return MemberVectorEnv(pool, first.env, max_restarts)
+    return PooledTrainingEnv(pool, first.env, max_restarts)
 
 
-def make_workers(make: MakeEnv, num_envs: int, max_restarts: int, timeout_seconds: float) -> MemberVectorEnv:
+def make_async(make: MakeEnv, num_envs: int, max_restarts: int, timeout_seconds: float) -> PooledTrainingEnv:
     """Training environments in processes of their own."""
     example = make()  # here, so that a bad id or argument is reported from here
-    pool = WorkerPool(partial(make_member, make), num_envs, timeout_seconds)
-    envs = MemberVectorEnv(pool, example, max_restarts)
+    pool = AsyncPool(partial(make_member, make), num_envs, timeout_seconds)
+    envs = PooledTrainingEnv(pool, example, max_restarts)
     close_example(example)
     try:
         for index, fault in pool.start():

@@ -37,7 +37,7 @@ PRELOADED = ["__main__", "rl_training.envs.workers", "rl_training.envs.factory"]
 ANSWER, FAULT, SIGN_OF_LIFE, GONE = "answer", "fault", "sign of life", "gone"
 
 
-class WorkerPool(Pool):
+class AsyncPool(Pool):
     """Each member in a process of its own."""
 
     def __init__(self, make: MakeMember, size: int, timeout_seconds: float = 120.0) -> None:

@@ -16,7 +16,7 @@ from rl_training.algorithms.returns import ensemble_mse, polyak
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
 from rl_training.models.critics import EnsembleCritic, QNetwork
-from rl_training.models.encoders import ObsEncoder
+from rl_training.models.encoders import ObsPreprocessor
 from rl_training.models.mlp import Layers, frozen_copy
 from rl_training.replay.transitions import Array
 from rl_training.spaces.actions import ActionKind
@@ -62,7 +62,7 @@ class _Values(nn.Module):
         if spaces.action.kind is ActionKind.MULTI_DISCRETE:
             raise DatasetError("fitted Q evaluation needs Box or Discrete actions")
         self._is_discrete = spaces.action.kind is ActionKind.DISCRETE
-        self.encoder = ObsEncoder(spaces.obs, normalize=spaces.obs.num_categories is None)
+        self.encoder = ObsPreprocessor(spaces.obs, normalize=spaces.obs.num_categories is None)
         self.encoder.update_statistics(obs)
         layers = Layers((256, 256), "relu", generator)
         self.network: nn.Module = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rl_training.errors import CheckpointError
-from rl_training.files import DRAFT, naming_write, read_limited, remove_drafts, replace_synced
+from rl_training.files import DRAFT, read_limited, remove_drafts, replace_synced, translate_write_errors
 
 CHECKPOINT_NAME = re.compile(r"step_([0-9]{1,20})(?:_r([0-9]{1,9}))?")
 Position = tuple[int, ...]
@@ -92,7 +92,7 @@ class CheckpointFolder:
             self._newest = position, path
         path = self._newest[1]
         self._point("last", path.name)
-        with naming_write(self._folder, CheckpointError):
+        with translate_write_errors(self._folder, CheckpointError):
             self._prune()
         return path
 
@@ -109,7 +109,7 @@ class CheckpointFolder:
         """
         self._newest = None if position is None else (position, self._folder / name)
         self._point("last", name)
-        with naming_write(self._folder, CheckpointError):
+        with translate_write_errors(self._folder, CheckpointError):
             remove_drafts(self._folder)
             for path in list_checkpoints(self._folder):
                 if checkpoint_order(path.name) > checkpoint_order(name):
@@ -122,7 +122,7 @@ class CheckpointFolder:
         if best is not None and (self._folder / best.name).is_dir():
             self._point("best", f"{best.name} {best.score!r}")
         else:
-            with naming_write(self._folder, CheckpointError):
+            with translate_write_errors(self._folder, CheckpointError):
                 (self._folder / "best").unlink(missing_ok=True)
 
     def _unused_name(self, step: int) -> Path:
@@ -134,7 +134,7 @@ class CheckpointFolder:
     def _point(self, name: str, text: str) -> None:
         """Let a `last` or `best` say `text`, followed by a checksum of it."""
         path = self._folder / name
-        with naming_write(path, CheckpointError):
+        with translate_write_errors(path, CheckpointError):
             replace_synced(path, f"{text} {_checksum(text)}\n".encode())
 
     def _words(self, name: str) -> list[str]:

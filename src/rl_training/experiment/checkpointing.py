@@ -26,7 +26,7 @@ from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME, list_check
 from rl_training.experiment.checkpoint_sections import pack_section, unpack_section
 from rl_training.experiment.tree_codec import as_array, unpack_dict
 from rl_training.experiment.tree_packing import UnsavableStateError, pack
-from rl_training.files import drafted, naming_write, open_plain, read_limited, sync, write_new
+from rl_training.files import atomic_write, open_plain, read_limited, sync, translate_write_errors, write_new
 from rl_training.replay.segments import Segment
 
 SCHEMA_VERSION = 4
@@ -54,7 +54,7 @@ def save_checkpoint(path: str | Path, state: CheckpointState, *, base: Path | No
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"'{path}' exists already and is not overwritten")
-    with naming_write(path, CheckpointError, "checkpoint "), drafted(path) as draft:
+    with translate_write_errors(path, CheckpointError, "checkpoint "), atomic_write(path) as draft:
         draft.mkdir(parents=True)
         _write_files(draft, state, base)
     return path

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import RLTrainingError
-from rl_training.files import AppendedFile, naming_write
+from rl_training.files import AppendedFile, translate_write_errors
 
 EPISODE_WINDOW = 100
 METRIC_TYPES = {int, float, type(None)}
@@ -150,7 +150,7 @@ class TensorboardSink(AppendedFile):
     def __init__(self, folder: Path, first_step: int = 0) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
-        with naming_write(folder):
+        with translate_write_errors(folder):
             folder.mkdir(exist_ok=True)
         # TensorBoard reads the files of a run in the order of their names.
         super().__init__(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}")

@@ -25,7 +25,7 @@ from rl_training.errors import CheckpointError, RLTrainingError, RunExistsError
 from rl_training.experiment.config import TrainConfig, load_config_file, serialize_train_config
 from rl_training.experiment.run_log import LOG_NAME, close_run_logger, make_run_logger
 from rl_training.experiment.yaml_text import dump_yaml
-from rl_training.files import naming_write, read_limited, remove_drafts, replace_synced
+from rl_training.files import read_limited, remove_drafts, replace_synced, translate_write_errors
 from rl_training.plugins.user_code import loaded_code
 
 MAX_METADATA_BYTES = 1 << 24
@@ -100,7 +100,7 @@ class TrainingRun:
 
     def go_on(self, config: TrainConfig, **metadata: Any) -> None:
         """Begin a new process of the run, and clear away what a killed one left half done."""
-        with naming_write(self.run_dir):
+        with translate_write_errors(self.run_dir):
             remove_drafts(self.run_dir)
         self.write_config(config)
         plugins = loaded_code()
@@ -124,7 +124,7 @@ class TrainingRun:
 
     def _write(self, name: str, text: str) -> None:
         path = self.run_dir / name
-        with naming_write(path):
+        with translate_write_errors(path):
             replace_synced(path, text.encode())
 
 
@@ -141,7 +141,7 @@ def create_training_run(config: TrainConfig, *, run_suffix: str | None = None, *
     """
     run = TrainingRun(_make_new_folder(config, run_suffix))
     try:
-        with naming_write(run.checkpoints_dir):
+        with translate_write_errors(run.checkpoints_dir):
             run.checkpoints_dir.mkdir()
         run.write_config(config)
         run.update_metadata(

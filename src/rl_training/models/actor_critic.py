@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.encoders import ObsEncoder, ObsNetwork
+from rl_training.models.encoders import ObsNetwork, ObsPreprocessor
 from rl_training.models.mlp import EnsembleMLP, Layers
 from rl_training.spaces.actions import ActionKind, ActionSpec
 from rl_training.spaces.spec import Spaces
@@ -81,7 +81,7 @@ class ActorCritic(ObsNetwork):
 
     def __init__(self, spaces: Spaces, layers: Layers, *, normalize_obs: bool, log_std_init: float) -> None:
         super().__init__(spaces.obs, layers, orthogonal=True)
-        self.encoder = ObsEncoder(spaces.obs, normalize=normalize_obs)
+        self.encoder = ObsPreprocessor(spaces.obs, normalize=normalize_obs)
         self.head: CategoricalHead | GaussianHead
         if spaces.action.kind is ActionKind.CONTINUOUS:
             self.head = GaussianHead(spaces.action, log_std_init)

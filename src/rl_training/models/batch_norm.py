@@ -27,9 +27,9 @@ class BatchNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(num_members, 1, num_features))
         self.register_buffer("variance", torch.ones(num_members, 1, num_features))
 
-    def forward(self, x: Tensor, by_batch: bool) -> Tensor:
+    def forward(self, x: Tensor, use_batch_stats: bool) -> Tensor:
         """Normalize by this batch, which moves the average, or by the average as it stands."""
-        if by_batch:
+        if use_batch_stats:
             variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
             with torch.no_grad():
                 self.mean.lerp_(mean, 1.0 - MOMENTUM)
@@ -39,7 +39,7 @@ class BatchNorm(nn.Module):
         return (x - mean) * ((variance + EPSILON).rsqrt() * self.scale) + self.offset
 
 
-class NormalizedEnsembleMLP(EnsembleMLP):
+class BatchNormEnsembleMLP(EnsembleMLP):
     """An ensemble of perceptrons with a normalization before each layer."""
 
     def __init__(self, num_members: int, num_inputs: int, num_outputs: int, layers: Layers) -> None:
@@ -47,18 +47,18 @@ class NormalizedEnsembleMLP(EnsembleMLP):
         sizes: Sequence[int] = (num_inputs, *layers.hidden_sizes)
         self.norms = nn.ModuleList(BatchNorm(num_members, size) for size in sizes)
 
-    def forward(self, x: Tensor, by_batch: bool = False) -> Tensor:
+    def forward(self, x: Tensor, use_batch_stats: bool = False) -> Tensor:
         """Evaluate every member on the same input, or each on its own."""
         x = x.expand(self.num_members, -1, -1) if x.dim() == 2 else x
         *hidden, (last_weight, last_bias) = self._layers()
         *norms, last_norm = self.norms
         for norm, (weight, bias) in zip(norms, hidden, strict=True):
-            x = self._activation(torch.baddbmm(bias, norm(x, by_batch), weight))
-        output: Tensor = torch.bmm(last_norm(x, by_batch), last_weight) + last_bias
+            x = self._activation(torch.baddbmm(bias, norm(x, use_batch_stats), weight))
+        output: Tensor = torch.bmm(last_norm(x, use_batch_stats), last_weight) + last_bias
         return output
 
 
-class NormalizedCritic(EnsembleCritic):
+class BatchNormCritic(EnsembleCritic):
     """Several values of a continuous action by normalized networks."""
 
-    networks_class = NormalizedEnsembleMLP
+    networks_class = BatchNormEnsembleMLP

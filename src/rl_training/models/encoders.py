@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
-from rl_training.models.mlp import HIDDEN_GAIN, Layers, draw_layer
+from rl_training.models.mlp import HIDDEN_GAIN, Layers, init_layer
 from rl_training.models.normalizer import RunningNormalizer
 from rl_training.spaces.observations import FLOAT_BYTES, ObsSpec, plane_shape
 
@@ -33,7 +33,7 @@ def flatten(obs: Tensor, spec: ObsSpec) -> Tensor:
     return features.float() / 255.0 if spec.dtype == "uint8" else features
 
 
-class ObsEncoder(nn.Module):
+class ObsPreprocessor(nn.Module):
     """Flatten observations, and normalize them when asked to."""
 
     def __init__(self, spec: ObsSpec, *, normalize: bool) -> None:
@@ -59,7 +59,7 @@ class ObsNetwork(nn.Module):
 
     def __init__(self, spec: ObsSpec, layers: Layers, *, orthogonal: bool = False) -> None:
         super().__init__()
-        self.trunk = ImageTrunk(spec, layers.generator, orthogonal=orthogonal) if spec.image_shapes else None
+        self.trunk = CNNEncoder(spec, layers.generator, orthogonal=orthogonal) if spec.image_shapes else None
         self.num_features = spec.num_features + IMAGE_FEATURES * len(spec.image_shapes)
 
     def features(self, obs: Tensor) -> Tensor:
@@ -70,13 +70,13 @@ class ObsNetwork(nn.Module):
         return features
 
 
-class ImageTrunk(nn.Module):
+class CNNEncoder(nn.Module):
     """Each image through convolutions of its own; the numbers beside them as they are."""
 
     def __init__(self, spec: ObsSpec, generator: torch.Generator, *, orthogonal: bool) -> None:
         super().__init__()
         self._spec = spec
-        self.images = nn.ModuleList(_Convolutions(shape, generator, orthogonal) for shape in spec.image_shapes)
+        self.images = nn.ModuleList(NatureCNN(shape, generator, orthogonal) for shape in spec.image_shapes)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Turn stored observations [B, *shape] into [B, features]."""
@@ -90,7 +90,7 @@ class ImageTrunk(nn.Module):
         return torch.cat(read, 1)
 
 
-class _Convolutions(nn.Module):
+class NatureCNN(nn.Module):
     """Three convolutions and a layer: the network of Mnih et al. 2015."""
 
     def __init__(self, shape: tuple[int, ...], generator: torch.Generator, orthogonal: bool) -> None:
@@ -99,7 +99,7 @@ class _Convolutions(nn.Module):
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for size in layer_sizes(shape):
             weight, bias = torch.empty(size), torch.empty(size[0])
-            draw_layer(weight, bias, weight[0].numel(), generator, HIDDEN_GAIN if orthogonal else None)
+            init_layer(weight, bias, weight[0].numel(), generator, HIDDEN_GAIN if orthogonal else None)
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(bias))
 

@@ -26,7 +26,7 @@ def frozen_copy(module: ModuleT) -> ModuleT:
     return deepcopy(module).requires_grad_(False)
 
 
-def draw_layer(
+def init_layer(
     weight: Tensor, bias: Tensor, fan_in: int, generator: torch.Generator, gain: float | None = None
 ) -> None:
     """Fill a layer from U(-1/sqrt(in), 1/sqrt(in)); with a gain, the weights are orthogonal and the biases zero."""
@@ -106,7 +106,7 @@ class EnsembleMLP(_Perceptron):
             gains = output_gains if layer == len(sizes) - 2 else [HIDDEN_GAIN] * len(output_gains)
             for member in range(num_members):
                 gain = gains[member] if gains else None
-                draw_layer(weight[member], bias[member], fan_in, layers.generator, gain)
+                init_layer(weight[member], bias[member], fan_in, layers.generator, gain)
             self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class MLP(_Perceptron):
         super().__init__(activation)
         for fan_in, fan_out in pairwise([num_inputs, *hidden_sizes, num_outputs]):
             weight, bias = torch.empty(fan_out, fan_in), torch.empty(fan_out)
-            draw_layer(weight, bias, fan_in, generator)
+            init_layer(weight, bias, fan_in, generator)
             self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:

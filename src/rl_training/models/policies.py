@@ -114,17 +114,17 @@ class TanhMeanGaussianPolicy(DeterministicPolicy):
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """Draw, within the bounds."""
         mean = self.mode(obs)
-        return self.moved(mean, torch.empty_like(mean).normal_(generator=generator))
+        return self.sample_from_noise(mean, torch.empty_like(mean).normal_(generator=generator))
 
-    def moved(self, mean: Tensor, noise: Tensor) -> Tensor:
+    def sample_from_noise(self, mean: Tensor, noise: Tensor) -> Tensor:
         """Actions made from the mean and standard normal `noise`, within the bounds."""
         return (mean + self._log_std().exp() * noise).clamp(-1.0, 1.0)
 
     def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
         """The negative log-density."""
-        return self.surprise(self.mode(obs), actions)
+        return self.negative_log_prob(self.mode(obs), actions)
 
-    def surprise(self, mean: Tensor, actions: Tensor) -> Tensor:
+    def negative_log_prob(self, mean: Tensor, actions: Tensor) -> Tensor:
         """The negative log-density of `actions` under a policy of that mean, [B]."""
         log_std = self._log_std()
         scaled = (actions - mean) * (-log_std).exp()

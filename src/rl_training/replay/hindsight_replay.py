@@ -16,7 +16,7 @@ from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import Spaces
 
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
-Judge = Callable[[Array, Array], tuple[Array, Array | None]]
+GoalRewardFn = Callable[[Array, Array], tuple[Array, Array | None]]
 """Rewards [B] for goals achieved and desired [B, G], and where it can be told whether the episode terminates [B]."""
 
 
@@ -37,8 +37,8 @@ class HindsightReplay(ReplayBuffer):
 
     The other goal is what was achieved at a step of the same episode: this one or a later one (`future`), the last
     one (`final`) or any (`episode`). An episode in progress reaches to the newest row, and one whose beginning was
-    overwritten begins at the oldest. Rewards are judged anew, those of all n steps; so is `terminated`, if the judge
-    can tell, and stays as recorded otherwise.
+    overwritten begins at the oldest. The rewards of all n steps are recomputed; so is `terminated`, if `goal_rewards`
+    gives it, and stays as recorded otherwise.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class HindsightReplay(ReplayBuffer):
         capacity: int,
         num_envs: int,
         *,
-        judge: Judge,
+        goal_rewards: GoalRewardFn,
         strategy: Literal["future", "final", "episode"],
         goals_per_step: int,
         **options: Any,
     ) -> None:
         achieved, self._desired = find_goals(spaces.obs)
         super().__init__(spaces, capacity, num_envs, **options)
-        self._judge = judge
+        self._judge = goal_rewards
         self._strategy = strategy
         self._goals_per_step = goals_per_step
         self._achieved_goals = self._flat["next_obs"][:, achieved]
@@ -74,9 +74,9 @@ class HindsightReplay(ReplayBuffer):
         super().add(obs, actions, rewards, next_obs, terminated, truncated)
         self._end_episodes(row, self._dones(row))
 
-    def cut(self) -> None:
+    def truncate_newest(self) -> None:
         """End the episodes with the newest row."""
-        super().cut()
+        super().truncate_newest()
         if self._rows_stored:
             row = (self._position - 1) % self.num_rows
             self._end_episodes(row, self._length[row] == 0)

@@ -47,9 +47,9 @@ class MixedReplay:
         rewards = transform_rewards(rewards.astype(np.float32), self._transform)
         self._replay.add(obs, actions, rewards, next_obs, terminated, truncated)
 
-    def cut(self) -> None:
+    def truncate_newest(self) -> None:
         """End the agent's episodes with the newest row."""
-        self._replay.cut()
+        self._replay.truncate_newest()
 
     def newest(self, count: int) -> Iterable[Storage]:
         """The agent's last `count` rows."""

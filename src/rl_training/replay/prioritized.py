@@ -75,7 +75,7 @@ class PrioritizedSampler:
         slots = self._tree.find((np.arange(count) + self._rng.random(count)) * (total / count))
         return slots, total / (num_stored * self._tree.leaves[slots])  # 1 / (N P(i)), eq. 1 and section 3.4
 
-    def note_errors(self, slots: Array, errors: Array) -> None:
+    def update_priorities(self, slots: Array, errors: Array) -> None:
         """What the last update made of these."""
         priorities = (errors.astype(np.float64) + EPSILON) ** self._alpha
         self._tree.set(slots, priorities)

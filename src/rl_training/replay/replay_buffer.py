@@ -73,7 +73,7 @@ class ReplayBuffer:
         self._position = (row + 1) % self.num_rows
         self._rows_stored = min(self._rows_stored + 1, self.num_rows)
 
-    def cut(self) -> None:
+    def truncate_newest(self) -> None:
         """End the episodes with the newest row, because the step that follows it was lost."""
         if self._rows_stored:
             row = (self._position - 1) % self.num_rows
@@ -104,11 +104,11 @@ class ReplayBuffer:
             return (self.sample(batch_size) for _ in range(count))
         return self.sample(batch_size * count).split(batch_size)
 
-    def note_errors(self, batch: Transitions, errors: Tensor) -> None:
+    def update_priorities(self, batch: Transitions, errors: Tensor) -> None:
         """What an update made of a batch that was drawn by priority."""
         assert self._priorities is not None
         assert batch.index is not None
-        self._priorities.note_errors(batch.index.numpy(), errors.cpu().numpy())
+        self._priorities.update_priorities(batch.index.numpy(), errors.cpu().numpy())
 
     def _gather(self, index: Tensor) -> Transitions:
         """The transitions that begin there."""

@@ -21,7 +21,7 @@ class RolloutBuffer:
         self._position = 0
 
     @property
-    def room(self) -> int:
+    def steps_left(self) -> int:
         """How many steps are missing."""
         return self.num_steps - self._position
 
@@ -33,7 +33,7 @@ class RolloutBuffer:
             self._storage[name][self._position] = value
         self._position += 1
 
-    def cut(self) -> None:
+    def truncate_newest(self) -> None:
         """End the episodes with the newest row, because the step that follows it was lost."""
         if self._position:
             row = self._position - 1

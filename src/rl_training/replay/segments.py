@@ -1,4 +1,4 @@
-"""A large store cut into pieces, so that a checkpoint writes only the pieces that have changed."""
+"""A replay buffer in segments, so that a checkpoint writes only the segments that have changed."""
 
 from __future__ import annotations
 

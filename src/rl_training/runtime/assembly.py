@@ -10,15 +10,21 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Algorithm, Resources
-from rl_training.algorithms.config import HINDSIGHT, AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
+from rl_training.algorithms.config import (
+    HINDSIGHT,
+    AlgorithmConfig,
+    OfflineConfig,
+    OfflineToOnlineConfig,
+    OffPolicyConfig,
+)
 from rl_training.data.dataset_checks import Level, check_dataset
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.dataset_spaces import infer_spaces
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import make_vector_env, split_env_kwargs
-from rl_training.envs.goal_rewards import GoalJudge
+from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.envs.pools import describe_error
-from rl_training.envs.vector import TrainingVectorEnv
+from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import ConfigError, DatasetError, RLTrainingError
 from rl_training.evaluation.evaluator import SUCCESS_RATE, Evaluator
 from rl_training.experiment.config import TrainConfig
@@ -29,10 +35,10 @@ from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.rollout_buffer import RolloutBuffer
 from rl_training.runtime.checks.memory import (
     check_batch_fits,
+    check_networks_fit,
     check_replay_fits,
     check_rollout_fits,
-    checking_networks_fit,
-    naming_lack_of_memory,
+    translate_memory_errors,
 )
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.execution import Execution
@@ -46,7 +52,7 @@ OBSERVATIONS_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunComponents:
     """The objects of a run. Offline there is no collector, and the data set is the buffer or a part of it."""
 
     algorithm: Algorithm[Any]
@@ -57,7 +63,7 @@ class Parts:
     dataset: TransitionDataset | None = None
     notes: Sequence[str] = ()
     """What the user should know of the data."""
-    judge: GoalJudge | None = None
+    goal_rewards: GoalRewards | None = None
     """What computes the rewards of other goals."""
 
     def begin(self, seeds: RunSeeds) -> None:
@@ -72,11 +78,11 @@ class Parts:
 
     def close(self) -> list[str]:
         """Close all environments; returns which failed to, and how."""
-        failures = [try_to_close(part) for part in (self.collector, self.evaluator, self.judge)]
+        failures = [try_to_close(part) for part in (self.collector, self.evaluator, self.goal_rewards)]
         return [failure for failure in failures if failure is not None]
 
 
-def try_to_close(part: Collector | Evaluator | GoalJudge | TrainingVectorEnv | None) -> str | None:
+def try_to_close(part: Collector | Evaluator | GoalRewards | TrainingEnv | None) -> str | None:
     """Close a part of a run; returns how that failed, if it did: what was done before stays done."""
     try:
         if part is not None:
@@ -86,7 +92,7 @@ def try_to_close(part: Collector | Evaluator | GoalJudge | TrainingVectorEnv | N
     return None
 
 
-def make_parts(config: TrainConfig, execution: Execution) -> Parts:
+def assemble_run(config: TrainConfig, execution: Execution) -> RunComponents:
     """Make and check everything the run needs; a mistake in the configuration is found here."""
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     with contextlib.ExitStack() as on_failure:
@@ -112,39 +118,39 @@ def _check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | N
 
 def _make_online_parts(
     config: TrainConfig, algo_config: AlgorithmConfig, execution: Execution, on_failure: contextlib.ExitStack
-) -> Parts:
+) -> RunComponents:
     seeds, env_id = RunSeeds.from_seed(config.seed), config.required_env_id
     envs = make_vector_env(env_id, config.env_kwargs, num_envs=config.num_envs)
     on_failure.callback(try_to_close, envs)
     spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
     get_algorithm_spec(config.algo).algorithm_class().check_spaces(spaces)
     algorithm = make_algorithm(config, algo_config, spaces, compile_updates=execution.compile)
-    judge = None
+    goal_rewards = None
     if isinstance(algo_config, OffPolicyConfig):
         check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps, algo_config.replay.kind)
         check_batch_fits(spaces, algo_config.batch_size)
         if algo_config.replay.kind == HINDSIGHT:
             find_goals(spaces.obs)
-            judge = GoalJudge(env_id, config.env_kwargs)
-            on_failure.callback(try_to_close, judge)
+            goal_rewards = GoalRewards(env_id, config.env_kwargs)
+            on_failure.callback(try_to_close, goal_rewards)
     else:
         check_rollout_fits(spaces, algorithm.config.num_steps, config.num_envs)
     buffer: Any
-    with naming_lack_of_memory():
+    with translate_memory_errors():
         if isinstance(algo_config, OffPolicyConfig):
             rng = seeds.replay_generator()
-            buffer = make_replay_buffer(algo_config, spaces, config.num_envs, rng, algorithm.device, judge)
+            buffer = make_replay_buffer(algo_config, spaces, config.num_envs, rng, algorithm.device, goal_rewards)
         else:
             buffer = RolloutBuffer(spaces, algorithm.config.num_steps, config.num_envs, algorithm.device)
     evaluator = Evaluator(env_id, config.env_kwargs, seeds.eval_seeds(config.eval_episodes))
     on_failure.callback(try_to_close, evaluator)
     collector = Collector(envs, spaces, algorithm.device)
-    return Parts(algorithm, collector, buffer, evaluator, execution, judge=judge)
+    return RunComponents(algorithm, collector, buffer, evaluator, execution, goal_rewards=goal_rewards)
 
 
 def _make_offline_parts(
     config: TrainConfig, algo_config: OfflineConfig, execution: Execution, on_failure: contextlib.ExitStack
-) -> Parts:
+) -> RunComponents:
     seeds = RunSeeds.from_seed(config.seed)
     evaluator = None
     if config.env_id is not None:
@@ -166,8 +172,8 @@ def _make_offline_parts(
     dataset = dataset.with_reward_transform(**algo_config.reward_transform)
     rng = seeds.replay_generator()
     dataset = dataset.with_sampler(rng=rng, device=algorithm.device)
-    if not isinstance(algo_config, FineTunedConfig) or algo_config.online is None:
-        return Parts(algorithm, None, dataset, evaluator, execution, dataset, notes)
+    if not isinstance(algo_config, OfflineToOnlineConfig) or algo_config.online is None:
+        return RunComponents(algorithm, None, dataset, evaluator, execution, dataset, notes)
     online = algo_config.online
     if config.total_timesteps <= online.after_updates:
         notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
@@ -175,11 +181,11 @@ def _make_offline_parts(
     on_failure.callback(try_to_close, envs)
     new_steps = config.total_timesteps - online.after_updates
     check_replay_fits(spaces, online.buffer_capacity, new_steps, key="online.buffer_capacity")
-    with naming_lack_of_memory():
+    with translate_memory_errors():
         replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
     buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransformConfig(**algo_config.reward_transform))
     collector = Collector(envs, spaces, algorithm.device)
-    return Parts(algorithm, collector, buffer, evaluator, execution, dataset, notes)
+    return RunComponents(algorithm, collector, buffer, evaluator, execution, dataset, notes)
 
 
 def make_algorithm(
@@ -189,7 +195,7 @@ def make_algorithm(
     device = resolve_device(config.device)
     generator = RunSeeds.from_seed(config.seed).policy_generator(device)
     resources = Resources(device, generator, config.num_envs, compile_updates)
-    with checking_networks_fit(algo_config, spaces, device):
+    with check_networks_fit(algo_config, spaces, device):
         return get_algorithm_spec(config.algo).algorithm_class()(algo_config, spaces, resources)
 
 

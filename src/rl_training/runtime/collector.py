@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.envs.vector import TrainingVectorEnv
+from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import EnvError, NonFiniteError
 from rl_training.replay.transitions import Array, Storage, find_non_finite
 from rl_training.runtime.trainer import CollectResult, TrainerState
@@ -26,7 +26,7 @@ class StepStore(Protocol):
     ) -> None:
         """Store the step."""
 
-    def cut(self) -> None:
+    def truncate_newest(self) -> None:
         """End all episodes with the newest row."""
 
     def newest(self, count: int) -> Iterable[Storage]:
@@ -40,12 +40,12 @@ class Collector:
     next episode. What is stored as `next_obs` is the final observation, which they hand over separately.
     """
 
-    def __init__(self, envs: TrainingVectorEnv, spaces: Spaces, device: torch.device) -> None:
+    def __init__(self, envs: TrainingEnv, spaces: Spaces, device: torch.device) -> None:
         self._envs = envs
         self._spaces = spaces
         self._device = device
         self._obs = np.zeros((envs.num_envs, *spaces.obs.shape), spaces.obs.dtype)
-        self.doubts = list(envs.doubts)
+        self.inexact_reasons = list(envs.inexact_reasons)
         """Why the environments may not be exactly where an uninterrupted run would have them."""
 
     @property
@@ -83,7 +83,7 @@ class Collector:
                 returns.append(episode_return)
                 lengths.append(length)
             if "restarted" in step[4]:
-                store.cut()  # a row of which a part is lost is not stored
+                store.truncate_newest()  # a row of which a part is lost is not stored
                 self._obs = obs
                 continue
             next_obs = self._with_final_obs(obs, step[4]) if "final_obs" in step[4] else obs
@@ -96,14 +96,14 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the environments are."""
-        return {"envs": self._envs.state(), "doubts": list(self.doubts)}
+        return {"envs": self._envs.state(), "inexact_reasons": list(self.inexact_reasons)}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Bring the environments back; returns why they may not be exactly where they were."""
-        obs, doubts = self._envs.restore(state["envs"])
+        obs, inexact_reasons = self._envs.restore(state["envs"])
         self._obs = self._spaces.obs.as_stored(obs)
-        self.doubts = list(dict.fromkeys([*state["doubts"], *doubts]))
-        return doubts
+        self.inexact_reasons = list(dict.fromkeys([*state["inexact_reasons"], *inexact_reasons]))
+        return inexact_reasons
 
     def close(self) -> None:
         """Close the environments."""

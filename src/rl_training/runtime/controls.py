@@ -13,7 +13,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState
 from rl_training.validation import suggest
 
-__all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "Horizon", "Interval", "Schedules"]
+__all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "Interval", "Schedules", "TrainingProgress"]
 
 
 class EarlyStoppingCallback(Callback):
@@ -111,7 +111,7 @@ from their beginning, or they stay at their value."""
 
 
 @dataclass
-class Horizon:
+class TrainingProgress:
     """The way to the last step, and how much of each schedule is done on it.
 
     When a run is extended, what is done stays done: from the step where it was resumed, the rest of each schedule is
@@ -129,13 +129,13 @@ class Horizon:
         share = (step - self.from_step) / left if left > 0 else 0.0
         return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * share)
 
-    def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> Horizon:
-        """The horizon of a run resumed at `step` that now ends at `total`."""
+    def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> TrainingProgress:
+        """The progress of a run resumed at `step` that now ends at `total`."""
         if schedules == "restart":
-            return Horizon(total, step)
+            return TrainingProgress(total, step)
         if schedules == "hold":
-            return Horizon(total, step, self.progress(step), self.progress(step))
-        return self if total == self.total else Horizon(total, step, self.progress(step))
+            return TrainingProgress(total, step, self.progress(step), self.progress(step))
+        return self if total == self.total else TrainingProgress(total, step, self.progress(step))
 
     def describe(self, config: AlgorithmConfig) -> str:
         """Where the run ends now, what its schedules do from the resume on, and which learning rates stay at 0."""

@@ -58,7 +58,7 @@ def record_transitions(
         act, state = make_act(spaces), TrainerState(None, Path())  # type: ignore[arg-type]
         for part in counting(-(-num_steps // STEPS_AT_ONCE), "recording"):
             collector.collect(act, store, min(STEPS_AT_ONCE, num_steps - part * STEPS_AT_ONCE), state)
-        store.cut()  # the last episode ends where the recording does
+        store.truncate_newest()  # the last episode ends where the recording does
     finally:
         envs.close()
     (rows,) = store.newest(num_steps)

@@ -18,10 +18,10 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EvaluationFile, JsonlFile, JsonlSink, TensorboardSink, latest_metrics
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun, create_training_run, interrupting_signal
-from rl_training.runtime.assembly import Parts, make_parts
+from rl_training.runtime.assembly import RunComponents, assemble_run
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
-from rl_training.runtime.controls import EarlyStoppingCallback, Horizon
+from rl_training.runtime.controls import EarlyStoppingCallback, TrainingProgress
 from rl_training.runtime.execution import Execution, watch_compilation
 from rl_training.runtime.interrupts import stop_on_signals
 from rl_training.runtime.loops.off_policy import off_policy_loop
@@ -29,7 +29,7 @@ from rl_training.runtime.loops.offline import offline_loop
 from rl_training.runtime.loops.on_policy import on_policy_loop
 from rl_training.runtime.machine import machine_facts
 from rl_training.runtime.resuming.restore import Resumption, go_back, restore
-from rl_training.runtime.resuming.saved_state import naming_misfits, naming_unsavable, try_saving
+from rl_training.runtime.resuming.saved_state import translate_save_errors, translate_state_errors, try_saving
 from rl_training.runtime.run_utils import RunSeeds, save_training_checkpoint
 from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
@@ -93,7 +93,7 @@ def run_training(
     execution = choose_execution(config, checkpoint_state)
     with contextlib.ExitStack() as stack:
         stack.enter_context(execution.applied())
-        parts = make_parts(config, execution)
+        parts = assemble_run(config, execution)
         stack.callback(_close, parts)
         first_step = checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0
         metadata = resumption.metadata(first_step) if resumption else {}
@@ -114,7 +114,9 @@ def run_training(
             if checkpoint_state is not None:
                 view.message(f"resumed at step {first_step:,} of {config.total_timesteps:,}")
             warnings = learning_warnings(config, parts.algorithm.config, len(parts.dataset) if parts.dataset else None)
-            for note in collapsed((*warnings, *parts.notes, *(parts.collector.doubts if parts.collector else ()))):
+            for note in collapsed(
+                (*warnings, *parts.notes, *(parts.collector.inexact_reasons if parts.collector else ()))
+            ):
                 view.message(note)
             if execution.compile:
                 stack.enter_context(watch_compilation(view.compiling))
@@ -140,7 +142,7 @@ def _recording_failure(run: TrainingRun) -> Iterator[None]:
         raise
 
 
-def _close(parts: Parts) -> None:
+def _close(parts: RunComponents) -> None:
     for failure in parts.close():
         tell(f"the run is over, but closing failed: {failure}")
 
@@ -161,10 +163,10 @@ def _reason_that_stands(config: TrainConfig, run: TrainingRun, checkpoint_state:
     """Why the run had decided to stop, if its process was killed before it could say so and end."""
     if checkpoint_state is None or not run.was_cut_short:
         return None
-    with naming_misfits():
+    with translate_state_errors():
         session = checkpoint_state.trainer_state["session"]
         reason: str | None = session["stop_reason"]
-        is_extended = session["horizon"]["total"] != config.total_timesteps
+        is_extended = session["training_progress"]["total"] != config.total_timesteps
         step = session["global_step"]
     resumed = run.metadata().get("resumed")
     if isinstance(resumed, dict) and resumed.get("from_step") == step and resumed.get("stop_reason") is None:
@@ -174,7 +176,7 @@ def _reason_that_stands(config: TrainConfig, run: TrainingRun, checkpoint_state:
 
 def _run_session(
     config: TrainConfig,
-    parts: Parts,
+    parts: RunComponents,
     run: TrainingRun,
     view: ProgressView,
     checkpoint_state: CheckpointState | None,
@@ -198,7 +200,7 @@ def _run_session(
     session = Session(
         config=config,
         state=state,
-        horizon=Horizon(config.total_timesteps),
+        training_progress=TrainingProgress(config.total_timesteps),
         callbacks=CallbackList([*own, *(callbacks or [])]),
         evaluator=parts.evaluator,
         checkpoints=checkpoints,
@@ -236,7 +238,7 @@ def _run_session(
         try_saving(**_checkpoint_values(parts, session, jsonl))
         loop = LOOPS[get_algorithm_spec(config.algo).loop]
         try:
-            session.close_round()
+            session.close_iteration()
             loop(session, parts.algorithm, parts.collector, parts.buffer)
             result = session.finish()
             jsonl.sync()
@@ -256,16 +258,16 @@ def _tell_lost_lines(view: ProgressView, *files: JsonlFile) -> None:
         view.message(f"lines that the run had written are missing in {' and '.join(lost)}: it goes on without them")
 
 
-def _write(path: Path, base: Path | None, parts: Parts, session: Session, jsonl: JsonlSink) -> None:
+def _write(path: Path, base: Path | None, parts: RunComponents, session: Session, jsonl: JsonlSink) -> None:
     session.parameters.check_all(session.state.global_step)
     values = _checkpoint_values(parts, session, jsonl)
-    with naming_unsavable():
+    with translate_save_errors():
         save_training_checkpoint(path, base=base, buffer_state=parts.buffer.state_dict(), **values)
 
 
-def _checkpoint_values(parts: Parts, session: Session, jsonl: JsonlSink) -> dict[str, Any]:
+def _checkpoint_values(parts: RunComponents, session: Session, jsonl: JsonlSink) -> dict[str, Any]:
     """What a checkpoint of the run as it is now holds besides the buffer."""
-    reasons = [*session.inexact_reasons, *(parts.collector.doubts if parts.collector else ())]
+    reasons = [*session.inexact_reasons, *(parts.collector.inexact_reasons if parts.collector else ())]
     return {
         "config": session.config,
         "algorithm_state": parts.algorithm.state_dict(),
@@ -281,6 +283,6 @@ def _checkpoint_values(parts: Parts, session: Session, jsonl: JsonlSink) -> dict
             "global_step": session.state.global_step,
             "machine": machine_facts(parts.algorithm.device),
             "exactness": "approximate" if reasons else "exact",
-            "doubts": reasons,
+            "inexact_reasons": reasons,
         },
     }

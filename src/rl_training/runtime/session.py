@@ -17,7 +17,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EvaluationFile, MetricAccumulator, MetricSink
 from rl_training.experiment.run_folder import interrupting_signal
 from rl_training.runtime.callbacks import CallbackList
-from rl_training.runtime.controls import Horizon, Interval, Schedules
+from rl_training.runtime.controls import Interval, Schedules, TrainingProgress
 from rl_training.runtime.guards import ParameterGuard
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 from rl_training.terminal.progress import ProgressView
@@ -38,7 +38,7 @@ class Session:
 
     config: TrainConfig
     state: TrainerState
-    horizon: Horizon
+    training_progress: TrainingProgress
     callbacks: CallbackList
     evaluator: Evaluator | None
     checkpoints: CheckpointFolder
@@ -66,35 +66,35 @@ class Session:
         self.parameters = ParameterGuard(self.state.algorithm)
         self._check_parameters_at = 0
         self._last_logged_step: int | None = None
-        self._owed: list[bool] | None = None
+        self._pending: list[bool] | None = None
         self._is_within_iteration = False
 
     @property
     def position(self) -> Position:
         """Differs between any two states of the run: a stop within an iteration, or with an evaluation pending."""
         state = self.state
-        return state.global_step, state.update_count, state.epoch, self._is_within_iteration, self._owed is not None
+        return state.global_step, state.update_count, state.epoch, self._is_within_iteration, self._pending is not None
 
     @property
     def total_steps(self) -> int:
         """The step at which the run ends."""
-        return self.horizon.total
+        return self.training_progress.total
 
     @property
     def has_steps_left(self) -> bool:
         """Whether the last step lies ahead."""
-        return self.state.global_step < self.horizon.total
+        return self.state.global_step < self.training_progress.total
 
     @property
     def steps_to_next_event(self) -> int:
         """Steps until the next line, evaluation, checkpoint or the end, whichever comes first."""
         step = self.state.global_step
-        return min(self.horizon.total - step, *(due.steps_left(step) for due in self._intervals()))
+        return min(self.training_progress.total - step, *(due.steps_left(step) for due in self._intervals()))
 
     @property
     def progress(self) -> float:
         """The share of the run that is done."""
-        return self.horizon.progress(self.state.global_step)
+        return self.training_progress.progress(self.state.global_step)
 
     @property
     def num_restarts(self) -> int:
@@ -124,7 +124,7 @@ class Session:
             self._check_updates()
         self.callbacks.on_update_end(self.state, result)
 
-    def end_round(self) -> None:
+    def end_iteration(self) -> None:
         """A round is done: log, evaluate and save what is due."""
         step = self.state.global_step
         self.state.epoch += 1
@@ -135,35 +135,35 @@ class Session:
         if eval_due or checkpoint_due or self.state.update_count >= self._check_parameters_at:
             self.parameters.check(step)
             self._check_parameters_at = self.state.update_count + UPDATES_BETWEEN_CHECKS
-        self._owed = [log_due, eval_due, checkpoint_due]
-        self.close_round()
+        self._pending = [log_due, eval_due, checkpoint_due]
+        self.close_iteration()
 
-    def close_round(self) -> None:
-        """Do what the end of a round owes; an evaluation that a signal abandons is still owed by a resumed run.
+    def close_iteration(self) -> None:
+        """Log, evaluate and save what is pending; an interrupted evaluation stays pending for a resumed run.
 
         So is the line of the step at which the run ends: `finish` writes it, together with its evaluation, after the
         checkpoint. A run that is resumed from there writes the line without that evaluation.
         """
-        if self._owed is None:
+        if self._pending is None:
             return
-        log_due, eval_due, checkpoint_due = self._owed
+        log_due, eval_due, checkpoint_due = self._pending
         try:
             is_best = self._evaluate() if eval_due else False
         except AbandonedError:
             return
         is_last = self.state.should_stop or not self.has_steps_left
         if log_due and is_last and not eval_due and self.evaluator is not None:
-            self._owed = [True, False, checkpoint_due]
+            self._pending = [True, False, checkpoint_due]
         else:
-            self._owed = None
+            self._pending = None
             if log_due or eval_due:
                 self._log()
         if checkpoint_due or is_best:
             path = self.save()
             if is_best and self.best_return is not None:
                 self.checkpoints.offer_best(path, self.best_return)
-        if self._owed is None:
-            self.view.update(self.state.global_step, self.horizon.total, self._latest)
+        if self._pending is None:
+            self.view.update(self.state.global_step, self.training_progress.total, self._latest)
 
     def finish(self) -> TrainResult:
         """The loop has ended: save, and evaluate the last policy unless someone is waiting for the run to leave."""
@@ -180,7 +180,7 @@ class Session:
             self._name_stop()
         if self._last_logged_step != self.state.global_step:
             self._log()
-        self.view.update(self.state.global_step, self.horizon.total, self._latest)
+        self.view.update(self.state.global_step, self.training_progress.total, self._latest)
         metrics = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count, **self._latest}
         if self.last_eval_step is not None:
             metrics |= {**self.last_eval, "eval_step": self.last_eval_step}
@@ -200,7 +200,7 @@ class Session:
             "epoch": self.state.epoch,
             "update_count": self.state.update_count,
             "stop_reason": self.state.stop_reason,
-            "horizon": self.horizon.state_dict(),
+            "training_progress": self.training_progress.state_dict(),
             "accumulator": self.accumulator.state_dict(),
             "callbacks": self.callbacks.state_dict(),
             "intervals": [due.state_dict() for due in self._intervals()],
@@ -209,7 +209,7 @@ class Session:
             "last_eval_step": self.last_eval_step,
             "last_logged_step": self._last_logged_step,
             "eval_restarts": 0 if self.evaluator is None else self.evaluator.num_restarts,
-            "owed": self._owed,
+            "pending": self._pending,
             "is_within_iteration": self._is_within_iteration,
             "inexact_reasons": list(self.inexact_reasons),
             "shared_changes": [] if self.evaluator is None else self.evaluator.shared_changes,
@@ -220,8 +220,8 @@ class Session:
         self.state.global_step = state["global_step"]
         self.state.epoch = state["epoch"]
         self.state.update_count = state["update_count"]
-        saved = Horizon(**state["horizon"])
-        self.horizon = saved.extended(state["global_step"], self.config.total_timesteps, schedules)
+        saved = TrainingProgress(**state["training_progress"])
+        self.training_progress = saved.extended(state["global_step"], self.config.total_timesteps, schedules)
         self.accumulator.load_state_dict(state["accumulator"])
         self.callbacks.load_state_dict(state["callbacks"])
         for due, saved in zip(self._intervals(), state["intervals"], strict=True):
@@ -230,7 +230,7 @@ class Session:
         self.last_eval = dict(state["last_eval"])
         self.last_eval_step = state["last_eval_step"]
         self._last_logged_step = state["last_logged_step"]
-        self._owed = state["owed"]
+        self._pending = state["pending"]
         if self.evaluator is not None:
             self.evaluator.num_restarts = state["eval_restarts"]
         self._is_within_iteration = state["is_within_iteration"]
@@ -268,7 +268,7 @@ class Session:
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
         assert self.evaluator is not None
-        self.view.update(self.state.global_step, self.horizon.total, self._latest)
+        self.view.update(self.state.global_step, self.training_progress.total, self._latest)
         episodes = self.evaluator.run_episodes(self.state.algorithm, self._watch_evaluation)
         self.last_eval = self.evaluator.summarize(*episodes)
         self._tell_restarts()

@@ -22,7 +22,7 @@ from rl_training.runtime.assembly import check_data, make_algorithm, try_to_clos
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
 from rl_training.runtime.resuming.checkpoint_config import read_config, read_spaces, refuse_unknown_code
 from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, resume_training, run_plan
-from rl_training.runtime.resuming.saved_state import check_network_size, naming_misfits
+from rl_training.runtime.resuming.saved_state import check_network_size, translate_state_errors
 from rl_training.runtime.run import choose_execution
 from rl_training.runtime.run_utils import RunSeeds
 from rl_training.spaces.actions import ActionKind
@@ -59,7 +59,7 @@ def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> A
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     spaces = read_spaces(algorithm_state)
     check_network_size(algo_config, spaces, algorithm_state)
-    with naming_misfits():
+    with translate_state_errors():
         algorithm = make_algorithm(config, algo_config, spaces)
         algorithm.load_state_dict(algorithm_state)
     return algorithm
@@ -87,7 +87,7 @@ def stored_step(state: CheckpointState) -> int:
 def evaluate_checkpoint_offline(
     path: str | Path, dataset: TransitionDataset, *, num_updates: int = 10_000, device: str = "auto"
 ) -> dict[str, float]:
-    """Judge a checkpoint by recorded transitions alone (fitted Q evaluation), by their raw rewards."""
+    """GoalRewardFn a checkpoint by recorded transitions alone (fitted Q evaluation), by their raw rewards."""
     config, algorithm, state = load_algorithm(path, device=device)
     check_data(dataset, algorithm.spaces)
     data = dataset.to_model_space(algorithm.spaces)

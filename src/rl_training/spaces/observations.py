@@ -27,7 +27,7 @@ MIN_IMAGE_SIDE = 36
 
 
 @dataclass(frozen=True)
-class ObsPart:
+class ObsLeaf:
     """One leaf of a Dict or Tuple: where it is found, and what it is stored as."""
 
     path: Path
@@ -70,7 +70,7 @@ class ObsSpec:
     shape: tuple[int, ...]
     dtype: str
     num_categories: int | None = None
-    parts: tuple[ObsPart, ...] = ()
+    parts: tuple[ObsLeaf, ...] = ()
     """What a Dict or Tuple is made of, images last; none for other spaces."""
 
     @property
@@ -109,7 +109,7 @@ class ObsSpec:
     def is_batch(self, obs: Any) -> bool:
         """Whether `obs` is a batch and not a single observation; an `EnvError` if it is neither."""
         answers: set[bool] = set()
-        for part in self.parts or (ObsPart((), self.shape),):
+        for part in self.parts or (ObsLeaf((), self.shape),):
             name = "/".join(map(str, part.path))
             try:
                 shape = np.shape(part.find(obs))
@@ -149,7 +149,7 @@ class ObsSpec:
         parts = []
         for saved in state.get("parts", ()):
             lists = {name: tuple(saved[name]) for name in ("path", "shape", "choices", "start")}
-            parts.append(ObsPart(**{**saved, **lists}))
+            parts.append(ObsLeaf(**{**saved, **lists}))
         spec = cls(**{**state, "shape": tuple(state["shape"]), "parts": tuple(parts)})
         spec._check()
         return spec
@@ -200,7 +200,7 @@ def plane_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return height, width
 
 
-def stored_as(parts: tuple[ObsPart, ...]) -> tuple[tuple[int, ...], str]:
+def stored_as(parts: tuple[ObsLeaf, ...]) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of the row that parts make up."""
     num_pixels = sum(part.width for part in parts if part.is_image)
     num_numbers = sum(part.width for part in parts if not part.is_image)
@@ -225,7 +225,7 @@ def describe_observation(space: Space[Any]) -> ObsSpec:
     return ObsSpec(*stored_as(parts), parts=parts)
 
 
-def leaves(space: Space[Any], path: Path = ()) -> Iterator[ObsPart]:
+def leaves(space: Space[Any], path: Path = ()) -> Iterator[ObsLeaf]:
     """Every part of a Dict or Tuple, in the order that the space has them."""
     if isinstance(space, Dict):
         for key, inner in space.spaces.items():
@@ -236,14 +236,14 @@ def leaves(space: Space[Any], path: Path = ()) -> Iterator[ObsPart]:
     elif isinstance(space, Box):
         is_bytes = space.dtype == np.uint8
         is_image = is_bytes and is_image_shape(space.shape)
-        yield ObsPart(path, tuple(space.shape), is_image, 1 / 255 if is_bytes and not is_image else 1.0)
+        yield ObsLeaf(path, tuple(space.shape), is_image, 1 / 255 if is_bytes and not is_image else 1.0)
     elif isinstance(space, MultiBinary):
-        yield ObsPart(path, tuple(space.shape))
+        yield ObsLeaf(path, tuple(space.shape))
     elif isinstance(space, Discrete):
-        yield ObsPart(path, (), choices=(int(space.n),), start=(int(space.start),))
+        yield ObsLeaf(path, (), choices=(int(space.n),), start=(int(space.start),))
     elif isinstance(space, MultiDiscrete):
         choices, start = (tuple(int(n) for n in array.reshape(-1)) for array in (space.nvec, space.start))
-        yield ObsPart(path, tuple(space.shape), choices=choices, start=start)
+        yield ObsLeaf(path, tuple(space.shape), choices=choices, start=start)
     else:
         raise EnvError(
             f"observation space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or Dict and"

@@ -35,13 +35,13 @@ BIT_GENERATORS: dict[str, Any] = {
 UNKNOWN: Any = object()
 
 
-def take_down(layer: Any) -> dict[str, Any]:
+def capture_attributes(layer: Any) -> dict[str, Any]:
     """Numbers, words, small arrays, containers of these, random generators, and objects made of nothing else."""
     codes = {name: _encode(value) for name, value in vars(layer).items() if name not in SKIPPED}
     return {name: code for name, code in codes.items() if code is not UNKNOWN}
 
 
-def put_back(layer: Any, saved: Mapping[str, Any]) -> list[str]:
+def restore_attributes(layer: Any, saved: Mapping[str, Any]) -> list[str]:
     """Give the attributes that differ their saved values; the others may be shared with the simulator.
 
     Returns those that could not be restored: objects that are no longer there cannot be made from their attributes.
@@ -137,7 +137,7 @@ def _restore(current: Any, code: Any) -> Any:
         return source
     if kind == "object":  # only the attributes are known, not how to make another
         if _has_only_data(current):
-            put_back(current, code["attributes"])
+            restore_attributes(current, code["attributes"])
         return current
     return _restore_items(current, code) if _holds_objects(code) else _decode(code)
 

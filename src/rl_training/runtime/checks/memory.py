@@ -53,7 +53,7 @@ def count_weights(config: AlgorithmConfig, spaces: Spaces) -> tuple[tuple[int, .
 
 
 @contextlib.contextmanager
-def checking_networks_fit(config: AlgorithmConfig, spaces: Spaces, device: torch.device) -> Iterator[None]:
+def check_networks_fit(config: AlgorithmConfig, spaces: Spaces, device: torch.device) -> Iterator[None]:
     """Refuse networks that the memory cannot hold: before they are made on the CPU, elsewhere when that fails."""
     sizes, count = count_weights(config, spaces)
     needed, available = count * BYTES_OF_A_WEIGHT, available_memory()
@@ -85,7 +85,7 @@ def _check_fits(needed: int, count: int, what: str, key: str) -> None:
 
 
 @contextlib.contextmanager
-def naming_lack_of_memory() -> Iterator[None]:
+def translate_memory_errors() -> Iterator[None]:
     """Say which setting asks for more than the system will promise."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl_training.algorithms.config import AlgorithmConfig, FineTunedConfig, OfflineConfig, OffPolicyConfig
+from rl_training.algorithms.config import AlgorithmConfig, OfflineConfig, OfflineToOnlineConfig, OffPolicyConfig
 from rl_training.envs.construction import newer_version
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.loops.off_policy import Pace, updates_due
@@ -19,7 +19,7 @@ def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset
         found += _repeating(algo_config.batch_size, min(algo_config.buffer_capacity, total), "the replay buffer")
     if isinstance(algo_config, OfflineConfig) and dataset_size is not None:
         found += _repeating(algo_config.batch_size, dataset_size, "the dataset")
-    online = algo_config.online if isinstance(algo_config, FineTunedConfig) else None
+    online = algo_config.online if isinstance(algo_config, OfflineToOnlineConfig) else None
     if online is not None and total > online.after_updates:
         found += _without_updates(online, total - online.after_updates, config.num_envs, "online.learning_starts")
     return [f"WARNING: {text}" for text in found]

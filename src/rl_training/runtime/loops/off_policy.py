@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.config import OffPolicyConfig, OnlineStageConfig
 from rl_training.replay.frame_replay import replay_class
-from rl_training.replay.hindsight_replay import HindsightReplay, Judge
+from rl_training.replay.hindsight_replay import GoalRewardFn, HindsightReplay
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime.collector import Collector
@@ -31,13 +31,13 @@ def make_replay_buffer(
     num_envs: int,
     rng: np.random.Generator,
     device: torch.device,
-    judge: Judge | None = None,
+    goal_rewards: GoalRewardFn | None = None,
 ) -> ReplayBuffer:
-    """The buffer this loop fills and samples; with a judge of goals, one that replays in hindsight."""
+    """The buffer this loop fills and samples; with `goal_rewards`, one that relabels goals (HER)."""
     options: dict[str, Any] = {"rng": rng, "device": device, "n_step": config.n_step, "gamma": config.gamma}
     replay = config.replay
-    if judge is not None:
-        options |= {"judge": judge, "strategy": replay.strategy, "goals_per_step": replay.goals_per_step}
+    if goal_rewards is not None:
+        options |= {"goal_rewards": goal_rewards, "strategy": replay.strategy, "goals_per_step": replay.goals_per_step}
         return HindsightReplay(spaces, config.buffer_capacity, num_envs, **options)
     priority_alpha = replay.alpha if replay.kind == "prioritized" else None
     return replay_class(spaces)(spaces, config.buffer_capacity, num_envs, priority_alpha=priority_alpha, **options)
@@ -77,7 +77,7 @@ def collect_and_learn(
             if not session.has_steps_left:
                 break
             step, total = state.global_step - first_step, session.total_steps - first_step
-            steps = steps_to_next_round(pace, step, total, collector.num_envs)
+            steps = steps_to_next_update(pace, step, total, collector.num_envs)
             result = collector.collect(act, buffer, steps, state)
             session.collected(result)
             if result.steps < steps * collector.num_envs:
@@ -89,9 +89,9 @@ def collect_and_learn(
             for batch in buffer.sample_batches(algorithm.config.batch_size, min(due, MAX_BATCHES_AT_ONCE)):
                 learned = algorithm.update(batch)
                 if learned.errors is not None and isinstance(buffer, ReplayBuffer):
-                    buffer.note_errors(batch, learned.errors)
+                    buffer.update_priorities(batch, learned.errors)
                 session.updated(learned)
-        session.end_round()
+        session.end_iteration()
 
 
 def updates_due(pace: Pace, step: int, update_count: int) -> int:
@@ -100,7 +100,7 @@ def updates_due(pace: Pace, step: int, update_count: int) -> int:
     return rounds * pace.gradient_steps - update_count
 
 
-def steps_to_next_round(pace: Pace, step: int, total_steps: int, num_envs: int) -> int:
+def steps_to_next_update(pace: Pace, step: int, total_steps: int, num_envs: int) -> int:
     """Steps each environment takes until the next updates are due, or until it is time to report."""
     rounds = max(0, (step - pace.learning_starts) // pace.train_frequency) + 1
     next_round = pace.learning_starts + rounds * pace.train_frequency

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.config import FineTunedConfig, OfflineConfig
+from rl_training.algorithms.config import OfflineConfig, OfflineToOnlineConfig
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.runtime.collector import Collector
@@ -23,7 +23,7 @@ def offline_loop(
     """Train until the run is over."""
     config: OfflineConfig = algorithm.config
     state = session.state
-    online = config.online if isinstance(config, FineTunedConfig) else None
+    online = config.online if isinstance(config, OfflineToOnlineConfig) else None
     num_updates = min(session.total_steps, online.after_updates) if online else session.total_steps
     while state.global_step < num_updates and not state.should_stop:
         count = min(session.steps_to_next_event, num_updates - state.global_step, MAX_BATCHES_AT_ONCE)
@@ -32,7 +32,7 @@ def offline_loop(
             algorithm.advance(state.global_step, session.progress)
             state.global_step += 1
             session.updated(algorithm.update(batch))
-        session.end_round()
+        session.end_iteration()
     if online is None or collector is None or isinstance(data, TransitionDataset) or state.should_stop:
         return
 

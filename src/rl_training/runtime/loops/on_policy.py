@@ -19,11 +19,11 @@ def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Colle
     def explore(obs: Tensor) -> Tensor:
         return algorithm.act(obs, explore=True)
 
-    while not state.should_stop and (session.has_steps_left or buffer.room < buffer.num_steps):
+    while not state.should_stop and (session.has_steps_left or buffer.steps_left < buffer.num_steps):
         algorithm.advance(state.global_step, session.progress)
-        session.collected(collector.collect(explore, buffer, buffer.room, state))
-        if buffer.room:
+        session.collected(collector.collect(explore, buffer, buffer.steps_left, state))
+        if buffer.steps_left:
             break  # asked to stop within the rollout; what there is of it is saved
         session.updated(algorithm.update(buffer.rollout()))
         buffer.clear()
-        session.end_round()
+        session.end_iteration()

@@ -11,7 +11,7 @@ from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.resuming.recorded_plugins import check_registered, find_algorithm, find_recorded
-from rl_training.runtime.resuming.saved_state import naming_misfits
+from rl_training.runtime.resuming.saved_state import translate_state_errors
 from rl_training.spaces.spec import Spaces
 
 
@@ -24,7 +24,7 @@ def read_config(state: CheckpointState, **changes: Any) -> TrainConfig:
 
 def read_spaces(algorithm_state: dict[str, Any]) -> Spaces:
     """The spaces that the networks of a checkpoint were made for."""
-    with naming_misfits():
+    with translate_state_errors():
         return Spaces.from_state_dict(algorithm_state["spaces"])
 
 

@@ -38,7 +38,7 @@ from rl_training.runtime.resuming.checkpoint_config import (
     refuse_unknown_code,
 )
 from rl_training.runtime.resuming.restore import Resumption
-from rl_training.runtime.resuming.saved_state import check_network_size, check_trainer_state, naming_misfits
+from rl_training.runtime.resuming.saved_state import check_network_size, check_trainer_state, translate_state_errors
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainResult
 
@@ -94,7 +94,7 @@ class ResumePlan:
     @property
     def global_step(self) -> int:
         """The step at which the run goes on."""
-        with naming_misfits():
+        with translate_state_errors():
             return int(self.state.trainer_state["session"]["global_step"])
 
 

@@ -11,11 +11,11 @@ from rl_training.envs.state.shared_changes import change_of_shared
 from rl_training.experiment.checkpoint_folder import Best
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.run_folder import TrainingRun
-from rl_training.runtime.assembly import Parts
+from rl_training.runtime.assembly import RunComponents
 from rl_training.runtime.controls import Schedules
 from rl_training.runtime.machine import machine_differences, machine_facts
 from rl_training.runtime.resuming.changes import Change
-from rl_training.runtime.resuming.saved_state import naming_misfits
+from rl_training.runtime.resuming.saved_state import translate_state_errors
 from rl_training.runtime.session import Session
 from rl_training.terminal.progress import ProgressView, collapsed
 
@@ -50,41 +50,41 @@ class Resumption:
 
 def restore(
     checkpoint_state: CheckpointState,
-    parts: Parts,
+    parts: RunComponents,
     session: Session,
     view: ProgressView,
     resumption: Resumption | None,
 ) -> None:
     """Load the state of every part, and say in what the run differs from one that was never stopped."""
     saved = checkpoint_state.trainer_state
-    with naming_misfits():
+    with translate_state_errors():
         parts.algorithm.load_state_dict(checkpoint_state.algorithm_state)
         parts.buffer.load_state_dict(checkpoint_state.buffer_state)
         session.load_state_dict(saved["session"], resumption.schedules if resumption else "stretch")
-        doubts = []
+        inexact_reasons = []
         if parts.collector is not None:
-            doubts = parts.collector.load_state_dict(saved["collector"])
+            inexact_reasons = parts.collector.load_state_dict(saved["collector"])
             session.train_restarts = parts.collector.num_restarts
         session.state.env_restarts = session.num_restarts
     for name in session.callbacks.unclaimed:
         lost = f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have"
         view.message(f"{lost}: it is dropped; to keep it, resume with that callback (callbacks=[...] or --callback)")
-    if doubts:
-        parts.buffer.cut()  # the next step may be of another episode
+    if inexact_reasons:
+        parts.buffer.truncate_newest()  # the next step may be of another episode
         view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
-        for doubt in collapsed(doubts):
-            view.message(f"  {doubt}")
+        for reason in collapsed(inexact_reasons):
+            view.message(f"  {reason}")
     reasons = _machine_reasons(checkpoint_state, parts)
     _tell_reasons("From here on the results differ in their last bits:", reasons, view)
-    told = " ".join(doubts)
+    told = " ".join(inexact_reasons)
     changes = [change_of_shared(name) for name in saved["session"].get("shared_changes", ())]
     changes = [change for change in changes if change not in told]
     _tell_reasons("New environments, as each evaluation makes them, differ from those before the stop:", changes, view)
     reasons += changes
     reasons += _tell_changes(resumption.changes if resumption else (), view)
     session.inexact_reasons = list(dict.fromkeys([*session.inexact_reasons, *reasons]))
-    if session.horizon.state_dict() != {"to_progress": 1.0, **saved["session"]["horizon"]}:
-        view.message(session.horizon.describe(parts.algorithm.config))
+    if session.training_progress.state_dict() != {"to_progress": 1.0, **saved["session"]["training_progress"]}:
+        view.message(session.training_progress.describe(parts.algorithm.config))
 
 
 def _tell_reasons(effect: str, reasons: Sequence[str], view: ProgressView) -> None:
@@ -104,7 +104,7 @@ def _tell_changes(changes: Sequence[Change], view: ProgressView) -> list[str]:
     return reasons
 
 
-def _machine_reasons(checkpoint_state: CheckpointState, parts: Parts) -> list[str]:
+def _machine_reasons(checkpoint_state: CheckpointState, parts: RunComponents) -> list[str]:
     saved = checkpoint_state.metadata.get("machine")
     return machine_differences(saved, machine_facts(parts.algorithm.device)) if isinstance(saved, dict) else []
 
@@ -112,5 +112,5 @@ def _machine_reasons(checkpoint_state: CheckpointState, parts: Parts) -> list[st
 def go_back(trainer_state: dict[str, Any], session: Session, resumption: Resumption) -> None:
     """Remove what came after the checkpoint that has been restored."""
     best = Best(**trainer_state["best"]) if trainer_state["best"] else None
-    is_extended = trainer_state["session"]["horizon"]["total"] != session.total_steps
+    is_extended = trainer_state["session"]["training_progress"]["total"] != session.total_steps
     session.go_back(resumption.name, best, is_extended=is_extended, is_changed=bool(resumption.changes))

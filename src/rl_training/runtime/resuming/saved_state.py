@@ -52,13 +52,13 @@ class _Session(_Saved):
     global_step: NonNegativeInt
     epoch: NonNegativeInt
     update_count: NonNegativeInt
-    horizon: _Horizon
+    training_progress: _Horizon
     intervals: list[_Interval]
     accumulator: _Accumulator
     best_return: float | None
     last_eval: dict[str, float]
     last_eval_step: NonNegativeInt | None
-    owed: Annotated[list[bool], Field(min_length=3, max_length=3)] | None = None
+    pending: Annotated[list[bool], Field(min_length=3, max_length=3)] | None = None
     inexact_reasons: list[str] = []
     shared_changes: list[str] = []
     eval_restarts: NonNegativeInt = 0
@@ -73,7 +73,7 @@ class _Environments(_Saved):
 
 class _Collector(_Saved):
     envs: _Environments
-    doubts: list[str]
+    inexact_reasons: list[str]
 
 
 class _Best(_Saved):
@@ -90,7 +90,7 @@ class _TrainerState(_Saved):
 
 
 @contextlib.contextmanager
-def naming_misfits() -> Iterator[None]:
+def translate_state_errors() -> Iterator[None]:
     """Turn whatever a state of the wrong shape makes of the code that takes it in into one named error."""
     try:
         yield
@@ -107,14 +107,14 @@ def try_saving(
     config: TrainConfig, algorithm_state: dict[str, Any], trainer_state: dict[str, Any], metadata: dict[str, Any]
 ) -> None:
     """Raise an error that names what a checkpoint of this run could not hold, before anything is trained."""
-    with naming_unsavable():
+    with translate_save_errors():
         values = serialize_train_config(config)
         check_savable(CheckpointState(algorithm_state, None, trainer_state, values, metadata))
     check_trainer_state(trainer_state, config.num_envs)
 
 
 @contextlib.contextmanager
-def naming_unsavable() -> Iterator[None]:
+def translate_save_errors() -> Iterator[None]:
     """Say of which environment a state is that cannot be saved, and where in it."""
     try:
         yield
