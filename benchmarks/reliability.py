@@ -31,7 +31,7 @@ from rl_training.experiment.presets import find_preset
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime import run as runs
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.guards import ParameterGuard
+from rl_training.runtime.metrics import ParameterGuard
 from rl_training.runtime.session import Session
 from rl_training.spaces.spec import describe_spaces
 

@@ -33,7 +33,7 @@ def make_algorithm(algorithm_class, config, *, action_space=None, compile=False)
     resources = Resources(torch.device("cpu"), torch.Generator().manual_seed(0), compile=compile)
     algorithm = algorithm_class(config, spaces, resources)
     generator = torch.Generator().manual_seed(1)
-    for part in algorithm.parts().values():
+    for part in algorithm.stateful_members().values():
         if isinstance(part, torch.nn.Module):
             for parameter in part.parameters():
                 parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
@@ -160,8 +160,8 @@ def assert_compiled_equals_plain(algorithm_class, config, *, action_space=None):
         actual = compiled.update(batch).metrics
         for name, value in expected.items():
             torch.testing.assert_close(actual[name], value, rtol=1e-4, atol=1e-5, msg=name)
-    for name, part in plain.parts().items():
+    for name, part in plain.stateful_members().items():
         if isinstance(part, torch.nn.Module):
             for key, value in part.state_dict().items():
-                other = compiled.parts()[name].state_dict()[key]
+                other = compiled.stateful_members()[name].state_dict()[key]
                 torch.testing.assert_close(other, value, rtol=1e-3, atol=1e-5, msg=f"{name}/{key}")

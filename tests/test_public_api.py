@@ -84,12 +84,12 @@ def test_a_normalizer_travels_with_the_policy(tmp_path: Path) -> None:
     config = small_config("ppo", tmp_path, algo_kwargs={"normalize_obs": True, "normalize_reward": True})
     agent = PPO(config)
     result = agent.learn()
-    encoder = PPO.load(result.run_dir)._trained().policy.encoder
+    encoder = PPO.load(result.run_dir)._trained().policy.preprocessor
     assert encoder.normalizer.count == 128
     before = encoder.normalizer.mean.clone()
     agent.evaluate()
     agent.predict(np.ones((100, 4)))
-    assert (agent._trained().policy.encoder.normalizer.mean == before).all()
+    assert (agent._trained().policy.preprocessor.normalizer.mean == before).all()
 
 
 def test_wrong_use_is_named(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_sync_and_async_environments_give_the_same_run(tmp_path: Path) -> None:
     states = []
     for backend in ("sync", "async"):
         config = small_config("ppo", tmp_path / backend, num_envs=3, env_kwargs={"backend": backend})
-        states.append(load_checkpoint(train_ppo(config).run_dir).algorithm_state["parts"]["policy"])
+        states.append(load_checkpoint(train_ppo(config).run_dir).algorithm_state["members"]["policy"])
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
 
 
@@ -44,7 +44,7 @@ def test_a_run_in_worker_processes_is_resumed_exactly(tmp_path: Path) -> None:
     ):
         assert (first["obs"] == second["obs"]).all()
         assert first["generator"] == second["generator"]
-    policies = [state.algorithm_state["parts"]["policy"] for state in (one, other)]
+    policies = [state.algorithm_state["members"]["policy"] for state in (one, other)]
     assert all((policies[0][name] == policies[1][name]).all() for name in policies[0])
 
 

@@ -88,7 +88,7 @@ def test_rewards_and_observations_are_scaled_when_asked_to():
     algorithm = make(normalize_reward=True, normalize_obs=True)
     rollout = make_rollout(SPACES[0])
     algorithm.update(rollout)
-    normalizer = algorithm.policy.encoder.normalizer
+    normalizer = algorithm.policy.preprocessor.normalizer
     np.testing.assert_allclose(normalizer.mean, rollout.obs.flatten(0, 1).double().mean(0), atol=1e-6)
     one = make(normalize_reward=True).update(rollout).metrics["value_loss"].item()
     other = make(normalize_reward=True).update(replace(rollout, rewards=1000 * rollout.rewards))

@@ -200,7 +200,7 @@ def test_a_compiled_update_computes_what_the_plain_one_does(algo: str, tmp_path:
     changes = {"total_timesteps": 48, "log_interval": 48}
     plain = run_training(small_config(algo, tmp_path / "plain", **changes))
     compiled = run_training(small_config(algo, tmp_path / "compiled", compile=True, **changes))
-    one, other = (load_checkpoint(r.run_dir).algorithm_state["parts"] for r in (plain, compiled))
+    one, other = (load_checkpoint(r.run_dir).algorithm_state["members"] for r in (plain, compiled))
     for name, part in one.items():
         for key, value in part.items():
             if isinstance(value, torch.Tensor):

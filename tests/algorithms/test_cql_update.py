@@ -133,10 +133,10 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
 @pytest.mark.parametrize(("threshold", "direction"), [(-50.0, 1.0), (50.0, -1.0), (None, 0.0)])
 def test_the_multiplier_rises_while_the_gap_is_above_the_threshold_and_falls_below(threshold, direction):
     algorithm = make(lagrange_threshold=threshold)
-    for part in (algorithm.rule.lagrange_multiplier, algorithm.rule.temperature):
+    for part in (algorithm.lagrange_multiplier, algorithm.temperature):
         part.log_alpha.data.zero_()
     algorithm.update(make_batch())
-    assert algorithm.rule.lagrange_multiplier.log_alpha.item() == pytest.approx(direction * LEARNING_RATE, abs=1e-7)
+    assert algorithm.lagrange_multiplier.log_alpha.item() == pytest.approx(direction * LEARNING_RATE, abs=1e-7)
 
 
 def test_the_conservative_gap_equals_a_hand_worked_example():
@@ -155,10 +155,10 @@ def test_the_conservative_gap_equals_a_hand_worked_example():
 
 def test_a_fixed_alpha_stays_fixed():
     algorithm = make_algorithm(CQLAlgorithm, small(CQLConfig, alpha=0.2))
-    before = algorithm.rule.temperature.log_alpha.item()
+    before = algorithm.temperature.log_alpha.item()
     metrics = algorithm.update(make_batch()).metrics
     assert metrics["alpha_loss"].item() == 0.0
-    assert algorithm.rule.temperature.log_alpha.item() == before
+    assert algorithm.temperature.log_alpha.item() == before
 
 
 def numpy_discrete(params, target_params, batch, cql_alpha):
@@ -199,7 +199,7 @@ def test_a_whole_discrete_update_equals_numpy():
 
 def test_discrete_actions_are_the_best_valued():
     algorithm, obs = make(CHOICES), make_batch().obs
-    expected = mlp(arrays(algorithm.rule.network), obs.double().numpy()).argmax(1)
+    expected = mlp(arrays(algorithm.network), obs.double().numpy()).argmax(1)
     for explore in (False, True):
         assert algorithm.act(obs, explore=explore).tolist() == expected.tolist()
 

@@ -98,7 +98,7 @@ def test_a_whole_update_equals_numpy():
 
 
 def test_there_is_no_target_network():
-    assert set(make().parts()) == {
+    assert set(make().stateful_members()) == {
         *("actor", "critic", "temperature", "actor_optimizer", "critic_optimizer", "alpha_optimizer")
     }
 

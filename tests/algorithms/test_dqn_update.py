@@ -88,7 +88,9 @@ def test_targets_loss_and_mean_value_equal_numpy(double, dueling, n_step):
     assert (errors > 1).any()
     huber = np.where(errors < 1, 0.5 * errors**2, errors - 0.5).mean()
 
-    actual = algorithm._targets(Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.bootstrap(0.9)))
+    actual = algorithm._targets(
+        Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.bootstrap_discounts(0.9))
+    )
     np.testing.assert_allclose(actual, targets, atol=1e-5)
     metrics = algorithm.update(batch).metrics
     assert metrics["critic_loss"].item() == pytest.approx(huber, abs=1e-5)
@@ -129,7 +131,7 @@ def test_the_target_network_is_copied_when_its_interval_has_been_crossed_and_nev
     batch = make_batch()
     copied_at = []
     for step in (0, 4, 9, 10, 11, 19, 23, 28, 29, 55, 56, 59, 60):
-        algorithm.advance(step, 0.5)
+        algorithm.set_progress(step, 0.5)
         network, target = weights_of(algorithm.network), weights_of(algorithm.target_network)
         algorithm.update(batch)
         after = weights_of(algorithm.target_network)
@@ -145,7 +147,7 @@ def test_the_target_network_is_copied_when_its_interval_has_been_crossed_and_nev
 )
 def test_epsilon_falls_linearly_over_the_exploration_fraction_and_then_stays(progress, expected):
     algorithm = make(epsilon_start=1.0, epsilon_end=0.1, exploration_fraction=0.2)
-    algorithm.advance(0, progress)
+    algorithm.set_progress(0, progress)
     assert algorithm.epsilon() == pytest.approx(expected)
 
 

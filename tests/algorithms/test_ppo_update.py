@@ -195,7 +195,7 @@ def test_the_update_uses_the_learning_rate_and_clip_of_this_point_of_the_run(pro
     algorithm = make(
         learning_rate=Schedule(kind="linear", start=1e-3), clip_coef=Schedule(kind="cosine", start=0.2, end=0.1)
     )
-    algorithm.advance(100, progress)
+    algorithm.set_progress(100, progress)
     before = arrays(algorithm.policy)
     algorithm.update(make_rollout(ACTION_SPACES[0]))
     assert algorithm.optimizer.state_dict()["learning_rate"].item() == pytest.approx(rate, abs=1e-9)
@@ -229,7 +229,7 @@ def test_observation_statistics_cover_every_rollout_and_stand_still_while_acting
         assert algorithm.update(rollout).metrics["approx_kl"].abs() < 1e-6
     seen = torch.cat([rollout.obs.flatten(0, 1) for rollout in rollouts]).double().numpy()
     algorithm.act(torch.full((4, 3), 1e3), explore=True)
-    normalizer = algorithm.policy.encoder.normalizer
+    normalizer = algorithm.policy.preprocessor.normalizer
     np.testing.assert_allclose(normalizer.mean, seen.mean(0), atol=1e-9)
     np.testing.assert_allclose(normalizer.variance, seen.var(0), atol=1e-9)
 

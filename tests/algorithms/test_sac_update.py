@@ -165,7 +165,9 @@ def test_critic_targets_equal_numpy_row_by_row():
     batch, (next_noise, _) = doubles(tensors), coming_noise(algorithm)
     next_actions, log_probs = actor(arrays(algorithm.actor), batch.next_obs, next_noise)
     values = critic(arrays(algorithm.target_critic), batch.next_obs, next_actions).min(0) - 0.3 * log_probs
-    step_batch = Batch(tensors.obs, tensors.actions, tensors.rewards, tensors.next_obs, tensors.bootstrap(0.9))
+    step_batch = Batch(
+        tensors.obs, tensors.actions, tensors.rewards, tensors.next_obs, tensors.bootstrap_discounts(0.9)
+    )
     actual = algorithm._targets(step_batch, torch.tensor(next_noise, dtype=torch.float32), torch.tensor(0.3))
     np.testing.assert_allclose(actual, batch.rewards + 0.9 * (1 - batch.terminated) * values, atol=1e-5)
 

@@ -41,7 +41,7 @@ def make(case, **settings):
 def updated_weights(algorithm, batch):
     for _ in range(2):
         algorithm.update(batch)
-    modules = [part for part in algorithm.parts().values() if isinstance(part, torch.nn.Module)]
+    modules = [part for part in algorithm.stateful_members().values() if isinstance(part, torch.nn.Module)]
     return torch.cat([parameter.detach().reshape(-1) for module in modules for parameter in module.parameters()])
 
 
@@ -66,10 +66,10 @@ def test_observations_scaled_by_the_data_give_what_scaled_data_gives(case):
 def test_the_scale_is_frozen_once_updates_have_begun_and_travels_with_the_state(case):
     algorithm = make(case, normalize_obs=True)
     algorithm.fit_observations(5.0 * torch.randn(100, 3, generator=torch.Generator().manual_seed(6)))
-    before = {name: value.clone() for name, value in algorithm.encoder.state_dict().items()}
+    before = {name: value.clone() for name, value in algorithm.preprocessor.state_dict().items()}
     batch = make_batch(case[2])
     algorithm.update(batch)
-    assert all(torch.equal(value, before[name]) for name, value in algorithm.encoder.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in algorithm.preprocessor.state_dict().items())
 
     restored = make(case, normalize_obs=True)
     restored.load_state_dict(algorithm.state_dict())
@@ -169,7 +169,7 @@ def test_categories_and_bytes_are_encoded_once(obs_space):
     obs = torch.from_numpy(np.stack([obs_space.sample() for _ in range(48)]))
     batch = replace(make_batch(), obs=obs, next_obs=obs.flip(0))
     assert all(metric.isfinite() for metric in algorithm.update(batch).metrics.values())
-    features = algorithm.encoder(obs)
+    features = algorithm.preprocessor(obs)
     assert features.min() >= 0.0
     assert features.max() <= 1.0
     assert torch.equal(algorithm.act(obs, explore=False), algorithm.actor.mode(features).detach())

@@ -15,10 +15,10 @@ from torch import Tensor
 from rl_training.algorithms.optim import Adam
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
-from rl_training.experiment.logging import MetricAccumulator
 from rl_training.experiment.registry import learns_offline, list_algorithm_specs
-from rl_training.replay.transitions import find_non_finite
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import find_non_finite
+from rl_training.runtime.metrics import MetricAccumulator
 from rl_training.runtime.run import run_training
 from rl_training.runtime.session import UPDATES_BETWEEN_CHECKS
 from rl_training.runtime.trainer import TrainerState
@@ -43,7 +43,7 @@ class Poison(Callback):
             self.updates_after += 1
         elif trainer.global_step >= self.step:
             self.updates_after = 0
-            parts = trainer.algorithm.parts()
+            parts = trainer.algorithm.stateful_members()
             tensors = [tensor for name, part in parts.items() for tensor in self._tensors(name, part)]
             with torch.no_grad():
                 tensors[0].view(-1)[0] = self.value
@@ -60,7 +60,7 @@ def assert_kept(tmp_path: Path) -> None:
     last = resolve_checkpoint(run_dir)
     verify_checkpoint(last)
     _, algorithm, _ = load_algorithm(run_dir)
-    for part in algorithm.parts().values():
+    for part in algorithm.stateful_members().values():
         for value in part.state_dict().values():
             assert not isinstance(value, Tensor) or value.isfinite().all()
     metadata = json.loads((run_dir / "metadata.json").read_text())

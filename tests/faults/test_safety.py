@@ -64,10 +64,10 @@ def test_no_source_file_can_run_what_it_reads(path: Path) -> None:
 
 ALLOWED = {
     # What the user names on the command line or registers, never what a file names (see test_hostile_files.py).
-    "envs/user_code.py": {"importlib.import_module()", "importlib.util.spec_from_file_location()"},
+    "plugins/user_code.py": {"importlib.import_module()", "importlib.util.spec_from_file_location()"},
     "experiment/registry.py": {"importlib.import_module()"},
     # What our own tables name.
-    "envs/extras.py": {"importlib.import_module()"},
+    "plugins/extras.py": {"importlib.import_module()"},
     "exports.py": {"importlib.import_module()"},
     "providers.py": {"importlib.import_module()"},
 }

@@ -28,7 +28,7 @@ from rl_training.spaces.observations import describe_observation
 from rl_training.spaces.spec import describe_spaces
 
 POINT, BITS = ENV_OF["her"], "rl_training.envs.goals:BitFlipEnv"
-HERE = f"{TESTS / 'test_hindsight_replay.py'}"
+HERE = str(TESTS / "replay" / "test_hindsight_replay.py")
 GAMMA = 0.9
 NUM_ENVS = 3
 PLACE = Box(-np.inf, np.inf, (3,), np.float32)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import ENV_OF, small_config
+from rl_training.td_errors import ConfigError
 from run_tools import StopAt, assert_same_end
 
 from rl_training.envs.factory import make_env
-from rl_training.errors import ConfigError
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
 from rl_training.replay.prioritized import PrioritizedSampler, SumTree
 from rl_training.replay.replay_buffer import ReplayBuffer
@@ -89,7 +89,7 @@ def test_only_what_is_stored_is_drawn_and_errors_reach_the_transition_they_belon
     fill(buffer, 2)
     batch = buffer.sample(64)
     assert set(batch.rewards.tolist()) == {0.0, 1.0, 10.0, 11.0}
-    assert batch.weights.tolist() == [1.0] * 64
+    assert batch.inverse_probabilities.tolist() == [1.0] * 64
     buffer.update_priorities(batch, (batch.rewards == 10.0).float())
     assert set(buffer.sample(100).rewards.tolist()) == {10.0}
     fill(buffer, 4)  # the ring is full and begins again: what is overwritten is new
@@ -143,14 +143,14 @@ def test_weights_scale_each_transition_and_errors_come_back(algo, tmp_path: Path
         return spec.algorithm_class()(config, spaces, resources).update(batch)
 
     alone = update(plain)
-    weighted = update(dataclasses.replace(plain, weights=torch.full((32,), 0.3)))
-    assert alone.errors is None
-    assert weighted.errors.shape == (32,)
-    assert (weighted.errors >= 0).all()
+    weighted = update(dataclasses.replace(plain, inverse_probabilities=torch.full((32,), 0.3)))
+    assert alone.td_errors is None
+    assert weighted.td_errors.shape == (32,)
+    assert (weighted.td_errors >= 0).all()
     torch.testing.assert_close(weighted.metrics["critic_loss"], alone.metrics["critic_loss"])
     half = torch.ones(32)
     half[16:] = 1e-12
-    first_half = dataclasses.replace(plain, weights=half)
+    first_half = dataclasses.replace(plain, inverse_probabilities=half)
     few = update(first_half).metrics["critic_loss"]
     assert not torch.isclose(few, alone.metrics["critic_loss"])
 

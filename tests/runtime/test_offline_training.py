@@ -123,7 +123,7 @@ def test_the_scale_of_the_data_travels_with_the_policy(file: Path, tmp_path: Pat
     result = run_training(from_file("td3_bc", tmp_path, file))
     _, algorithm, _ = load_algorithm(result.run_dir)
     obs = load_transition_dataset("npz", dataset_path=file).obs
-    normalizer = algorithm.encoder.normalizer
+    normalizer = algorithm.preprocessor.normalizer
     np.testing.assert_allclose(normalizer.mean, obs.mean(0, dtype=np.float64), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(normalizer.variance, obs.var(0, dtype=np.float64), rtol=1e-4)
 

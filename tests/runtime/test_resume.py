@@ -186,8 +186,8 @@ class TestChanges:
         resumed = load_checkpoint(stopped.run_dir)
         assert resumed.metadata["exactness"] == "exact"
         assert resumed.config["algo_kwargs"]["eval_interval"] == 16
-        for name, tensor in whole.algorithm_state["parts"]["network"].items():
-            assert (resumed.algorithm_state["parts"]["network"][name] == tensor).all()
+        for name, tensor in whole.algorithm_state["members"]["network"].items():
+            assert (resumed.algorithm_state["members"]["network"][name] == tensor).all()
 
     @pytest.mark.parametrize(
         ("word", "reason"),

@@ -16,7 +16,7 @@ from run_tools import StopAt, assert_same_end
 
 from rl_training.errors import ConfigError, EnvError, NonFiniteError
 from rl_training.models.encoders import ObsNetwork, ObsPreprocessor
-from rl_training.models.mlp import Layers
+from rl_training.models.mlp import MLPSpec
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import load_algorithm, predict, resume_training
 from rl_training.spaces.observations import ObsSpec, describe_observation
@@ -99,7 +99,7 @@ def test_a_forged_state_is_refused(change):
 )
 def test_an_image_goes_through_convolutions_however_its_axes_are_ordered(shape):
     spec = describe_observation(Box(0, 255, shape, np.uint8))
-    network = ObsNetwork(spec, Layers((), "relu", torch.Generator().manual_seed(0)))
+    network = ObsNetwork(spec, MLPSpec((), "relu", torch.Generator().manual_seed(0)))
     obs = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
     features = network.features(ObsPreprocessor(spec, normalize=False)(obs))
     assert features.shape == (2, network.num_features) == (2, 512)
@@ -107,7 +107,7 @@ def test_an_image_goes_through_convolutions_however_its_axes_are_ordered(shape):
     if shape[-1] == 3:
         planes = planes.movedim(-1, -3)
     planes = planes.reshape(2, -1, 40, 44)
-    weights, biases = network.trunk.images[0].weights, network.trunk.images[0].biases
+    weights, biases = network.features.images[0].weights, network.features.images[0].biases
     for index, stride in enumerate((4, 2, 1)):
         planes = torch.conv2d(planes, weights[index], biases[index], stride).relu()
     torch.testing.assert_close(features, (planes.flatten(1) @ weights[3].T + biases[3]).relu())
@@ -116,11 +116,11 @@ def test_an_image_goes_through_convolutions_however_its_axes_are_ordered(shape):
 def test_images_and_numbers_are_read_side_by_side():
     space = Dict(camera=IMAGE, speed=Box(-9, 9, (2,)), front=IMAGE)
     spec = describe_observation(space)
-    network = ObsNetwork(spec, Layers((), "relu", torch.Generator().manual_seed(0)))
+    network = ObsNetwork(spec, MLPSpec((), "relu", torch.Generator().manual_seed(0)))
     _, batch = batch_of(space)
     features = network.features(torch.from_numpy(spec.as_stored(batch)))
     torch.testing.assert_close(features[:, :2], torch.from_numpy(batch["speed"]))
-    read = [network.trunk.images[n](torch.from_numpy(batch[name])) for n, name in enumerate(("camera", "front"))]
+    read = [network.features.images[n](torch.from_numpy(batch[name])) for n, name in enumerate(("camera", "front"))]
     torch.testing.assert_close(features[:, 2:], torch.cat(read, 1))
 
 

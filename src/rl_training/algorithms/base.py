@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.algorithms.optim import Adam
-from rl_training.models.mlp import Layers
+from rl_training.errors import ConfigError
+from rl_training.models.mlp import MLPSpec
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
+LOOSE = (Tensor, torch.Generator, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
+"""State without a `state_dict`: as an attribute of an algorithm, a checkpoint would lose it."""
 
 
 class Stateful(Protocol):
@@ -32,12 +38,14 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one `update` did: metrics as detached tensors, and how many gradient steps it took."""
+    """Result of one `Algorithm.update`."""
 
     metrics: dict[str, Tensor]
+    """Scalars by name, as detached tensors."""
     gradient_steps: int = 1
-    errors: Tensor | None = None
-    """How far off each transition of the batch was, where the batch was drawn unevenly."""
+    """Optimizer steps taken."""
+    td_errors: Tensor | None = None
+    """Absolute TD error per transition, [B], for prioritized replay; else None."""
 
     @property
     def num_gradient_steps(self) -> int:
@@ -47,14 +55,14 @@ class UpdateResult:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run hands to its algorithm."""
+    """What a run gives to its algorithm."""
 
     device: torch.device
     generator: torch.Generator
-    """Source of every random number the algorithm draws, weights included."""
+    """Source of every random number of the algorithm, initial weights included."""
     num_envs: int = 1
     compile: bool = False
-    """Whether to turn each update into one compiled graph."""
+    """Whether to compile each update into one graph."""
 
 
 class Algorithm(ABC, Generic[ConfigT]):
@@ -65,10 +73,16 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.spaces = spaces
         self.device = resources.device
         self.generator = resources.generator
-        self.layers = Layers(config.hidden_sizes, config.activation, self.generator)
+        self.mlp_spec = MLPSpec(config.hidden_sizes, config.activation, self.generator)
         self.global_step = 0
         self.progress = 0.0
         self.counters: dict[str, int] = {}
+        """Whole numbers of the algorithm's own that are saved with it."""
+
+    @classmethod
+    def for_spaces(cls, spaces: Spaces) -> type[Algorithm[Any]]:
+        """The class that handles these spaces: this one, unless another action space needs another update rule."""
+        return cls
 
     @classmethod
     @abstractmethod
@@ -83,25 +97,29 @@ class Algorithm(ABC, Generic[ConfigT]):
     def update(self, batch: Transitions) -> UpdateResult:
         """Learn from a batch."""
 
-    def parts(self) -> dict[str, Stateful]:
-        """The objects that change: unless written anew, every attribute that is a network or an optimizer, by name."""
-        return parts_of(self)
+    def stateful_members(self) -> dict[str, Stateful]:
+        """Networks, optimizers and all else with a `state_dict`, by attribute name; these are saved.
+
+        Members of lists, tuples and dicts are found too, as `critics.0`. Override it only to add more. A tensor, an
+        array or a random generator that no checkpoint would hold raises a `ConfigError`.
+        """
+        return dict(self._find_members())
 
     @cached_property
     def optimizers(self) -> list[Adam]:
-        """The optimizers among the parts."""
-        return [part for part in self.parts().values() if isinstance(part, Adam)]
+        """The optimizers of the package's own class among the members."""
+        return [member for member in self.stateful_members().values() if isinstance(member, Adam)]
 
     def fit_observations(self, obs: Tensor) -> None:
-        """Be shown a part of the data's observations, before the first update; by default nothing is learned of it."""
+        """Called with chunks of the dataset's observations before offline training; does nothing by default."""
 
-    def advance(self, global_step: int, progress: float) -> None:
-        """Be told where the run is: the step, and the share of the run that is done (for schedules)."""
+    def set_progress(self, global_step: int, progress: float) -> None:
+        """Set the current step and fraction of training done, for schedules; called before each `act` and `update`."""
         self.global_step = global_step
         self.progress = progress
 
     def random_actions(self, count: int) -> Tensor:
-        """Actions drawn uniformly from the action space, for warm-up."""
+        """Model actions sampled uniformly from the action space, for warm-up."""
         action = self.spaces.action
         if action.kind is ActionKind.CONTINUOUS:
             shape = (count, *action.model_shape)
@@ -118,7 +136,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         if self.spaces.action.kind is not ActionKind.CONTINUOUS:
             return self.replace_at_random(actions, amount)
         noise = torch.empty_like(actions).normal_(generator=self.generator)
-        # Added to the action that would be executed: beyond a bound, noise would be lost in the way back to it.
+        # Clipped before and after: noise on an action beyond a bound would be lost on the way back to the bound.
         return self.spaces.action.executed(self.spaces.action.executed(actions) + amount * noise)
 
     def replace_at_random(self, actions: Tensor, probability: float) -> Tensor:
@@ -131,7 +149,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Everything `act` and `update` depend on."""
         return {
             "spaces": self.spaces.state_dict(),
-            "parts": {name: part.state_dict() for name, part in self.parts().items()},
+            "members": {name: member.state_dict() for name, member in self.stateful_members().items()},
             "generator": self.generator.get_state(),
             "global_step": self.global_step,
             "progress": self.progress,
@@ -140,14 +158,30 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for name, part in self.parts().items():
-            part.load_state_dict(state["parts"][name])
+        for name, member in self.stateful_members().items():
+            member.load_state_dict(state["members"][name])
         self.generator.set_state(state["generator"].cpu())
         self.global_step = int(state["global_step"])
         self.progress = float(state["progress"])
         self.counters |= {name: int(count) for name, count in state["counters"].items()}
 
+    def _find_members(self) -> Iterator[tuple[str, Stateful]]:
+        seen = {id(self.generator)}
+        for name, value in vars(self).items():
+            yield from self._members_in(name, value, seen)
 
-def parts_of(owner: object) -> dict[str, Stateful]:
-    """The attributes that are networks or optimizers, in the order in which they were made."""
-    return {name: value for name, value in vars(owner).items() if isinstance(value, (nn.Module, Adam))}
+    def _members_in(self, name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Stateful]]:
+        if id(value) in seen or isinstance(value, (type, AlgorithmConfig, Spaces)):
+            return
+        if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+            seen.add(id(value))
+            yield name, value
+        elif isinstance(value, LOOSE):
+            raise ConfigError(
+                f"attribute '{name}' of {type(self).__name__} is a {type(value).__name__} that no checkpoint would"
+                " hold: make it a buffer or parameter of an nn.Module, draw from self.generator, or compute it where"
+                " it is used"
+            )
+        elif isinstance(value, (list, tuple, dict)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from self._members_in(f"{name}.{key}", item, seen)

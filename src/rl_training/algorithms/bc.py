@@ -1,11 +1,11 @@
-"""Behaviour cloning: do what the data does."""
+"""Behaviour cloning: supervised learning of the dataset's actions."""
 
 from __future__ import annotations
 
-from rl_training.algorithms.base import Resources
+from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import OfflineConfig
 from rl_training.algorithms.optim import Adam, descend
-from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
+from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces, require_bounded_box
@@ -15,27 +15,27 @@ class BCConfig(OfflineConfig):
     """Settings of behaviour cloning."""
 
     policy: PolicyKind = "deterministic"
-    """What imitates Box actions: one action, by squared error, or a Gaussian, by likelihood."""
+    """Policy of Box actions: `deterministic`, trained by squared error, or `gaussian`, by log-likelihood."""
 
 
 class BCAlgorithm(ReplayAlgorithm[BCConfig]):
-    """Learns the data's actions; rewards play no part."""
+    """Imitates the dataset's actions; rewards are not used."""
 
     actor: ImitationPolicy
     uses_next_obs = False
 
     def __init__(self, config: BCConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.actor = make_imitation_policy(config.policy, spaces, self.layers).to(self.device)
+        self.actor = make_imitation_policy(config.policy, spaces, self.mlp_spec).to(self.device)
         self.actor_optimizer = Adam(self.actor.parameters(), config.learning_rate)
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
-        """Box actions are squashed into their bounds, so they need some."""
+        """Require finite bounds of Box actions."""
         if spaces.action.kind is ActionKind.CONTINUOUS:
             require_bounded_box(spaces, "bc", "bc")
 
-    def gradient_step(self, batch: Batch) -> Metrics:
-        """One step towards the actions of the batch."""
+    def gradient_step(self, batch: Batch) -> UpdateResult:
+        """One step on the imitation loss."""
         loss = self.actor.imitation_loss(batch.obs, batch.actions).mean()
-        return {"actor_loss": loss, "actor_grad_norm": descend(loss, self.actor_optimizer)}
+        return UpdateResult({"actor_loss": loss, "actor_grad_norm": descend(loss, self.actor_optimizer)})

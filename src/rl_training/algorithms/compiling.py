@@ -1,4 +1,4 @@
-"""A whole update as one compiled graph: its kernels kept apart by processor, and checked before they are trusted."""
+"""Compilation of an update into one graph, with a kernel cache per processor and a check against the eager update."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STOP_SIGNALS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 def compiled(step: Callable[..., ResultT], enabled: bool) -> Callable[..., ResultT]:
-    """Turn a method that is a whole update (loss, gradient, optimizer) into one compiled graph, if `enabled`."""
+    """Compile a method that is a whole update (loss, gradient, optimizer) into one graph, if `enabled`."""
     if not enabled:
         return step
     import torch._dynamo
@@ -38,7 +38,7 @@ def compiled(step: Callable[..., ResultT], enabled: bool) -> Callable[..., Resul
     torch._dynamo.config.trace_autograd_ops = True
     assert isinstance(step, MethodType)
     shared = step.__func__
-    # The compiler keeps its graphs with the code they were made from, and few for each: every object gets its own.
+    # torch.compile caches a few graphs per code object: a copy of the code gives every object its own cache.
     own = FunctionType(shared.__code__.replace(), shared.__globals__, shared.__name__, closure=shared.__closure__)
     graph = torch.compile(MethodType(own, step.__self__), fullgraph=True, dynamic=False)
     return checked(step, _block_signals(_translate_compiler_errors(graph)))
@@ -118,7 +118,7 @@ def _compare(what: str, actual: list[Tensor], expected: list[Tensor]) -> None:
 
 def _state(owner: Any) -> Iterator[tuple[str, list[Tensor]]]:
     """The tensors of each network and of each list of moments, with its name."""
-    for name, part in owner.parts().items() if hasattr(owner, "parts") else ():
+    for name, part in owner.stateful_members().items() if hasattr(owner, "stateful_members") else ():
         state = part.state_dict()
         yield name, [value for value in state.values() if isinstance(value, Tensor)]
         for key, value in state.items():

@@ -1,4 +1,4 @@
-"""Settings that algorithms share, by the loop that runs them."""
+"""Settings that algorithms share, by the loop that trains them."""
 
 from __future__ import annotations
 
@@ -16,81 +16,81 @@ HiddenSizes = tuple[PositiveInt, ...]
 
 
 class Schedule(FrozenConfig):
-    """A value that moves from `start` to `end` over the run."""
+    """A value that changes from `start` to `end` over training."""
 
     spelling: ClassVar[str | None] = "{kind: linear|cosine, start: …, end: …}"
     kind: Literal["linear", "cosine"]
-    """The shape of the way."""
+    """Interpolation: `linear` or `cosine`."""
     start: NonNegativeFloat
-    """The value at the first step."""
+    """Value at the first step."""
     end: NonNegativeFloat = 0.0
-    """The value at the last step."""
+    """Value at the last step."""
 
     def at(self, progress: float) -> float:
-        """The value when `progress` (0 to 1) of the run is done."""
-        share = progress if self.kind == "linear" else 0.5 * (1.0 - math.cos(math.pi * progress))
-        return self.start + (self.end - self.start) * share
+        """Value when `progress` (0 to 1) of training is done."""
+        fraction = progress if self.kind == "linear" else 0.5 * (1.0 - math.cos(math.pi * progress))
+        return self.start + (self.end - self.start) * fraction
 
 
 Scheduled = PositiveFloat | Schedule
 
 
 def value_at(setting: float | Schedule, progress: float) -> float:
-    """The value of a number or a schedule when `progress` of the run is done."""
+    """Value of a number or a schedule when `progress` of training is done."""
     return setting.at(progress) if isinstance(setting, Schedule) else setting
 
 
 class EarlyStoppingConfig(FrozenConfig):
-    """When to end a run before its last step."""
+    """Early stopping: when to end a run before its last step."""
 
     metric: str = "eval_return_mean"
-    """The evaluation metric to watch."""
+    """Evaluation metric to watch."""
     mode: Literal["max", "min"] = "max"
-    """Whether more or less of it is better."""
+    """Whether larger (`max`) or smaller (`min`) is better."""
     patience: PositiveInt = 5
-    """Evaluations without improvement after which the run ends."""
+    """Evaluations without improvement after which the run stops."""
     min_delta: NonNegativeFloat = 0.0
-    """What counts as an improvement."""
+    """The metric must beat its best by more than this."""
     min_steps: NonNegativeInt = 0
-    """Never stop before this step."""
+    """Earliest step to stop at."""
     target_value: float | None = None
-    """End the run as soon as the metric reaches this value."""
+    """Stop as soon as the metric reaches this value; null: no target."""
 
 
 class AlgorithmConfig(FrozenConfig):
-    """What every algorithm has."""
+    """Settings of every algorithm."""
 
     learning_rate: Scheduled = 3e-4
-    """Step size of the optimizer: a number or a schedule."""
+    """Learning rate of the optimizer: a number or a schedule."""
     gamma: Fraction = 0.99
-    """How much a reward one step later is worth."""
+    """Discount factor."""
     hidden_sizes: HiddenSizes = (256, 256)
-    """Width of each hidden layer; behind the convolutions that read an image there may be none."""
+    """Width of each hidden layer; may be empty where a CNN reads an image."""
     activation: Activation = "relu"
-    """Activation function of the hidden layers."""
+    """Activation of the hidden layers: relu or tanh."""
     eval_interval: PositiveInt | None = None
-    """Steps between evaluations (by default a tenth of the run)."""
+    """Steps between evaluations; null: a tenth of the run."""
     early_stopping: EarlyStoppingConfig | None = None
-    """When to end the run early."""
+    """Early stopping; null: none."""
 
     def samples_per_update(self) -> int:
-        """Transitions that one gradient step reads."""
+        """Transitions per gradient step, by which the number of threads is chosen."""
         return 256
 
     def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int | None:
-        """About how many gradient steps a run of that length takes; None: unknown, `compile: auto` does not compile."""
+        """Estimated gradient steps of a run; None: unknown, and `compile: auto` does not compile."""
         return None
 
     def has_schedules(self) -> bool:
-        """Whether a setting follows a schedule over the run."""
+        """Whether any setting follows a schedule."""
         return any(isinstance(value, Schedule) for value in vars(self).values())
 
 
 class OnPolicyConfig(AlgorithmConfig):
-    """What the on-policy loop reads."""
+    """Settings of the on-policy loop."""
 
     num_steps: PositiveInt = 2048
-    """Steps each environment takes between two updates."""
+    """Steps of each environment per rollout."""
 
 
 HINDSIGHT: Literal["her"] = "her"
@@ -98,51 +98,53 @@ REPLAY_KEYS = {"uniform": (), "prioritized": ("alpha", "beta"), HINDSIGHT: ("str
 
 
 class ReplayConfig(FrozenConfig):
-    """How stored transitions are drawn."""
+    """How stored transitions are sampled."""
 
     kind: Literal["uniform", "prioritized", "her"] = "uniform"
     """`uniform`; `prioritized` by TD error (Schaul et al. 2016); `her`: uniform with relabelled goals (Andrychowicz et
     al. 2017)."""
     alpha: Fraction = 0.6
-    """Prioritized: how much the last error counts: 0 is uniform, 1 draws in proportion to it."""
+    """`prioritized`: exponent of the absolute TD error; 0 is uniform."""
     beta: Scheduled = Schedule(kind="linear", start=0.4, end=1.0)
-    """Prioritized: how much of the unevenness the weights take back: 1 is all."""
+    """`prioritized`: exponent of the importance weights; 1 corrects fully."""
     strategy: Literal["future", "final", "episode"] = "future"
-    """Her: where other goals come from: what was achieved later in the episode, at its end, or anywhere in it."""
+    """`her`: relabel with a goal achieved later in the episode, at its end, or anywhere in it."""
     goals_per_step: PositiveInt = 4
-    """Her: transitions with another goal for each one with its own."""
+    """`her`: relabelled transitions per original one (4: 80 % of a batch)."""
 
     @model_validator(mode="after")
     def _has_keys_of_its_kind(self) -> ReplayConfig:
         for key in sorted(self.model_fields_set - {"kind"}):
             if key not in REPLAY_KEYS[self.kind]:
                 owner = next(kind for kind, keys in REPLAY_KEYS.items() if key in keys)
-                raise ValueError(f"{key} is for kind '{owner}' and means nothing for kind '{self.kind}'")
+                raise ValueError(f"{key} is for kind '{owner}' and not used by kind '{self.kind}': remove it")
         return self
 
 
 class OffPolicyConfig(AlgorithmConfig):
-    """What the off-policy loop and its replay buffer read."""
+    """Settings of the off-policy loop and its replay buffer."""
 
     buffer_capacity: PositiveInt = 1_000_000
-    """Transitions kept for replay."""
+    """Capacity of the replay buffer, in transitions."""
     batch_size: PositiveInt = 256
-    """Transitions in one update."""
+    """Transitions per gradient step."""
     learning_starts: NonNegativeInt = 100
-    """Steps of random actions before the first update."""
+    """Environment steps with random actions before the first update."""
     train_frequency: PositiveInt = 1
-    """Environment steps (over all environments) between two rounds of updates."""
+    """Train every this many environment steps, over all environments."""
     gradient_steps: PositiveInt = 1
-    """Updates in one round."""
+    """Updates each time training runs."""
     n_step: PositiveInt = 1
-    """Rewards summed before the value of the state reached is used."""
+    """Number of rewards in the n-step return before bootstrapping."""
     replay: ReplayConfig = ReplayConfig()
-    """How stored transitions are drawn: `kind: uniform`, `prioritized` or `her`, each with keys of its own."""
+    """How stored transitions are sampled: `kind: uniform`, `prioritized` or `her`, each with its own keys."""
 
     @model_validator(mode="after")
-    def _has_room_for_other_goals(self) -> OffPolicyConfig:
-        if self.replay.kind == HINDSIGHT and self.batch_size <= (others := self.replay.goals_per_step):
-            raise ValueError(f"batch_size {self.batch_size} is too small for replay.goals_per_step {others}: take more")
+    def _has_room_for_relabelled_goals(self) -> OffPolicyConfig:
+        if self.replay.kind == HINDSIGHT and self.batch_size <= (relabelled := self.replay.goals_per_step):
+            raise ValueError(
+                f"batch_size {self.batch_size} is too small for replay.goals_per_step {relabelled}: raise it"
+            )
         return self
 
     def samples_per_update(self) -> int:
@@ -150,11 +152,11 @@ class OffPolicyConfig(AlgorithmConfig):
         return self.batch_size
 
     def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
-        """The ratio of updates to steps, times the steps."""
+        """Environment steps times updates per step."""
         return total_timesteps * self.gradient_steps // self.train_frequency
 
     def has_schedules(self) -> bool:
-        """Also the importance exponent of prioritized replay."""
+        """Also the exponent of the importance weights."""
         is_beta_scheduled = self.replay.kind == "prioritized" and isinstance(self.replay.beta, Schedule)
         return is_beta_scheduled or super().has_schedules()
 
@@ -168,42 +170,42 @@ KIND_READING = {
 
 
 class OfflineConfig(AlgorithmConfig):
-    """What the offline loop and its data set read."""
+    """Settings of the offline loop and its dataset."""
 
     dataset_kind: Literal["random", "npz", "pt", "minari"] | None = None
     """Source of the transitions: an npz or pt file, a Minari dataset or random actions. Training requires it."""
     dataset_path: Path | None = None
-    """The file to read, where the kind is npz or pt."""
+    """File to read, for the kinds npz and pt."""
     dataset_size: PositiveInt = 10_000
-    """Steps of random actions to take, where the kind is random."""
+    """Steps of random actions, for the kind random."""
     dataset_seed: NonNegativeInt | None = None
-    """Seed of the environment and the actions, where the kind is random; null: derived from the run's seed."""
+    """Seed of the environment and the actions, for the kind random; null: derived from the run's seed."""
     dataset_id: str | None = None
-    """The name of the data set, where the kind is minari."""
+    """Name of the dataset, for the kind minari."""
     dataset_download: bool = False
-    """Fetch the data set if it is not on this machine, where the kind is minari."""
+    """Download the dataset if it is not on this machine, for the kind minari."""
     dataset_check: Literal["error", "warn"] = "error"
-    """What to do about errors in the data: stop, or warn, clip actions to their bounds and go on."""
+    """On errors in the dataset: `error` stops; `warn` warns, clips actions to their bounds and trains."""
     reward_scale: float = 1.0
-    """Factor of every reward."""
+    """Factor of the rewards."""
     reward_shift: float = 0.0
-    """Added to every reward once it is scaled."""
+    """Added to the scaled rewards."""
     reward_clip_min: float | None = None
-    """Least reward, once scaled and shifted."""
+    """Lower bound of the rewards, after scale and shift."""
     reward_clip_max: float | None = None
-    """Greatest reward, once scaled and shifted."""
+    """Upper bound of the rewards, after scale and shift."""
     normalize_obs: bool = False
-    """Scale observations by the mean and the deviation of those in the data."""
+    """Normalize observations by the mean and standard deviation of the dataset."""
     batch_size: PositiveInt = 256
-    """Transitions in one update."""
+    """Transitions per gradient step."""
 
     @property
     def reward_transform(self) -> dict[str, Any]:
-        """Scale, shift, and the two clip bounds, by name."""
+        """Scale, shift and clip bounds, by name."""
         return {name: getattr(self, f"reward_{name}") for name in ("scale", "shift", "clip_min", "clip_max")}
 
     @model_validator(mode="after")
-    def _data_can_be_found(self) -> OfflineConfig:
+    def _dataset_can_be_found(self) -> OfflineConfig:
         needed = {"npz": "dataset_path", "pt": "dataset_path", "minari": "dataset_id"}.get(self.dataset_kind or "")
         if needed and getattr(self, needed) is None:
             raise ValueError(f"dataset_kind '{self.dataset_kind}' needs {needed}")
@@ -227,37 +229,37 @@ class OfflineConfig(AlgorithmConfig):
         return self.batch_size
 
     def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
-        """Offline a step is an update."""
+        """Offline, a step is an update."""
         return total_timesteps
 
 
 class OnlineStageConfig(FrozenConfig):
-    """How a run that began on recorded data goes on in the environment."""
+    """Online fine-tuning after training on a dataset."""
 
     after_updates: PositiveInt
-    """Updates on the data before the first step in the environment; what is left of total_timesteps are steps."""
+    """Offline updates before the first environment step; the rest of total_timesteps are environment steps."""
     offline_ratio: Fraction = 0.5
-    """Share of each batch that is still drawn from the data."""
+    """Fraction of each batch that is sampled from the dataset."""
     buffer_capacity: PositiveInt = 1_000_000
-    """Steps of its own that the agent keeps for replay."""
+    """Capacity of the replay buffer of new transitions."""
     learning_starts: NonNegativeInt = 1000
-    """Steps taken with the policy learned so far before the first update."""
+    """Environment steps with the offline policy before the first online update."""
     train_frequency: PositiveInt = 1
-    """Environment steps (over all environments) between two rounds of updates."""
+    """Train every this many environment steps, over all environments."""
     gradient_steps: PositiveInt = 1
-    """Updates in one round."""
+    """Updates each time training runs."""
     exploration: Fraction = 0.1
-    """Deviation of the noise added to Box actions in [-1, 1], or share of random Discrete actions."""
+    """Standard deviation of the noise on Box actions in [-1, 1], or probability of a random Discrete action."""
 
 
 class OfflineToOnlineConfig(OfflineConfig):
-    """What an algorithm reads that can go on in the environment."""
+    """Settings of offline algorithms that support online fine-tuning."""
 
     online: OnlineStageConfig | None = None
-    """Go on in the environment after a number of updates on the data."""
+    """Online fine-tuning after the offline updates; null: none."""
 
     def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
-        """Offline a step is an update; online their ratio is chosen."""
+        """Offline updates, plus environment steps times updates per step."""
         if self.online is None:
             return total_timesteps
         offline = min(total_timesteps, self.online.after_updates)

@@ -1,4 +1,4 @@
-"""Deep deterministic policy gradients (Lillicrap et al. 2016): TD3 without its three improvements."""
+"""Deep deterministic policy gradient, DDPG (Lillicrap et al. 2016): TD3 with one critic, no delay, no smoothing."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class DDPGConfig(TD3Config):
     """Settings of DDPG."""
 
     policy_noise: NonNegativeFloat = 0.0
-    """Deviation of the noise on the target policy's actions."""
+    """Standard deviation of the noise on the target policy's actions."""
     policy_delay: PositiveInt = 1
-    """Updates of the critics for each update of the actor and of the targets."""
+    """Gradient steps of the critics per step of the actor and the target networks."""
     num_critics: PositiveInt = 1
-    """Critics, of which the least value is the target."""
+    """Critics; the TD target uses their minimum."""
 
 
 class DDPGAlgorithm(TD3Algorithm):
-    """Learns a deterministic policy from replayed transitions, by one critic."""
+    """TD3 with other defaults."""
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
-        """DDPG squashes its actions into the bounds, so it needs some."""
+        """Require a bounded Box action space."""
         require_bounded_box(spaces, "ddpg", "dqn or ppo")

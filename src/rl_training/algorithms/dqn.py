@@ -1,4 +1,4 @@
-"""Deep Q-learning (Mnih et al. 2015), with double, dueling and n-step targets as options."""
+"""Deep Q-learning (Mnih et al. 2015), with double, dueling, n-step and prioritized replay as options."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from pydantic import PositiveFloat, PositiveInt, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig, Scheduled
-from rl_training.algorithms.optim import Adam, descend
-from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
-from rl_training.algorithms.returns import polyak
+from rl_training.algorithms.optim import Adam, descend, polyak
+from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.errors import EnvError
 from rl_training.models.critics import QNetwork
 from rl_training.replay.transitions import Transitions
@@ -25,25 +24,25 @@ class DQNConfig(OffPolicyConfig):
     """Settings of DQN."""
 
     learning_rate: Scheduled = 1e-4
-    """Step size of the optimizer: a number or a schedule."""
+    """Learning rate of the optimizer: a number or a schedule."""
     hidden_sizes: HiddenSizes = (64, 64)
     """Width of each hidden layer."""
     batch_size: PositiveInt = 32
-    """Transitions in one update."""
+    """Transitions per gradient step."""
     train_frequency: PositiveInt = 4
-    """Environment steps (over all environments) between two rounds of updates."""
+    """Train every this many environment steps, over all environments."""
     target_update_interval: PositiveInt = 10_000
-    """Environment steps between two copies of the network into the target network."""
+    """Environment steps between two copies of the online network into the target network."""
     epsilon_start: Fraction = 1.0
-    """Share of random actions at the first step."""
+    """Epsilon, the probability of a random action, at the first step."""
     epsilon_end: Fraction = 0.05
-    """Share of random actions once exploration has ended."""
+    """Epsilon after `exploration_fraction` of training."""
     exploration_fraction: Fraction = 0.1
-    """Share of the run over which epsilon falls."""
+    """Fraction of training over which epsilon falls linearly."""
     double: bool = False
-    """Let the network choose the next action and the target network value it."""
+    """Double DQN: the online network selects the next action, the target network evaluates it."""
     dueling: bool = False
-    """Split the network's output into a state's value and the actions' advantages."""
+    """Dueling network: separate outputs for the state value and the advantages."""
     prioritized: bool = False
     """Short for `replay: {kind: prioritized}`."""
     max_grad_norm: PositiveFloat | None = 10.0
@@ -56,7 +55,7 @@ class DQNConfig(OffPolicyConfig):
             return values
         replay = values.get("replay", {})
         if not isinstance(replay, dict) or replay.get("kind", "prioritized") != "prioritized":
-            raise ValueError("prioritized: true and another kind of replay exclude each other: leave one of them out")
+            raise ValueError("prioritized: true and another kind of replay exclude each other: remove one of them")
         return {**values, "replay": {**replay, "kind": "prioritized"}}
 
     def has_schedules(self) -> bool:
@@ -65,7 +64,7 @@ class DQNConfig(OffPolicyConfig):
 
 
 class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
-    """Learns the value of every discrete action from replayed transitions."""
+    """Learns Q-values of discrete actions and acts epsilon-greedily."""
 
     name = "dqn"
 
@@ -78,19 +77,19 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
-        """DQN needs a list of actions to value."""
+        """Require a Discrete action space."""
         if spaces.action.kind is not ActionKind.DISCRETE:
             raise EnvError(f"{cls.name} needs a Discrete action space; for Box use sac or ppo, for others ppo or a2c")
 
     def epsilon(self) -> float:
-        """The share of random actions at this point of the run."""
+        """Probability of a random action at this point of training."""
         config = self.config
         done = self.progress / config.exploration_fraction if config.exploration_fraction else 1.0
         return config.epsilon_start + min(done, 1.0) * (config.epsilon_end - config.epsilon_start)
 
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        """The best action, or with probability epsilon any action."""
+        """The greedy action, or with probability epsilon a random one."""
         if not explore:
             return self._greedy(obs)
         is_random = torch.rand(len(obs), generator=self.generator, device=self.device) < self.epsilon()
@@ -98,33 +97,32 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         return actions if is_random.all() else torch.where(is_random, actions, self._greedy(obs))
 
     def update(self, batch: Transitions) -> UpdateResult:
-        """Take one step towards the targets; copy the target network when its interval has passed."""
+        """Take one gradient step; copy the online network into the target network when its interval has passed."""
         copies_due = self.global_step // self.config.target_update_interval
         if copies_due > self.counters["target_copies"]:
-            polyak(self.network.parameters(), self.target_network.parameters(), tau=1.0)
+            polyak(self.network, self.target_network, tau=1.0)
             self.counters["target_copies"] = copies_due
         return super().update(batch)
 
-    def gradient_step(self, batch: Batch) -> Metrics:
-        """One step towards the targets."""
-        losses, values, targets = self._losses(batch)
+    def gradient_step(self, batch: Batch) -> UpdateResult:
+        """One step on the TD loss."""
+        losses, values, td_errors = self._losses(batch)
         loss = batch.mean(losses)
         grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
-        metrics = {"critic_loss": loss, "q_mean": values.mean(), "grad_norm": grad_norm}
-        return batch.with_td_errors(metrics, values, targets)
+        return UpdateResult({"critic_loss": loss, "q_mean": values.mean(), "grad_norm": grad_norm}, td_errors=td_errors)
 
     def _greedy(self, obs: Tensor) -> Tensor:
-        best: Tensor = self.network(self.encode(obs)).argmax(-1)
+        best: Tensor = self.network(self.preprocess(obs)).argmax(-1)
         return best
 
-    def _make_network(self) -> nn.Module:
-        return QNetwork(self.spaces, self.layers, dueling=self.config.dueling).to(self.device)
+    def _make_network(self) -> QNetwork:
+        return QNetwork(self.spaces, self.mlp_spec, dueling=self.config.dueling).to(self.device)
 
-    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, value and target of each transition, [B]."""
+    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Loss, Q-value and, with prioritized replay, TD error of each transition, [B]."""
         values = self.network(batch.obs).gather(1, batch.actions.unsqueeze(1)).squeeze(1)
         targets = self._targets(batch)
-        return F.smooth_l1_loss(values, targets, reduction="none"), values, targets
+        return F.smooth_l1_loss(values, targets, reduction="none"), values, batch.td_errors(values, targets)
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""SAC on environments with goals, learning in hindsight (Andrychowicz et al. 2017)."""
+"""SAC with hindsight experience replay, HER (Andrychowicz et al. 2017), for goal-conditioned environments."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rl_training.spaces.spec import Spaces
 
 
 class HERConfig(SACConfig):
-    """Settings of SAC, with hindsight replay unless another kind is chosen."""
+    """Settings of SAC; `replay.kind` is `her` by default."""
 
     replay: ReplayConfig = ReplayConfig(kind="her")
-    """How stored transitions are drawn: `strategy: future`, `final` or `episode`, and `goals_per_step`."""
+    """How stored transitions are sampled: `strategy: future`, `final` or `episode`, and `goals_per_step`."""
 
     @field_validator("replay", mode="before")
     @classmethod
-    def _is_in_hindsight(cls, value: Any) -> Any:
+    def _is_her(cls, value: Any) -> Any:
         return {"kind": "her", **value} if isinstance(value, dict) else value
 
 
 class HERAlgorithm(SACAlgorithm):
-    """SAC; what is different is the replay."""
+    """SAC; only the replay differs."""
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
-        """Those of SAC, with goals."""
+        """Require the spaces of SAC and a goal-conditioned observation."""
         super().check_spaces(spaces)
         find_goals(spaces.obs)

@@ -1,4 +1,4 @@
-"""Implicit Q-learning (Kostrikov et al. 2021): values of the best actions in the data, without any other action."""
+"""Implicit Q-learning, IQL (Kostrikov et al. 2021): never evaluates actions outside the dataset."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from rl_training.algorithms.base import Resources
+from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig, Schedule, Scheduled
-from rl_training.algorithms.optim import Adam, descend
-from rl_training.algorithms.replay import Batch, Metrics, ReplayAlgorithm
-from rl_training.algorithms.returns import ensemble_mse, expectile_loss, exponential_weights, polyak
+from rl_training.algorithms.optim import Adam, descend, polyak
+from rl_training.algorithms.replay import Batch, ReplayAlgorithm
+from rl_training.algorithms.returns import ensemble_mse, expectile_loss, exponential_weights
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
@@ -21,47 +21,45 @@ class IQLConfig(OfflineToOnlineConfig):
     """Settings of IQL."""
 
     learning_rate: Scheduled = 3e-4
-    """Step size of the critics and of the value function: a number or a schedule."""
+    """Learning rate of the critics and of the value function: a number or a schedule."""
     actor_learning_rate: Scheduled = Schedule(kind="cosine", start=3e-4)
-    """Step size of the actor: a number or a schedule."""
+    """Learning rate of the actor: a number or a schedule."""
     expectile: Fraction = 0.7
-    """Where between the mean action (0.5) and the best action of the data (1) the value of a state lies."""
+    """Expectile of Q over dataset actions fitted by V(s): 0.5 mean, near 1 maximum."""
     beta: NonNegativeFloat = 3.0
-    """How much better actions are preferred when the policy imitates: 0 is behaviour cloning."""
+    """Inverse temperature of the advantage weights; 0 is behaviour cloning."""
     max_advantage_weight: PositiveFloat = 100.0
-    """Most that one action can weigh in the imitation."""
+    """Upper bound of the exponential advantage weight."""
     policy: PolicyKind = "gaussian"
-    """What imitates: a Gaussian, by likelihood, or one action, by squared error."""
+    """Policy of Box actions: `gaussian`, trained by log-likelihood, or `deterministic`, by squared error."""
     tau: Fraction = 0.005
-    """Share by which the target critics follow the critics at each update."""
+    """Polyak coefficient of the target networks."""
 
 
 class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
-    """Learns a policy for bounded continuous actions from a fixed set of transitions."""
+    """Expectile regression of V(s), TD learning of Q, advantage-weighted regression of the policy."""
 
     actor: ImitationPolicy
 
     def __init__(self, config: IQLConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.actor = make_imitation_policy(config.policy, spaces, self.layers).to(self.device)
-        self.critic = EnsembleCritic(spaces, self.layers).to(self.device)
+        self.actor = make_imitation_policy(config.policy, spaces, self.mlp_spec).to(self.device)
+        self.critic = EnsembleCritic(spaces, self.mlp_spec).to(self.device)
         self.target_critic = frozen_copy(self.critic)
-        self.value = self.layers.mlp(spaces.obs.num_features, 1).to(self.device)
+        self.value = self.mlp_spec.make(spaces.obs.num_features, 1).to(self.device)
         self.actor_optimizer = Adam(self.actor.parameters(), config.actor_learning_rate)
         self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
         self.value_optimizer = Adam(self.value.parameters(), config.learning_rate)
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
-        """IQL squashes its actions into the bounds, so it needs some."""
+        """Require a bounded Box action space and observations without images."""
         require_bounded_box(spaces, "iql", "bc or cql")
         require_vectors(spaces, "iql", "awac or bc")
 
-    def gradient_step(self, batch: Batch) -> Metrics:
+    def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step of the value function, the critics and the actor, in that order."""
-        # How much better than the state's value each action is, by the lesser of the target critics.
-        # The actor weighs actions by these advantages too: another pass of the value function, after a step this
-        # small, would change them little.
+        # The actor uses these advantages too: recomputing them after the small step of V would change them little.
         advantages = self.target_critic(batch.obs, batch.actions).amin(0) - self.value(batch.obs).squeeze(-1)
         value_loss = expectile_loss(advantages, self.config.expectile)  # IQL eq. 5
         value_grad_norm = descend(value_loss, self.value_optimizer)
@@ -70,8 +68,8 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
         actor_loss = self._actor_loss(batch.obs, batch.actions, advantages.detach())
         actor_grad_norm = descend(actor_loss, self.actor_optimizer)
-        polyak(self.critic.parameters(), self.target_critic.parameters(), self.config.tau)
-        return {
+        polyak(self.critic, self.target_critic, self.config.tau)
+        metrics = {
             "value_loss": value_loss,
             "value_grad_norm": value_grad_norm,
             "critic_loss": critic_loss,
@@ -81,6 +79,7 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
             "actor_loss": actor_loss,
             "actor_grad_norm": actor_grad_norm,
         }
+        return UpdateResult(metrics)
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:

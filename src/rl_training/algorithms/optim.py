@@ -1,4 +1,7 @@
-"""Adam, and one step down a loss, in a form that runs as it is and inside a compiled graph."""
+"""Adam, gradient steps and Polyak updates, in a form that runs eagerly and inside a compiled graph.
+
+The functions of torch that are private (`_fused_adam_`, `_foreach_norm`, `_foreach_lerp_`) are called here only.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +12,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.config import Schedule, value_at
+from rl_training.algorithms.config import Schedule
 
 BETA1, BETA2 = 0.9, 0.999
 
 
 class Adam:
-    """Adam (Kingma & Ba, algorithm 1) over a fixed list of parameters.
+    """Adam (Kingma & Ba, algorithm 1) over a fixed list of parameters, with a constant or scheduled learning rate.
 
     `torch.optim.Adam` spends more time in Python than the step takes at the sizes used here, and cannot be traced
     together with the loss. The moments, the step count and the learning rate are tensors for the same reason.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], schedule: float | Schedule | None = None, *, eps: float = 1e-8
+        self, parameters: Iterable[nn.Parameter], learning_rate: float | Schedule | None = None, *, eps: float = 1e-8
     ) -> None:
         self.parameters: list[Tensor] = list(parameters)
-        self._schedule = schedule
+        self.schedule = learning_rate if isinstance(learning_rate, Schedule) else None
+        self._constant = learning_rate if isinstance(learning_rate, (int, float)) else None
         self._eps = eps
         self._first = [torch.zeros_like(p) for p in self.parameters]
         self._second = [torch.zeros_like(p) for p in self.parameters]
         device = self.parameters[0].device
         self._step = torch.zeros((), device=device)
         self._learning_rate = torch.zeros((), device=device)
+        if self._constant is not None:
+            self.set_learning_rate(self._constant)
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the step size for the steps to come."""
+        """Set the learning rate of the next steps."""
         self._learning_rate.fill_(value)
 
     def follow_schedule(self, progress: float) -> None:
-        """Set the step size to its schedule's when `progress` of the run is done; without one it stays."""
-        if self._schedule is not None:
-            self.set_learning_rate(value_at(self._schedule, progress))
+        """Set the learning rate to its schedule's value when `progress` of training is done; a constant stays."""
+        if self.schedule is not None:
+            self.set_learning_rate(self.schedule.at(progress))
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> None:
-        """Move the parameters along the gradients, each multiplied by `scale`."""
+        """Update the parameters with the gradients, each multiplied by `scale`."""
         self._step += 1.0
         if torch.compiler.is_compiling():
             self._step_by_formula(gradients, scale)
@@ -67,7 +73,7 @@ class Adam:
         )
 
     def _step_by_formula(self, gradients: Sequence[Tensor], scale: Tensor | None = None) -> None:
-        """The same step in plain operations, which the compiler fuses."""
+        """The same step in elementary operations, which the compiler fuses."""
         # 1 - beta^step, in the form that keeps its precision while beta^step is close to 1.
         first_correction = -torch.expm1(self._step * math.log(BETA1))
         second_correction = -torch.expm1(self._step * math.log(BETA2))
@@ -90,19 +96,26 @@ class Adam:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, into the same tensors."""
+        """Restore what `state_dict` returned, into the same tensors; a constant learning rate stays as configured."""
         for own, saved in zip([*self._first, *self._second], [*state["first"], *state["second"]], strict=True):
             if own.shape != saved.shape:
                 raise ValueError(f"a moment of shape {tuple(saved.shape)} does not fit {tuple(own.shape)}")
             own.copy_(saved)
         self._step.copy_(state["step"])
-        self._learning_rate.copy_(state["learning_rate"])
+        if self._constant is None:
+            self._learning_rate.copy_(state["learning_rate"])
 
 
 def descend(loss: Tensor, optimizer: Adam, max_grad_norm: float | None = None) -> Tensor:
-    """Take one optimizer step down `loss` and return the norm of the gradient (before clipping)."""
+    """Take one optimizer step on `loss` and return the gradient norm before clipping."""
     gradients = torch.autograd.grad(loss, optimizer.parameters)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     scale = None if max_grad_norm is None else (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     optimizer.step(gradients, scale)
     return norm
+
+
+@torch.no_grad()
+def polyak(source: nn.Module, target: nn.Module, tau: float) -> None:
+    """Polyak update of the target network: target += tau * (source - target), parameter by parameter."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)

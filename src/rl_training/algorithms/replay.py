@@ -1,4 +1,4 @@
-"""What update rules that learn from single transitions share: one gradient step, as a whole, for each batch."""
+"""Base class of algorithms that learn from sampled transitions: one gradient step per batch (off-policy, offline)."""
 
 from __future__ import annotations
 
@@ -12,111 +12,107 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, ConfigT, Resources, UpdateResult
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import OfflineConfig, OffPolicyConfig, value_at
-from rl_training.models.encoders import ObsPreprocessor, flatten
+from rl_training.models.encoders import make_preprocessor
 from rl_training.models.policies import Policy
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
 
-Metrics = dict[str, Tensor]
-ERRORS = "errors"
 StepResult = tuple[tuple[str, ...], Tensor, Tensor | None]
-"""Names and values of the metrics, and the error of each transition."""
+"""Metric names, metric values [M] and TD errors [B] of one compiled step."""
 
 
 class Batch(NamedTuple):
-    """What a gradient step reads. Observations are encoded, [B, features] unless images, all else is [B, ...]."""
+    """Input of a gradient step: preprocessed observations [B, features] (or images), all else [B, ...]."""
 
     obs: Tensor
     actions: Tensor
     rewards: Tensor
     next_obs: Tensor
-    discounts: Tensor
-    """How much the value of `next_obs` counts: 0 where the episode terminated."""
-    weights: Tensor | None = None
-    """How much each transition counts, where they were drawn unevenly."""
+    bootstrap_discounts: Tensor
+    """Factor of V(next_obs) in the TD target: the discount, or 0 where the episode terminated."""
+    importance_weights: Tensor | None = None
+    """Weight of each transition's loss, at most 1, with prioritized replay."""
 
     def targets(self, next_values: Tensor) -> Tensor:
-        """What the actions turned out to be worth, given the values of the states they led to."""
-        return self.rewards + self.discounts * next_values
+        """TD targets: rewards + bootstrap_discounts * next_values."""
+        return self.rewards + self.bootstrap_discounts * next_values
 
     def mean(self, losses: Tensor) -> Tensor:
-        """The mean of losses [..., B] over the batch."""
-        return losses.mean(-1) if self.weights is None else (losses * self.weights).mean(-1)
+        """Mean of losses [..., B] over the batch, weighted with prioritized replay."""
+        return losses.mean(-1) if self.importance_weights is None else (losses * self.importance_weights).mean(-1)
 
-    def with_td_errors(self, metrics: Metrics, values: Tensor, targets: Tensor) -> Metrics:
-        """The metrics, and with them how far off each transition was, where the buffer draws by it.
-
-        `values` are [B], or [E, B] of which the mean error counts.
-        """
-        if self.weights is None:
-            return metrics
+    def td_errors(self, values: Tensor, targets: Tensor) -> Tensor | None:
+        """Absolute TD errors [B] of values [B] or [critics, B] (their mean); None unless replay is prioritized."""
+        if self.importance_weights is None:
+            return None
         errors = (values - targets).detach().abs()
-        return {**metrics, ERRORS: errors if errors.dim() == 1 else errors.mean(0)}
+        return errors if errors.dim() == 1 else errors.mean(0)
 
 
 class ReplayAlgorithm(Algorithm[ConfigT]):
-    """Takes one gradient step for each batch, be it replayed or of a data set."""
+    """Takes one gradient step per batch of transitions, sampled from a replay buffer or a dataset."""
 
     actor: Policy
-    """What acts, unless `act` is written anew."""
+    """The policy that `act` uses, unless it is overridden."""
     uses_next_obs = True
-    """Whether a step reads what came of the actions: without it `next_obs` and `discounts` are not made ready."""
-    draws_per_step = 0
-    """How many standard normal draws of the actions' shape a step reads."""
+    """Whether the loss uses `next_obs` and `bootstrap_discounts`; without, these are not prepared."""
+    noise_per_step = 0
+    """Standard normal tensors of the actions' shape that `gradient_step` takes after the batch."""
 
     def __init__(self, config: ConfigT, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.encoder: ObsPreprocessor | None = None
-        if isinstance(config, OfflineConfig):  # there is a data set to learn a scale from
-            self.encoder = ObsPreprocessor(spaces.obs, normalize=config.normalize_obs).to(self.device)
-        self._step: Callable[..., StepResult] = compiled(self._whole_step, resources.compile)
+        normalize = isinstance(config, OfflineConfig) and config.normalize_obs
+        self.preprocessor = make_preprocessor(spaces.obs, normalize=normalize)
+        if self.preprocessor is not None:
+            self.preprocessor.to(self.device)
+        self._step: Callable[..., StepResult] = compiled(self._graph_step, resources.compile)
 
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        """Draw from the policy where it is random, or take its best action."""
-        return self.actor.act(self.encode(obs), self.generator if explore else None)
+        """Sample from the policy, or without `explore` take its most likely action."""
+        obs = self.preprocess(obs)
+        return self.actor.sample(obs, self.generator) if explore else self.actor.mode(obs)
 
-    def encode(self, obs: Tensor) -> Tensor:
-        """Observations as networks read them: flat vectors, and images as they are."""
-        features: Tensor = flatten(obs, self.spaces.obs) if self.encoder is None else self.encoder(obs)
+    def preprocess(self, obs: Tensor) -> Tensor:
+        """Turn stored observations into network inputs: flat vectors; images unchanged."""
+        features: Tensor = obs if self.preprocessor is None else self.preprocessor(obs)
         return features
 
     def fit_observations(self, obs: Tensor) -> None:
-        """Learn the scale of the data's observations."""
-        if self.encoder is not None:
-            self.encoder.update_statistics(obs)
+        """Update the mean and standard deviation of `normalize_obs`."""
+        if self.preprocessor is not None:
+            self.preprocessor.update_statistics(obs)
 
     def update(self, batch: Transitions) -> UpdateResult:
-        """Take one gradient step, at the learning rates of this point of the run."""
+        """Take one gradient step, at the learning rates of this point of training."""
         for optimizer in self.optimizers:
-            optimizer.follow_schedule(self.progress)
-        discounts = batch.bootstrap(self.config.gamma) if self.uses_next_obs else batch.rewards
-        fields = Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, self._weights(batch))
-        names, values, errors = self._step(fields, *self.step_arguments(batch.actions))
-        return UpdateResult(dict(zip(names, values.unbind(), strict=True)), errors=errors)
+            if optimizer.schedule is not None:
+                optimizer.follow_schedule(self.progress)
+        discounts = batch.bootstrap_discounts(self.config.gamma) if self.uses_next_obs else batch.rewards
+        weights = None if batch.inverse_probabilities is None else self._importance_weights(batch.inverse_probabilities)
+        inputs = Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, weights)
+        names, values, td_errors = self._step(inputs, *self.step_inputs(batch.actions))
+        return UpdateResult(dict(zip(names, values.unbind(), strict=True)), td_errors=td_errors)
 
-    def step_arguments(self, actions: Tensor) -> tuple[Any, ...]:
-        """What a step reads besides its batch: random numbers and choices, made outside of the compiled graph."""
-        return tuple(torch.empty_like(actions).normal_(generator=self.generator) for _ in range(self.draws_per_step))
-
-    def _weights(self, batch: Transitions) -> Tensor | None:
-        """What makes up for uneven draws, scaled so that the largest is 1 (prioritized replay, section 3.4)."""
-        if batch.weights is None:
-            return None
-        assert isinstance(self.config, OffPolicyConfig)
-        weights = batch.weights ** value_at(self.config.replay.beta, self.progress)
-        return weights / weights.max()
+    def step_inputs(self, actions: Tensor) -> tuple[Any, ...]:
+        """Arguments of `gradient_step` after the batch: noise and choices, made outside of the compiled graph."""
+        return tuple(torch.empty_like(actions).normal_(generator=self.generator) for _ in range(self.noise_per_step))
 
     @abstractmethod
-    def gradient_step(self, batch: Batch, *args: Any, **kwargs: Any) -> Metrics:
-        """Move every network, by functions of tensors alone; `step_arguments` follow the batch.
+    def gradient_step(self, batch: Batch, *args: Any, **kwargs: Any) -> UpdateResult:
+        """One training step of every network, traceable by torch.compile.
 
-        The metrics stand in the order in which a mistake would spread.
+        Order the metrics by data flow: the first non-finite one is reported.
         """
 
-    def _whole_step(self, batch: Batch, *drawn: Any) -> StepResult:
-        """From observations as they are stored to the metrics."""
-        next_obs = self.encode(batch.next_obs) if self.uses_next_obs else batch.next_obs
-        metrics = self.gradient_step(batch._replace(obs=self.encode(batch.obs), next_obs=next_obs), *drawn)
-        errors = metrics.pop(ERRORS, None)
-        return tuple(metrics), torch.stack(list(metrics.values())).detach(), errors
+    def _importance_weights(self, inverse_probabilities: Tensor) -> Tensor:
+        """(1 / (N P(i)))^beta, divided by their maximum (Schaul et al. 2016, section 3.4)."""
+        assert isinstance(self.config, OffPolicyConfig)
+        weights = inverse_probabilities ** value_at(self.config.replay.beta, self.progress)
+        return weights / weights.max()
+
+    def _graph_step(self, batch: Batch, *args: Any) -> StepResult:
+        """The whole step as one graph: stored observations in, metrics as one tensor out."""
+        next_obs = self.preprocess(batch.next_obs) if self.uses_next_obs else batch.next_obs
+        result = self.gradient_step(batch._replace(obs=self.preprocess(batch.obs), next_obs=next_obs), *args)
+        return tuple(result.metrics), torch.stack(list(result.metrics.values())).detach(), result.td_errors

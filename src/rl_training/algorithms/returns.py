@@ -1,9 +1,8 @@
-"""Targets and averages that more than one algorithm needs, each written once."""
+"""Returns, advantages and losses that more than one algorithm uses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +21,8 @@ def gae(
 ) -> Tensor:
     """Generalized advantage estimates [T, N] (GAE eq. 16).
 
-    `next_values[t]` is the value of the state that step t led to, which at a truncation is the final one.
-    Only `terminated` cuts the bootstrap; either ending cuts the sum over later steps.
+    `next_values[t]` is V of the next state of step t; at a truncation, of the final observation. Only `terminated`
+    sets the bootstrap to zero; either end of an episode ends the sum over later steps.
     """
     deltas = rewards + gamma * next_values * (~terminated) - values
     decay = gamma * gae_lambda * (~(terminated | truncated))
@@ -34,25 +33,19 @@ def gae(
     return advantages
 
 
-@torch.no_grad()
-def polyak(source: Iterable[Tensor], target: Iterable[Tensor], tau: float) -> None:
-    """Move `target` towards `source` by the share `tau`."""
-    torch._foreach_lerp_(list(target), list(source), tau)
-
-
 def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
-    """1 where the predictions are perfect, 0 where they are no better than a constant."""
+    """1 - Var(targets - predictions) / Var(targets): 1 is a perfect fit, 0 no better than a constant."""
     return 1.0 - (targets - predictions).var(correction=0) / (targets.var(correction=0) + 1e-8)
 
 
 def ensemble_mse(values: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean squared error of each member's values [E, B] from the targets [B], summed over the members."""
+    """Mean squared error of each critic's values [E, B] to the targets [B], summed over the critics."""
     squares = (values - targets).square()
     return (squares if weights is None else squares * weights).mean(1).sum()
 
 
 def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
-    """Losses [..., B] of N evenly spaced quantiles [..., B, N] from M likely returns [B, M] (QR-DQN eq. 10)."""
+    """Quantile Huber losses [..., B] of quantiles [..., B, N] against target samples [B, M] (QR-DQN eq. 10)."""
     count = quantiles.shape[-1]
     levels = ((torch.arange(count, device=quantiles.device) + 0.5) / count).unsqueeze(-1)  # QR-DQN lemma 2
     errors = targets.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., B, N, M]
@@ -62,12 +55,12 @@ def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
-    """Squared errors, of which those above 0 weigh `expectile` and the others the rest of 1 (IQL eq. 5)."""
+    """Mean of the squared errors, weighted `expectile` above 0 and `1 - expectile` below (IQL eq. 5)."""
     return (torch.where(errors > 0.0, expectile, 1.0 - expectile) * errors.square()).mean()
 
 
 def exponential_weights(scores: Tensor, max_weight: float) -> Tensor:
-    """`exp(scores)`, at most `max_weight`; the limit comes first, so that nothing overflows."""
+    """`exp(scores)`, at most `max_weight`; clamped before the exponential, which could overflow."""
     return scores.clamp(max=math.log(max_weight)).exp()
 
 

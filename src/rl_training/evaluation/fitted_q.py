@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.optim import Adam, descend
-from rl_training.algorithms.returns import ensemble_mse, polyak
+from rl_training.algorithms.optim import Adam, descend, polyak
+from rl_training.algorithms.returns import ensemble_mse
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
 from rl_training.models.critics import EnsembleCritic, QNetwork
-from rl_training.models.encoders import ObsPreprocessor
-from rl_training.models.mlp import Layers, frozen_copy
+from rl_training.models.encoders import make_preprocessor
+from rl_training.models.mlp import MLPSpec, frozen_copy
 from rl_training.replay.transitions import Array
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
@@ -62,11 +62,13 @@ class _Values(nn.Module):
         if spaces.action.kind is ActionKind.MULTI_DISCRETE:
             raise DatasetError("fitted Q evaluation needs Box or Discrete actions")
         self._is_discrete = spaces.action.kind is ActionKind.DISCRETE
-        self.encoder = ObsPreprocessor(spaces.obs, normalize=spaces.obs.num_categories is None)
+        encoder = make_preprocessor(spaces.obs, normalize=spaces.obs.num_categories is None)
+        assert encoder is not None  # observations are normalized or one-hot encoded
+        self.encoder = encoder
         self.encoder.update_statistics(obs)
-        layers = Layers((256, 256), "relu", generator)
+        mlp_spec = MLPSpec((256, 256), "relu", generator)
         self.network: nn.Module = (
-            QNetwork(spaces, layers) if self._is_discrete else EnsembleCritic(spaces, layers, num_members=1)
+            QNetwork(spaces, mlp_spec) if self._is_discrete else EnsembleCritic(spaces, mlp_spec, num_members=1)
         )
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -94,10 +96,10 @@ class _Fit:
         batch = self._data.sample(batch_size)
         with torch.no_grad():
             next_actions = self._actions(batch.next_obs)
-            discounts = batch.bootstrap(self._algorithm.config.gamma)
+            discounts = batch.bootstrap_discounts(self._algorithm.config.gamma)
             targets = batch.rewards + discounts * self._target(batch.next_obs, next_actions)
         descend(ensemble_mse(self._values(batch.obs, batch.actions)[None], targets), self._optimizer)
-        polyak(self._values.network.parameters(), self._target.network.parameters(), TARGET_SHARE)
+        polyak(self._values.network, self._target.network, TARGET_SHARE)
 
     @torch.no_grad()
     def estimate(self, obs: Tensor) -> Array:

@@ -1,4 +1,4 @@
-"""Metrics: gathered between two log lines, then written to a file and to TensorBoard."""
+"""Log files of a run: metrics.jsonl, evaluations.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import json
 import math
 import socket
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
 from rl_training.errors import RLTrainingError
 from rl_training.files import AppendedFile, translate_write_errors
 
-EPISODE_WINDOW = 100
 METRIC_TYPES = {int, float, type(None)}
 
 
@@ -28,75 +23,6 @@ class MetricSink(Protocol):
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Take one line; it always holds `global_step`."""
-
-
-class MetricAccumulator:
-    """Means of the updates since the last line, and of the last hundred episodes.
-
-    Values stay tensors until `collect`: turning them into numbers earlier would make the device wait.
-    """
-
-    def __init__(self) -> None:
-        self._names: tuple[str, ...] = ()
-        self._sums = torch.zeros(0, dtype=torch.float64)
-        self._count = 0
-        self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self._lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
-
-    def add_update(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Take in the metrics of one update; returns whether one is seen not to be finite.
-
-        On the CPU the question is answered at once. Elsewhere it would make the device wait, so it is left to
-        `find_non_finite`, which the end of a round asks.
-        """
-        names = tuple(metrics)
-        values = torch.stack(tuple(metrics.values()))
-        if self._names != names:
-            self._names = names
-            self._sums = torch.zeros(len(names), dtype=torch.float64, device=values.device)
-            self._count = 0
-        self._sums += values
-        self._count += 1
-        return values.device.type == "cpu" and not math.isfinite(values.sum().item())
-
-    def find_non_finite(self) -> tuple[str, float] | None:
-        """The first metric since the last line that is NaN or infinite."""
-        sums = self._sums.tolist()
-        return next((pair for pair in zip(self._names, sums, strict=True) if not math.isfinite(pair[1])), None)
-
-    def add_episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Take in finished episodes."""
-        self._returns.extend(returns)
-        self._lengths.extend(lengths)
-
-    def collect(self) -> dict[str, float]:
-        """The means, after which the updates begin anew."""
-        sums = zip(self._names, self._sums.tolist(), strict=True)
-        means = {name: total / self._count for name, total in sums if self._count}
-        if self._returns:
-            means["train_return_mean"] = sum(self._returns) / len(self._returns)
-            means["train_length_mean"] = sum(self._lengths) / len(self._lengths)
-        self._sums.zero_()
-        self._count = 0
-        return means
-
-    def state_dict(self) -> dict[str, Any]:
-        """What has been gathered so far."""
-        return {
-            "sums": dict(zip(self._names, self._sums.unbind(), strict=True)),
-            "count": self._count,
-            "returns": list(self._returns),
-            "lengths": list(self._lengths),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._names = tuple(state["sums"])
-        if self._names:
-            self._sums = torch.stack(tuple(state["sums"].values()))
-        self._count = state["count"]
-        self._returns = deque(state["returns"], maxlen=EPISODE_WINDOW)
-        self._lengths = deque(state["lengths"], maxlen=EPISODE_WINDOW)
 
 
 class JsonlFile(AppendedFile):

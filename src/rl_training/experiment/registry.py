@@ -63,6 +63,7 @@ _BUILT_IN = (
     ("ppo", "PPO", Loop.ON_POLICY, "proximal policy optimization; actions of every supported kind"),
     ("a2c", "A2C", Loop.ON_POLICY, "advantage actor-critic; actions of every supported kind"),
     ("dqn", "DQN", Loop.OFF_POLICY, "deep Q-learning with double, dueling and n-step options; Discrete actions"),
+    ("c51", "C51", Loop.OFF_POLICY, "DQN that learns a categorical distribution of the return; Discrete actions"),
     ("qrdqn", "QRDQN", Loop.OFF_POLICY, "DQN that learns the quantiles of the return; Discrete actions"),
     ("sac", "SAC", Loop.OFF_POLICY, "soft actor-critic with a learned temperature; bounded Box and Discrete actions"),
     ("tqc", "TQC", Loop.OFF_POLICY, "SAC with truncated quantile critics; bounded Box actions"),

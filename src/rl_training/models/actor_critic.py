@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.models.encoders import ObsNetwork, ObsPreprocessor
-from rl_training.models.mlp import EnsembleMLP, Layers
+from rl_training.models.encoders import ObsNetwork, make_preprocessor
+from rl_training.models.mlp import EnsembleMLP, MLPSpec
 from rl_training.spaces.actions import ActionKind, ActionSpec
 from rl_training.spaces.spec import Spaces
 
@@ -29,7 +29,7 @@ class CategoricalHead(nn.Module):
         self.num_outputs = sum(spec.choices)
 
     def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw by the exponential race: argmax of logits minus log of exponential noise."""
+        """Sample by the Gumbel-max trick: argmax of logits minus the logarithm of exponential noise."""
         noise = torch.empty_like(outputs).exponential_(generator=generator)
         return self.mode(outputs - noise.log())
 
@@ -40,7 +40,7 @@ class CategoricalHead(nn.Module):
         return torch.stack([part.argmax(-1) for part in torch.split(outputs, self._choices, -1)], -1)
 
     def log_prob_and_entropy(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the components, which are independent."""
+        """Log-probability and entropy [B], summed over the independent components."""
         if self._is_single:
             return _categorical(outputs, actions)
         pairs = [
@@ -60,7 +60,7 @@ class GaussianHead(nn.Module):
         self.log_std = nn.Parameter(torch.full((spec.num_components,), log_std_init))
 
     def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Mean plus scaled noise; the bounds are applied where the action meets the environment."""
+        """Mean plus scaled noise; actions are clipped to their bounds when executed."""
         noise = torch.empty_like(outputs).normal_(generator=generator)
         return outputs + self.log_std.exp() * noise
 
@@ -69,7 +69,7 @@ class GaussianHead(nn.Module):
         return outputs
 
     def log_prob_and_entropy(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the components, which are independent."""
+        """Log-probability and entropy [B], summed over the independent components."""
         scaled = (actions - outputs) * (-self.log_std).exp()
         log_prob = (-0.5 * scaled.square() - self.log_std - HALF_LOG_TWO_PI).sum(-1)
         entropy = (0.5 + HALF_LOG_TWO_PI + self.log_std).sum().expand_as(log_prob)
@@ -77,26 +77,27 @@ class GaussianHead(nn.Module):
 
 
 class ActorCritic(ObsNetwork):
-    """Policy and value function: two perceptrons of one shape, evaluated as a pair."""
+    """Policy and value function: two MLPs of equal shape, evaluated as one batched network."""
 
-    def __init__(self, spaces: Spaces, layers: Layers, *, normalize_obs: bool, log_std_init: float) -> None:
-        super().__init__(spaces.obs, layers, orthogonal=True)
-        self.encoder = ObsPreprocessor(spaces.obs, normalize=normalize_obs)
+    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, *, normalize_obs: bool, log_std_init: float) -> None:
+        super().__init__(spaces.obs, mlp_spec, orthogonal=True)
+        self.preprocessor = make_preprocessor(spaces.obs, normalize=normalize_obs)
         self.head: CategoricalHead | GaussianHead
         if spaces.action.kind is ActionKind.CONTINUOUS:
             self.head = GaussianHead(spaces.action, log_std_init)
         else:
             self.head = CategoricalHead(spaces.action)
-        # Member 0 is the policy and member 1 the value, of which only the first output is read.
+        # Member 0 is the policy; member 1 the value function, of which only the first output is used.
         num_inputs, num_outputs = self.num_features, self.head.num_outputs
-        self.networks = EnsembleMLP(2, num_inputs, num_outputs, layers, output_gains=(0.01, 1.0))
-        with torch.no_grad():  # where the last layer is wider than it is deep, its columns are not yet of gain 1
+        self.networks = EnsembleMLP(2, num_inputs, num_outputs, mlp_spec, output_gains=(0.01, 1.0))
+        with torch.no_grad():  # orthogonal initialization normalizes the columns of a tall layer only
             value_output = self.networks.weights[-1][1, :, 0]
             value_output /= value_output.norm()
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """The policy's raw outputs [B, num_outputs] and the values [B]."""
-        policy, value = self.networks(self.features(self.encoder(obs))).unbind(0)
+        """The policy's raw outputs [B, num_outputs] and the state values [B]."""
+        inputs = obs if self.preprocessor is None else self.preprocessor(obs)
+        policy, value = self.networks(self.features(inputs)).unbind(0)
         return policy, value[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""Perceptrons whose layers see normalized inputs, by the statistics of the batch or, when acting, by their average."""
+"""Critics with batch normalization: batch statistics in training, running statistics when acting."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.critics import EnsembleCritic
-from rl_training.models.mlp import EnsembleMLP, Layers
+from rl_training.models.mlp import EnsembleMLP, MLPSpec
 
 MOMENTUM = 0.99
 EPSILON = 1e-3
 
 
 class BatchNorm(nn.Module):
-    """Batch normalization (Ioffe & Szegedy 2015) of [E, B, features], each member by itself."""
+    """Batch normalization (Ioffe & Szegedy 2015) of [E, B, features], separately for each member."""
 
     mean: Tensor
     variance: Tensor
@@ -28,7 +28,7 @@ class BatchNorm(nn.Module):
         self.register_buffer("variance", torch.ones(num_members, 1, num_features))
 
     def forward(self, x: Tensor, use_batch_stats: bool) -> Tensor:
-        """Normalize by this batch, which moves the average, or by the average as it stands."""
+        """Normalize with the batch statistics, which updates the running ones, or with the running statistics."""
         if use_batch_stats:
             variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
             with torch.no_grad():
@@ -40,15 +40,15 @@ class BatchNorm(nn.Module):
 
 
 class BatchNormEnsembleMLP(EnsembleMLP):
-    """An ensemble of perceptrons with a normalization before each layer."""
+    """An ensemble of MLPs with batch normalization before each layer."""
 
-    def __init__(self, num_members: int, num_inputs: int, num_outputs: int, layers: Layers) -> None:
-        super().__init__(num_members, num_inputs, num_outputs, layers)
-        sizes: Sequence[int] = (num_inputs, *layers.hidden_sizes)
+    def __init__(self, num_members: int, num_inputs: int, num_outputs: int, mlp_spec: MLPSpec) -> None:
+        super().__init__(num_members, num_inputs, num_outputs, mlp_spec)
+        sizes: Sequence[int] = (num_inputs, *mlp_spec.hidden_sizes)
         self.norms = nn.ModuleList(BatchNorm(num_members, size) for size in sizes)
 
     def forward(self, x: Tensor, use_batch_stats: bool = False) -> Tensor:
-        """Evaluate every member on the same input, or each on its own."""
+        """Evaluate every member on the same input [B, in], or each on its own [E, B, in]."""
         x = x.expand(self.num_members, -1, -1) if x.dim() == 2 else x
         *hidden, (last_weight, last_bias) = self._layers()
         *norms, last_norm = self.norms
@@ -59,6 +59,12 @@ class BatchNormEnsembleMLP(EnsembleMLP):
 
 
 class BatchNormCritic(EnsembleCritic):
-    """Several values of a continuous action by normalized networks."""
+    """Q-values of continuous actions by several critics with batch normalization."""
 
-    networks_class = BatchNormEnsembleMLP
+    def forward(self, obs: Tensor, actions: Tensor, use_batch_stats: bool = False) -> Tensor:
+        """Each critic's Q-values, [members, B]."""
+        values: Tensor = self.networks(torch.cat([self.features(obs), actions], -1), use_batch_stats)
+        return values.squeeze(-1)
+
+    def _make_networks(self, num_members: int, num_inputs: int, num_outputs: int, mlp_spec: MLPSpec) -> EnsembleMLP:
+        return BatchNormEnsembleMLP(num_members, num_inputs, num_outputs, mlp_spec)

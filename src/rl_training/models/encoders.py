@@ -1,4 +1,4 @@
-"""From a stored observation to what a network reads: flat vectors as they are, images through convolutions."""
+"""From stored observations to features: preprocessing of vectors, convolutional networks for images."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError
-from rl_training.models.mlp import HIDDEN_GAIN, Layers, init_layer
+from rl_training.models.mlp import HIDDEN_GAIN, MLPSpec, init_layer
 from rl_training.models.normalizer import RunningNormalizer
 from rl_training.spaces.observations import FLOAT_BYTES, ObsSpec, plane_shape
 
 IMAGE_FEATURES = 512
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Channels, side and stride of each (Mnih et al. 2015)."""
+"""Channels, kernel size and stride of each (Mnih et al. 2015)."""
 
 
 def flatten(obs: Tensor, spec: ObsSpec) -> Tensor:
-    """Flatten a Box, one-hot code a Discrete, scale bytes to [0, 1]: [B, *shape] becomes [B, features].
-
-    Where there are images, which networks read themselves, nothing is done.
-    """
-    if spec.image_shapes:
-        return obs
+    """Flatten a Box, one-hot encode a Discrete, scale bytes to [0, 1]: [B, *shape] becomes [B, features]."""
     if spec.num_categories is not None:
         return F.one_hot(obs, spec.num_categories).float()
     features = obs.reshape(obs.shape[0], -1)
     return features.float() / 255.0 if spec.dtype == "uint8" else features
 
 
+def make_preprocessor(spec: ObsSpec, *, normalize: bool) -> ObsPreprocessor | None:
+    """The preprocessing between stored observations and networks; None if networks read them as stored."""
+    if normalize and spec.image_shapes:
+        raise ConfigError("normalize_obs is for vectors; images are scaled to [0, 1] already: set it to false")
+    is_flat = bool(spec.image_shapes) or (spec.dtype == "float32" and len(spec.shape) == 1)
+    return None if is_flat and not normalize else ObsPreprocessor(spec, normalize=normalize)
+
+
 class ObsPreprocessor(nn.Module):
-    """Flatten observations, and normalize them when asked to."""
+    """Flatten observations and, with `normalize`, scale them by their running mean and standard deviation."""
 
     def __init__(self, spec: ObsSpec, *, normalize: bool) -> None:
         super().__init__()
-        if normalize and spec.image_shapes:
-            raise ConfigError("normalize_obs is for vectors; images are scaled to [0, 1] as they are: set it to false")
         self._spec = spec
         self.normalizer = RunningNormalizer(spec.num_features) if normalize else None
 
@@ -49,29 +50,27 @@ class ObsPreprocessor(nn.Module):
         return features if self.normalizer is None else self.normalizer(features)
 
     def update_statistics(self, obs: Tensor) -> None:
-        """Let the normalizer, if there is one, see a batch of observations."""
+        """Update the running mean and standard deviation with a batch of observations."""
         if self.normalizer is not None:
             self.normalizer.update(flatten(obs, self._spec))
 
 
 class ObsNetwork(nn.Module):
-    """A network that reads observations: what it makes of images is a part of it, and is learned with the rest."""
+    """A network of observations: images go through a CNN that is trained with it, vectors are read as they are."""
 
-    def __init__(self, spec: ObsSpec, layers: Layers, *, orthogonal: bool = False) -> None:
+    features: nn.Module
+    """Turns preprocessed observations into feature vectors, [B, num_features]."""
+
+    def __init__(self, spec: ObsSpec, mlp_spec: MLPSpec, *, orthogonal: bool = False) -> None:
         super().__init__()
-        self.trunk = CNNEncoder(spec, layers.generator, orthogonal=orthogonal) if spec.image_shapes else None
+        self.features = nn.Identity()
+        if spec.image_shapes:
+            self.features = CNNEncoder(spec, mlp_spec.generator, orthogonal=orthogonal)
         self.num_features = spec.num_features + IMAGE_FEATURES * len(spec.image_shapes)
-
-    def features(self, obs: Tensor) -> Tensor:
-        """Turn encoded observations into the vectors that perceptrons read, [B, features]."""
-        if self.trunk is None:
-            return obs
-        features: Tensor = self.trunk(obs)
-        return features
 
 
 class CNNEncoder(nn.Module):
-    """Each image through convolutions of its own; the numbers beside them as they are."""
+    """One CNN per image of the observation; the other numbers are appended unchanged."""
 
     def __init__(self, spec: ObsSpec, generator: torch.Generator, *, orthogonal: bool) -> None:
         super().__init__()
@@ -91,7 +90,7 @@ class CNNEncoder(nn.Module):
 
 
 class NatureCNN(nn.Module):
-    """Three convolutions and a layer: the network of Mnih et al. 2015."""
+    """Three convolutions and a linear layer (Mnih et al. 2015)."""
 
     def __init__(self, shape: tuple[int, ...], generator: torch.Generator, orthogonal: bool) -> None:
         super().__init__()
@@ -106,19 +105,19 @@ class NatureCNN(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Turn bytes [B, ...] into [B, IMAGE_FEATURES]."""
         x = self._planes(image.reshape(len(image), *self._shape))
-        # With channels last, gradients take three quarters of the time, but values alone a little more.
+        # With channels last, backward takes three quarters of the time, but forward alone a little more.
         x = x.to(torch.float32, memory_format=torch.channels_last if torch.is_grad_enabled() else torch.preserve_format)
-        # Read from the tables themselves: a list of parameters takes longer to index than a small product.
+        # Read from the parameter tables: indexing a ParameterList takes longer than a small matrix product.
         weights, biases = (
             cast("list[Tensor]", list(part._parameters.values())) for part in (self.weights, self.biases)
         )
-        weights[0] = weights[0] * (1.0 / 255.0)  # fewer numbers than the pixels
+        weights[0] = weights[0] * (1.0 / 255.0)  # cheaper than scaling the pixels
         for weight, bias, (_, _, stride) in zip(weights, biases, CONVOLUTIONS, strict=False):
             x = torch.relu_(F.conv2d(x, weight, bias, stride))
         return torch.relu_(F.linear(x.flatten(1), weights[-1], biases[-1]))
 
     def _planes(self, image: Tensor) -> Tensor:
-        """Channels first, [B, channels, H, W]; those of a stack one after the other."""
+        """Channels first, [B, channels, H, W]; the channels of stacked frames are concatenated."""
         height, width = plane_shape(self._shape)
         if self._shape[-2:] != (height, width):
             image = image.movedim(-1, -3)
@@ -126,7 +125,7 @@ class NatureCNN(nn.Module):
 
 
 def layer_sizes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The shape of each weight of the convolutions that read an image."""
+    """Shapes of the weights of the CNN for an image of this shape."""
     height, width = plane_shape(shape)
     num_channels = prod(shape) // (height * width)
     for channels, side, stride in CONVOLUTIONS:

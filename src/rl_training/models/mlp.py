@@ -15,21 +15,21 @@ from torch import Tensor, nn
 Activation = Literal["relu", "tanh"]
 HIDDEN_GAIN = 2**0.5
 
-# In place: a layer's sums are not needed again, and to fetch fresh memory can take longer than to fill it.
+# In place: the pre-activations are not needed again, and allocating memory can take longer than filling it.
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh": torch.tanh_}
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def frozen_copy(module: ModuleT) -> ModuleT:
-    """A copy that no gradient reaches: what a target network begins as."""
+    """A copy without gradients, for a target network."""
     return deepcopy(module).requires_grad_(False)
 
 
 def init_layer(
     weight: Tensor, bias: Tensor, fan_in: int, generator: torch.Generator, gain: float | None = None
 ) -> None:
-    """Fill a layer from U(-1/sqrt(in), 1/sqrt(in)); with a gain, the weights are orthogonal and the biases zero."""
+    """Initialize a layer from U(-1/sqrt(in), 1/sqrt(in)); with a gain, orthogonal weights and zero biases."""
     if gain is not None:
         nn.init.orthogonal_(weight, gain, generator=generator)
         nn.init.zeros_(bias)
@@ -39,23 +39,23 @@ def init_layer(
 
 
 @dataclass(frozen=True)
-class Layers:
-    """What the networks of an algorithm have in common: their hidden layers, and who draws their first weights."""
+class MLPSpec:
+    """Hidden layers that the networks of an algorithm share, and the generator of their initial weights."""
 
     hidden_sizes: Sequence[int]
     activation: Activation
     generator: torch.Generator
 
-    def mlp(self, num_inputs: int, num_outputs: int) -> MLP:
-        """One perceptron with these layers."""
-        return MLP(num_inputs, self.hidden_sizes, num_outputs, activation=self.activation, generator=self.generator)
+    def make(self, num_inputs: int, num_outputs: int) -> MLP:
+        """One MLP with these hidden layers."""
+        return MLP(num_inputs, num_outputs, self)
 
 
-class _Perceptron(nn.Module):
-    """Weights and biases, held in order.
+class _Layers(nn.Module):
+    """Weights and biases of consecutive layers.
 
-    They are read from the module's own table: looking each up by name, or calling a module for each layer, takes
-    longer than a small product.
+    They are read from the module's parameter table: looking up each by name, or calling one module per layer, takes
+    longer than a small matrix product.
     """
 
     def __init__(self, activation: Activation) -> None:
@@ -82,35 +82,30 @@ class _Perceptron(nn.Module):
         self.register_parameter(f"bias_{number}", nn.Parameter(bias))
 
 
-class EnsembleMLP(_Perceptron):
-    """E perceptrons evaluated together: [B, in] or [E, B, in] becomes [E, B, out].
+class EnsembleMLP(_Layers):
+    """E MLPs evaluated as batched matrix products: [B, in] or [E, B, in] becomes [E, B, out].
 
-    Weights and biases are drawn from U(-1/sqrt(in), 1/sqrt(in)). Where there are `output_gains`, biases are zero and
-    weights orthogonal, of gain sqrt(2), and those of the last layer of member e of gain `output_gains[e]`.
+    Weights and biases are sampled from U(-1/sqrt(in), 1/sqrt(in)). With `output_gains`, biases are zero and weights
+    orthogonal: with gain sqrt(2), and in the last layer of member e with gain `output_gains[e]`.
     """
 
     def __init__(
-        self,
-        num_members: int,
-        num_inputs: int,
-        num_outputs: int,
-        layers: Layers,
-        output_gains: Sequence[float] = (),
+        self, num_members: int, num_inputs: int, num_outputs: int, spec: MLPSpec, output_gains: Sequence[float] = ()
     ) -> None:
-        super().__init__(layers.activation)
+        super().__init__(spec.activation)
         self.num_members = num_members
-        sizes = [num_inputs, *layers.hidden_sizes, num_outputs]
+        sizes = [num_inputs, *spec.hidden_sizes, num_outputs]
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             weight = torch.empty(num_members, fan_in, fan_out)
             bias = torch.zeros(num_members, 1, fan_out)
             gains = output_gains if layer == len(sizes) - 2 else [HIDDEN_GAIN] * len(output_gains)
             for member in range(num_members):
                 gain = gains[member] if gains else None
-                init_layer(weight[member], bias[member], fan_in, layers.generator, gain)
+                init_layer(weight[member], bias[member], fan_in, spec.generator, gain)
             self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Evaluate every member on the same input, or each on its own."""
+        """Evaluate every member on the same input [B, in], or each on its own [E, B, in]."""
         x = x.expand(self.num_members, -1, -1) if x.dim() == 2 else x
         *hidden, (last_weight, last_bias) = self._layers()
         for weight, bias in hidden:
@@ -126,22 +121,14 @@ class EnsembleMLP(_Perceptron):
         return torch.addmm(last_bias[index], x, last_weight[index])
 
 
-class MLP(_Perceptron):
-    """One perceptron: [B, in] becomes [B, out]; initialized like a member of the ensemble."""
+class MLP(_Layers):
+    """One MLP: [B, in] becomes [B, out]; initialized like a member of an ensemble without gains."""
 
-    def __init__(
-        self,
-        num_inputs: int,
-        hidden_sizes: Sequence[int],
-        num_outputs: int,
-        *,
-        activation: Activation,
-        generator: torch.Generator,
-    ) -> None:
-        super().__init__(activation)
-        for fan_in, fan_out in pairwise([num_inputs, *hidden_sizes, num_outputs]):
+    def __init__(self, num_inputs: int, num_outputs: int, spec: MLPSpec) -> None:
+        super().__init__(spec.activation)
+        for fan_in, fan_out in pairwise([num_inputs, *spec.hidden_sizes, num_outputs]):
             weight, bias = torch.empty(fan_out, fan_in), torch.empty(fan_out)
-            init_layer(weight, bias, fan_in, generator)
+            init_layer(weight, bias, fan_in, spec.generator)
             self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Running statistics that travel inside the policy, for observations and for rewards."""
+"""Running normalization of observations and of rewards, saved with the policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EPSILON = 1e-8
 
 
 class RunningNormalizer(nn.Module):
-    """Scale inputs by the mean and variance of everything given to `update`; `forward` changes nothing."""
+    """Normalize by the mean and variance of all inputs of `update`; `forward` does not update them."""
 
     mean: Tensor
     variance: Tensor
@@ -23,7 +23,7 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize with the statistics as they stand, clipped to 10 standard deviations."""
+        """Normalize with the current statistics, clipped to 10 standard deviations."""
         scale = (self.variance + EPSILON).rsqrt().float()
         return ((x - self.mean.float()) * scale).clamp(-CLIP, CLIP)
 
@@ -42,7 +42,7 @@ class RunningNormalizer(nn.Module):
 
 
 class RewardNormalizer(nn.Module):
-    """Divide rewards by the standard deviation of the running discounted return of each environment."""
+    """Divide rewards by the standard deviation of the running discounted returns."""
 
     running_return: Tensor
 
@@ -54,7 +54,7 @@ class RewardNormalizer(nn.Module):
 
     @torch.no_grad()
     def forward(self, rewards: Tensor, dones: Tensor) -> Tensor:
-        """Take in a rollout's rewards [T, N] and return them scaled, clipped to 10."""
+        """Update the statistics with a rollout's rewards [T, N] and return these normalized, clipped to ±10."""
         returns = []
         for reward, done in zip(rewards.double(), dones, strict=True):
             self.running_return.mul_(self._gamma).add_(reward)

@@ -1,4 +1,4 @@
-"""Policies: what each perceptron's outputs mean as actions, and how far they are from given ones."""
+"""Policies: distributions over actions given preprocessed observations, and their imitation losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rl_training.models.actor_critic import HALF_LOG_TWO_PI, CategoricalHead
 from rl_training.models.encoders import ObsNetwork
-from rl_training.models.mlp import Layers
+from rl_training.models.mlp import MLPSpec
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
 
@@ -20,40 +20,36 @@ PolicyKind = Literal["deterministic", "gaussian"]
 
 
 class Policy(ObsNetwork, ABC):
-    """A perceptron whose outputs mean actions. Observations come encoded."""
+    """An MLP whose outputs parametrize actions."""
 
     outputs_per_component = 1
 
-    def __init__(self, spaces: Spaces, layers: Layers) -> None:
-        super().__init__(spaces.obs, layers)
+    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec) -> None:
+        super().__init__(spaces.obs, mlp_spec)
         num_outputs = sum(spaces.action.choices) or spaces.action.num_components
-        self.network = layers.mlp(self.num_features, self.outputs_per_component * num_outputs)
+        self.network = mlp_spec.make(self.num_features, self.outputs_per_component * num_outputs)
 
     def outputs(self, obs: Tensor) -> Tensor:
-        """What the perceptron makes of the observations, [B, outputs]."""
+        """Raw outputs of the network, [B, outputs]."""
         outputs: Tensor = self.network(self.features(obs))
         return outputs
 
     @abstractmethod
     def mode(self, obs: Tensor) -> Tensor:
-        """The action the policy holds for best."""
+        """The most likely action."""
 
     @abstractmethod
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw an action, where the policy is random."""
-
-    def act(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Draw with the generator, or without one take the best action."""
-        return self.mode(obs) if generator is None else self.sample(obs, generator)
+        """Sample an action."""
 
 
 class SquashedGaussianPolicy(Policy):
-    """A Gaussian whose mean and deviation depend on the observation, squashed into [-1, 1] by tanh."""
+    """A Gaussian with state-dependent mean and standard deviation, squashed into [-1, 1] by tanh."""
 
     outputs_per_component = 2
 
     def forward(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [B, A] made from standard normal `noise`, and their log-probabilities [B]."""
+        """Actions [B, A] from standard normal `noise` (reparametrized), and their log-probabilities [B]."""
         mean, log_std = self._gaussian(obs)
         before_tanh = mean + log_std.exp() * noise
         log_prob = -0.5 * noise.square() - log_std - HALF_LOG_TWO_PI
@@ -66,7 +62,7 @@ class SquashedGaussianPolicy(Policy):
         return self._gaussian(obs)[0].tanh()
 
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw, then squash."""
+        """Sample, then squash."""
         mean, log_std = self._gaussian(obs)
         noise = torch.empty_like(mean).normal_(generator=generator)
         return (mean + log_std.exp() * noise).tanh()
@@ -77,15 +73,15 @@ class SquashedGaussianPolicy(Policy):
 
 
 class ImitationPolicy(Policy):
-    """A policy that can learn given actions."""
+    """A policy that can be trained on given actions."""
 
     @abstractmethod
     def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """How far each of the given actions is from the policy, [B]."""
+        """Loss of each given action, [B]."""
 
 
 class DeterministicPolicy(ImitationPolicy):
-    """One continuous action for each observation, squashed into [-1, 1] by tanh."""
+    """A deterministic continuous action, squashed into [-1, 1] by tanh."""
 
     def mode(self, obs: Tensor) -> Tensor:
         """The action, [B, A]."""
@@ -96,36 +92,36 @@ class DeterministicPolicy(ImitationPolicy):
         return self.mode(obs)
 
     def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """The squared error, as a mean over the components."""
+        """Squared error, averaged over the components."""
         return (self.mode(obs) - actions).square().mean(-1)
 
 
 class TanhMeanGaussianPolicy(DeterministicPolicy):
-    """A Gaussian whose mean is squashed into [-1, 1], and whose deviation is the same for every observation.
+    """A Gaussian whose mean is squashed into [-1, 1], with a state-independent standard deviation.
 
-    Only the mean is squashed: were the draw itself, then an action at a bound, of which data is full, would have an
-    infinite preimage, and its log-density neither a value nor a gradient to learn from. Draws are clipped instead.
+    Only the mean is squashed, samples are clipped: under a squashed sample, an action at a bound, of which datasets are
+    full, would have an infinite preimage and neither a log-density nor a gradient.
     """
 
-    def __init__(self, spaces: Spaces, layers: Layers) -> None:
-        super().__init__(spaces, layers)
+    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec) -> None:
+        super().__init__(spaces, mlp_spec)
         self.log_std = nn.Parameter(torch.zeros(spaces.action.num_components))
 
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw, within the bounds."""
+        """Sample, clipped to the bounds."""
         mean = self.mode(obs)
         return self.sample_from_noise(mean, torch.empty_like(mean).normal_(generator=generator))
 
     def sample_from_noise(self, mean: Tensor, noise: Tensor) -> Tensor:
-        """Actions made from the mean and standard normal `noise`, within the bounds."""
+        """Actions from the mean and standard normal `noise`, clipped to the bounds."""
         return (mean + self._log_std().exp() * noise).clamp(-1.0, 1.0)
 
     def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """The negative log-density."""
+        """Negative log-density."""
         return self.negative_log_prob(self.mode(obs), actions)
 
     def negative_log_prob(self, mean: Tensor, actions: Tensor) -> Tensor:
-        """The negative log-density of `actions` under a policy of that mean, [B]."""
+        """Negative log-density of `actions` given the mean, [B]."""
         log_std = self._log_std()
         scaled = (actions - mean) * (-log_std).exp()
         return (0.5 * scaled.square() + log_std + HALF_LOG_TWO_PI).sum(-1)
@@ -137,8 +133,8 @@ class TanhMeanGaussianPolicy(DeterministicPolicy):
 class CategoricalPolicy(ImitationPolicy):
     """One categorical distribution for each discrete component of the action."""
 
-    def __init__(self, spaces: Spaces, layers: Layers) -> None:
-        super().__init__(spaces, layers)
+    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec) -> None:
+        super().__init__(spaces, mlp_spec)
         self.head = CategoricalHead(spaces.action)
 
     def mode(self, obs: Tensor) -> Tensor:
@@ -146,16 +142,16 @@ class CategoricalPolicy(ImitationPolicy):
         return self.head.mode(self.outputs(obs))
 
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw by the probabilities."""
+        """Sample from the distribution."""
         return self.head.sample(self.outputs(obs), generator)
 
     def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """The cross entropy."""
+        """Cross entropy."""
         return -self.head.log_prob_and_entropy(self.outputs(obs), actions)[0]
 
 
-def make_imitation_policy(kind: PolicyKind, spaces: Spaces, layers: Layers) -> ImitationPolicy:
-    """The policy of that kind for Box actions, a categorical one for discrete actions."""
+def make_imitation_policy(kind: PolicyKind, spaces: Spaces, mlp_spec: MLPSpec) -> ImitationPolicy:
+    """The policy of that kind for Box actions, a categorical policy for discrete actions."""
     if spaces.action.kind is not ActionKind.CONTINUOUS:
-        return CategoricalPolicy(spaces, layers)
-    return (DeterministicPolicy if kind == "deterministic" else TanhMeanGaussianPolicy)(spaces, layers)
+        return CategoricalPolicy(spaces, mlp_spec)
+    return (DeterministicPolicy if kind == "deterministic" else TanhMeanGaussianPolicy)(spaces, mlp_spec)

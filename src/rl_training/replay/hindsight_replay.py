@@ -106,7 +106,7 @@ class HindsightReplay(ReplayBuffer):
                 terminated[is_new] = torch.from_numpy(new_terminated)
             return rewards, terminated
 
-        batch = self._walk(index, judged)
+        batch = self._n_step_transitions(index, judged)
         for obs in (batch.obs, batch.next_obs):
             obs[is_new, self._desired] = goals.to(self._device)
         return batch

@@ -1,4 +1,4 @@
-"""A ring of past transitions to sample from, uniformly or by priority, with n-step returns."""
+"""The replay buffer: the latest transitions, sampled uniformly or by priority, with n-step returns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from rl_training.spaces.spec import Spaces
 
 
 class ReplayBuffer:
-    """Rows of N environments' steps; the oldest row is overwritten when the ring is full.
+    """Rows of steps of N environments; the oldest row is overwritten when the buffer is full.
 
     With `n_step` above 1 a sample sums the discounted rewards of up to n consecutive steps of one environment.
-    The sum stops at an ending or at the newest stored step; `discounts` carries how far it reached.
+    The sum ends at the end of an episode or at the newest stored step; `discounts` holds gamma to the power of the
+    steps that were summed.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the full ring."""
+        """Bytes of the full buffer."""
         return sum(array.nbytes for array in self._storage.values())
 
     def add(
@@ -67,21 +68,23 @@ class ReplayBuffer:
         row = self._position
         for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
             self._storage[name][row] = value
-        self._mark_changed(row)
+        self._writes += 1
+        self._versions[row // self._segment_rows] = self._writes
         if self._priorities is not None:
             self._priorities.add(np.arange(row * self.num_envs, (row + 1) * self.num_envs))
         self._position = (row + 1) % self.num_rows
         self._rows_stored = min(self._rows_stored + 1, self.num_rows)
 
     def truncate_newest(self) -> None:
-        """End the episodes with the newest row, because the step that follows it was lost."""
+        """Mark the newest step of every environment truncated, unless terminated: the step after it was lost."""
         if self._rows_stored:
             row = (self._position - 1) % self.num_rows
             self._storage["truncated"][row] |= ~self._storage["terminated"][row]
-            self._mark_changed(row)
+            self._writes += 1
+            self._versions[row // self._segment_rows] = self._writes
 
     def newest(self, count: int) -> Iterator[Storage]:
-        """The last `count` rows, in order, as one or two views of them."""
+        """The last `count` rows, in order, as one or two views."""
         count = min(count, self._rows_stored)
         first = self._position - count
         if first < 0:
@@ -90,41 +93,43 @@ class ReplayBuffer:
             yield {name: array[max(0, first) : self._position] for name, array in self._storage.items()}
 
     def sample(self, batch_size: int) -> Transitions:
-        """Draw transitions, with replacement: uniformly, or by priority."""
+        """Sample transitions with replacement: uniformly, or by priority."""
+        num_stored = self._rows_stored * self.num_envs
         if self._priorities is None:
-            return self._gather(torch.from_numpy(self._rng.integers(0, len(self), batch_size)))
-        slots, weights = self._priorities.draw(batch_size, len(self))
+            return self._gather(torch.from_numpy(self._rng.integers(0, num_stored, batch_size)))
+        slots, inverse_probabilities = self._priorities.draw(batch_size, num_stored)
         index = torch.from_numpy(slots)
-        drawn = torch.from_numpy(weights).float().to(self._device)
-        return dataclasses.replace(self._gather(index), weights=drawn, index=index)
+        weights = torch.from_numpy(inverse_probabilities).float().to(self._device)
+        return dataclasses.replace(self._gather(index), inverse_probabilities=weights, index=index)
 
     def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
-        """Draw several batches at once, which costs little more than drawing one; by priority, one after the other."""
+        """Sample several batches: uniformly at once, which costs little more than one; by priority one by one."""
         if self._priorities is not None:
             return (self.sample(batch_size) for _ in range(count))
-        return self.sample(batch_size * count).split(batch_size)
+        sampled = self.sample(batch_size * count)
+        return iter((sampled,)) if count == 1 else sampled.split(batch_size)
 
-    def update_priorities(self, batch: Transitions, errors: Tensor) -> None:
-        """What an update made of a batch that was drawn by priority."""
+    def update_priorities(self, batch: Transitions, td_errors: Tensor) -> None:
+        """Set the priorities of a sampled batch from its TD errors [B]."""
         assert self._priorities is not None
         assert batch.index is not None
-        self._priorities.update_priorities(batch.index.numpy(), errors.cpu().numpy())
+        self._priorities.update_priorities(batch.index.numpy(), td_errors.cpu().numpy())
 
     def _gather(self, index: Tensor) -> Transitions:
-        """The transitions that begin there."""
-        if self._n_step == 1:
-            return Transitions(**{name: self._take(field, index) for name, field in self._flat.items()})
-        return self._walk(index, self._outcome)
+        """The transitions at these slots."""
+        if self._n_step > 1:
+            return self._n_step_transitions(index, self._outcome)
+        return Transitions(**{name: self._take(field, index) for name, field in self._flat.items()})
 
     def _take(self, field: Tensor, index: Tensor) -> Tensor:
         return field.index_select(0, index).to(self._device)
 
     def _outcome(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The rewards of the steps stored there, and whether they terminated their episodes."""
+        """Rewards and termination flags of the steps at these slots."""
         return self._flat["rewards"][index], self._flat["terminated"][index]
 
-    def _walk(self, first: Tensor, outcome: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Transitions:
-        """Go up to n steps forward from each `first`, in the same environment's column."""
+    def _n_step_transitions(self, first: Tensor, outcome: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Transitions:
+        """Transitions over up to n steps from each slot of `first` on, in the same environment's column."""
         newest = (self._position - 1) % self.num_rows
         rewards = torch.zeros(len(first))
         discounts = torch.ones(len(first))
@@ -174,7 +179,7 @@ class ReplayBuffer:
         if self._priorities is not None:
             self._priorities.load_state_dict(state["priorities"])
         start = 0
-        for segment in state.get("segments", ()):  # an empty store has none
+        for segment in state.get("segments", ()):  # an empty buffer has none
             rows = len(segment.arrays["rewards"])
             for name, target in self._rows(start, start + rows).items():
                 copy_rows(name, segment.arrays[name], target)
@@ -186,7 +191,3 @@ class ReplayBuffer:
 
     def _rows(self, start: int, stop: int) -> Storage:
         return {name: array[start : min(stop, self._rows_stored)] for name, array in self._storage.items()}
-
-    def _mark_changed(self, row: int) -> None:
-        self._writes += 1
-        self._versions[row // self._segment_rows] = self._writes

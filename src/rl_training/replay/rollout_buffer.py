@@ -1,4 +1,4 @@
-"""The last T steps of N environments, in order, for on-policy learning."""
+"""The rollout buffer: the last T steps of N environments, for on-policy learning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_training.spaces.spec import Spaces
 
 
 class RolloutBuffer:
-    """Filled step by step, read once as a [T, N] batch, then cleared."""
+    """Filled step by step, read as one [T, N] batch, then cleared."""
 
     def __init__(self, spaces: Spaces, num_steps: int, num_envs: int, device: torch.device) -> None:
         self.num_steps = num_steps
@@ -22,7 +22,7 @@ class RolloutBuffer:
 
     @property
     def steps_left(self) -> int:
-        """How many steps are missing."""
+        """Steps until the rollout is complete."""
         return self.num_steps - self._position
 
     def add(
@@ -34,22 +34,22 @@ class RolloutBuffer:
         self._position += 1
 
     def truncate_newest(self) -> None:
-        """End the episodes with the newest row, because the step that follows it was lost."""
+        """Mark the newest step of every environment truncated, unless terminated: the step after it was lost."""
         if self._position:
             row = self._position - 1
             self._storage["truncated"][row] |= ~self._storage["terminated"][row]
 
     def newest(self, count: int) -> Iterator[Storage]:
-        """The last `count` rows, as a view of them."""
+        """The last `count` rows, as one view."""
         rows = slice(max(0, self._position - count), self._position)
         yield {name: array[rows] for name, array in self._storage.items()}
 
     def rollout(self) -> Transitions:
-        """The full rollout, [T, N]; it shares the buffer's memory, so use it before the next `add`."""
+        """The complete rollout, [T, N], sharing the buffer's memory until the next `add`."""
         return Transitions(**{name: torch.from_numpy(array).to(self._device) for name, array in self._storage.items()})
 
     def clear(self) -> None:
-        """Forget the stored steps."""
+        """Discard the stored steps."""
         self._position = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class RolloutBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue a partly filled rollout."""
+        """Restore what `state_dict` returned."""
         self._position = as_index(state["position"], self.num_steps)
         for name, array in self._storage.items():
             copy_rows(name, state["storage"][name], array[: self._position])

@@ -1,4 +1,4 @@
-"""From a configuration to a finished run: makes the parts, and hands them to the loop the registry names."""
+"""A run in motion: from a configuration, or from a checkpoint, to its result."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rl_training.envs.foreign_paths import allow_paths_of
 from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError, failure_note
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import EvaluationFile, JsonlFile, JsonlSink, TensorboardSink, latest_metrics
+from rl_training.experiment.logging import EvaluationFile, JsonlSink, TensorboardSink, latest_metrics
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun, create_training_run, interrupting_signal
-from rl_training.runtime.assembly import RunComponents, assemble_run
+from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
 from rl_training.runtime.controls import EarlyStoppingCallback, TrainingProgress
 from rl_training.runtime.execution import Execution, watch_compilation
 from rl_training.runtime.interrupts import stop_on_signals
-from rl_training.runtime.loops.off_policy import off_policy_loop
-from rl_training.runtime.loops.offline import offline_loop
-from rl_training.runtime.loops.on_policy import on_policy_loop
+from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
+from rl_training.runtime.loops.offline import assemble_offline, offline_loop
+from rl_training.runtime.loops.on_policy import assemble_on_policy, on_policy_loop
 from rl_training.runtime.machine import machine_facts
 from rl_training.runtime.resuming.restore import Resumption, go_back, restore
 from rl_training.runtime.resuming.saved_state import translate_save_errors, translate_state_errors, try_saving
@@ -36,16 +36,24 @@ from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.terminal.progress import ProgressView, collapsed, make_view
 from rl_training.terminal.streams import tell
 
-LOOPS: dict[Loop, Callable[..., None]] = {
-    Loop.ON_POLICY: on_policy_loop,
-    Loop.OFF_POLICY: off_policy_loop,
-    Loop.OFFLINE: offline_loop,
+
+class LoopFunctions(NamedTuple):
+    """How a loop's components are made, and how it trains with them."""
+
+    assemble: Callable[[RunSetup, contextlib.ExitStack], RunComponents]
+    train: Callable[..., None]
+
+
+LOOPS = {
+    Loop.ON_POLICY: LoopFunctions(assemble_on_policy, on_policy_loop),
+    Loop.OFF_POLICY: LoopFunctions(assemble_off_policy, off_policy_loop),
+    Loop.OFFLINE: LoopFunctions(assemble_offline, offline_loop),
 }
 
 
 @dataclass(frozen=True)
 class TrainFunction:
-    """What `train_ppo` and its like are: `run_training` for a configuration that must name this algorithm."""
+    """The type of `train_ppo` and the like: `run_training` for a configuration that must name this algorithm."""
 
     algo: str
 
@@ -64,7 +72,7 @@ class TrainFunction:
         checkpoint_state: CheckpointState | None = None,
         callbacks: Sequence[AnyCallback] | None = None,
     ) -> TrainResult:
-        """Train as `config` says, from the start or from `checkpoint_state`."""
+        """Train with `config`, from the start or from `checkpoint_state`."""
         if config.algo != self.algo:
             raise ConfigError(f"this trains '{self.algo}', but the configuration says algo: {config.algo}")
         return run_training(config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks)
@@ -72,8 +80,36 @@ class TrainFunction:
 
 @functools.cache
 def train_function(algo: str) -> TrainFunction:
-    """The function that trains an algorithm of that name: for each name one object."""
+    """The function that trains an algorithm of that name: one object per name."""
     return TrainFunction(algo)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run starts: at step 0, or from a checkpoint, in its own folder or in a new one (a fork)."""
+
+    state: CheckpointState | None = None
+    resumption: Resumption | None = None
+
+    @property
+    def first_step(self) -> int:
+        """Step at which the run starts or resumes."""
+        return self.state.trainer_state["session"]["global_step"] if self.state else 0
+
+    @property
+    def folder(self) -> TrainingRun | None:
+        """The existing run folder to continue in; None: a new one."""
+        return self.resumption.run if self.resumption else None
+
+    def open_folder(self, config: TrainConfig, run_suffix: str | None) -> tuple[TrainingRun, str | None]:
+        """The folder to write to, and the stop reason that the run had reached before its process was killed."""
+        metadata = self.resumption.metadata(self.first_step) if self.resumption else {}
+        if self.folder is None:
+            return create_training_run(config, run_suffix=run_suffix, **metadata), None
+        reason = _standing_reason(config, self.folder, self.state)
+        metadata["resumed"]["stop_reason"] = reason
+        self.folder.go_on(config, **metadata)
+        return self.folder, reason
 
 
 def run_training(
@@ -84,72 +120,217 @@ def run_training(
     callbacks: Sequence[AnyCallback] | None = None,
     resumption: Resumption | None = None,
 ) -> TrainResult:
-    """Train as `config` says, from the start or from `checkpoint_state`, in a new folder or in `resumption`'s.
+    """Train with `config`, from the start or from `checkpoint_state`, in a new folder or in that of `resumption`.
 
-    Nothing is written before every part has been made, so a mistake in the configuration leaves nothing behind.
+    Nothing is written before every component has been made, so an error in the configuration leaves nothing behind.
     """
-    callbacks = CallbackList(callbacks).callbacks  # a callback that cannot be called is refused here
-    allow_paths_of(config.env_kwargs)  # the user's own, or those of a checkpoint that were checked
-    execution = choose_execution(config, checkpoint_state)
+    callbacks = CallbackList(callbacks).callbacks  # refuses a callback that cannot be called
+    allow_paths_of(config.env_kwargs)  # the user's own, or a checkpoint's that were checked
+    origin = Origin(checkpoint_state, resumption)
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    execution = choose_execution(config, checkpoint_state, algo_config)
+    setup = RunSetup(config, algo_config, RunSeeds.from_seed(config.seed), execution)
     with contextlib.ExitStack() as stack:
         stack.enter_context(execution.applied())
-        parts = assemble_run(config, execution)
-        stack.callback(_close, parts)
-        first_step = checkpoint_state.trainer_state["session"]["global_step"] if checkpoint_state else 0
-        metadata = resumption.metadata(first_step) if resumption else {}
-        stop_reason = None
-        if resumption is None or resumption.run is None:
-            run = create_training_run(config, run_suffix=run_suffix, **metadata)
-        else:
-            run = resumption.run
-            stop_reason = _reason_that_stands(config, run, checkpoint_state)
-            metadata["resumed"]["stop_reason"] = stop_reason
-            run.go_on(config, **metadata)
-        with _recording_failure(run):
-            if checkpoint_state is not None:
-                run.logger.info("resumed at step %s of %s", f"{first_step:,}", f"{config.total_timesteps:,}")
-            view = make_view(first_step)
+        components = assemble_run(setup)
+        stack.callback(_close, components)
+        folder, stop_reason = origin.open_folder(config, run_suffix)
+        with _recording_failure(folder):
+            view = make_view(origin.first_step)
             stack.callback(view.close)
-            view.message(f"{run.run_dir}: {parts.algorithm.device}, {execution.describe()}")
-            if checkpoint_state is not None:
-                view.message(f"resumed at step {first_step:,} of {config.total_timesteps:,}")
-            warnings = learning_warnings(config, parts.algorithm.config, len(parts.dataset) if parts.dataset else None)
-            for note in collapsed(
-                (*warnings, *parts.notes, *(parts.collector.inexact_reasons if parts.collector else ()))
-            ):
-                view.message(note)
             if execution.compile:
                 stack.enter_context(watch_compilation(view.compiling))
-            result = _run_session(config, parts, run, view, checkpoint_state, callbacks, resumption, stop_reason)
-        # Before the environments are closed, which may fail or hang: the run has done its work.
-        run.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason)
+            run = Run(setup, components, folder, view, callbacks, origin)
+            run.announce()
+            result = run.train(stop_reason)
+        # Before the environments are closed, which may fail or hang: the run is complete.
+        folder.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason)
     return result
 
 
+def assemble_run(setup: RunSetup) -> RunComponents:
+    """Make and check the components of a run; on an error, those that were made are closed."""
+    assemble = LOOPS[get_algorithm_spec(setup.config.algo).loop].assemble
+    with contextlib.ExitStack() as on_failure:
+        components = assemble(setup, on_failure)
+        check_watched_metric(setup.algo_config, components.evaluator)
+        on_failure.pop_all()
+    return components
+
+
+class Run:
+    """One run: its components, its folder and files, and the session that its loop reports to."""
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        components: RunComponents,
+        folder: TrainingRun,
+        view: ProgressView,
+        callbacks: Sequence[AnyCallback],
+        origin: Origin,
+    ) -> None:
+        self.setup, self.components, self.folder = setup, components, folder
+        self.view, self.origin = view, origin
+        config, algo_config = setup.config, setup.algo_config
+        self.checkpoints = CheckpointFolder(folder.checkpoints_dir, config.keep)
+        early_stopping = [EarlyStoppingCallback(algo_config.early_stopping)] if algo_config.early_stopping else []
+        self.session = Session(
+            config=config,
+            state=TrainerState(components.algorithm, folder.run_dir, config=config),
+            training_progress=TrainingProgress(config.total_timesteps),
+            callbacks=CallbackList([*early_stopping, *callbacks]),
+            evaluator=components.evaluator,
+            checkpoints=self.checkpoints,
+            sinks=(),
+            view=view,
+            save=self.save,
+            eval_every_steps=algo_config.eval_interval or max(1, config.total_timesteps // 10),
+        )
+        self._metrics: JsonlSink
+        self._evaluations: EvaluationFile
+
+    def announce(self) -> None:
+        """Show where and how the run computes, and warnings about its settings."""
+        setup, components = self.setup, self.components
+        self.view.message(f"{self.folder.run_dir}: {components.algorithm.device}, {setup.execution.describe()}")
+        if self.origin.state is not None:
+            first, total = f"{self.origin.first_step:,}", f"{setup.config.total_timesteps:,}"
+            self.folder.logger.info("resumed at step %s of %s", first, total)
+            self.view.message(f"resumed at step {first} of {total}")
+        dataset_size = len(components.dataset) if components.dataset else None
+        notes = [*learning_warnings(setup.config, setup.algo_config, dataset_size), *components.notes]
+        for note in collapsed([*notes, *self._env_reasons()]):
+            self.view.message(note)
+
+    def train(self, stop_reason: str | None = None) -> TrainResult:
+        """Train to the end; `stop_reason` ends the run at once, as its killed process had decided."""
+        session, is_new = self.session, self.origin.state is None
+        with contextlib.ExitStack() as stack, stop_on_signals(session.state, self.view.stopping):
+            self._begin()
+            self._open_files(stack)
+            if not is_new and self.origin.folder is None:  # a fork can be resumed from its first moment on
+                self.save()
+                session.offer_restored()
+            if stop_reason is not None:
+                session.state.request_stop(stop_reason)
+            session.begin(len(self.components.dataset) if is_new and self.components.dataset else None)
+            try_saving(**self._checkpoint_values())
+            result = self._run_loop()
+        session.callbacks.on_train_end(session.state, result)
+        return result
+
+    def save(self) -> Path:
+        """Write a checkpoint of the current state."""
+        self._metrics.sync()
+        self._evaluations.sync()
+        return self.checkpoints.save(self.session.position, self._write_checkpoint)
+
+    def _begin(self) -> None:
+        """Set up a new run, or restore a checkpoint; only then is anything newer than the checkpoint removed."""
+        if self.origin.state is None:
+            self.components.begin(self.setup.seeds)
+        else:
+            restore(self.origin.state, self.components, self.session, self.view, self.origin.resumption)
+        if self.origin.folder is None:
+            self.session.begin_best_anew()
+        elif self.origin.state is not None and self.origin.resumption is not None:
+            go_back(self.origin.state.trainer_state, self.session, self.origin.resumption)
+
+    def _open_files(self, stack: contextlib.ExitStack) -> None:
+        """Open the files of metrics, cut to the lines that the restored checkpoint counts."""
+        run_dir = self.folder.run_dir
+        is_continued = self.origin.folder is not None and self.origin.state is not None
+        kept: dict[str, Any] = self.origin.state.trainer_state if is_continued and self.origin.state else {}
+        self._metrics = JsonlSink(run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0))
+        self._evaluations = EvaluationFile(run_dir / "evaluations.jsonl", kept.get("evaluations_bytes", 0))
+        tensorboard = TensorboardSink(run_dir / "tensorboard", self.origin.first_step)
+        for file in (self._metrics, self._evaluations, tensorboard):
+            stack.enter_context(contextlib.closing(file))
+        files = (self._metrics, self._evaluations)
+        lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in files if file.num_lost_bytes]
+        if lost:
+            self.view.message(f"lines that the run had written are missing in {' and '.join(lost)}: it resumes without")
+        self.session.sinks, self.session.evaluations = (self._metrics, tensorboard), self._evaluations
+        self.session.recall_metrics(latest_metrics(run_dir / "metrics.jsonl"))
+
+    def _run_loop(self) -> TrainResult:
+        session, components = self.session, self.components
+        train = LOOPS[get_algorithm_spec(self.setup.config.algo).loop].train
+        try:
+            session.close_iteration()
+            train(session, components.algorithm, components.collector, components.buffer)
+            result = session.finish()
+            self._metrics.sync()
+            self._evaluations.sync()
+        except NonFiniteError as error:
+            last = self.checkpoints.last
+            where = f"the last good checkpoint is '{last}'" if last else "no checkpoint had been written yet"
+            raise NonFiniteError(f"{error}; {where}") from error
+        return result
+
+    def _write_checkpoint(self, path: Path, base: Path | None) -> None:
+        self.session.parameters.check_all(self.session.state.global_step)
+        values = self._checkpoint_values()
+        with translate_save_errors():
+            save_training_checkpoint(path, base=base, buffer_state=self.components.buffer.state_dict(), **values)
+
+    def _checkpoint_values(self) -> dict[str, Any]:
+        """The content of a checkpoint of the current state, without the buffer."""
+        session, components, execution = self.session, self.components, self.setup.execution
+        reasons = [*session.inexact_reasons, *self._env_reasons()]
+        best = self.checkpoints.best
+        return {
+            "config": self.setup.config,
+            "algorithm_state": components.algorithm.state_dict(),
+            "trainer_state": {
+                "session": session.state_dict(),
+                "collector": components.collector.state_dict() if components.collector else None,
+                "metrics_bytes": self._metrics.num_bytes,
+                "evaluations_bytes": self._evaluations.num_bytes,
+                "best": best._asdict() if best else None,
+            },
+            "metadata": {
+                "execution": {"num_threads": execution.num_threads, "compile": execution.compile},
+                "global_step": session.state.global_step,
+                "machine": machine_facts(components.algorithm.device),
+                "exactness": "approximate" if reasons else "exact",
+                "inexact_reasons": reasons,
+            },
+        }
+
+    def _env_reasons(self) -> Sequence[str]:
+        """Why the environments may not be in the exact state."""
+        return self.components.collector.inexact_reasons if self.components.collector else ()
+
+
 @contextlib.contextmanager
-def _recording_failure(run: TrainingRun) -> Iterator[None]:
-    """Write in the run's metadata why it failed, and on the error which run it was; `sys.exit` is a failure, too."""
+def _recording_failure(folder: TrainingRun) -> Iterator[None]:
+    """Record in the run's metadata why it failed, and in the error which run it was; `sys.exit` is a failure, too."""
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(RLTrainingError):  # a full disk, say: the first error is the one to tell
-            run.finish("failed", f"{type(error).__name__}: {error}")
+        with contextlib.suppress(RLTrainingError):  # on a full disk, for example: the first error is the one to report
+            folder.finish("failed", f"{type(error).__name__}: {error}")
         if isinstance(error, SystemExit):
             told = RLTrainingError(f"the run did not finish: a callback or a package called sys.exit({error.code!r})")
-            failure_note(told).run_dir = run.run_dir
+            failure_note(told).run_dir = folder.run_dir
             raise told from error
-        failure_note(error).run_dir = run.run_dir
+        failure_note(error).run_dir = folder.run_dir
         raise
 
 
-def _close(parts: RunComponents) -> None:
-    for failure in parts.close():
+def _close(components: RunComponents) -> None:
+    for failure in components.close():
         tell(f"the run is over, but closing failed: {failure}")
 
 
-def choose_execution(config: TrainConfig, checkpoint_state: CheckpointState | None) -> Execution:
-    """Threads and compilation as the checkpoint had them, or as the configuration wants them."""
-    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+def choose_execution(
+    config: TrainConfig, checkpoint_state: CheckpointState | None, algo_config: Any = None
+) -> Execution:
+    """Threads and compilation as in the checkpoint, or as configured."""
+    if algo_config is None:
+        algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     if checkpoint_state is None or "execution" not in checkpoint_state.metadata:
         return Execution.choose(config, algo_config)
     saved = Execution.from_metadata(checkpoint_state.metadata["execution"])
@@ -159,8 +340,8 @@ def choose_execution(config: TrainConfig, checkpoint_state: CheckpointState | No
     return dataclasses.replace(saved, **{name: getattr(chosen, name) for name in changed})
 
 
-def _reason_that_stands(config: TrainConfig, run: TrainingRun, checkpoint_state: CheckpointState | None) -> str | None:
-    """Why the run had decided to stop, if its process was killed before it could say so and end."""
+def _standing_reason(config: TrainConfig, run: TrainingRun, checkpoint_state: CheckpointState | None) -> str | None:
+    """The stop reason that the run had reached, if its process was killed before it could end."""
     if checkpoint_state is None or not run.was_cut_short:
         return None
     with translate_state_errors():
@@ -170,119 +351,5 @@ def _reason_that_stands(config: TrainConfig, run: TrainingRun, checkpoint_state:
         step = session["global_step"]
     resumed = run.metadata().get("resumed")
     if isinstance(resumed, dict) and resumed.get("from_step") == step and resumed.get("stop_reason") is None:
-        return None  # the process that was killed had already resumed from here, past that reason
+        return None  # the killed process had itself resumed from here, past that reason
     return None if is_extended or interrupting_signal(reason) is not None else reason
-
-
-def _run_session(
-    config: TrainConfig,
-    parts: RunComponents,
-    run: TrainingRun,
-    view: ProgressView,
-    checkpoint_state: CheckpointState | None,
-    callbacks: Sequence[AnyCallback] | None,
-    resumption: Resumption | None,
-    stop_reason: str | None,
-) -> TrainResult:
-    trainer_state = checkpoint_state.trainer_state if checkpoint_state else None
-    is_new_folder = resumption is None or resumption.run is None
-    first_step = trainer_state["session"]["global_step"] if trainer_state else 0
-    state = TrainerState(parts.algorithm, run.run_dir, config=config)
-    checkpoints = CheckpointFolder(run.checkpoints_dir, config.keep)
-
-    def save() -> Path:
-        jsonl.sync()
-        evaluations.sync()
-        return checkpoints.save(session.position, lambda path, base: _write(path, base, parts, session, jsonl))
-
-    early_stopping = parts.algorithm.config.early_stopping
-    own = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
-    session = Session(
-        config=config,
-        state=state,
-        training_progress=TrainingProgress(config.total_timesteps),
-        callbacks=CallbackList([*own, *(callbacks or [])]),
-        evaluator=parts.evaluator,
-        checkpoints=checkpoints,
-        sinks=(),
-        view=view,
-        save=save,
-        eval_every_steps=parts.algorithm.config.eval_interval or max(1, config.total_timesteps // 10),
-    )
-    with contextlib.ExitStack() as stack, stop_on_signals(state, view.stopping):
-        if checkpoint_state is None:
-            parts.begin(RunSeeds.from_seed(config.seed))
-        else:
-            restore(checkpoint_state, parts, session, view, resumption)
-        # Only now that the run is known to go on from this checkpoint is anything newer removed; and its metrics
-        # after its checkpoints, which count on them.
-        if is_new_folder:
-            session.begin_best_anew()
-        elif trainer_state is not None and resumption is not None:
-            go_back(trainer_state, session, resumption)
-        kept = {} if is_new_folder else trainer_state or {}
-        jsonl = JsonlSink(run.run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0))
-        stack.enter_context(contextlib.closing(jsonl))
-        tensorboard = stack.enter_context(contextlib.closing(TensorboardSink(run.run_dir / "tensorboard", first_step)))
-        evaluations = EvaluationFile(run.run_dir / "evaluations.jsonl", kept.get("evaluations_bytes", 0))
-        stack.enter_context(contextlib.closing(evaluations))
-        _tell_lost_lines(view, jsonl, evaluations)
-        session.sinks, session.evaluations = (jsonl, tensorboard), evaluations
-        session.recall_metrics(latest_metrics(run.run_dir / "metrics.jsonl"))
-        if checkpoint_state is not None and is_new_folder:  # a fork can be resumed from its first moment on
-            save()
-            session.offer_restored()
-        if stop_reason is not None:
-            state.request_stop(stop_reason)
-        session.begin(None if checkpoint_state or parts.dataset is None else len(parts.dataset))
-        try_saving(**_checkpoint_values(parts, session, jsonl))
-        loop = LOOPS[get_algorithm_spec(config.algo).loop]
-        try:
-            session.close_iteration()
-            loop(session, parts.algorithm, parts.collector, parts.buffer)
-            result = session.finish()
-            jsonl.sync()
-            evaluations.sync()
-        except NonFiniteError as error:
-            last = checkpoints.last
-            where = f"the last good checkpoint is '{last}'" if last else "no checkpoint had been written yet"
-            raise NonFiniteError(f"{error}; {where}") from error
-    session.callbacks.on_train_end(state, result)
-    return result
-
-
-def _tell_lost_lines(view: ProgressView, *files: JsonlFile) -> None:
-    """Say which files were shortened since the checkpoint was written."""
-    lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in files if file.num_lost_bytes]
-    if lost:
-        view.message(f"lines that the run had written are missing in {' and '.join(lost)}: it goes on without them")
-
-
-def _write(path: Path, base: Path | None, parts: RunComponents, session: Session, jsonl: JsonlSink) -> None:
-    session.parameters.check_all(session.state.global_step)
-    values = _checkpoint_values(parts, session, jsonl)
-    with translate_save_errors():
-        save_training_checkpoint(path, base=base, buffer_state=parts.buffer.state_dict(), **values)
-
-
-def _checkpoint_values(parts: RunComponents, session: Session, jsonl: JsonlSink) -> dict[str, Any]:
-    """What a checkpoint of the run as it is now holds besides the buffer."""
-    reasons = [*session.inexact_reasons, *(parts.collector.inexact_reasons if parts.collector else ())]
-    return {
-        "config": session.config,
-        "algorithm_state": parts.algorithm.state_dict(),
-        "trainer_state": {
-            "session": session.state_dict(),
-            "collector": parts.collector.state_dict() if parts.collector else None,
-            "metrics_bytes": jsonl.num_bytes,
-            "evaluations_bytes": session.evaluations.num_bytes if session.evaluations else 0,
-            "best": best._asdict() if (best := session.checkpoints.best) else None,
-        },
-        "metadata": {
-            "execution": {"num_threads": parts.execution.num_threads, "compile": parts.execution.compile},
-            "global_step": session.state.global_step,
-            "machine": machine_facts(parts.algorithm.device),
-            "exactness": "approximate" if reasons else "exact",
-            "inexact_reasons": reasons,
-        },
-    }

@@ -1,4 +1,4 @@
-"""Everything around a loop: events, logging, evaluation, checkpoints, and the end of the run."""
+"""What surrounds a loop: callbacks, logging, evaluation, checkpoints, and the end of the run."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from rl_training.errors import NonFiniteError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder, Position
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import EvaluationFile, MetricAccumulator, MetricSink
+from rl_training.experiment.logging import EvaluationFile, MetricSink
 from rl_training.experiment.run_folder import interrupting_signal
-from rl_training.runtime.callbacks import CallbackList
+from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.controls import Interval, Schedules, TrainingProgress
-from rl_training.runtime.guards import ParameterGuard
+from rl_training.runtime.metrics import MetricAccumulator, ParameterGuard
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 from rl_training.terminal.progress import ProgressView
 
 UPDATES_BETWEEN_CHECKS = 8
-"""Gradient steps between two looks at the parameters, which cost a hundredth of a small update."""
+"""Gradient steps between two checks of the parameters, each of which costs a hundredth of a small update."""
 
 STOP_WITHOUT_REASON = "a callback set should_stop without giving a reason"
 
 
 class AbandonedError(Exception):
-    """An evaluation was left before its end, because the run was asked to leave."""
+    """An evaluation was abandoned because of a signal."""
 
 
 @dataclass
 class Session:
-    """One run as its loop sees it: tell it what happened, ask it whether to go on."""
+    """A run as its loop sees it: the loop reports collections and updates, and ends iterations."""
 
     config: TrainConfig
     state: TrainerState
@@ -45,7 +45,7 @@ class Session:
     sinks: Sequence[MetricSink]
     view: ProgressView
     save: Callable[[], Path]
-    """Writes a checkpoint of the whole run as it is now."""
+    """Writes a checkpoint of the run's current state."""
     eval_every_steps: int
     evaluations: EvaluationFile | None = None
     accumulator: MetricAccumulator = field(default_factory=MetricAccumulator)
@@ -53,9 +53,9 @@ class Session:
     last_eval: dict[str, float] = field(default_factory=dict)
     last_eval_step: int | None = None
     train_restarts: int = 0
-    """Training environments that failed and were made anew."""
+    """Training environments that failed and were restarted."""
     inexact_reasons: list[str] = field(default_factory=list)
-    """Why the run is no longer bit for bit what it would have been without a stop (another machine, say)."""
+    """Why the run is not bit-exact with one that was never stopped (another machine, for example)."""
 
     def __post_init__(self) -> None:
         """Set up the intervals."""
@@ -65,84 +65,96 @@ class Session:
         self._latest: dict[str, float] = {}
         self.parameters = ParameterGuard(self.state.algorithm)
         self._check_parameters_at = 0
+        self._next_event_step = 0
+        self._hears_collections = _has_listener(self.callbacks, "on_collect_end")
+        self._hears_updates = _has_listener(self.callbacks, "on_update_end")
         self._last_logged_step: int | None = None
         self._pending: list[bool] | None = None
         self._is_within_iteration = False
 
     @property
     def position(self) -> Position:
-        """Differs between any two states of the run: a stop within an iteration, or with an evaluation pending."""
+        """Unique to each state of the run, also within an iteration or with an evaluation pending."""
         state = self.state
         return state.global_step, state.update_count, state.epoch, self._is_within_iteration, self._pending is not None
 
     @property
     def total_steps(self) -> int:
-        """The step at which the run ends."""
+        """Last step of the run."""
         return self.training_progress.total
 
     @property
     def has_steps_left(self) -> bool:
-        """Whether the last step lies ahead."""
+        """Whether the last step is not reached yet."""
         return self.state.global_step < self.training_progress.total
 
     @property
     def steps_to_next_event(self) -> int:
-        """Steps until the next line, evaluation, checkpoint or the end, whichever comes first."""
+        """Steps until the next log line, evaluation, checkpoint or the end, whichever comes first."""
         step = self.state.global_step
         return min(self.training_progress.total - step, *(due.steps_left(step) for due in self._intervals()))
 
     @property
-    def progress(self) -> float:
-        """The share of the run that is done."""
-        return self.training_progress.progress(self.state.global_step)
-
-    @property
     def num_restarts(self) -> int:
-        """Environments of training and evaluation that failed and were made anew."""
+        """Environments of training and evaluation that failed and were restarted."""
         return self.train_restarts + (0 if self.evaluator is None else self.evaluator.num_restarts)
 
     def begin(self, dataset_size: int | None = None) -> None:
-        """Everything is set up; a new offline run has collected its data of `dataset_size` transitions."""
+        """Call `on_train_start`; a new offline run reports its dataset of `dataset_size` transitions as collected."""
         self.callbacks.on_train_start(self.state)
         self.callbacks.state_dict()  # raises if it cannot be saved, before any step is taken
+        self.view.watch(lambda: (self.state.global_step, self.training_progress.total, self._latest))
         if dataset_size is not None:
             self.collected(CollectResult(dataset_size))
 
+    def set_progress(self) -> None:
+        """Pass the current step and fraction of training done to the algorithm."""
+        step = self.state.global_step
+        self.state.algorithm.set_progress(step, self.training_progress.progress(step))
+
     def collected(self, result: CollectResult) -> None:
-        """New steps are in the buffer."""
+        """Report new steps in the buffer."""
         self._is_within_iteration = True
-        self.train_restarts = result.env_restarts
-        self._tell_restarts()
-        self.accumulator.add_episodes(result.episode_returns, result.episode_lengths)
-        self.callbacks.on_collect_end(self.state, result)
+        if result.env_restarts != self.train_restarts:
+            self.train_restarts = result.env_restarts
+            self._tell_restarts()
+        if result.episode_returns:
+            self.accumulator.add_episodes(result.episode_returns, result.episode_lengths)
+        if self._hears_collections:
+            self.callbacks.on_collect_end(self.state, result)
 
     def updated(self, result: UpdateResult) -> None:
-        """The algorithm has learned."""
+        """Report an update of the algorithm."""
         self._is_within_iteration = True
+        self.state.update_calls += 1
         self.state.update_count += result.gradient_steps
         if self.accumulator.add_update(result.metrics):
             self._check_updates()
-        self.callbacks.on_update_end(self.state, result)
+        if self._hears_updates:
+            self.callbacks.on_update_end(self.state, result)
 
     def end_iteration(self) -> None:
-        """A round is done: log, evaluate and save what is due."""
+        """End an iteration: log, evaluate and save what is due."""
         step = self.state.global_step
         self.state.epoch += 1
         self._is_within_iteration = False
-        self._check_updates()
-        log_due, eval_due = self._log_due.is_due(step), self._eval_due.is_due(step) and self.evaluator is not None
-        checkpoint_due = self._checkpoint_due.is_due(step)
-        if eval_due or checkpoint_due or self.state.update_count >= self._check_parameters_at:
+        if self.accumulator.is_deferred:
+            self._check_updates()
+        has_event = step >= self._next_event_step
+        if has_event or self.state.update_count >= self._check_parameters_at:
             self.parameters.check(step)
             self._check_parameters_at = self.state.update_count + UPDATES_BETWEEN_CHECKS
-        self._pending = [log_due, eval_due, checkpoint_due]
-        self.close_iteration()
+        if has_event:
+            self._next_event_step = step + min(due.steps_left(step) for due in self._intervals())
+            log_due, eval_due, checkpoint_due = (due.is_due(step) for due in self._intervals())
+            self._pending = [log_due, eval_due and self.evaluator is not None, checkpoint_due]
+            self.close_iteration()
 
     def close_iteration(self) -> None:
         """Log, evaluate and save what is pending; an interrupted evaluation stays pending for a resumed run.
 
-        So is the line of the step at which the run ends: `finish` writes it, together with its evaluation, after the
-        checkpoint. A run that is resumed from there writes the line without that evaluation.
+        So does the log line of the last step: `finish` writes it, together with its evaluation, after the checkpoint.
+        A run that is resumed from there writes the line without that evaluation.
         """
         if self._pending is None:
             return
@@ -166,11 +178,11 @@ class Session:
             self.view.update(self.state.global_step, self.training_progress.total, self._latest)
 
     def finish(self) -> TrainResult:
-        """The loop has ended: save, and evaluate the last policy unless someone is waiting for the run to leave."""
+        """End the run: save, and evaluate the last policy unless a signal interrupts the run."""
         self._name_stop()
         if interrupting_signal(self.state.stop_reason) is not None:
             self.view.stopped()
-        # Saved before the closing evaluation, so that a resumed run goes on as if it had never stopped here.
+        # Saved before the closing evaluation, so that a resumed run continues as if it had never stopped here.
         path = self.save()
         if self.evaluator is not None and self.last_eval_step != self.state.global_step:
             with contextlib.suppress(AbandonedError):
@@ -189,7 +201,7 @@ class Session:
         return TrainResult(self.state.run_dir, path, metrics, self.state.stop_reason)
 
     def _name_stop(self) -> None:
-        """Give a stop that a callback asked for without a reason a general one: the run did not end by itself."""
+        """Set a general reason for a stop that a callback requested without one."""
         if self.state.should_stop and self.state.stop_reason is None:
             self.state.stop_reason = STOP_WITHOUT_REASON
 
@@ -199,6 +211,7 @@ class Session:
             "global_step": self.state.global_step,
             "epoch": self.state.epoch,
             "update_count": self.state.update_count,
+            "update_calls": self.state.update_calls,
             "stop_reason": self.state.stop_reason,
             "training_progress": self.training_progress.state_dict(),
             "accumulator": self.accumulator.state_dict(),
@@ -216,10 +229,11 @@ class Session:
         }
 
     def load_state_dict(self, state: dict[str, Any], schedules: Schedules = "stretch") -> None:
-        """Restore all but the reason to stop; if the run was extended, its schedules go on as `schedules` says."""
+        """Restore all but the stop reason; `schedules` says how the schedules of an extended run continue."""
         self.state.global_step = state["global_step"]
         self.state.epoch = state["epoch"]
         self.state.update_count = state["update_count"]
+        self.state.update_calls = state["update_calls"]
         saved = TrainingProgress(**state["training_progress"])
         self.training_progress = saved.extended(state["global_step"], self.config.total_timesteps, schedules)
         self.accumulator.load_state_dict(state["accumulator"])
@@ -237,9 +251,9 @@ class Session:
         self.inexact_reasons = list(state["inexact_reasons"])
 
     def go_back(self, name: str, best: Best | None, *, is_extended: bool, is_changed: bool) -> None:
-        """Make the checkpoint `name`, which was restored, the last one, and `best` what it was by then.
+        """Make the restored checkpoint `name` the last one, and restore `best` as of then.
 
-        The evaluation that closes a stopped run is no part of the run that goes on, unless the stop was its end.
+        The closing evaluation of a stopped run is not part of the resumed run, unless the run had ended there.
         """
         now = self.checkpoints.best
         if now is not None and not is_extended and (self.best_return is None or now.score > self.best_return):
@@ -248,16 +262,16 @@ class Session:
         self.offer_restored()
 
     def begin_best_anew(self) -> None:
-        """Forget the best of the run that this one continues in another folder, whose checkpoints are not there."""
+        """Reset the best score in a fork: the best checkpoint of the original run is not in its folder."""
         is_evaluated = self.last_eval_step == self.state.global_step
         self.best_return = self.last_eval["eval_return_mean"] if is_evaluated else None
 
     def recall_metrics(self, logged: Mapping[str, float]) -> None:
-        """Take in what the lines before a resume said, which the result of the run is made of."""
+        """Load the metrics logged before a resume, which are part of the run's result."""
         self._latest = {**self.last_eval, **logged}
 
     def offer_restored(self) -> None:
-        """Offer the last checkpoint as the best if it is: a kill may have come before that was done."""
+        """Mark the last checkpoint as `best` if it is, in case a kill came before that was done."""
         path, is_evaluated = self.checkpoints.last, self.last_eval_step == self.state.global_step
         if path is not None and is_evaluated and self.best_return == self.last_eval["eval_return_mean"]:
             self.checkpoints.offer_best(path, self.best_return)
@@ -288,7 +302,7 @@ class Session:
     def _tell_restarts(self) -> None:
         if self.num_restarts > self.state.env_restarts:
             self.state.env_restarts = self.num_restarts
-            self.view.message(f"an environment failed and was made anew ({self.num_restarts} in this run)")
+            self.view.message(f"an environment failed and was restarted ({self.num_restarts} in this run)")
 
     def _watch_evaluation(self, num_done: int) -> None:
         if interrupting_signal(self.state.stop_reason) is not None:
@@ -306,7 +320,7 @@ class Session:
             )
 
     def _log(self) -> None:
-        """Write one line of what was gathered since the last."""
+        """Write one log line with the metrics since the last one."""
         metrics: dict[str, float] = {
             "global_step": self.state.global_step,
             "gradient_steps": self.state.update_count,
@@ -321,3 +335,9 @@ class Session:
         self._latest |= metrics
         self._last_logged_step = self.state.global_step
         self.callbacks.on_log(self.state, dict(metrics))
+
+
+def _has_listener(callbacks: CallbackList, event: str) -> bool:
+    """Whether any callback has this event, other than the empty one of the base class."""
+    empty = getattr(Callback, event)
+    return any(hasattr(item, event) and getattr(type(item), event, None) is not empty for item in callbacks.callbacks)

@@ -1,4 +1,4 @@
-"""What a run is made of, as callbacks and callers see it."""
+"""The state and the results of a run, as callbacks and callers see them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from rl_training.experiment.config import TrainConfig
 
 @dataclass
 class TrainerState:
-    """Where a run is. Callbacks read it, and may ask the run to stop."""
+    """Counters of a run. Callbacks read it, and may request a stop."""
 
     algorithm: Algorithm[Any]
     run_dir: Path
     global_step: int = 0
     """Environment steps taken over all environments (offline: updates)."""
     epoch: int = 0
-    """Rounds of collecting and updating that are done."""
+    """Iterations (collect and update) done."""
     update_count: int = 0
     """Gradient steps taken."""
     should_stop: bool = False
-    """Whether the run ends at the next step boundary."""
+    """Whether the run stops at the next step boundary."""
     stop_reason: str | None = None
-    """Why, if a reason was given."""
+    """Reason of the stop, if one was given."""
     env_restarts: int = 0
-    """Environments that failed and were made anew."""
+    """Environments that failed and were restarted."""
     config: TrainConfig = None  # type: ignore[assignment]  # a run always sets it; a state made by hand need not
     """Configuration of the run."""
+    update_calls: int = 0
+    """Calls of `Algorithm.update`, each of which takes one or more gradient steps."""
 
     def request_stop(self, reason: str) -> None:
-        """End the run at the next step boundary; the first reason stays."""
+        """Stop the run at the next step boundary; the first reason is kept."""
         if not isinstance(reason, str) or not reason.strip():
             raise ConfigError(f"bad reason {reason!r} for request_stop: give a few words, which metadata.json keeps")
         self.should_stop = True
@@ -43,7 +45,7 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class CollectResult:
-    """What one round of collecting brought in."""
+    """Result of one collection of environment steps."""
 
     steps: int
     """Environment steps taken over all environments."""
@@ -51,7 +53,7 @@ class CollectResult:
     """Raw returns of the episodes that ended."""
     episode_lengths: list[int] = field(default_factory=list)
     env_restarts: int = 0
-    """Environments that failed and were made anew, since the run began."""
+    """Environments that failed and were restarted since the run began."""
 
     @property
     def num_env_steps(self) -> int:
@@ -61,13 +63,13 @@ class CollectResult:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run left behind."""
+    """Result of a run."""
 
     run_dir: Path
     checkpoint_path: Path
     metrics: dict[str, float]
     stop_reason: str | None = None
-    """Why the run ended before its last step; None if it did not."""
+    """Why the run ended before its last step; None: it did not."""
 
 
 class Trainer(Protocol):

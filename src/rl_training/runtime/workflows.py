@@ -18,7 +18,8 @@ from rl_training.evaluation.fitted_q import fitted_q_evaluation
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.assembly import check_data, make_algorithm, try_to_close
+from rl_training.runtime.assembly import make_algorithm, try_to_close
+from rl_training.runtime.loops.offline import check_data
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
 from rl_training.runtime.resuming.checkpoint_config import read_config, read_spaces, refuse_unknown_code
 from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, resume_training, run_plan

@@ -39,6 +39,9 @@ class ProgressView:
         self._last: dict[str, float] = {}
         self._evaluation_start: float | None = None
 
+    def watch(self, read: Callable[[], tuple[int, int, Mapping[str, float]]]) -> None:
+        """Take a function that returns step, last step and metrics, for views that redraw by themselves."""
+
     def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
         """Show where the run is, not too often."""
         now = time.monotonic()
@@ -123,9 +126,19 @@ class LiveView(ProgressView):
         self._done, self._total = first_step, 0
         self._parts: list[str] = ["starting"]
         self._activity: str | None = None
+        self._read: Callable[[], tuple[int, int, Mapping[str, float]]] | None = None
         self._console = make_console()
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=8)
         self._live.start()
+
+    def watch(self, read: Callable[[], tuple[int, int, Mapping[str, float]]]) -> None:
+        """Read the progress whenever the bar is redrawn, from the thread that redraws it."""
+        self._read = read
+
+    def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Show where the run is, unless the bar reads it by itself."""
+        if self._read is None:
+            super().update(step, total, metrics)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], *, is_best: bool) -> None:
         """Print the score above the bar."""
@@ -172,6 +185,8 @@ class LiveView(ProgressView):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
+        if self._read is not None:
+            super().update(*self._read())
         parts = list(self._parts)
         if self._activity is not None:
             parts = [*parts[: 1 if self._total else 0], self._activity]

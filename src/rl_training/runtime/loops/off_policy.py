@@ -1,7 +1,8 @@
-"""The off-policy loop: add new steps to the replay buffer, learn from samples of it, keep the ratio of the two."""
+"""The off-policy loop: store new steps in the replay buffer, update from samples of it, at a fixed ratio."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,19 +11,47 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.config import OffPolicyConfig, OnlineStageConfig
+from rl_training.algorithms.config import HINDSIGHT, OffPolicyConfig, OnlineStageConfig
+from rl_training.envs.factory import make_vector_env
+from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.replay.frame_replay import replay_class
-from rl_training.replay.hindsight_replay import GoalRewardFn, HindsightReplay
+from rl_training.replay.hindsight_replay import GoalRewardFn, HindsightReplay, find_goals
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.runtime.assembly import RunComponents, RunSetup, try_to_close
+from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.session import Session
-from rl_training.spaces.spec import Spaces
+from rl_training.spaces.spec import Spaces, describe_spaces
 
 STEPS_BETWEEN_REPORTS = 1000
-"""A long round without updates (the warm-up) is cut here, so that the run stays visible."""
+"""A long collection without updates (the warm-up) is split here, so that its progress is shown."""
 MAX_BATCHES_AT_ONCE = 32
 Pace = OffPolicyConfig | OnlineStageConfig
+"""Settings of how many updates follow how many environment steps."""
+
+
+def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunComponents:
+    """Make and check the components of an off-policy run."""
+    config, algo_config = setup.config, setup.algo_config
+    envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
+    on_failure.callback(try_to_close, envs)
+    spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
+    algorithm = setup.make_algorithm(spaces)
+    check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps, algo_config.replay.kind)
+    check_batch_fits(spaces, algo_config.batch_size)
+    goal_rewards = None
+    if algo_config.replay.kind == HINDSIGHT:
+        find_goals(spaces.obs)
+        goal_rewards = GoalRewards(config.required_env_id, config.env_kwargs)
+        on_failure.callback(try_to_close, goal_rewards)
+    with translate_memory_errors():
+        rng = setup.seeds.replay_generator()
+        buffer = make_replay_buffer(algo_config, spaces, config.num_envs, rng, algorithm.device, goal_rewards)
+    evaluator = setup.make_evaluator()
+    on_failure.callback(try_to_close, evaluator)
+    collector = Collector(envs, spaces, algorithm.device)
+    return RunComponents(algorithm, collector, buffer, evaluator, goal_rewards=goal_rewards)
 
 
 def make_replay_buffer(
@@ -33,7 +62,7 @@ def make_replay_buffer(
     device: torch.device,
     goal_rewards: GoalRewardFn | None = None,
 ) -> ReplayBuffer:
-    """The buffer this loop fills and samples; with `goal_rewards`, one that relabels goals (HER)."""
+    """The replay buffer of the configured kind; with `goal_rewards`, one that relabels goals (HER)."""
     options: dict[str, Any] = {"rng": rng, "device": device, "n_step": config.n_step, "gamma": config.gamma}
     replay = config.replay
     if goal_rewards is not None:
@@ -46,16 +75,18 @@ def make_replay_buffer(
 def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: ReplayBuffer) -> None:
     """Train until the run is over."""
     config: OffPolicyConfig = algorithm.config
+    state = session.state
 
     def explore(obs: Tensor) -> Tensor:
-        if session.state.global_step < config.learning_starts:
+        session.set_progress()
+        if state.global_step < config.learning_starts:
             return algorithm.random_actions(len(obs))
         return algorithm.act(obs, explore=True)
 
-    collect_and_learn(session, algorithm, collector, buffer, config, explore)
+    collect_and_update(session, algorithm, collector, buffer, config, explore)
 
 
-def collect_and_learn(
+def collect_and_update(
     session: Session,
     algorithm: Algorithm[Any],
     collector: Collector,
@@ -65,44 +96,42 @@ def collect_and_learn(
     *,
     first_step: int = 0,
 ) -> None:
-    """Alternate steps and updates until the run is over. By `first_step` as many updates had been done as steps."""
+    """Alternate environment steps and updates until the run is over.
+
+    `first_step` is the step at which an offline stage ended; each of its steps was one update.
+    """
     state = session.state
-
-    def act(obs: Tensor) -> Tensor:
-        algorithm.advance(state.global_step, session.progress)
-        return explore(obs)
-
     while not state.should_stop:
-        if not updates_due(pace, state.global_step - first_step, state.update_count - first_step):
+        if not updates_due(pace, state.global_step - first_step, state.update_calls - first_step):
             if not session.has_steps_left:
                 break
             step, total = state.global_step - first_step, session.total_steps - first_step
             steps = steps_to_next_update(pace, step, total, collector.num_envs)
-            result = collector.collect(act, buffer, steps, state)
+            result = collector.collect(explore, buffer, steps, state)
             session.collected(result)
             if result.steps < steps * collector.num_envs:
-                break  # asked to stop within the round
-        algorithm.advance(state.global_step, session.progress)
-        while due := updates_due(pace, state.global_step - first_step, state.update_count - first_step):
+                break  # a stop was requested within the collection
+        session.set_progress()
+        while due := updates_due(pace, state.global_step - first_step, state.update_calls - first_step):
             if state.should_stop:
-                return  # within the round again: a resumed run does the rest of the updates first
+                return  # within the iteration: a resumed run does the remaining updates first
             for batch in buffer.sample_batches(algorithm.config.batch_size, min(due, MAX_BATCHES_AT_ONCE)):
-                learned = algorithm.update(batch)
-                if learned.errors is not None and isinstance(buffer, ReplayBuffer):
-                    buffer.update_priorities(batch, learned.errors)
-                session.updated(learned)
+                result_of_update = algorithm.update(batch)
+                if result_of_update.td_errors is not None and isinstance(buffer, ReplayBuffer):
+                    buffer.update_priorities(batch, result_of_update.td_errors)
+                session.updated(result_of_update)
         session.end_iteration()
 
 
-def updates_due(pace: Pace, step: int, update_count: int) -> int:
-    """Updates still to do at `step`, so that their ratio to steps does not depend on `num_envs`."""
-    rounds = max(0, step - pace.learning_starts) // pace.train_frequency
-    return rounds * pace.gradient_steps - update_count
+def updates_due(pace: Pace, step: int, update_calls: int) -> int:
+    """Updates still to do at `step`, so that their ratio to environment steps does not depend on `num_envs`."""
+    times = max(0, step - pace.learning_starts) // pace.train_frequency
+    return times * pace.gradient_steps - update_calls
 
 
 def steps_to_next_update(pace: Pace, step: int, total_steps: int, num_envs: int) -> int:
-    """Steps each environment takes until the next updates are due, or until it is time to report."""
-    rounds = max(0, (step - pace.learning_starts) // pace.train_frequency) + 1
-    next_round = pace.learning_starts + rounds * pace.train_frequency
+    """Steps of each environment until the next updates are due, or until progress is reported."""
+    times = max(0, (step - pace.learning_starts) // pace.train_frequency) + 1
+    next_update = pace.learning_starts + times * pace.train_frequency
     next_report = (step // STEPS_BETWEEN_REPORTS + 1) * STEPS_BETWEEN_REPORTS
-    return -(-(min(next_round, next_report, total_steps) - step) // num_envs)
+    return -(-(min(next_update, next_report, total_steps) - step) // num_envs)

@@ -1,20 +1,60 @@
-"""The offline loop: learn from samples of a fixed data set, where a step is an update; then perhaps go on online."""
+"""The offline loop: update from samples of a dataset, where a step is an update; then optional online fine-tuning."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.config import OfflineConfig, OfflineToOnlineConfig
+from rl_training.algorithms.config import OfflineConfig, OfflineToOnlineConfig, OnlineStageConfig
+from rl_training.data.dataset_checks import Level, check_dataset
+from rl_training.data.dataset_loaders import load_transition_dataset
+from rl_training.data.dataset_spaces import infer_spaces
 from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.envs.factory import make_vector_env, split_env_kwargs
+from rl_training.errors import ConfigError, DatasetError
+from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.mixed_replay import MixedReplay
+from rl_training.runtime.assembly import RunComponents, RunSetup, try_to_close
+from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.loops.off_policy import collect_and_learn
+from rl_training.runtime.loops.off_policy import collect_and_update
 from rl_training.runtime.session import Session
+from rl_training.spaces.rewards import RewardTransformConfig
+from rl_training.spaces.spec import Spaces
 
 MAX_BATCHES_AT_ONCE = 16
+
+
+def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunComponents:
+    """Make and check the components of an offline run."""
+    algo_config = setup.algo_config
+    evaluator = setup.make_evaluator()
+    on_failure.callback(try_to_close, evaluator)
+    recorded = _load_dataset(setup)
+    spaces = infer_spaces(recorded) if evaluator is None else evaluator.spaces
+    is_lenient = algo_config.dataset_check == "warn"
+    notes = [*_notes_of(setup, recorded), *check_data(recorded, spaces, go_on=is_lenient)]
+    algorithm = setup.make_algorithm(spaces)
+    check_batch_fits(spaces, algo_config.batch_size)
+    rng = setup.seeds.replay_generator()
+    dataset = recorded.to_model_space(spaces, clip_actions=is_lenient)
+    dataset = dataset.with_reward_transform(**algo_config.reward_transform)
+    dataset = dataset.with_sampler(rng=rng, device=algorithm.device)
+    online = _online_stage(algo_config)
+    if online is None:
+        return RunComponents(algorithm, None, dataset, evaluator, dataset, notes)
+    config = setup.config
+    envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
+    on_failure.callback(try_to_close, envs)
+    new_steps = config.total_timesteps - online.after_updates
+    check_replay_fits(spaces, online.buffer_capacity, new_steps, key="online.buffer_capacity")
+    with translate_memory_errors():
+        replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
+    buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransformConfig(**algo_config.reward_transform))
+    return RunComponents(algorithm, Collector(envs, spaces, algorithm.device), buffer, evaluator, dataset, notes)
 
 
 def offline_loop(
@@ -23,13 +63,13 @@ def offline_loop(
     """Train until the run is over."""
     config: OfflineConfig = algorithm.config
     state = session.state
-    online = config.online if isinstance(config, OfflineToOnlineConfig) else None
+    online = _online_stage(config)
     num_updates = min(session.total_steps, online.after_updates) if online else session.total_steps
     while state.global_step < num_updates and not state.should_stop:
         count = min(session.steps_to_next_event, num_updates - state.global_step, MAX_BATCHES_AT_ONCE)
-        # Batches that are drawn are used, even if a stop is asked for: a resumed run would not draw them again.
+        # Sampled batches are used even if a stop is requested: a resumed run would not sample them again.
         for batch in data.sample_batches(config.batch_size, count):
-            algorithm.advance(state.global_step, session.progress)
+            session.set_progress()
             state.global_step += 1
             session.updated(algorithm.update(batch))
         session.end_iteration()
@@ -37,6 +77,63 @@ def offline_loop(
         return
 
     def explore(obs: Tensor) -> Tensor:
+        session.set_progress()
         return algorithm.add_exploration_noise(algorithm.act(obs, explore=True), online.exploration)
 
-    collect_and_learn(session, algorithm, collector, data, online, explore, first_step=num_updates)
+    collect_and_update(session, algorithm, collector, data, online, explore, first_step=num_updates)
+
+
+def _online_stage(config: OfflineConfig) -> OnlineStageConfig | None:
+    return config.online if isinstance(config, OfflineToOnlineConfig) else None
+
+
+def _load_dataset(setup: RunSetup) -> TransitionDataset:
+    config, algo_config = setup.config, setup.algo_config
+    if split_env_kwargs(config.env_kwargs)[0].wrappers.reward is not None:
+        raise ConfigError(
+            "env_kwargs.wrappers.reward does not reach recorded rewards: use reward_scale, reward_shift,"
+            f" reward_clip_min and reward_clip_max of {config.algo}, which also apply to new rewards"
+        )
+    kind, seed = algo_config.dataset_kind, algo_config.dataset_seed
+    if kind is None:
+        words = f"rl-training train {config.algo} {config.env_id or ''}".strip()
+        raise ConfigError(
+            f"{config.algo} learns from recorded data, and dataset_kind is not set: set it to npz or pt with"
+            " dataset_path, to minari with dataset_id, or to random for random actions in the environment. Example:"
+            f" `{words} algo_kwargs.dataset_kind=npz algo_kwargs.dataset_path=data.npz` (`rl-training data collect`"
+            " records a file)"
+        )
+    return load_transition_dataset(
+        kind,
+        dataset_path=algo_config.dataset_path,
+        dataset_id=algo_config.dataset_id,
+        download=algo_config.dataset_download,
+        env_id=config.required_env_id if kind == "random" else config.env_id,
+        env_kwargs=config.env_kwargs,
+        size=algo_config.dataset_size,
+        seed=setup.seeds.data if seed is None else seed,
+    )
+
+
+def _notes_of(setup: RunSetup, dataset: TransitionDataset) -> list[str]:
+    """Messages about where the dataset comes from, and about an online stage that is never reached."""
+    config, online, notes = setup.config, _online_stage(setup.algo_config), []
+    if setup.algo_config.dataset_kind == "random":
+        notes.append(
+            f"WARNING: the dataset is {len(dataset):,} steps of random actions in {config.env_id}, because dataset_kind"
+            " is random; to learn from recorded data, set it to npz, pt or minari"
+        )
+    if online is not None and config.total_timesteps <= online.after_updates:
+        notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
+    return [*notes, *dataset.notes]
+
+
+def check_data(data: TransitionDataset, spaces: Spaces, *, go_on: bool = False) -> list[str]:
+    """The fast checks of the data doctor: an error raises unless `go_on`; warnings are returned."""
+    findings = check_dataset(data, spaces, thorough=False).findings
+    # A dataset that does not fit the spaces at all is refused by the conversion itself, also with `go_on`.
+    errors = [finding for finding in findings if finding.level is Level.ERROR and not finding.name.endswith("_misfit")]
+    if errors and not go_on:
+        more = "`rl-training data check` shows all findings, dataset_check: warn trains anyway"
+        raise DatasetError(f"{errors[0].found}: {errors[0].remedy} ({more})")
+    return [f"{finding.level.value}: {finding.found}" for finding in findings if finding.level is not Level.INFO]

@@ -1,15 +1,36 @@
-"""The on-policy loop: collect a rollout with the current policy, learn from it, forget it."""
+"""The on-policy loop: collect a rollout with the current policy, learn from it, discard it."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.envs.factory import make_vector_env
 from rl_training.replay.rollout_buffer import RolloutBuffer
+from rl_training.runtime.assembly import RunComponents, RunSetup, try_to_close
+from rl_training.runtime.checks.memory import check_rollout_fits, translate_memory_errors
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.session import Session
+from rl_training.spaces.spec import describe_spaces
+
+
+def assemble_on_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunComponents:
+    """Make and check the components of an on-policy run."""
+    config = setup.config
+    envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
+    on_failure.callback(try_to_close, envs)
+    spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
+    algorithm = setup.make_algorithm(spaces)
+    num_steps = setup.algo_config.num_steps
+    check_rollout_fits(spaces, num_steps, config.num_envs)
+    with translate_memory_errors():
+        buffer = RolloutBuffer(spaces, num_steps, config.num_envs, algorithm.device)
+    evaluator = setup.make_evaluator()
+    on_failure.callback(try_to_close, evaluator)
+    return RunComponents(algorithm, Collector(envs, spaces, algorithm.device), buffer, evaluator)
 
 
 def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:
@@ -20,10 +41,10 @@ def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Colle
         return algorithm.act(obs, explore=True)
 
     while not state.should_stop and (session.has_steps_left or buffer.steps_left < buffer.num_steps):
-        algorithm.advance(state.global_step, session.progress)
+        session.set_progress()
         session.collected(collector.collect(explore, buffer, buffer.steps_left, state))
         if buffer.steps_left:
-            break  # asked to stop within the rollout; what there is of it is saved
+            break  # a stop was requested within the rollout, which is saved as far as it is
         session.updated(algorithm.update(buffer.rollout()))
         buffer.clear()
         session.end_iteration()

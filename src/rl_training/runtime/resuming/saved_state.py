@@ -41,9 +41,14 @@ class _Interval(_Saved):
     passed: NonNegativeInt
 
 
+class _MetricSums(_Saved):
+    names: list[str]
+    sums: Any
+
+
 class _Accumulator(_Saved):
-    sums: dict[str, Any]
-    count: NonNegativeInt
+    sums: list[_MetricSums]
+    counts: list[NonNegativeInt]
     returns: list[float]
     lengths: list[float]
 
@@ -52,6 +57,7 @@ class _Session(_Saved):
     global_step: NonNegativeInt
     epoch: NonNegativeInt
     update_count: NonNegativeInt
+    update_calls: NonNegativeInt
     training_progress: _Horizon
     intervals: list[_Interval]
     accumulator: _Accumulator
@@ -136,7 +142,9 @@ def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"the checkpoint's trainer state is wrong at '{where:.100}': {first['msg']}") from None
-    if not all(isinstance(total, Tensor) and total.dim() == 0 for total in saved.session.accumulator.sums.values()):
+    accumulator = saved.session.accumulator
+    has_sums = (isinstance(group.sums, Tensor) and group.sums.shape == (len(group.names),) for group in accumulator.sums)
+    if not all(has_sums) or len(accumulator.counts) != len(accumulator.sums):
         raise CheckpointError("the checkpoint's trainer state is wrong at 'session.accumulator.sums'")
     if saved.collector is not None:
         envs = saved.collector.envs

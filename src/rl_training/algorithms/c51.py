@@ -1,0 +1,74 @@
+"""C51 (Bellemare et al. 2017): DQN that learns a categorical distribution of each action's return on fixed atoms."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
+from rl_training.algorithms.replay import Batch
+from rl_training.models.critics import CategoricalQNetwork, of_actions
+
+
+class C51Config(DQNConfig):
+    """Settings of C51."""
+
+    num_atoms: int = Field(51, ge=2)
+    """Atoms of the return distribution, evenly spaced from `v_min` to `v_max`."""
+    v_min: float = -10.0
+    """Return of the first atom; choose both bounds around the discounted returns of the environment."""
+    v_max: float = 10.0
+    """Return of the last atom."""
+
+    @model_validator(mode="after")
+    def _support_is_not_empty(self) -> C51Config:
+        if not self.v_min < self.v_max:
+            raise ValueError(f"v_min {self.v_min} is not below v_max {self.v_max}: exchange or change them")
+        return self
+
+
+class C51Algorithm(DQNAlgorithm):
+    """Learns the return distribution of each discrete action by cross entropy and acts by its mean."""
+
+    config: C51Config
+    network: CategoricalQNetwork
+    target_network: CategoricalQNetwork
+    name = "c51"
+
+    def _make_network(self) -> CategoricalQNetwork:
+        config = self.config
+        support = torch.linspace(config.v_min, config.v_max, config.num_atoms)
+        return CategoricalQNetwork(self.spaces, self.mlp_spec, support, dueling=config.dueling).to(self.device)
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        log_probs = of_actions(self.network.distribution(batch.obs).log_softmax(-1), batch.actions)  # [B, atoms]
+        targets = self._targets(batch)
+        losses = -(targets * log_probs).sum(-1)  # C51 algorithm 1, last line
+        values = (log_probs.exp() * self.network.support).sum(-1)
+        if batch.importance_weights is None:
+            return losses, values, None
+        # Priorities are the Kullback-Leibler divergence, which the loss exceeds by the targets' entropy (Rainbow).
+        divergences = losses.detach() + torch.special.xlogy(targets, targets).sum(-1)
+        return losses, values, divergences.clamp(min=0.0)
+
+    @torch.no_grad()
+    def _targets(self, batch: Batch) -> Tensor:
+        """Target distribution [B, atoms] after the action of the largest mean."""
+        next_probs = self.target_network.distribution(batch.next_obs).softmax(-1)  # [B, num_actions, atoms]
+        support = self.target_network.support
+        next_values = self.network(batch.next_obs) if self.config.double else (next_probs * support).sum(-1)
+        probs = of_actions(next_probs, next_values.argmax(1))
+        returns = batch.targets(support.unsqueeze(-1)).T  # [B, atoms]
+        return project(returns, probs, support)
+
+
+def project(returns: Tensor, probs: Tensor, support: Tensor) -> Tensor:
+    """Project a distribution with atoms `returns` [B, N] and `probs` [B, N] onto `support` [M] (C51 eq. 7).
+
+    Each atom's probability is split between its two neighbours on the support, by its distance to each.
+    """
+    spacing = support[1] - support[0]
+    clamped = returns.clamp(support[0], support[-1])
+    distances = (clamped.unsqueeze(-1) - support).abs() / spacing  # [B, N, M]
+    return (probs.unsqueeze(-1) * (1.0 - distances).clamp(min=0.0)).sum(1)
