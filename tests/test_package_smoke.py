@@ -71,7 +71,7 @@ def test_every_room_has_a_rule_and_at_most_fifteen_files() -> None:
     pages = {spec.name for spec in list_algorithm_specs()}
     for folder in folders:
         files = [path.stem for path in folder.glob("*.py")]
-        counted = [name for name in files if not name.endswith("_trainer") and name not in pages]
+        counted = [name for name in files if name not in pages]
         assert len(counted) <= 15, (folder, sorted(counted))
 
 

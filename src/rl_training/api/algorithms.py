@@ -1,16 +1,18 @@
-"""One class per algorithm: learn, evaluate, predict, save, load."""
+"""One class per built-in algorithm, made from the registry: learn, evaluate, predict, save, load."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy.typing as npt
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import BUILT_IN_CLASSES, get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback, Callback, CallbackList
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import save_training_checkpoint
@@ -89,61 +91,18 @@ class _AlgorithmKeeper(Callback):
         self.algorithm = trainer.algorithm
 
 
-class PPO(AlgorithmAPI, algo="ppo"):
-    """Proximal policy optimization."""
+def _make_class(name: str, algo: str) -> type[AlgorithmAPI]:
+    summary = get_algorithm_spec(algo).summary
+    attributes = {"__module__": __name__, "__doc__": f"{summary[:1].upper()}{summary[1:]}."}
+    made: type[AlgorithmAPI] = types.new_class(
+        name, (AlgorithmAPI,), {"algo": algo}, lambda body: body.update(attributes)
+    )
+    return made
 
 
-class A2C(AlgorithmAPI, algo="a2c"):
-    """Advantage actor-critic."""
+if TYPE_CHECKING:
 
-
-class DQN(AlgorithmAPI, algo="dqn"):
-    """Deep Q-learning."""
-
-
-class QRDQN(AlgorithmAPI, algo="qrdqn"):
-    """Quantile-regression deep Q-learning."""
-
-
-class SAC(AlgorithmAPI, algo="sac"):
-    """Soft actor-critic."""
-
-
-class TQC(AlgorithmAPI, algo="tqc"):
-    """Truncated quantile critics."""
-
-
-class CrossQ(AlgorithmAPI, algo="crossq"):
-    """Soft actor-critic with batch normalization and no target networks."""
-
-
-class TD3(AlgorithmAPI, algo="td3"):
-    """Twin delayed deep deterministic policy gradients."""
-
-
-class DDPG(AlgorithmAPI, algo="ddpg"):
-    """Deep deterministic policy gradients."""
-
-
-class HER(AlgorithmAPI, algo="her"):
-    """Soft actor-critic with hindsight replay."""
-
-
-class BC(AlgorithmAPI, algo="bc"):
-    """Behaviour cloning."""
-
-
-class TD3BC(AlgorithmAPI, algo="td3_bc"):
-    """TD3 with behaviour cloning."""
-
-
-class IQL(AlgorithmAPI, algo="iql"):
-    """Implicit Q-learning."""
-
-
-class AWAC(AlgorithmAPI, algo="awac"):
-    """Advantage-weighted actor-critic."""
-
-
-class CQL(AlgorithmAPI, algo="cql"):
-    """Conservative Q-learning."""
+    def __getattr__(name: str) -> type[AlgorithmAPI]: ...
+else:
+    globals().update({name: _make_class(name, algo) for name, algo in BUILT_IN_CLASSES.items()})
+    __all__ = ["AlgorithmAPI", *BUILT_IN_CLASSES]
