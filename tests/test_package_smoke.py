@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs, who imports whom, and that its presets are whole."""
+"""The package as a whole: what importing it costs, who imports whom, and that its presets are valid."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_readmes_configurations_are_valid_and_show_what_it_explains(tmp_path
 
 
 @pytest.mark.parametrize("path", list_presets(), ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_preset_is_whole_and_is_found_by_its_pair(path: Path) -> None:
+def test_a_preset_is_valid_and_is_found_by_its_pair(path: Path) -> None:
     config = TrainConfig(**load_config_file(path))
     assert config.algo == path.parent.name
     get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)

@@ -55,7 +55,7 @@ class Poison(Callback):
 
 
 def assert_kept(tmp_path: Path) -> None:
-    """The last checkpoint is whole, finite, and goes on."""
+    """The last checkpoint is intact and finite, and can be resumed."""
     (run_dir,) = tmp_path.iterdir()
     last = resolve_checkpoint(run_dir)
     verify_checkpoint(last)

@@ -23,7 +23,7 @@ SelfT = TypeVar("SelfT", bound="AlgorithmAPI")
 
 
 class AlgorithmAPI:
-    """Trains one algorithm and then acts with it."""
+    """Base class: trains one algorithm, then evaluates it and predicts actions."""
 
     algo: ClassVar[str]
 
@@ -32,14 +32,15 @@ class AlgorithmAPI:
 
     def __init__(self, config: TrainConfig) -> None:
         if config.algo != self.algo:
-            raise ConfigError(f"{type(self).__name__} trains '{self.algo}', but the configuration says '{config.algo}'")
+            fault = f"{type(self).__name__} trains '{self.algo}', but the configuration has algo: {config.algo}"
+            raise ConfigError(f"{fault}: set algo: {self.algo}, or use the class of {config.algo}")
         self.config = config
         self._algorithm: Algorithm[Any] | None = None
         self._global_step = 0
         self._metadata: dict[str, Any] = {}
 
     def learn(self, *, callbacks: Sequence[AnyCallback] | None = None) -> TrainResult:
-        """Train a new run from the start, in a new run folder."""
+        """Train from scratch in a new run folder."""
         keeper = _AlgorithmKeeper()
         result = run_training(self.config, callbacks=[*CallbackList(callbacks).callbacks, keeper])
         self._algorithm = keeper.algorithm
@@ -47,15 +48,15 @@ class AlgorithmAPI:
         return result
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
-        """Mean and spread of the return of the deterministic policy, on the run's evaluation seeds."""
+        """Mean and standard deviation of the deterministic policy's return, on the run's evaluation seeds."""
         return evaluate_algorithm(self.config, self._trained(), num_episodes, self._metadata)
 
     def predict(self, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
-        """Action for one observation, or actions for a batch. Nothing is read from disk."""
+        """Action for one observation, or actions for a batch of observations; reads no files."""
         return predict(self._trained(), obs, deterministic=deterministic)
 
     def save(self, path: str | Path) -> Path:
-        """Write the trained policy as a checkpoint folder (without replay: to go on training, use the run's own)."""
+        """Write the trained policy as a checkpoint without replay buffer; to resume, use the run's own checkpoints."""
         return save_training_checkpoint(
             path,
             config=self.config,
@@ -66,10 +67,10 @@ class AlgorithmAPI:
 
     @classmethod
     def load(cls: type[SelfT], path: str | Path, *, device: str = "auto") -> SelfT:
-        """Read what `save` wrote, or a run's checkpoint, or a run folder's last one."""
+        """Load a checkpoint: one written by `save`, one of a run, or the last one of a run folder."""
         config, algorithm, state = load_algorithm(path, device=device)
         if config.algo != cls.algo:
-            raise CheckpointError(f"'{path}' holds '{config.algo}', not '{cls.algo}'")
+            raise CheckpointError(f"'{path}' is a checkpoint of '{config.algo}', not of '{cls.algo}': use its class")
         loaded = cls(config)
         loaded._algorithm = algorithm
         loaded._global_step = stored_step(state)
@@ -83,7 +84,7 @@ class AlgorithmAPI:
 
 
 class _AlgorithmKeeper(Callback):
-    """Keeps hold of what was trained."""
+    """Keeps a reference to the trained algorithm."""
 
     algorithm: Algorithm[Any] | None = None
 

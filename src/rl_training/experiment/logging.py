@@ -1,4 +1,4 @@
-"""Metrics: gathered between two log lines, then written to a file and to TensorBoard."""
+"""Metrics: averaged between two log lines, then written to `metrics.jsonl` and TensorBoard."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ METRIC_TYPES = {int, float, type(None)}
 
 
 class MetricSink(Protocol):
-    """A place where a line of metrics goes."""
+    """Destination of metrics."""
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """Take one line; it always holds `global_step`."""
+        """Write the metrics of one step; they always include `global_step`."""
 
 
 class MetricAccumulator:
-    """Means of the updates since the last line, and of the last hundred episodes.
+    """Means of the update metrics since the last log line, and of the last hundred episodes' returns and lengths.
 
-    Values stay tensors until `collect`: turning them into numbers earlier would make the device wait.
+    Values stay tensors until `collect`: converting them earlier would synchronize with the device.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class MetricAccumulator:
         self._lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
 
     def add_update(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Take in the metrics of one update; returns whether one is seen not to be finite.
+        """Add the metrics of one update; on the CPU, returns whether one of them is not finite.
 
-        On the CPU the question is answered at once. Elsewhere it would make the device wait, so it is left to
-        `find_non_finite`, which the end of a round asks.
+        On other devices the check would synchronize, so it returns False there; `find_non_finite`, called at the end
+        of an iteration, checks them.
         """
         names = tuple(metrics)
         values = torch.stack(tuple(metrics.values()))
@@ -60,17 +60,17 @@ class MetricAccumulator:
         return values.device.type == "cpu" and not math.isfinite(values.sum().item())
 
     def find_non_finite(self) -> tuple[str, float] | None:
-        """The first metric since the last line that is NaN or infinite."""
+        """The first metric since the last log line that is NaN or infinite; None if all are finite."""
         sums = self._sums.tolist()
         return next((pair for pair in zip(self._names, sums, strict=True) if not math.isfinite(pair[1])), None)
 
     def add_episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Take in finished episodes."""
+        """Add finished episodes."""
         self._returns.extend(returns)
         self._lengths.extend(lengths)
 
     def collect(self) -> dict[str, float]:
-        """The means, after which the updates begin anew."""
+        """Return the means, and reset those of the updates."""
         sums = zip(self._names, self._sums.tolist(), strict=True)
         means = {name: total / self._count for name, total in sums if self._count}
         if self._returns:
@@ -81,7 +81,7 @@ class MetricAccumulator:
         return means
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been gathered so far."""
+        """Sums and counts since the last log line, and the last hundred episodes."""
         return {
             "sums": dict(zip(self._names, self._sums.unbind(), strict=True)),
             "count": self._count,
@@ -100,31 +100,31 @@ class MetricAccumulator:
 
 
 class JsonlFile(AppendedFile):
-    """A file of one JSON object a line, handed to the system line by line."""
+    """A JSON Lines file, written line by line without buffering."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
-        """Append to `path`, after cutting it to the lines a resumed run has already taken in."""
+        """Append to `path`, after truncating it to the full lines within its first `keep_bytes`."""
         self.num_lost_bytes = max(0, keep_bytes - (path.stat().st_size if path.is_file() else 0))
-        """By how much the file was shorter than the lines that the run had written."""
+        """Bytes that the file was shorter than `keep_bytes`: lines that were lost since the checkpoint."""
         if path.is_file():
-            keep_bytes = path.read_bytes()[:keep_bytes].rfind(b"\n") + 1  # whole lines only
+            keep_bytes = path.read_bytes()[:keep_bytes].rfind(b"\n") + 1  # full lines only
         super().__init__(path, keep_bytes)
 
     def append_line(self, values: Mapping[str, Any]) -> None:
-        """Append an object."""
+        """Append an object as one line."""
         self.append((json.dumps(values) + "\n").encode())
 
 
 class JsonlSink(JsonlFile):
-    """`metrics.jsonl`: the metrics of one step a line."""
+    """`metrics.jsonl`: one line per logged step."""
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """Append a line."""
+        """Append a line; NaN and infinity become null."""
         self.append_line({key: value if math.isfinite(value) else None for key, value in metrics.items()})
 
 
 class EvaluationFile(JsonlFile):
-    """`evaluations.jsonl`: the episodes of one evaluation a line, in the order of their seeds."""
+    """`evaluations.jsonl`: one line per evaluation, with its episodes in the order of their seeds."""
 
     def write(
         self,
@@ -134,17 +134,16 @@ class EvaluationFile(JsonlFile):
         lengths: Sequence[int],
         successes: Sequence[bool | None],
     ) -> None:
-        """Append an evaluation; successes are left out where no episode reports any."""
+        """Append an evaluation; `successes` is omitted if no episode reports success."""
         reported = {"successes": list(successes)} if any(success is not None for success in successes) else {}
         episodes = {"seeds": list(seeds), "returns": list(returns), "lengths": list(lengths), **reported}
         self.append_line({"global_step": step, **episodes})
 
 
 class TensorboardSink(AppendedFile):
-    """Scalars for TensorBoard.
+    """TensorBoard event file.
 
-    The events are written from here and at once: TensorBoard's own writer does it in a thread, where a full disk is
-    a traceback on the screen and no error.
+    Events are written synchronously: TensorBoard's own writer uses a thread, where a failed write raises no error.
     """
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
@@ -152,10 +151,10 @@ class TensorboardSink(AppendedFile):
 
         with translate_write_errors(folder):
             folder.mkdir(exist_ok=True)
-        # TensorBoard reads the files of a run in the order of their names.
+        # TensorBoard reads the files of a run sorted by name.
         super().__init__(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}")
         self._append_event(file_version="brain.Event:2")
-        if first_step:  # a resumed run hides the points of steps that it takes again
+        if first_step:  # hides the points after the checkpoint that was resumed
             self._append_event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, metrics: Mapping[str, float]) -> None:
@@ -179,7 +178,7 @@ class TensorboardSink(AppendedFile):
 
 
 def latest_metrics(path: Path) -> dict[str, float]:
-    """The latest value of each metric in a `metrics.jsonl`, as far as it can be read, and the evaluation's step."""
+    """Latest value of each metric in a `metrics.jsonl`, as far as it can be read, and `eval_step`."""
     found: dict[str, float] = {}
     with contextlib.suppress(OSError, RLTrainingError):
         for line in read_metrics(path):
@@ -190,7 +189,7 @@ def latest_metrics(path: Path) -> dict[str, float]:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; a last line that was cut off while being written is left out."""
+    """The lines of a `metrics.jsonl`; an incomplete last line is left out."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):

@@ -104,7 +104,7 @@ def run_training(
             run = resumption.run
             stop_reason = _reason_that_stands(config, run, checkpoint_state)
             metadata["resumed"]["stop_reason"] = stop_reason
-            run.go_on(config, **metadata)
+            run.resume(config, **metadata)
         with _recording_failure(run):
             if checkpoint_state is not None:
                 run.logger.info("resumed at step %s of %s", f"{first_step:,}", f"{config.total_timesteps:,}")
