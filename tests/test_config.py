@@ -161,7 +161,7 @@ class TestComplaints:
         ("key", "value", "reason"),
         [
             ("seed", "abc", "should be a valid integer"),
-            ("seed", 1.5, "should be an integer"),
+            ("seed", 1.5, "should be a whole number"),
             ("total_timesteps", None, "should be a valid integer"),
             ("output_dir", 3, "path"),
             ("tags", "one", "tuple"),

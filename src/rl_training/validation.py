@@ -119,7 +119,7 @@ def _explain(cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, ow
         return f"missing key '{key}' for {owner}", ""
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if detail["type"] == "int_from_float":
-        message = "should be an integer"
+        message = "should be a whole number"
     spelling = _spelling_of_alternative(cls, location)
     if spelling is not None and detail["type"] in NEITHER:
         message = f"should be a number, or {spelling}"

@@ -104,8 +104,8 @@ class CheckpointFolder:
     def rewind_to(self, name: str, position: Position | None, best: Best | None) -> None:
         """Resume from the checkpoint `name`: remove later ones and the temporary files of a killed process.
 
-        If the `best` file names a later one, it is reset to `best`. With `position` None the settings have changed since
-        the checkpoint, so the next save at its step writes a new one.
+        If the `best` file names a later one, it is reset to `best`. `position` is None if the settings have changed
+        since the checkpoint: the next save at its step then writes a new one.
         """
         self._newest = None if position is None else (position, self._folder / name)
         self._point("last", name)
