@@ -40,15 +40,14 @@ TEST_ENVS = ("CartPole-v1", "Pendulum-v1", "rl_training.envs.goals:PointGoalEnv"
 BOX_TESTED = ("sac", "bc", "cql")
 """Tested on Box actions although they also accept Discrete ones."""
 FAULTY = ("ppo", "dqn", "sac", "iql")
-"""Damaged and hostile files and killed runs are tried with these: one for each loop and each kind of action.
-With `RL_TRAINING_TEST_ALL=1` they are tried with every algorithm."""
+"""The algorithms of the fault tests: one for each loop and each kind of action. `RL_TRAINING_TEST_ALL=1`: all."""
 TRY_ALL = bool(os.environ.get("RL_TRAINING_TEST_ALL"))
 LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
-"""These are begun first, so that no worker is left alone with one of them at the end."""
+"""Started first, so that no worker is still running one of them at the end."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the long files first, unless a random order is asked for; within a file nothing moves."""
+    """Put the long files first, unless a random order is requested; the order within a file stays."""
     if config.pluginmanager.hasplugin("randomly"):
         return
     order = {name: place for place, name in enumerate(LONG_FILES)}
@@ -56,7 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def algorithms_for_faults() -> list[str]:
-    """The algorithms that the tests of faults go through."""
+    """The algorithms that the fault tests run."""
     return [spec.name for spec in list_algorithm_specs()] if TRY_ALL else list(FAULTY)
 
 
@@ -80,7 +79,7 @@ def env_of(algo: str) -> str:
 
 
 def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
-    """A run of an algorithm that takes about a second."""
+    """Configuration of a run that takes about a second."""
     spec = get_algorithm_spec(algo)
     small = {name: value for name, value in SMALL[spec.loop].items() if name in spec.config_class().model_fields}
     algo_kwargs = {**small, **changes.pop("algo_kwargs", {})}
@@ -100,7 +99,7 @@ def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
 
 
 def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
-    """What an environment would have returned to be stored like this, [..., numbers]."""
+    """The observation whose stored form is `stored` [..., features]."""
     if not spec.parts:
         return stored
     leading = stored.shape[:-1]

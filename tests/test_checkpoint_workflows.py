@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written whole, kept few, checked on reading, and what can be done with them."""
+"""Checkpoints on disk: written atomically, pruned, verified on reading; resume, evaluate and predict from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration: its defaults, its complaints, its sources, and its way through a file."""
+"""The configuration: defaults, errors, sources, and a round trip through a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public contract, a test for each row: the names users are promised, their signatures and what they give."""
+"""The public contract: the promised names, their signatures and results."""
 
 from __future__ import annotations
 

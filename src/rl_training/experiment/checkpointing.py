@@ -284,9 +284,9 @@ def _read_tensors(path: Path, entry: dict[str, Any], *, is_mapped: bool = False)
 def _open_checked(path: Path, entry: dict[str, Any]) -> Iterator[BinaryIO]:
     """Open a file after verifying its size and checksum against its manifest entry."""
     with open_regular(path) as file:
-        size, said = os.fstat(file.fileno()).st_size, entry["bytes"]
-        if size != said:
-            raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes, the manifest says {said:,}")
+        size, expected = os.fstat(file.fileno()).st_size, entry["bytes"]
+        if size != expected:
+            raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes, the manifest says {expected:,}")
         if _sha(file) != entry["sha256"]:
             raise CheckpointError(f"'{path}' is damaged: its checksum is not the one in the manifest")
         file.seek(0)

@@ -74,15 +74,25 @@ class AlgorithmSpec:
 
 
 _BUILT_IN = (
-    ("ppo", "PPO", Loop.ON_POLICY, "proximal policy optimization; actions of every supported kind"),
-    ("a2c", "A2C", Loop.ON_POLICY, "advantage actor-critic; actions of every supported kind"),
+    (
+        "ppo",
+        "PPO",
+        Loop.ON_POLICY,
+        "proximal policy optimization; Box, Discrete, MultiDiscrete and MultiBinary actions",
+    ),
+    ("a2c", "A2C", Loop.ON_POLICY, "advantage actor-critic; Box, Discrete, MultiDiscrete and MultiBinary actions"),
     ("dqn", "DQN", Loop.OFF_POLICY, "deep Q-learning with double, dueling and n-step options; Discrete actions"),
-    ("qrdqn", "QRDQN", Loop.OFF_POLICY, "DQN that learns the quantiles of the return; Discrete actions"),
-    ("sac", "SAC", Loop.OFF_POLICY, "soft actor-critic with a learned temperature; bounded Box and Discrete actions"),
+    ("qrdqn", "QRDQN", Loop.OFF_POLICY, "quantile-regression DQN; Discrete actions"),
+    (
+        "sac",
+        "SAC",
+        Loop.OFF_POLICY,
+        "soft actor-critic with a learned entropy temperature; bounded Box and Discrete actions",
+    ),
     ("tqc", "TQC", Loop.OFF_POLICY, "SAC with truncated quantile critics; bounded Box actions"),
-    ("td3", "TD3", Loop.OFF_POLICY, "twin delayed deterministic policy gradients; bounded Box actions"),
-    ("ddpg", "DDPG", Loop.OFF_POLICY, "deep deterministic policy gradients; bounded Box actions"),
-    ("her", "HER", Loop.OFF_POLICY, "sac with hindsight replay, for goals; bounded Box and Discrete actions"),
+    ("td3", "TD3", Loop.OFF_POLICY, "twin delayed deep deterministic policy gradient; bounded Box actions"),
+    ("ddpg", "DDPG", Loop.OFF_POLICY, "deep deterministic policy gradient; bounded Box actions"),
+    ("her", "HER", Loop.OFF_POLICY, "SAC with hindsight experience replay (HER); bounded Box and Discrete actions"),
     ("crossq", "CrossQ", Loop.OFF_POLICY, "SAC with batch normalization and no target networks; bounded Box actions"),
     ("bc", "BC", Loop.OFFLINE, "behaviour cloning; bounded Box and Discrete actions"),
     ("td3_bc", "TD3BC", Loop.OFFLINE, "TD3 with behaviour cloning; bounded Box actions"),
