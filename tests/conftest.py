@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,11 @@ import pytest
 import torch
 
 from rl_training import TrainConfig
+from rl_training.envs.factory import make_env
+from rl_training.errors import EnvError
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
 from rl_training.spaces.observations import ObsSpec
+from rl_training.spaces.spec import describe_spaces
 
 TESTS = Path(__file__).parent
 SMALL: dict[Loop, dict[str, Any]] = {
@@ -30,18 +35,19 @@ SMALL: dict[Loop, dict[str, Any]] = {
     },
     Loop.OFFLINE: {"dataset_kind": "random", "dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
-ENV_OF = dict.fromkeys(("sac", "tqc", "crossq", "td3", "ddpg", "bc", "td3_bc", "iql", "awac", "cql"), "Pendulum-v1")
-ENV_OF["her"] = "rl_training.envs.goals:PointGoalEnv"
+TEST_ENVS = ("CartPole-v1", "Pendulum-v1", "rl_training.envs.goals:PointGoalEnv")
+"""An algorithm is tested on the first of these that its `check_spaces` accepts."""
+BOX_TESTED = ("sac", "bc", "cql")
+"""Tested on Box actions although they also accept Discrete ones."""
 FAULTY = ("ppo", "dqn", "sac", "iql")
-"""Damaged and hostile files and killed runs are tried with these: one for each loop and each kind of action.
-With `RL_TRAINING_TEST_ALL=1` they are tried with every algorithm."""
+"""The algorithms of the fault tests: one for each loop and each kind of action. `RL_TRAINING_TEST_ALL=1`: all."""
 TRY_ALL = bool(os.environ.get("RL_TRAINING_TEST_ALL"))
 LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
-"""These are begun first, so that no worker is left alone with one of them at the end."""
+"""Started first, so that no worker is still running one of them at the end."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the long files first, unless a random order is asked for; within a file nothing moves."""
+    """Put the long files first, unless a random order is requested; the order within a file stays."""
     if config.pluginmanager.hasplugin("randomly"):
         return
     order = {name: place for place, name in enumerate(LONG_FILES)}
@@ -49,7 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def algorithms_for_faults() -> list[str]:
-    """The algorithms that the tests of faults go through."""
+    """The algorithms that the fault tests run."""
     return [spec.name for spec in list_algorithm_specs()] if TRY_ALL else list(FAULTY)
 
 
@@ -58,14 +64,28 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@functools.cache
+def env_of(algo: str) -> str:
+    """The environment that an algorithm is tested on."""
+    algorithm_class = get_algorithm_spec(algo).algorithm_class()
+    for env_id in TEST_ENVS[1:] if algo in BOX_TESTED else TEST_ENVS:
+        env = make_env(env_id)
+        with contextlib.closing(env), contextlib.suppress(EnvError):
+            algorithm_class.check_spaces(describe_spaces(env.observation_space, env.action_space))
+            return env_id
+    raise LookupError(
+        f"'{algo}' accepts the spaces of none of {', '.join(TEST_ENVS)}: add an environment that it accepts"
+    )
+
+
 def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
-    """A run of an algorithm that takes about a second."""
+    """Configuration of a run that takes about a second."""
     spec = get_algorithm_spec(algo)
     small = {name: value for name, value in SMALL[spec.loop].items() if name in spec.config_class().model_fields}
     algo_kwargs = {**small, **changes.pop("algo_kwargs", {})}
     values: dict[str, Any] = {
         "algo": algo,
-        "env_id": ENV_OF.get(algo, "CartPole-v1"),
+        "env_id": env_of(algo),
         "seed": 1,
         "total_timesteps": 128,
         "eval_episodes": 2,
@@ -79,7 +99,7 @@ def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
 
 
 def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
-    """What an environment would have returned to be stored like this, [..., numbers]."""
+    """The observation whose stored form is `stored` [..., features]."""
     if not spec.parts:
         return stored
     leading = stored.shape[:-1]

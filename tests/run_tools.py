@@ -37,7 +37,7 @@ class StopAt(Callback):
 
 
 def assert_equal(one: Any, other: Any, path: str = "") -> None:
-    """Two states are the same, to the bit."""
+    """Two states are bit-exactly the same."""
     assert type(one) is type(other), path
     if isinstance(one, Segment):
         assert_equal(vars(one), vars(other), path)

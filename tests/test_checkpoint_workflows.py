@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written whole, kept few, checked on reading, and what can be done with them."""
+"""Checkpoints on disk: written atomically, pruned, verified on reading; resume, evaluate and predict from them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_another_state_of_the_same_step_is_a_further_revision_that_takes_its_pla
     assert folder.save((64, 14), write_some).name == "step_000000000064_r2"
     third = folder.save((80, 14), write_some)
     assert third.name == "step_000000000080"
-    folder.go_back_to(third.name, (80, 14), None)
+    folder.rewind_to(third.name, (80, 14), None)
     assert folder.save((80, 14), write_some) == third
     assert resolve_checkpoint(tmp_path / "last") == third
 
@@ -153,7 +153,7 @@ def test_last_names_a_checkpoint_after_a_death_before_any_operation_on_a_file(
             if kind == "save":
                 folder.save((64, 12), write_some)
             else:
-                folder.go_back_to(first.name, (64, 10), Best(first.name, 1.0))
+                folder.rewind_to(first.name, (64, 10), Best(first.name, 1.0))
             assert count > 5
             return
         for name in ("last", "best"):

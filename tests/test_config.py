@@ -1,4 +1,4 @@
-"""The configuration: its defaults, its complaints, its sources, and its way through a file."""
+"""The configuration: defaults, errors, sources, and a round trip through a file."""
 
 from __future__ import annotations
 
@@ -318,10 +318,10 @@ class TestYaml:
         ("content", "words"),
         [
             (b"algo: [", ["is not valid YAML", "line 1"]),
-            (b"seed: 1\nseed: 2\n", ["key 'seed' stands twice"]),
-            (b"algo_kwargs:\n  gamma: 1\n  gamma: 2\n", ["key 'gamma' stands twice", "line 2"]),
-            (b"- 1\n", ["must hold keys and values, not list"]),
-            (b"", ["must hold keys and values"]),
+            (b"seed: 1\nseed: 2\n", ["key 'seed' is given twice"]),
+            (b"algo_kwargs:\n  gamma: 1\n  gamma: 2\n", ["key 'gamma' is given twice", "line 2"]),
+            (b"- 1\n", ["must be a mapping of keys to values, not list"]),
+            (b"", ["must be a mapping of keys to values"]),
             (b"\xff\xfe\x00", ["cannot be read"]),
             (b"seed: !!python/object/apply:os.getcwd []\n", ["is not valid YAML", "python/object"]),
             (b'algo: "a\x01b"\n', ["is not valid YAML"]),
@@ -375,7 +375,7 @@ class TestOverrides:
             (["taau=3"], "unknown key 'taau' for the configuration: did you mean algo_kwargs.tau=…?"),
             (
                 ["zzz=3"],
-                "unknown key 'zzz' for the configuration (an algorithm's own key is written algo_kwargs.zzz=…)",
+                "unknown key 'zzz' for the configuration (write a key of the algorithm as algo_kwargs.zzz=…)",
             ),
             (["sed=3"], "unknown key 'sed' for the configuration: did you mean 'seed'?"),
             (
@@ -384,7 +384,7 @@ class TestOverrides:
             ),
             (
                 ["algo_kwargs=3", "algo_kwargs.gamma=1"],
-                "'algo_kwargs.gamma=1' sets a part of a key that already has a plain value",
+                "'algo_kwargs.gamma=1' sets a key within one that already has a value",
             ),
         ],
     )

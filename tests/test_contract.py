@@ -1,9 +1,11 @@
-"""The public contract, a test for each row: the names users are promised, their signatures and what they give."""
+"""The public contract: the promised names, their signatures and results."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
+import importlib.util
 import inspect
 import logging
 import pickle
@@ -16,11 +18,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import TESTS, small_config
+from conftest import TEST_ENVS, TESTS, env_of, small_config
 
 import rl_training
 from rl_training.algorithms.base import UpdateResult
+from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.algorithms.ppo import PPOAlgorithm, PPOConfig
+from rl_training.api import algorithms
 from rl_training.cli import main
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset
@@ -38,6 +42,7 @@ from rl_training.experiment.checkpointing import CheckpointState, load_checkpoin
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.default_manager import DefaultExperimentManager
 from rl_training.experiment.registry import (
+    BUILT_IN_CLASSES,
     AlgorithmSpec,
     Loop,
     get_algorithm_spec,
@@ -59,7 +64,8 @@ from rl_training.validation import FrozenConfig
 
 SOURCE = TESTS.parent / "src" / "rl_training"
 ALGORITHMS = [spec.name for spec in list_algorithm_specs()]
-CLASSES = [
+CLASSES = list(BUILT_IN_CLASSES)
+PROMISED = [
     "A2C",
     "AWAC",
     "BC",
@@ -76,6 +82,7 @@ CLASSES = [
     "TQC",
     "CrossQ",
 ]
+"""Classes that a release has had: users' imports of them must keep working."""
 EXPORTS = {
     "rl_training": ["TrainConfig", "DefaultExperimentManager", "__version__", *CLASSES],
     "rl_training.api": CLASSES,
@@ -156,14 +163,56 @@ class TestPackages:
 
     @pytest.mark.parametrize("package", PACKAGES)
     def test_type_checkers_see_the_names_that_are_loaded(self, package: str) -> None:
-        path = SOURCE.parent.joinpath(*package.split("."), "__init__.py")
-        (block,) = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If)]
-        seen = set()
-        for node in block.body:
-            assert isinstance(node, ast.ImportFrom)
-            assert all(alias.name == alias.asname for alias in node.names)  # else it is not exported to them
-            seen |= {alias.name for alias in node.names}
-        assert seen == set(importlib.import_module(package).__all__) - {"__version__"}
+        folder = SOURCE.parent.joinpath(*package.split("."))
+        if (folder / "__init__.pyi").exists():
+            nodes = ast.parse((folder / "__init__.pyi").read_text()).body[1:]
+        else:
+            tree = ast.parse((folder / "__init__.py").read_text())
+            (nodes,) = [node.body for node in tree.body if isinstance(node, ast.If)]
+        imports = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+        seen = {alias.asname for alias in imports if alias.name == alias.asname}  # others are not exported to them
+        made = {*CLASSES, *(f"train_{algo}" for algo in ALGORITHMS)}  # typed by __getattr__
+        has_getattr = [node.name for node in nodes if isinstance(node, ast.FunctionDef)] == ["__getattr__"]
+        names = set(importlib.import_module(package).__all__)
+        assert seen == names - {"__version__"} - made
+        assert has_getattr == bool(names & made)
+
+
+class TestTrainerModules:
+    CODE = """
+import importlib, multiprocessing, sys
+import rl_training.runtime.ppo_trainer as module
+from rl_training.runtime import ppo_trainer, train_ppo
+assert module is ppo_trainer and module.train_ppo is train_ppo
+assert importlib.reload(module).train_ppo is train_ppo
+hooks = len(sys.meta_path)
+importlib.reload(sys.modules["rl_training.runtime"])
+assert len(sys.meta_path) == hooks
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(train_ppo.__reduce__()[0], ("ppo",)) is not None
+        spec = pool.apply(importlib.util.find_spec, ("rl_training.runtime.dqn_trainer",))
+        print(spec.name)
+"""
+
+    def test_they_are_importable_in_new_processes_and_can_be_reloaded(self, tmp_path: Path) -> None:
+        assert run_python("from rl_training.runtime.sac_trainer import train_sac as f; print(f.algo)") == "sac\n"
+        script = tmp_path / "script.py"
+        script.write_text(self.CODE)
+        answer = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+        assert answer.stdout == "rl_training.runtime.dqn_trainer\n"
+
+    def test_another_name_is_the_usual_import_error(self) -> None:
+        with pytest.raises(ModuleNotFoundError, match=r"No module named 'rl_training.runtime.ppp_trainer'") as caught:
+            importlib.import_module("rl_training.runtime.ppp_trainer")
+        assert caught.value.name == "rl_training.runtime.ppp_trainer"
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("rl_training.api.ppo_trainer")
+
+    def test_a_user_defined_algorithm_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+        register_algorithm(AlgorithmSpec("mine", "a user's own", PPOAlgorithm, PPOConfig, Loop.ON_POLICY))
+        assert importlib.util.find_spec("rl_training.runtime.mine_trainer") is None
 
 
 def config_classes() -> list[type[FrozenConfig]]:
@@ -203,6 +252,33 @@ class TestRegistry:
         assert result.metrics["global_step"] == 16
         with pytest.raises(ConfigError, match="trains 'mine', but the configuration says algo: ppo"):
             spec.train_fn(config)
+
+    @pytest.mark.parametrize("algo", ALGORITHMS)
+    def test_each_config_class_has_the_settings_that_its_loop_reads(self, algo: str) -> None:
+        spec = get_algorithm_spec(algo)
+        for loop in set(Loop) - {spec.loop}:
+            with pytest.raises(ConfigError, match=rf"'{algo}': config class {spec.config_class().__name__} does not"):
+                dataclasses.replace(spec, loop=loop).config_class()
+
+    def test_a_config_class_of_another_loop_is_refused_when_registered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+        wrong = AlgorithmSpec("mine", "a user's own", PPOAlgorithm, PPOConfig, Loop.OFF_POLICY)
+        message = (
+            "algorithm 'mine': config class PPOConfig does not inherit OffPolicyConfig, which Loop.OFF_POLICY reads:"
+            " derive it from OffPolicyConfig, or set loop=Loop.ON_POLICY"
+        )
+        with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+            register_algorithm(wrong)
+        assert "mine" not in registry._SPECS
+        by_name = dataclasses.replace(wrong, config="rl_training.algorithms.ppo:PPOConfig")
+        register_algorithm(by_name)  # imports nothing
+        with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+            by_name.parse_kwargs({})
+        no_base = dataclasses.replace(wrong, name="other", config=AlgorithmConfig)
+        with pytest.raises(ConfigError, match=r"reads: derive it from OffPolicyConfig$"):
+            register_algorithm(no_base)
+        with pytest.raises(ConfigError, match=r"loop 'off_policy' is not one of Loop.ON_POLICY, Loop.OFF_POLICY"):
+            register_algorithm(dataclasses.replace(no_base, loop="off_policy"))
 
 
 class TestConfigClasses:
@@ -392,6 +468,21 @@ class TestApi:
 
     def test_every_algorithm_has_a_class(self) -> None:
         assert sorted(getattr(rl_training, name).algo for name in CLASSES) == sorted(ALGORITHMS)
+        assert set(PROMISED) <= set(CLASSES)
+        assert set(CLASSES) <= set(algorithms.__all__)
+
+    @pytest.mark.parametrize("name", CLASSES)
+    def test_a_class_is_one_object_wherever_it_is_imported_from(self, name: str) -> None:
+        cls = getattr(algorithms, name)
+        assert cls is getattr(rl_training, name) is getattr(rl_training.api, name)
+        assert (cls.__module__, cls.__qualname__) == ("rl_training.api.algorithms", name)
+        assert pickle.loads(pickle.dumps(cls)) is cls
+        assert cls.__doc__.lower() == f"{get_algorithm_spec(cls.algo).summary}.".lower()
+
+
+def test_the_tests_find_an_environment_for_every_algorithm() -> None:
+    found = {algo: env_of(algo) for algo in ALGORITHMS}  # fails if there is none
+    assert (found["dqn"], found["td3"], found["her"]) == TEST_ENVS
 
 
 def test_cli(capsys: pytest.CaptureFixture[str]) -> None:

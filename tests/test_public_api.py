@@ -100,7 +100,7 @@ def test_wrong_use_is_named(tmp_path: Path) -> None:
         DQN(config)
     agent = PPO(config)
     result = agent.learn()
-    with pytest.raises(CheckpointError, match="holds 'ppo', not 'dqn'"):
+    with pytest.raises(CheckpointError, match="is a checkpoint of 'ppo', not of 'dqn'"):
         DQN.load(result.run_dir)
     with pytest.raises(EnvError, match=r"\(3,\)"):
         agent.predict(np.zeros(3))

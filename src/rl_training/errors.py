@@ -1,4 +1,4 @@
-"""The errors a user can meet; each message names the value at fault and the remedy."""
+"""Exceptions of this package; each message names the value at fault and the remedy."""
 
 from __future__ import annotations
 
@@ -7,61 +7,61 @@ from pathlib import Path
 
 
 class RLTrainingError(Exception):
-    """Anything this package reports on purpose."""
+    """Base class of this package's exceptions."""
 
 
 class ConfigError(RLTrainingError, ValueError):
-    """A setting is unknown, of the wrong type or impossible."""
+    """A setting is unknown, of the wrong type or out of range."""
 
 
 class EnvError(RLTrainingError):
-    """An environment cannot be made or used."""
+    """An environment cannot be created or used."""
 
 
 class NonFiniteError(RLTrainingError):
-    """A number that training depends on is NaN or infinite."""
+    """A loss, gradient, observation or reward is NaN or infinite."""
 
 
 class CompilationError(RLTrainingError):
-    """An update cannot be compiled here, or computes something else when it is."""
+    """An update cannot be compiled on this machine, or its compiled form gives other results."""
 
 
 class CheckpointError(RLTrainingError):
-    """A checkpoint is missing, damaged or of another kind."""
+    """A checkpoint is missing, damaged or not of the expected algorithm or version."""
 
     def __init__(self, message: str, fallback: Path | None = None) -> None:
         super().__init__(message)
         self.fallback = fallback
-        """An older checkpoint of the same run that is whole."""
+        """The newest intact checkpoint of the same run, if there is one."""
 
 
 class RunExistsError(RLTrainingError, FileExistsError):
-    """A run folder is already there and will not be overwritten."""
+    """A run folder exists already; it is not overwritten."""
 
 
 class DatasetError(RLTrainingError):
-    """A data set is missing, damaged or does not fit."""
+    """A dataset is missing, damaged or does not fit the environment or algorithm."""
 
 
 @dataclass
 class FailureNote:
-    """Facts about an exception that ended a run, attached to it; the exception itself stays what it was."""
+    """Context of an exception that ended a run. Attached to the exception, whose type and message stay unchanged."""
 
     run_dir: Path | None = None
-    """The folder of the run that it ended."""
+    """Folder of the run."""
     callback: str | None = None
-    """Class and event, if a callback raised it."""
+    """Class and event of the callback that raised it; None if no callback did."""
     trace: str = ""
-    """The lines of the traceback that lie in that callback's code."""
+    """Lines of the traceback within the callback's code."""
 
 
 def failure_note(error: BaseException) -> FailureNote:
-    """The note on an exception; an empty one is attached to an exception without."""
+    """The `FailureNote` of an exception; a new, empty one is attached if it has none."""
     attributes = vars(error)
     note: FailureNote = attributes.setdefault("rl_training_note", FailureNote())
     return note
 
 
 def install_extra(name: str) -> str:
-    """The command that installs an extra of this package."""
+    """The pip command that installs an extra of this package."""
     return f'pip install "rl-training[{name}]"'

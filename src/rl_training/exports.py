@@ -1,4 +1,4 @@
-"""Lazy exports: a package offers names of its modules and imports each module when one of its names is first used."""
+"""Lazy exports: a package exports names of its modules, and imports a module when one of its names is first used."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of `package`.
 
-    `names_of` gives the names of each of its modules, separated by spaces; `submodules` are offered themselves; `also`
-    are names that the package itself defines.
+    `names_of` maps each module of the package to its exported names, separated by spaces. `submodules` are exported
+    as modules; `also` are names that the package itself defines.
     """
     homes = {name: module for module, names in names_of.items() for name in names.split()}
     exported = sorted({*homes, *submodules, *also})
@@ -24,7 +24,7 @@ def lazy_exports(
             return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
         if name in submodules:
             return importlib.import_module(f"{package}.{name}")
-        # With `name` and `obj`, Python's traceback adds the nearest name of `__dir__`.
+        # With `name` and `obj`, Python's traceback suggests the nearest name of `__dir__`.
         raise AttributeError(f"module '{package}' has no attribute '{name}'", name=name, obj=sys.modules[package])
 
     return load, lambda: list(exported), exported

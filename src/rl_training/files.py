@@ -1,4 +1,4 @@
-"""Reading and writing the files of a run so that a crash, a full disk or a stranger's file cannot surprise."""
+"""File access that is safe against crashes, full disks, and links or oversized files in an untrusted folder."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from typing import BinaryIO
 
 from rl_training.errors import CheckpointError, RLTrainingError
 
-DRAFT = ".draft-"
+TEMPORARY = ".tmp-"
+"""Part of the names of temporary files and folders."""
 
 
 class AppendedFile:
-    """A file that grows by whole pieces: one that does not fit on the disk is taken back."""
+    """An append-only file. An append that fails, as on a full disk, is undone."""
 
     def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
-        """Open `path` at its end, after cutting it to `keep_bytes` where that is less than it has."""
+        """Open `path` for appending, after truncating it to `keep_bytes` if it is longer."""
         self.path = path
         with translate_write_errors(path):
             _own_copy(path)
-            # Unbuffered: bytes that could not be written must not be tried again when the file is closed.
+            # Unbuffered: a failed write must not be retried when the file is closed.
             self._file = path.open("ab", buffering=0)
             if keep_bytes is not None and keep_bytes < self.num_bytes:
                 self._file.truncate(keep_bytes)
 
     @property
     def num_bytes(self) -> int:
-        """Length of the file as it stands."""
+        """Current length of the file."""
         return os.fstat(self._file.fileno()).st_size
 
     def append(self, data: bytes) -> None:
-        """Add a piece."""
+        """Append `data`; on failure the file is truncated to its former length."""
         before = self.num_bytes
         rest = memoryview(data)
         with translate_write_errors(self.path):
@@ -46,7 +47,7 @@ class AppendedFile:
                 raise
 
     def sync(self) -> None:
-        """Wait until every piece is on the disk."""
+        """Flush the file to the disk (fsync)."""
         with translate_write_errors(self.path):
             os.fsync(self._file.fileno())
 
@@ -56,18 +57,18 @@ class AppendedFile:
 
 
 def _own_copy(path: Path) -> None:
-    """Replace a file that has other hard links (a folder copied by `cp -al`) by a copy: those must not change."""
+    """Replace a file that has other hard links (as after `cp -al`) by a copy: appending must not change those."""
     with contextlib.suppress(FileNotFoundError):
         if path.lstat().st_nlink > 1:
-            with atomic_write(path) as draft:
-                shutil.copyfile(path, draft)
+            with atomic_write(path) as temporary:
+                shutil.copyfile(path, temporary)
 
 
 @contextlib.contextmanager
 def translate_write_errors(
     path: Path, error_class: type[RLTrainingError] = RLTrainingError, kind: str = ""
 ) -> Iterator[None]:
-    """Turn a failure of the disk into an error that names what could not be written."""
+    """Raise an `OSError` of the block as `error_class`, naming `path`."""
     try:
         yield
     except OSError as error:
@@ -75,13 +76,13 @@ def translate_write_errors(
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet."""
-    with path.open("xb") as file:  # "x": a link that someone left in its place is not followed
+    """Write a new file; an existing path, links included, is an error."""
+    with path.open("xb") as file:
         file.write(data)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -91,44 +92,44 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Where to write what is to become `path`, which at any moment is what it was or what it becomes, never a part."""
-    draft = path.with_name(f".{path.name}{DRAFT}{os.getpid()}")
-    remove(draft)
+    """Atomic write: yield a temporary path to write to, then fsync it and rename it to `path`."""
+    temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
+    remove(temporary)
     try:
-        yield draft
-        sync(draft)
-        draft.replace(path)
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
         sync(path.parent)
     finally:
         with contextlib.suppress(OSError):
-            remove(draft)
+            remove(temporary)
 
 
 def replace_synced(path: Path, data: bytes) -> None:
-    """Give a file new content."""
-    with atomic_write(path) as draft:
-        write_new(draft, data)
+    """Replace the content of a file atomically."""
+    with atomic_write(path) as temporary:
+        write_new(temporary, data)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder, if it is there."""
+    """Remove a file, a link or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove what a process that was killed left half done."""
-    for leftover in folder.glob(f".*{DRAFT}*"):
+def remove_temporary_files(folder: Path) -> None:
+    """Remove the temporary files and folders that a killed process left in `folder`."""
+    for leftover in folder.glob(f".*{TEMPORARY}*"):
         remove(leftover)
 
 
 @contextlib.contextmanager
-def open_plain(path: Path) -> Iterator[BinaryIO]:
-    """A file open for reading, unless it is a link or anything else that is not a plain file."""
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading; a `CheckpointError` for a link, a folder or any other kind of file."""
     if path.is_symlink() or not path.is_file():
-        raise CheckpointError(f"'{path}' is missing, or is not a plain file")
+        raise CheckpointError(f"'{path}' is missing, or is not a regular file")
     try:
         with path.open("rb") as file:
             yield file
@@ -137,8 +138,8 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_limited(path: Path, max_bytes: int) -> bytes:
-    """The content of a plain file that is not absurdly large."""
-    with open_plain(path) as file:
+    """Content of a regular file; a `CheckpointError` if it is larger than `max_bytes`."""
+    with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise CheckpointError(f"'{path}' is damaged: it is larger than {max_bytes:,} bytes")

@@ -1,6 +1,6 @@
-"""Functions that a lower package calls and a higher one has, so that the lower need not import the higher.
+"""Dependency inversion: a package calls a function of a package above it by name, without importing that package.
 
-`rl_training/__init__.py`, which stands above all of them, says where each one is; it is imported when first called.
+`rl_training/__init__.py` registers where each function is defined; its module is imported when it is first requested.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _homes: dict[str, str] = {}
 
 
 def provide(name: str, home: str) -> None:
-    """Say that `home`, written `module:function`, is the function of that name."""
+    """Register the function at `home`, written `module:function`, under a name."""
     _homes[name] = home
 
 
 def provided(name: str) -> Callable[..., Any]:
-    """The function of that name."""
+    """Import and return the function registered under a name."""
     module, _, function = _homes[name].partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found

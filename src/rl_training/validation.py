@@ -1,4 +1,4 @@
-"""The base of every config class, and the translation of its errors into one clear message."""
+"""Base class of every config, and the translation of Pydantic's errors into one `ConfigError`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rl_training.errors import ConfigError
 
 
 class FrozenConfig(BaseModel):
-    """Settings: keyword-only, frozen, unknown keys refused, a line of meaning under each field."""
+    """Base of the config classes: keyword-only, frozen, unknown keys refused, a docstring under each field."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and "bool" not in str(cls.model_fields[info.field_name or ""].annotation):
-            raise ValueError("true and false are not accepted here")
+            raise ValueError("should not be true or false")
         return value
 
     spelling: ClassVar[str | None] = None
-    """How its values are written, for the message about a setting that is a number or an object of this class."""
+    """YAML form of an object of this class, for error messages about a setting that is a number or such an object."""
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -38,28 +38,30 @@ class FrozenConfig(BaseModel):
         except ValidationError as error:
             raise config_error(type(self), error, self._title()) from None
 
-    # Tells Pydantic that a nested config need not go through this `__init__`: only the outermost class, which knows
-    # the full path of a key, turns mistakes into a ConfigError.
+    # Lets Pydantic build a nested config without this `__init__`: only the outermost class, which has the full path of
+    # a key, raises the ConfigError.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise ConfigError(f"cannot set '{name}' of {self._title()}: it is frozen; make a new one with the other value")
+        raise ConfigError(
+            f"cannot set '{name}' of {self._title()}: it is frozen; create a new one with the other value"
+        )
 
     @classmethod
     def _title(cls) -> str:
-        """What error messages call an object that was constructed directly."""
+        """Name of an object in error messages if it was constructed directly."""
         return cls.__name__
 
 
 NEITHER = ("float_parsing", "float_type", "model_type", "model_attributes_type")
-"""Pydantic's names for a value that is neither a number nor a mapping."""
+"""Pydantic's error types for a value that is neither a number nor a mapping."""
 SHORT_NAME = 4
-"""Letters of a name in which one wrong letter weighs much: `ppp` for `ppo`."""
+"""Names of at most this many letters are matched less strictly: `ppp` is near `ppo`."""
 ConfigT = TypeVar("ConfigT", bound=FrozenConfig)
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """Return `: did you mean 'x'?` for the nearest known name; failing that `otherwise`, or what is known."""
+    """Return `: did you mean 'x'?` for the nearest known name; if none is near, `otherwise` or all known names."""
     known = list(known)
     found = nearest(name, known)
     if found is not None:
@@ -68,7 +70,7 @@ def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is spelt most like `name`, if one is similar; capitals do not count."""
+    """The known name most similar to `name`, ignoring case; None if none is similar."""
     by_lower = {key.lower(): key for key in known}
     cutoff = 0.6 if len(name) <= SHORT_NAME else 0.75
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
@@ -76,7 +78,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> ConfigT:
-    """Build `cls` from plain values, or raise a `ConfigError` that speaks of `owner`'s keys."""
+    """Validate `values` as `cls`; a `ConfigError` names the keys as those of `owner`."""
     try:
         return cls.model_validate(dict(values))
     except ValidationError as error:
@@ -84,9 +86,9 @@ def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> C
 
 
 def config_error(cls: type[FrozenConfig], error: ValidationError, owner: str) -> ConfigError:
-    """Say in one line per mistake what is wrong with `owner`'s values."""
+    """A `ConfigError` with one line per invalid key of `owner`."""
     details = [(_location(detail), detail) for detail in error.errors()]
-    # Of a union, the member that got furthest into the value knows best; those that got equally far are alternatives.
+    # Of a union's members, report the one whose error lies deepest in the value; equally deep ones are alternatives.
     furthest = [
         (location, detail)
         for location, detail in details
@@ -100,7 +102,7 @@ def config_error(cls: type[FrozenConfig], error: ValidationError, owner: str) ->
 
 
 def _location(detail: Any) -> tuple[Any, ...]:
-    """Where the value stands, in the words users write: Pydantic adds the member of a union that it tried."""
+    """Path of the value as users write it, without the union members that Pydantic adds to it."""
     location = detail["loc"]
     if detail["type"] in ("extra_forbidden", "missing"):
         return (*(part for part in location[:-1] if not _is_union_tag(part)), location[-1])
@@ -108,7 +110,7 @@ def _location(detail: Any) -> tuple[Any, ...]:
 
 
 def _explain(cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, owner: str) -> tuple[str, str]:
-    """The beginning of the message, which alternatives share, and the reason."""
+    """Start of the message, shared by alternatives, and the reason."""
     key = ".".join(str(part) for part in location)
     if detail["type"] == "extra_forbidden":
         known = cls.model_fields if len(location) == 1 else _nested_fields(cls, location[:-1])
@@ -127,7 +129,7 @@ def _explain(cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, ow
 
 
 def _spelling_of_alternative(cls: type[FrozenConfig], location: Sequence[Any]) -> str | None:
-    """How the class is written that a setting may hold instead of a number, if there is one."""
+    """`spelling` of the config class that a setting accepts besides a number, if there is one."""
     field = cls.model_fields.get(location[0]) if len(location) == 1 else None
     members = getattr(field.annotation, "__args__", ()) if field is not None else ()
     classes = [member for member in members if isinstance(member, type) and issubclass(member, FrozenConfig)]
@@ -135,7 +137,7 @@ def _spelling_of_alternative(cls: type[FrozenConfig], location: Sequence[Any]) -
 
 
 def _is_union_tag(part: Any) -> bool:
-    """Pydantic names the tried member of a union in the location; users do not write that name."""
+    """Whether a part of Pydantic's location names a union member, not a key."""
     return isinstance(part, str) and (
         "[" in part or "constrained-" in part or part in {"float", "int", "str", "bool", "none"} or part[:1].isupper()
     )

@@ -281,7 +281,7 @@ class TestWords:
         [
             ("=3", "'=3' is not of the form key=value"),
             ("algo_kwargs.ent_coef.deep=2", "bad value {'deep': 2} for 'ent_coef' of ppo"),
-            ("algo_kwargs.num_steps.deep=2", "sets a part of a key that already has a plain value"),
+            ("algo_kwargs.num_steps.deep=2", "sets a key within one that already has a value"),
         ],
     )
     def test_malformed(self, refuse: Refuse, word: str, part: str) -> None:
@@ -383,10 +383,10 @@ class TestConfigFile:
         ("content", "words"),
         [
             (b"algo: ppo\n env_id: [\n", ["is not valid YAML", "line 2"]),
-            (b"algo: ppo\nalgo: dqn\n", ["key 'algo' stands twice", "line"]),
-            (b"algo: ppo\nalgo_kwargs:\n  gamma: 0.9\n  gamma: 0.8\n", ["key 'gamma' stands twice", "line 3"]),
-            (b"- ppo\n", ["must hold keys and values, not list"]),
-            (b"", ["must hold keys and values"]),
+            (b"algo: ppo\nalgo: dqn\n", ["key 'algo' is given twice", "line"]),
+            (b"algo: ppo\nalgo_kwargs:\n  gamma: 0.9\n  gamma: 0.8\n", ["key 'gamma' is given twice", "line 3"]),
+            (b"- ppo\n", ["must be a mapping of keys to values, not list"]),
+            (b"", ["must be a mapping of keys to values"]),
             (b"\xff\xfe\x00", ["cannot be read"]),
             (b'algo: "p\x01o"\n', ["is not valid YAML"]),
             (b"algo: ppo\nenv_id: CartPole-v1\nseed: 2020-13-45\n", ["is not valid YAML"]),
@@ -425,7 +425,7 @@ class TestOutput:
     def test_existing_run_folder_is_left_alone(self, refuse: Refuse) -> None:
         assert main(["train", *PAIR, *SMALL, "--run-suffix", "a"]) == 0
         message = refuse("train", *PAIR, *SMALL, "--run-suffix", "a")
-        assert message == "run folder 'out/ppo__CartPole-v1__seed0__a' exists already; choose another suffix"
+        assert message == "run folder 'out/ppo__CartPole-v1__seed0__a' exists already: choose another suffix"
 
     @pytest.mark.parametrize("place", ["file", "file/below"])
     def test_folder_that_is_a_file(self, refuse: Refuse, tmp_path: Path, place: str) -> None:
@@ -541,7 +541,7 @@ class TestCheckpoint:
         assert "'envs.py" in message
 
     def test_undamaged_is_accepted(self, run: Path) -> None:
-        """What the tests above spoil is whole before they do."""
+        """The checkpoint that the tests above damage is intact before."""
         config, _, _ = load_algorithm(run)
         assert config.algo == "ppo"
 

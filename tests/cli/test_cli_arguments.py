@@ -111,7 +111,7 @@ class TestGivenTwice:
         assert parse_overrides(words) == {"algo_kwargs": {"gamma": 0.9, "tau": 0.8}}
 
     def test_a_plain_value_has_no_parts(self) -> None:
-        with pytest.raises(ConfigError, match="already has a plain value"):
+        with pytest.raises(ConfigError, match="already has a value"):
             parse_overrides(["seed=1", "seed.deep=2"])
 
     def test_an_option_that_is_a_list_may_be_repeated(self, call: Call, tmp_path: Path) -> None:

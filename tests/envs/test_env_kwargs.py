@@ -22,7 +22,7 @@ from rl_training.cli import main
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import load_config_file, parse_overrides, resolve_config
-from rl_training.experiment.plain_values import plain_copy
+from rl_training.experiment.storable_values import storable_copy
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import create_training_run, serialize_train_config
@@ -132,7 +132,7 @@ TREES = st.deferred(
 @settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(TREES)
 def test_whatever_a_configuration_takes_comes_back_from_yaml(tree: Any) -> None:
-    values = {"env_kwargs": plain_copy({"x": tree}, "env_kwargs")}
+    values = {"env_kwargs": storable_copy({"x": tree}, "env_kwargs")}
     assert_identical(parse_yaml(dump_yaml(values), "it"), values)
 
 
@@ -184,7 +184,7 @@ def test_keys_that_are_no_words_merge(tmp_path: Path) -> None:
         ("command line", parse_overrides(["env_kwargs.a={2: z, 3: w}"])),
     ]
     assert resolve_config(layers).config.env_kwargs == {"a": {1: "x", 2: "z", 3: "w"}}
-    with pytest.raises(ConfigError, match="key 1 of file is not a name"):
+    with pytest.raises(ConfigError, match="key 1 of file is not a string"):
         resolve_config([("file", {"env_kwargs": {1: 2}})])
 
 
@@ -227,7 +227,7 @@ BOMBS = {
 def test_a_text_that_grows_without_end_is_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = r"nested deeper|more than 50,000 values|within what it names|characters"
+    words = r"nested deeper|more than 50,000 values|a node that contains it|characters"
     with pytest.raises(ConfigError, match=words):
         parse_overrides([f"env_kwargs={BOMBS[name]}"])
     (tmp_path / "bomb.yaml").write_text(BOMBS[name])

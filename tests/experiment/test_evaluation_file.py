@@ -1,4 +1,4 @@
-"""`evaluations.jsonl`: what each episode of each evaluation gave, the same in a resumed run as in one piece."""
+"""`evaluations.jsonl`: the episodes of each evaluation, the same in a resumed run as in an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def evaluations(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in one piece."""
+    """An uninterrupted run."""
     return run_training(small_config("ppo", tmp_path_factory.mktemp("whole"), **CHANGES)).run_dir
 
 

@@ -1,4 +1,4 @@
-"""The files of metrics: TensorBoard reads what is written, and a resume that fails takes nothing away."""
+"""Metric files: TensorBoard reads them, and a failed resume removes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets: found however the pair is named, left out where a file is complete, and listed with their scores."""
+"""Presets: found by algorithm and environment, not used with a complete config file, and listed with their scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment holds comes back from a checkpoint as it was, type by type; what cannot is named at the start."""
+"""Environment state is restored from a checkpoint type by type; unsavable state is an error before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that were written once and are kept: they load, act as they did when they were written, and go on."""
+"""Stored checkpoints of each schema: they load, act as when they were written, and can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a crash, a disk or a transfer has damaged: one named error, or the state as it was, to the bit."""
+"""Files that a crash, a disk or a transfer has damaged: one named error, or the state as it was, bit-exact."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_the_command_line_names_the_damaged_file(
                 assert len(lines) == 1
                 assert lines[0].startswith("error: ")
                 assert name in lines[0]
-                assert "step_000000000064' is whole" in lines[0]
+                assert "step_000000000064' is intact" in lines[0]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "algorithm.safetensors", "trainer.safetensors", "last"])
@@ -172,7 +172,7 @@ def test_if_nothing_is_whole_nothing_is_promised(run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"trainer\.safetensors") as caught:
         resume_training(run, fall_back=True)
     assert caught.value.fallback is None
-    assert "is whole" not in str(caught.value)
+    assert "is intact" not in str(caught.value)
 
 
 def test_a_run_goes_on_without_its_metadata(original: Path, run: Path) -> None:

@@ -86,7 +86,7 @@ def fill(ballast: Path, leave_bytes: int = 0) -> None:
 
 
 def assert_nothing_lost(run_dir: Path) -> None:
-    """What was saved is whole, and no draft is left."""
+    """The checkpoint is intact, and no temporary file is left."""
     verify_checkpoint(resolve_checkpoint(run_dir))
     for checkpoint in list_checkpoints(run_dir / "checkpoints"):
         verify_checkpoint(checkpoint)

@@ -286,8 +286,8 @@ def test_links_that_wait_for_a_file_to_be_written_are_not_followed(ppo_run: Path
     victim.write_text("precious")
     for name in ("config.yaml", "metadata.json", "checkpoints/last", "checkpoints/best"):
         path = ppo_run / name
-        path.with_name(f".{path.name}.draft-{os.getpid()}").symlink_to(victim)
-    (ppo_run / "checkpoints" / ".step_1.draft-1").symlink_to(tmp_path)
+        path.with_name(f".{path.name}.tmp-{os.getpid()}").symlink_to(victim)
+    (ppo_run / "checkpoints" / ".step_1.tmp-1").symlink_to(tmp_path)
     (ppo_run / "learning_curve.png").symlink_to(victim)
     resume_training(ppo_run, total_timesteps=128)
     with pytest.raises(RLTrainingError, match="is a link"):

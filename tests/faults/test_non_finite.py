@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ENV_OF, TESTS, small_config
+from conftest import TESTS, env_of, small_config
 from torch import Tensor
 
 from rl_training.algorithms.optim import Adam
@@ -55,7 +55,7 @@ class Poison(Callback):
 
 
 def assert_kept(tmp_path: Path) -> None:
-    """The last checkpoint is whole, finite, and goes on."""
+    """The last checkpoint is intact and finite, and can be resumed."""
     (run_dir,) = tmp_path.iterdir()
     last = resolve_checkpoint(run_dir)
     verify_checkpoint(last)
@@ -95,7 +95,7 @@ def test_bad_optimizer_state_is_not_saved(algo: str, tmp_path: Path) -> None:
 def test_a_bad_observation_or_reward_is_named_with_its_environment_and_step(
     algo: str, fault: str, tmp_path: Path
 ) -> None:
-    action = "box" if ENV_OF.get(algo) == "Pendulum-v1" else "discrete"
+    action = "box" if env_of(algo) == "Pendulum-v1" else "discrete"
     kwargs = {"fault": fault, "after": 40, "action": action, "once": str(tmp_path / "once")}
     config = small_config(algo, tmp_path / "runs", env_id=FAULTY, env_kwargs=kwargs, num_envs=1, **CHECKPOINTED)
     with pytest.raises(NonFiniteError) as caught:

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ENV_OF, TESTS, small_config
+from conftest import TESTS, env_of, small_config
 from gymnasium.spaces import Box, Dict, Discrete
 from run_tools import StopAt, assert_same_end
 
@@ -27,7 +27,7 @@ from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoin
 from rl_training.spaces.observations import describe_observation
 from rl_training.spaces.spec import describe_spaces
 
-POINT, BITS = ENV_OF["her"], "rl_training.envs.goals:BitFlipEnv"
+POINT, BITS = env_of("her"), "rl_training.envs.goals:BitFlipEnv"
 HERE = str(TESTS / "replay" / "test_hindsight_replay.py")
 GAMMA = 0.9
 NUM_ENVS = 3

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ENV_OF, small_config
-from rl_training.td_errors import ConfigError
+from conftest import env_of, small_config
 from run_tools import StopAt, assert_same_end
 
 from rl_training.envs.factory import make_env
@@ -124,7 +123,7 @@ def test_weights_scale_each_transition_and_errors_come_back(algo, tmp_path: Path
     from rl_training.algorithms.base import Resources
 
     spec = get_algorithm_spec(algo)
-    env = make_env(ENV_OF.get(algo, "CartPole-v1"))
+    env = make_env(env_of(algo))
     spaces = describe_spaces(env.observation_space, env.action_space)
     rng = np.random.default_rng(0)
     buffer = ReplayBuffer(spaces, 64, 1, rng=rng, device=torch.device("cpu"))

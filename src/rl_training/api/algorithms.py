@@ -1,16 +1,18 @@
-"""One class per algorithm: learn, evaluate, predict, save, load."""
+"""One class per built-in algorithm, made from the registry: learn, evaluate, predict, save, load."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy.typing as npt
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import BUILT_IN_CLASSES, get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback, Callback, CallbackList
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import save_training_checkpoint
@@ -21,7 +23,7 @@ SelfT = TypeVar("SelfT", bound="AlgorithmAPI")
 
 
 class AlgorithmAPI:
-    """Trains one algorithm and then acts with it."""
+    """Base class: trains one algorithm, then evaluates it and predicts actions."""
 
     algo: ClassVar[str]
 
@@ -30,14 +32,15 @@ class AlgorithmAPI:
 
     def __init__(self, config: TrainConfig) -> None:
         if config.algo != self.algo:
-            raise ConfigError(f"{type(self).__name__} trains '{self.algo}', but the configuration says '{config.algo}'")
+            fault = f"{type(self).__name__} trains '{self.algo}', but the configuration has algo: {config.algo}"
+            raise ConfigError(f"{fault}: set algo: {self.algo}, or use the class of {config.algo}")
         self.config = config
         self._algorithm: Algorithm[Any] | None = None
         self._global_step = 0
         self._metadata: dict[str, Any] = {}
 
     def learn(self, *, callbacks: Sequence[AnyCallback] | None = None) -> TrainResult:
-        """Train a new run from the start, in a new run folder."""
+        """Train from scratch in a new run folder."""
         keeper = _AlgorithmKeeper()
         result = run_training(self.config, callbacks=[*CallbackList(callbacks).callbacks, keeper])
         self._algorithm = keeper.algorithm
@@ -45,15 +48,15 @@ class AlgorithmAPI:
         return result
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
-        """Mean and spread of the return of the deterministic policy, on the run's evaluation seeds."""
+        """Mean and standard deviation of the deterministic policy's return, on the run's evaluation seeds."""
         return evaluate_algorithm(self.config, self._trained(), num_episodes, self._metadata)
 
     def predict(self, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
-        """Action for one observation, or actions for a batch. Nothing is read from disk."""
+        """Action for one observation, or actions for a batch of observations; reads no files."""
         return predict(self._trained(), obs, deterministic=deterministic)
 
     def save(self, path: str | Path) -> Path:
-        """Write the trained policy as a checkpoint folder (without replay: to go on training, use the run's own)."""
+        """Write the trained policy as a checkpoint without replay buffer; to resume, use the run's own checkpoints."""
         return save_training_checkpoint(
             path,
             config=self.config,
@@ -64,10 +67,10 @@ class AlgorithmAPI:
 
     @classmethod
     def load(cls: type[SelfT], path: str | Path, *, device: str = "auto") -> SelfT:
-        """Read what `save` wrote, or a run's checkpoint, or a run folder's last one."""
+        """Load a checkpoint: one written by `save`, one of a run, or the last one of a run folder."""
         config, algorithm, state = load_algorithm(path, device=device)
         if config.algo != cls.algo:
-            raise CheckpointError(f"'{path}' holds '{config.algo}', not '{cls.algo}'")
+            raise CheckpointError(f"'{path}' is a checkpoint of '{config.algo}', not of '{cls.algo}': use its class")
         loaded = cls(config)
         loaded._algorithm = algorithm
         loaded._global_step = stored_step(state)
@@ -81,7 +84,7 @@ class AlgorithmAPI:
 
 
 class _AlgorithmKeeper(Callback):
-    """Keeps hold of what was trained."""
+    """Keeps a reference to the trained algorithm."""
 
     algorithm: Algorithm[Any] | None = None
 
@@ -89,61 +92,18 @@ class _AlgorithmKeeper(Callback):
         self.algorithm = trainer.algorithm
 
 
-class PPO(AlgorithmAPI, algo="ppo"):
-    """Proximal policy optimization."""
+def _make_class(name: str, algo: str) -> type[AlgorithmAPI]:
+    summary = get_algorithm_spec(algo).summary
+    attributes = {"__module__": __name__, "__doc__": f"{summary[:1].upper()}{summary[1:]}."}
+    made: type[AlgorithmAPI] = types.new_class(
+        name, (AlgorithmAPI,), {"algo": algo}, lambda body: body.update(attributes)
+    )
+    return made
 
 
-class A2C(AlgorithmAPI, algo="a2c"):
-    """Advantage actor-critic."""
+if TYPE_CHECKING:
 
-
-class DQN(AlgorithmAPI, algo="dqn"):
-    """Deep Q-learning."""
-
-
-class QRDQN(AlgorithmAPI, algo="qrdqn"):
-    """Quantile-regression deep Q-learning."""
-
-
-class SAC(AlgorithmAPI, algo="sac"):
-    """Soft actor-critic."""
-
-
-class TQC(AlgorithmAPI, algo="tqc"):
-    """Truncated quantile critics."""
-
-
-class CrossQ(AlgorithmAPI, algo="crossq"):
-    """Soft actor-critic with batch normalization and no target networks."""
-
-
-class TD3(AlgorithmAPI, algo="td3"):
-    """Twin delayed deep deterministic policy gradients."""
-
-
-class DDPG(AlgorithmAPI, algo="ddpg"):
-    """Deep deterministic policy gradients."""
-
-
-class HER(AlgorithmAPI, algo="her"):
-    """Soft actor-critic with hindsight replay."""
-
-
-class BC(AlgorithmAPI, algo="bc"):
-    """Behaviour cloning."""
-
-
-class TD3BC(AlgorithmAPI, algo="td3_bc"):
-    """TD3 with behaviour cloning."""
-
-
-class IQL(AlgorithmAPI, algo="iql"):
-    """Implicit Q-learning."""
-
-
-class AWAC(AlgorithmAPI, algo="awac"):
-    """Advantage-weighted actor-critic."""
-
-
-class CQL(AlgorithmAPI, algo="cql"):
-    """Conservative Q-learning."""
+    def __getattr__(name: str) -> type[AlgorithmAPI]: ...
+else:
+    globals().update({name: _make_class(name, algo) for name, algo in BUILT_IN_CLASSES.items()})
+    __all__ = ["AlgorithmAPI", *BUILT_IN_CLASSES]

@@ -123,7 +123,7 @@ def resume(
         bool, typer.Option("--rewind", help="Resume an older checkpoint and discard everything after it.")
     ] = False,
     fall_back: Annotated[
-        bool, typer.Option("--fall-back", help="If the checkpoint is damaged, use the newest one that is whole.")
+        bool, typer.Option("--fall-back", help="If the checkpoint is damaged, use the newest intact one.")
     ] = False,
     plugin: CheckpointPlugins = None,
     allow_path: AllowedPaths = None,

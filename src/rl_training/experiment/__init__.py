@@ -1,4 +1,4 @@
-"""Configuration, registry, checkpoints, logging and the experiment manager."""
+"""Configuration, registry, run folder, checkpoints, metrics and the experiment manager."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The `checkpoints/` of a run: numbered checkpoints, and `last` and `best`, which name one of them each."""
+"""The `checkpoints/` folder of a run: numbered checkpoints, and the files `last` and `best`, which each name one."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rl_training.errors import CheckpointError
-from rl_training.files import DRAFT, read_limited, remove_drafts, replace_synced, translate_write_errors
+from rl_training.files import TEMPORARY, read_limited, remove_temporary_files, replace_synced, translate_write_errors
 
 CHECKPOINT_NAME = re.compile(r"step_([0-9]{1,20})(?:_r([0-9]{1,9}))?")
 Position = tuple[int, ...]
-"""Where in its course a run is: its step first, then what tells two states of the same step apart."""
+"""Progress of a run: its step, then counters that distinguish two states of the same step."""
 
 
 class Best(NamedTuple):
-    """What `best` says."""
+    """Content of the `best` file."""
 
     name: str
-    """Of a checkpoint."""
+    """Name of the checkpoint."""
     score: float
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The numbered checkpoints in a run's `checkpoints/`, the newest first."""
+    """The numbered checkpoints in a run's `checkpoints/`, newest first."""
     named = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name)]
     found = [path for path in named if path.is_dir() and not path.is_symlink()]
     return sorted(found, key=lambda path: checkpoint_order(path.name), reverse=True)
 
 
 def checkpoint_order(name: str) -> tuple[int, int]:
-    """Step and revision of a checkpoint by its name: `step_64` is revision 0, `step_64_r1` was written after it."""
+    """Step and revision in a checkpoint's name: `step_64` is revision 0, `step_64_r1` was written after it."""
     match = CHECKPOINT_NAME.fullmatch(name)
     if match is None:
-        raise CheckpointError(f"'{name}' is not the name of a checkpoint, such as step_000000000064")
+        raise CheckpointError(f"'{name}' is not the name of a checkpoint, which is like step_000000000064")
     return int(match[1]), int(match[2] or 0)
 
 
 def read_pointer(pointer: Path) -> list[str]:
-    """The words in a `last` or `best`: a checkpoint's name, and for `best` its score."""
+    """Content of a `last` or `best` file: a checkpoint's name, and for `best` its score."""
     text = read_limited(pointer, 1024).decode("utf-8", errors="replace")
     words = text.split()
     num_words = 2 if pointer.name == "best" else 1
-    is_cut = num_words == 2 and not text.endswith("\n")  # a part of a score looks like a score
+    is_cut = num_words == 2 and not text.endswith("\n")  # a truncated score is still a number
     if is_cut or (len(words) > num_words and words[-1] != _checksum(" ".join(words[:-1]))):
         raise CheckpointError(f"'{pointer}' is damaged: its checksum differs")
     if not words or not CHECKPOINT_NAME.fullmatch(words[0]):
         raise CheckpointError(f"'{pointer}' points at '{text.strip():.100}', which is not a checkpoint beside it")
-    return words[:num_words]  # the checksum may be missing: older versions wrote none
+    return words[:num_words]  # the checksum is optional: older versions wrote none
 
 
 def _checksum(text: str) -> str:
@@ -59,7 +59,7 @@ def _checksum(text: str) -> str:
 
 
 class CheckpointFolder:
-    """Keeps the last `keep` checkpoints, or all of them, and the best one."""
+    """Writes checkpoints, and removes old ones: the best and the newest `keep` (a number or `all`) stay."""
 
     def __init__(self, folder: Path, keep: int | Literal["all"] = 2) -> None:
         self._folder = folder
@@ -68,7 +68,7 @@ class CheckpointFolder:
 
     @property
     def last(self) -> Path | None:
-        """The newest whole checkpoint."""
+        """The checkpoint that `last` names."""
         words = self._words("last")
         return self._folder / words[0] if words else None
 
@@ -81,10 +81,10 @@ class CheckpointFolder:
         return None
 
     def save(self, position: Position, write: Callable[[Path, Path | None], object]) -> Path:
-        """Let `write(path, base)` make the checkpoint of `position`, point `last` at it, remove what is not needed.
+        """Call `write(path, base)` to write the checkpoint of `position`, point `last` at it, and remove old ones.
 
-        A run that was stopped within an iteration does the rest of it at the same step: that is another position, and
-        its checkpoint is a further revision of the step.
+        A run stopped within an iteration completes it at the same step: the position differs, and the checkpoint is a
+        further revision of the step.
         """
         if self._newest is None or self._newest[0] != position or not self._newest[1].is_dir():
             path = self._unused_name(position[0])
@@ -97,20 +97,20 @@ class CheckpointFolder:
         return path
 
     def offer_best(self, path: Path, score: float) -> None:
-        """Let `best` name `path`, unless it names one with a score at least as good."""
+        """Point `best` at `path` if `score` is higher than the best one so far."""
         if self.best is None or score > self.best.score:
             self._point("best", f"{path.name} {score!r}")
 
-    def go_back_to(self, name: str, position: Position | None, best: Best | None) -> None:
-        """Resume from a checkpoint: remove the later ones, and what a killed process left.
+    def rewind_to(self, name: str, position: Position | None, best: Best | None) -> None:
+        """Resume from the checkpoint `name`: remove later ones and the temporary files of a killed process.
 
-        `best`, where it names a later one, becomes what it was then. With `position` None the checkpoint is not what
-        the run would save now, since its settings have changed: the next save writes another one.
+        If the `best` file names a later one, it is reset to `best`. `position` is None if the settings have changed
+        since the checkpoint: the next save at its step then writes a new one.
         """
         self._newest = None if position is None else (position, self._folder / name)
         self._point("last", name)
         with translate_write_errors(self._folder, CheckpointError):
-            remove_drafts(self._folder)
+            remove_temporary_files(self._folder)
             for path in list_checkpoints(self._folder):
                 if checkpoint_order(path.name) > checkpoint_order(name):
                     if self._words("best")[:1] == [path.name]:
@@ -118,7 +118,7 @@ class CheckpointFolder:
                     self._remove(path)
 
     def restore_best(self, best: Best | None) -> None:
-        """Let `best` say again what it said; if that checkpoint is gone, there is no best."""
+        """Write the `best` file again; remove it if `best` is None or its checkpoint does not exist."""
         if best is not None and (self._folder / best.name).is_dir():
             self._point("best", f"{best.name} {best.score!r}")
         else:
@@ -126,19 +126,19 @@ class CheckpointFolder:
                 (self._folder / "best").unlink(missing_ok=True)
 
     def _unused_name(self, step: int) -> Path:
-        """A name that orders after every checkpoint of the same step."""
+        """Path of a new checkpoint, which sorts after every other of the same step."""
         orders = [checkpoint_order(path.name) for path in list_checkpoints(self._folder)]
         revision = max((revision + 1 for known, revision in orders if known == step), default=0)
         return self._folder / (f"step_{step:012d}_r{revision}" if revision else f"step_{step:012d}")
 
     def _point(self, name: str, text: str) -> None:
-        """Let a `last` or `best` say `text`, followed by a checksum of it."""
+        """Write `text` and its checksum to the `last` or `best` file."""
         path = self._folder / name
         with translate_write_errors(path, CheckpointError):
             replace_synced(path, f"{text} {_checksum(text)}\n".encode())
 
     def _words(self, name: str) -> list[str]:
-        """What a pointer says; nothing if it is missing or damaged, since it is then about to be written anew."""
+        """Content of a `last` or `best` file; empty if it is missing or damaged."""
         with contextlib.suppress(CheckpointError):
             return read_pointer(self._folder / name)
         return []
@@ -147,7 +147,7 @@ class CheckpointFolder:
         if self._keep == "all":
             return
         if (self._folder / "best").exists() and not self._words("best"):
-            return  # which one is the best cannot be told any more, so none is removed
+            return  # damaged: any checkpoint may be the best, so none is removed
         kept = {word for name in ("last", "best") for word in self._words(name)[:1]}
         found = list_checkpoints(self._folder)
         newest_of_step = {checkpoint_order(path.name)[0]: path.name for path in reversed(found)}
@@ -157,7 +157,7 @@ class CheckpointFolder:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Take a checkpoint's name away first, so that a part of it is never taken for the whole."""
-        leftover = path.with_name(f".{path.name}{DRAFT}removed")
+        """Rename a checkpoint before removing it, so that a partly removed one is never read."""
+        leftover = path.with_name(f".{path.name}{TEMPORARY}removed")
         path.rename(leftover)
         shutil.rmtree(leftover)

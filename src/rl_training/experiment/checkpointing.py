@@ -1,9 +1,9 @@
-"""Checkpoints: a folder of safetensors and one JSON manifest. Nothing in it can run code.
+"""Checkpoints: a folder of safetensors files and a JSON manifest, which cannot run code.
 
-A checkpoint is written beside its place, synced and renamed, so a folder under its final name is whole. The manifest
-carries the schema version, a checksum of itself, and the size and SHA-256 of every file; all are checked on reading.
-No name in it is used as a path. A replay buffer is written in segments, and a segment that has not changed since the
-checkpoint before is a hard link to the file there.
+A checkpoint is written to a temporary folder, synced and renamed, so a folder under its final name is complete. The
+manifest has the schema version, a checksum of itself, and the size and SHA-256 of every file; reading checks them all.
+No name in the manifest is used as a path. A replay buffer is written in segments; a segment that is unchanged since the
+previous checkpoint is a hard link to its file there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME, list_check
 from rl_training.experiment.checkpoint_sections import pack_section, unpack_section
 from rl_training.experiment.tree_codec import as_array, unpack_dict
 from rl_training.experiment.tree_packing import UnsavableStateError, pack
-from rl_training.files import atomic_write, open_plain, read_limited, sync, translate_write_errors, write_new
+from rl_training.files import atomic_write, open_regular, read_limited, sync, translate_write_errors, write_new
 from rl_training.replay.segments import Segment
 
 SCHEMA_VERSION = 4
@@ -34,34 +34,34 @@ MANIFEST = "manifest.json"
 SECTIONS = ("algorithm", "buffer", "trainer")
 MAX_MANIFEST_BYTES = 1 << 26
 Known = dict[tuple[int, int], tuple[Path, dict[str, Any]]]
-"""The segments of an earlier checkpoint by version and length: the file of each, and its entry in the manifest."""
+"""Segments of an earlier checkpoint: (version, rows) to its file and its manifest entry."""
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """Everything a run needs to go on."""
+    """Everything needed to resume a run."""
 
     algorithm_state: dict[str, Any]
     buffer_state: dict[str, Any] | None
-    """What the replay or rollout buffer held; None if the checkpoint was saved or read without it."""
+    """State of the replay or rollout buffer; None if the checkpoint was saved or read without it."""
     trainer_state: dict[str, Any]
     config: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
 def save_checkpoint(path: str | Path, state: CheckpointState, *, base: Path | None = None) -> Path:
-    """Write `state` as the folder `path`, which must not exist yet; what is unchanged since `base` is linked."""
+    """Write `state` to a new folder `path`; segments unchanged since the checkpoint `base` are linked, not copied."""
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"'{path}' exists already and is not overwritten")
-    with translate_write_errors(path, CheckpointError, "checkpoint "), atomic_write(path) as draft:
-        draft.mkdir(parents=True)
-        _write_files(draft, state, base)
+    with translate_write_errors(path, CheckpointError, "checkpoint "), atomic_write(path) as temporary:
+        temporary.mkdir(parents=True)
+        _write_files(temporary, state, base)
     return path
 
 
 def load_checkpoint(path: str | Path, *, include_buffer: bool = True) -> CheckpointState:
-    """Read a checkpoint; without `include_buffer` the buffer's files are not touched."""
+    """Read and verify a checkpoint; without `include_buffer` the buffer's files are not read."""
     folder = resolve_checkpoint(path)
     try:
         return _read(folder, include_buffer)
@@ -70,14 +70,14 @@ def load_checkpoint(path: str | Path, *, include_buffer: bool = True) -> Checkpo
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Raise a `CheckpointError` unless every file of the checkpoint is as it was written."""
+    """Raise a `CheckpointError` unless every file has the size and checksum of the manifest."""
     for name, entry in _files_of(_read_manifest(folder)):
         with _open_checked(folder / name, entry):
             pass
 
 
 def resolve_checkpoint(path: str | Path) -> Path:
-    """The checkpoint folder that `path` means: itself, a run's `last` or `best`, or a run folder's last."""
+    """The checkpoint folder of `path`: a checkpoint, a run's `last` or `best` file, or a run folder (its last one)."""
     path = Path(path)
     if (path / MANIFEST).is_file():
         return path
@@ -89,7 +89,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
     if not path.exists():
         raise CheckpointError(f"'{path}' does not exist (looked from {Path.cwd()})")
     if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
-        raise _with_fallback(f"'{path / MANIFEST}' is missing, or is not a plain file", path.parent, damaged=path)
+        raise _with_fallback(f"'{path / MANIFEST}' is missing, or is not a regular file", path.parent, damaged=path)
     if any(list_checkpoints(folder)):
         raise _with_fallback(f"'{folder / 'last'}' is missing", folder)
     raise CheckpointError(f"'{path}' is neither a checkpoint nor a run folder with one")
@@ -106,17 +106,17 @@ def _follow_pointer(pointer: Path) -> Path:
 
 
 def _with_fallback(message: str, folder: Path, damaged: Path | None = None) -> CheckpointError:
-    """The error, with the newest checkpoint of the run that is whole."""
+    """The error; it names the newest intact checkpoint of the run, if there is one."""
     for path in list_checkpoints(folder):
         with contextlib.suppress(CheckpointError):
             if path != damaged:
                 verify_checkpoint(path)
-                return CheckpointError(f"{message}; '{path}' is whole", path)
+                return CheckpointError(f"{message}; '{path}' is intact", path)
     return CheckpointError(message)
 
 
 def check_savable(state: CheckpointState) -> None:
-    """Raise a `CheckpointError` that names what of `state` a checkpoint cannot hold; nothing is written."""
+    """Raise a `CheckpointError` that names the part of `state` a checkpoint cannot store; writes nothing."""
     manifest, _ = _pack_state(state)
     _manifest_text(manifest)
 
@@ -130,13 +130,13 @@ def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> Non
         manifest["segments"].append(_write_segment(folder / _segment_file(index), segment, earlier))
     manifest["checksum"] = _checksum(manifest)
     write_new(folder / MANIFEST, _manifest_text(manifest))
-    for path in folder.iterdir():  # all written, then all synced: many times faster than one by one
-        if path.stat().st_nlink == 1:  # a linked file is on the disk already
+    for path in folder.iterdir():  # synced after all are written: much faster than one by one
+        if path.stat().st_nlink == 1:  # a hard link was synced before
             sync(path)
 
 
 def _pack_state(state: CheckpointState) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """The manifest as far as it does not depend on files, and the tensors of each section."""
+    """The manifest without its file entries, and the tensors of each section."""
     manifest: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "sections": {}, "segments": []}
     for name, values in (("config", state.config), ("metadata", state.metadata)):
         try:
@@ -148,8 +148,8 @@ def _pack_state(state: CheckpointState) -> tuple[dict[str, Any], dict[str, dict[
     for name, tree in trees.items():
         if tree is not None:
             rest = {key: value for key, value in tree.items() if key != "segments"}
-            plain, tensors[name] = pack_section(name, rest)
-            manifest["sections"][name] = {"plain": plain}
+            json_state, tensors[name] = pack_section(name, rest)
+            manifest["sections"][name] = {"plain": json_state}
     return manifest, tensors
 
 
@@ -157,15 +157,15 @@ def _manifest_text(manifest: dict[str, Any]) -> bytes:
     text = json.dumps(manifest, indent=1, allow_nan=False).encode()
     if len(text) > MAX_MANIFEST_BYTES:
         raise CheckpointError(
-            f"the manifest takes {len(text):,} bytes, and a checkpoint's may have {MAX_MANIFEST_BYTES:,}: its"
-            " configuration or metadata is too large"
+            f"the manifest takes {len(text):,} bytes, more than the limit of {MAX_MANIFEST_BYTES:,}:"
+            " make the configuration or metadata smaller"
         )
     return text
 
 
 def _known_segments(base: Path | None) -> Known:
     if base is not None:
-        with contextlib.suppress(CheckpointError):  # what cannot be read is not built upon
+        with contextlib.suppress(CheckpointError):  # an unreadable base is not linked to
             entries = enumerate(_read_manifest(base)["segments"])
             return {(entry["version"], entry["rows"]): (base / _segment_file(index), entry) for index, entry in entries}
     return {}
@@ -175,7 +175,7 @@ def _write_segment(path: Path, segment: Segment, earlier: Known) -> dict[str, An
     rows = len(next(iter(segment.arrays.values())))
     known = earlier.get((segment.version, rows)) if segment.version else None
     if known is not None:
-        with contextlib.suppress(OSError):  # this file system has no links, or the file is gone: written anew below
+        with contextlib.suppress(OSError):  # no hard links here, or the file is gone: write it below
             os.link(known[0], path)
             return known[1]
     tensors: dict[str, torch.Tensor] = {}
@@ -184,7 +184,7 @@ def _write_segment(path: Path, segment: Segment, earlier: Known) -> dict[str, An
 
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Write a safetensors file; returns the manifest's entry for it."""
+    """Write a safetensors file and return its manifest entry."""
     data = safetensors.torch.save({key: tensor.clone() for key, tensor in tensors.items()})
     write_new(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -232,7 +232,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _find_wrong_entry(manifest: dict[str, Any]) -> str | None:
-    """The first thing in a manifest that is not what a reader of it expects."""
+    """The first missing or malformed entry of a manifest; None if there is none."""
     for name in ("config", "metadata", "sections"):
         if not isinstance(manifest.get(name), dict):
             return name
@@ -240,7 +240,7 @@ def _find_wrong_entry(manifest: dict[str, Any]) -> str | None:
         return "segments"
     sections = manifest["sections"]
     if not {"algorithm", "trainer"} <= sections.keys() <= set(SECTIONS):
-        return "the sections algorithm and trainer, or has others"
+        return "the sections algorithm and trainer, or has unknown ones"
     for name, entry in _files_of(manifest):
         if (
             not isinstance(entry, dict)
@@ -272,21 +272,21 @@ def _read_segment(path: Path, entry: dict[str, Any]) -> dict[str, np.ndarray[Any
 
 
 def _read_tensors(path: Path, entry: dict[str, Any], *, is_mapped: bool = False) -> dict[str, torch.Tensor]:
-    """The tensors of a file, read, or mapped into memory: a replay can be as large as the memory."""
+    """Tensors of a file; memory-mapped if `is_mapped`, since a replay buffer can be as large as the memory."""
     with _open_checked(path, entry) as file:
         try:
             return safetensors.torch.load_file(path) if is_mapped else safetensors.torch.load(file.read())
-        except Exception as error:  # the library has no one error for what can be wrong with a file
+        except Exception as error:  # the library raises many types of errors for damaged files
             raise CheckpointError(f"'{path}' is not a safetensors file: {error!s:.300}") from None
 
 
 @contextlib.contextmanager
 def _open_checked(path: Path, entry: dict[str, Any]) -> Iterator[BinaryIO]:
-    """The file, open at its beginning, if its size and checksum are the ones in the manifest."""
-    with open_plain(path) as file:
-        size, said = os.fstat(file.fileno()).st_size, entry["bytes"]
-        if size != said:
-            raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes where the manifest says {said:,}")
+    """Open a file after verifying its size and checksum against its manifest entry."""
+    with open_regular(path) as file:
+        size, expected = os.fstat(file.fileno()).st_size, entry["bytes"]
+        if size != expected:
+            raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes, the manifest says {expected:,}")
         if _sha(file) != entry["sha256"]:
             raise CheckpointError(f"'{path}' is damaged: its checksum is not the one in the manifest")
         file.seek(0)

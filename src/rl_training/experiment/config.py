@@ -1,4 +1,4 @@
-"""The configuration of a run: its class, and how defaults, preset, file and command line become one."""
+"""The configuration of a run, and how defaults, preset, file and command line are merged into it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.plain_values import plain_copy
 from rl_training.experiment.registry import get_algorithm_spec, learns_offline, list_algorithm_specs
+from rl_training.experiment.storable_values import storable_copy
 from rl_training.experiment.yaml_text import MAX_BYTES, parse_yaml
 from rl_training.validation import FrozenConfig, nearest, suggest
 
@@ -19,44 +19,44 @@ MAX_THREADS = 1024
 
 
 class TrainConfig(FrozenConfig):
-    """One run: which algorithm, on which environment, for how long, and where its files go."""
+    """Settings of one run: algorithm, environment, length, hardware, files."""
 
     algo: Annotated[str, StringConstraints(to_lower=True)]
-    """Name of the algorithm, as `rl-training algos` lists it."""
+    """Name of the algorithm; `rl-training algos` lists them."""
     env_id: str | None = None
-    """A Gymnasium id, module:ClassName or path/to/file.py:ClassName (or :function); offline it may be left out."""
+    """Gymnasium id, module:ClassName or path/to/file.py:ClassName (or :function); optional offline."""
     seed: NonNegativeInt = 0
-    """Seed of every random number of the run."""
+    """Seed of all random number generators of the run."""
     total_timesteps: PositiveInt = 100_000
-    """Environment steps over all environments (offline: gradient updates)."""
+    """Total environment steps over all environments (offline: gradient steps)."""
     output_dir: Path = Path("runs")
     """Folder that holds the run folders."""
     device: str = "auto"
-    """Where tensors live: auto, cpu, cuda, cuda:1, mps."""
+    """Device of the networks: auto, cpu, cuda, cuda:1, mps."""
     num_envs: Annotated[int, Field(gt=0, le=1_000_000)] = 1
-    """Environments stepped together."""
+    """Number of environments stepped in parallel."""
     eval_episodes: Annotated[int, Field(gt=0, le=1_000_000)] = 5
-    """Episodes of one evaluation."""
+    """Episodes per evaluation."""
     log_interval: PositiveInt | None = None
-    """Steps between two lines of metrics (by default a hundredth of the run)."""
+    """Steps between two log lines; null: a hundredth of total_timesteps."""
     checkpoint_interval: PositiveInt | None = None
-    """Steps between two checkpoints (by default a tenth of the run)."""
+    """Steps between two checkpoints; null: a tenth of total_timesteps."""
     keep: PositiveInt | Literal["all"] = 2
-    """Newest checkpoints to keep, beside the best: a number or `all`."""
+    """Number of newest checkpoints to keep besides the best, or `all`."""
     tags: tuple[str, ...] = ()
-    """Free words, kept with the run."""
+    """Labels stored in the run's config.yaml."""
     num_threads: Annotated[int, Field(gt=0, le=MAX_THREADS)] | Literal["auto"] = "auto"
-    """Threads of the tensor library: `auto` chooses by the size of the networks and batches."""
+    """PyTorch threads; `auto` chooses by the size of the networks and batches."""
     compile: bool | Literal["auto"] = "auto"
-    """Turn updates into compiled graphs: `auto` does so where the run is long enough to win."""
+    """Compile updates with torch.compile; `auto` compiles if the run is long enough to save time."""
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Settings of the algorithm; `rl-training algos NAME` lists them."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the environment, and ours: backend, wrappers, max_episode_steps."""
+    """Arguments of the environment, and backend, wrappers, max_episode_steps."""
 
     def __init__(self, /, **values: Any) -> None:
         if isinstance(values.get("env_kwargs"), dict):
-            values["env_kwargs"] = plain_copy(dict(values["env_kwargs"]), "env_kwargs")
+            values["env_kwargs"] = storable_copy(dict(values["env_kwargs"]), "env_kwargs")
         super().__init__(**values)
         if self.env_id is None and not learns_offline(self.algo):
             raise ConfigError("missing key 'env_id' for the configuration")
@@ -67,33 +67,33 @@ class TrainConfig(FrozenConfig):
 
     @property
     def required_env_id(self) -> str:
-        """`env_id`, where it is needed."""
+        """`env_id`; a `ConfigError` if it is not set."""
         if self.env_id is None:
-            raise ConfigError("missing key 'env_id' for the configuration: this needs an environment")
+            raise ConfigError("missing key 'env_id' for the configuration: set it, since this needs an environment")
         return self.env_id
 
     @property
     def log_every_steps(self) -> int:
-        """`log_interval` or its default."""
+        """`log_interval`, or its default."""
         return self.log_interval or max(1, self.total_timesteps // 100)
 
     @property
     def checkpoint_every_steps(self) -> int:
-        """`checkpoint_interval` or its default."""
+        """`checkpoint_interval`, or its default."""
         return self.checkpoint_interval or max(1, self.total_timesteps // 10)
 
     def replace(self, **changes: Any) -> TrainConfig:
-        """A new configuration with some values changed."""
+        """A new, validated configuration with some values changed."""
         return TrainConfig(**{**self.model_dump(), **changes})
 
 
 def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
-    """The configuration with its derived defaults filled in: JSON-compatible, but for `env_kwargs`.
+    """The configuration as a dictionary with derived defaults filled in; JSON-compatible except for `env_kwargs`.
 
-    These stay as they are: with keys that are no words, dates, sets and tuples if there are some.
+    `env_kwargs` keep their types, which may include tuples, sets, dates and keys that are not strings.
     """
     values = config.model_dump(mode="json", exclude={"env_kwargs"})
-    values["env_kwargs"] = plain_copy(config.env_kwargs, "env_kwargs")
+    values["env_kwargs"] = storable_copy(config.env_kwargs, "env_kwargs")
     values["log_interval"] = config.log_every_steps
     values["checkpoint_interval"] = config.checkpoint_every_steps
     return values
@@ -101,14 +101,14 @@ def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A configuration and, for each dotted key that was set, the source that set it."""
+    """A configuration, and the source of each dotted key that was set."""
 
     config: TrainConfig
     sources: dict[str, str] = field(default_factory=dict)
 
 
 def resolve_config(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedConfig:
-    """Merge named layers, later ones over earlier ones, into one configuration."""
+    """Merge named layers into one configuration; later layers override earlier ones."""
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, values in layers:
@@ -118,10 +118,10 @@ def resolve_config(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedC
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: dict[str, str], prefix: str) -> None:
     for key, value in values.items():
-        if not isinstance(key, str) and prefix.count(".") < 2:  # deeper ones are the environment's own
-            raise ConfigError(f"key {key!r} of {name} is not a name")
+        if not isinstance(key, str) and prefix.count(".") < 2:  # deeper keys are arguments of the environment
+            raise ConfigError(f"key {key!r} of {name} is not a string")
         path = f"{prefix}{key}"
-        # A schedule is replaced whole: its parts mean nothing beside another schedule's.
+        # A schedule is replaced, not merged: its start and end belong together.
         is_schedule = prefix.startswith("algo_kwargs.") and isinstance(value, Mapping) and "kind" in value
         if isinstance(value, Mapping) and not is_schedule and (not prefix or isinstance(into.get(key), dict)):
             nested = into.get(key)
@@ -135,7 +135,7 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: 
 
 
 def parse_overrides(items: Sequence[str], algo: str | None = None) -> dict[str, Any]:
-    """Turn `algo_kwargs.tau=0.01` and the like into nested values; an error names the nearest key, also of `algo`."""
+    """Parse items such as `algo_kwargs.tau=0.01` into nested values; an error suggests the nearest key."""
     values: dict[str, Any] = {}
     for item in items:
         key, equals, text = item.partition("=")
@@ -148,7 +148,7 @@ def parse_overrides(items: Sequence[str], algo: str | None = None) -> dict[str, 
         for part in parts[:-1]:
             target = target.setdefault(part, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"'{item}' sets a part of a key that already has a plain value")
+                raise ConfigError(f"'{item}' sets a key within one that already has a value")
         if parts[-1] in target:
             raise ConfigError(f"'{key}' is given twice on the command line: remove one")
         target[parts[-1]] = parse_yaml(text, f"the value of '{key}'")
@@ -156,18 +156,18 @@ def parse_overrides(items: Sequence[str], algo: str | None = None) -> dict[str, 
 
 
 def _hint(key: str, algo: str | None) -> str:
-    """The nearest key of the configuration or of the algorithm (of any, if it is not known)."""
+    """Suggest the nearest key of the configuration or of the algorithm (of every algorithm if it is unknown)."""
     names = [spec.name for spec in list_algorithm_specs()]
     algos = [algo.lower()] if algo is not None and algo.lower() in names else names
     own = {name for found in algos for name in get_algorithm_spec(found).config_class().model_fields}
     near = nearest(key, [*own, *TrainConfig.model_fields])
     if near in own:
         return f": did you mean algo_kwargs.{near}=…?"
-    return suggest(key, TrainConfig.model_fields, f"an algorithm's own key is written algo_kwargs.{key}=…")
+    return suggest(key, TrainConfig.model_fields, f"write a key of the algorithm as algo_kwargs.{key}=…")
 
 
 def load_config_file(path: Path) -> dict[str, Any]:
-    """Read a YAML file of settings."""
+    """Read a YAML config file; a `ConfigError` if it is missing or is not a mapping."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_BYTES + 1)
@@ -177,5 +177,5 @@ def load_config_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config file '{path}' cannot be read: {error}") from None
     values = parse_yaml(text, f"config file '{path}'")
     if not isinstance(values, dict):
-        raise ConfigError(f"config file '{path}' must hold keys and values, not {type(values).__name__}")
+        raise ConfigError(f"config file '{path}' must be a mapping of keys to values, not {type(values).__name__}")
     return values

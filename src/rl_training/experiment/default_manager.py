@@ -1,4 +1,4 @@
-"""The manager that trains through this package's runtime: the one file of `experiment` that may call it."""
+"""The experiment manager: starts and resumes runs. The one file of `experiment` that may import `runtime`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from rl_training.runtime.trainer import Trainer, TrainResult
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run, new or resumed, whose settings have been checked."""
+    """A new or resumed run whose settings have been validated."""
 
     start: Callable[[], TrainResult]
 
     def train(self) -> TrainResult:
-        """Run it."""
+        """Train until the run ends."""
         return self.start()
 
 
 class DefaultExperimentManager:
-    """Trains any registered algorithm."""
+    """Starts and resumes runs of any registered algorithm."""
 
     def setup(
         self, config: TrainConfig, *, callbacks: Sequence[AnyCallback] | None = None, run_suffix: str | None = None
     ) -> Trainer:
-        """A new run; the algorithm's name and settings, and the callbacks, are checked now."""
+        """Prepare a new run; the algorithm's name and settings, and the callbacks, are validated now."""
         callbacks = CallbackList(callbacks).callbacks
         get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
         return PreparedRun(partial(run_training, config, run_suffix=run_suffix, callbacks=callbacks))
@@ -42,7 +42,7 @@ class DefaultExperimentManager:
     def resume_or_start(
         self, config: TrainConfig, *, run_suffix: str, callbacks: Sequence[AnyCallback] | None = None
     ) -> Trainer:
-        """The run of that name: a new one, or, if its folder exists, the same one resumed, however far it is."""
+        """Prepare the run with this suffix: resumed if its folder exists, else new."""
         plan = plan_restart(config, run_suffix)
         if plan is None:
             return self.setup(config, callbacks=callbacks, run_suffix=run_suffix)
@@ -60,10 +60,10 @@ class DefaultExperimentManager:
         schedules: Schedules | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> Trainer:
-        """A run that resumes from a checkpoint or a run folder, in its own folder unless `output_dir` is given.
+        """Prepare to resume from a checkpoint or run folder, in the run's own folder unless `output_dir` is given.
 
-        `rewind` allows to discard what came after an older checkpoint, `schedules` says how an extended run's
-        schedules go on, and `changes` are further new values of its configuration.
+        `rewind` allows discarding the checkpoints after an older one, `schedules` selects how the schedules of an
+        extended run continue, and `changes` are further new values of its configuration.
         """
         callbacks = CallbackList(callbacks).callbacks
         flags: dict[str, Any] = {

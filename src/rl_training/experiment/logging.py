@@ -19,38 +19,38 @@ METRIC_TYPES = {int, float, type(None)}
 
 
 class MetricSink(Protocol):
-    """A place where a line of metrics goes."""
+    """Destination of metrics."""
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """Take one line; it always holds `global_step`."""
+        """Write the metrics of one step; they always include `global_step`."""
 
 
 class JsonlFile(AppendedFile):
-    """A file of one JSON object a line, handed to the system line by line."""
+    """A JSON Lines file, written line by line without buffering."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
-        """Append to `path`, after cutting it to the lines a resumed run has already taken in."""
+        """Append to `path`, after truncating it to the full lines within its first `keep_bytes`."""
         self.num_lost_bytes = max(0, keep_bytes - (path.stat().st_size if path.is_file() else 0))
-        """By how much the file was shorter than the lines that the run had written."""
+        """Bytes that the file was shorter than `keep_bytes`: lines that were lost since the checkpoint."""
         if path.is_file():
-            keep_bytes = path.read_bytes()[:keep_bytes].rfind(b"\n") + 1  # whole lines only
+            keep_bytes = path.read_bytes()[:keep_bytes].rfind(b"\n") + 1  # full lines only
         super().__init__(path, keep_bytes)
 
     def append_line(self, values: Mapping[str, Any]) -> None:
-        """Append an object."""
+        """Append an object as one line."""
         self.append((json.dumps(values) + "\n").encode())
 
 
 class JsonlSink(JsonlFile):
-    """`metrics.jsonl`: the metrics of one step a line."""
+    """`metrics.jsonl`: one line per logged step."""
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """Append a line."""
+        """Append a line; NaN and infinity become null."""
         self.append_line({key: value if math.isfinite(value) else None for key, value in metrics.items()})
 
 
 class EvaluationFile(JsonlFile):
-    """`evaluations.jsonl`: the episodes of one evaluation a line, in the order of their seeds."""
+    """`evaluations.jsonl`: one line per evaluation, with its episodes in the order of their seeds."""
 
     def write(
         self,
@@ -60,17 +60,16 @@ class EvaluationFile(JsonlFile):
         lengths: Sequence[int],
         successes: Sequence[bool | None],
     ) -> None:
-        """Append an evaluation; successes are left out where no episode reports any."""
+        """Append an evaluation; `successes` is omitted if no episode reports success."""
         reported = {"successes": list(successes)} if any(success is not None for success in successes) else {}
         episodes = {"seeds": list(seeds), "returns": list(returns), "lengths": list(lengths), **reported}
         self.append_line({"global_step": step, **episodes})
 
 
 class TensorboardSink(AppendedFile):
-    """Scalars for TensorBoard.
+    """TensorBoard event file.
 
-    The events are written from here and at once: TensorBoard's own writer does it in a thread, where a full disk is
-    a traceback on the screen and no error.
+    Events are written synchronously: TensorBoard's own writer uses a thread, where a failed write raises no error.
     """
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
@@ -78,10 +77,10 @@ class TensorboardSink(AppendedFile):
 
         with translate_write_errors(folder):
             folder.mkdir(exist_ok=True)
-        # TensorBoard reads the files of a run in the order of their names.
+        # TensorBoard reads the files of a run sorted by name.
         super().__init__(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}")
         self._append_event(file_version="brain.Event:2")
-        if first_step:  # a resumed run hides the points of steps that it takes again
+        if first_step:  # hides the points after the checkpoint that was resumed
             self._append_event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, metrics: Mapping[str, float]) -> None:
@@ -105,7 +104,7 @@ class TensorboardSink(AppendedFile):
 
 
 def latest_metrics(path: Path) -> dict[str, float]:
-    """The latest value of each metric in a `metrics.jsonl`, as far as it can be read, and the evaluation's step."""
+    """Latest value of each metric in a `metrics.jsonl`, as far as it can be read, and `eval_step`."""
     found: dict[str, float] = {}
     with contextlib.suppress(OSError, RLTrainingError):
         for line in read_metrics(path):
@@ -116,7 +115,7 @@ def latest_metrics(path: Path) -> dict[str, float]:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; a last line that was cut off while being written is left out."""
+    """The lines of a `metrics.jsonl`; an incomplete last line is left out."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""The settings that ship with the package for pairs of algorithm and environment, and their measured scores."""
+"""Presets: the configurations that ship with the package, one per algorithm and environment, and their scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_training.experiment.config import load_config_file
 
 @dataclass(frozen=True)
 class PresetScore:
-    """What was measured of a preset, as in docs/results.md."""
+    """Measured score of a preset, as in docs/results.md."""
 
     metric: str
     """`eval_return_mean` or `eval_success_rate`."""
@@ -21,13 +21,13 @@ class PresetScore:
     """The checkpoint that was evaluated: `last` or `best`."""
     steps: int
     episodes: int
-    """Evaluation episodes for each seed."""
+    """Evaluation episodes per seed."""
     scores: tuple[float, ...]
-    """The mean over the episodes, for each seed."""
+    """Mean over the episodes, one per seed."""
 
     @property
     def mean(self) -> float:
-        """The mean over the seeds."""
+        """Mean over the seeds."""
         return statistics.fmean(self.scores)
 
 
@@ -36,7 +36,7 @@ class Preset:
     """One preset, without its settings."""
 
     name: str
-    """Algorithm and file: `ppo/cartpole`."""
+    """Algorithm and file name: `ppo/cartpole`."""
     env_id: str
     total_timesteps: int
     score: PresetScore | None
@@ -44,19 +44,19 @@ class Preset:
 
 
 def presets_dir() -> Path:
-    """`configs/`: inside the package when it is installed, beside `src/` in a checkout."""
+    """The folder `configs/`: inside an installed package, or beside `src/` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     return installed if installed.is_dir() else package.parents[1] / "configs"
 
 
 def list_presets() -> list[Path]:
-    """Every preset file, in order of its name."""
+    """Every preset file, sorted by path."""
     return sorted(presets_dir().glob("*/*.yaml"))
 
 
 def describe_presets() -> list[Preset]:
-    """Every preset with its environment, its length and its score, in order of its name."""
+    """Every preset with its environment, length and score, sorted by name."""
     scores = _read_scores()
     presets = []
     for path in list_presets():
@@ -66,7 +66,7 @@ def describe_presets() -> list[Preset]:
 
 
 def find_preset(algo: str, env_id: str) -> Path | None:
-    """The preset whose own `algo` and `env_id` are these, if there is one."""
+    """The preset file of this algorithm and `env_id`; None if there is none."""
     for path in sorted((presets_dir() / algo.lower()).glob("*.yaml")):
         if load_config_file(path).get("env_id") == env_id:
             return path
@@ -74,6 +74,6 @@ def find_preset(algo: str, env_id: str) -> Path | None:
 
 
 def _read_scores() -> dict[str, PresetScore]:
-    """The scores that benchmarks/proof.py wrote, by the name of the preset."""
+    """The scores that benchmarks/proof.py wrote, by preset name."""
     records: dict[str, Any] = json.loads((presets_dir() / "scores.json").read_text(encoding="utf-8"))
     return {name: PresetScore(**{**record, "scores": tuple(record["scores"])}) for name, record in records.items()}

@@ -1,4 +1,7 @@
-"""The one page that lists every algorithm: its class, its config class, its loop."""
+"""The registry: every algorithm by name, with its class, its config class, its loop and a summary.
+
+Importing it imports neither torch nor pydantic: `import rl_training` reads the names of the built-in algorithms here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError
 from rl_training.providers import provided
-from rl_training.validation import parse_config, suggest
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Algorithm
@@ -18,18 +20,27 @@ if TYPE_CHECKING:
 
 
 class Loop(enum.Enum):
-    """Which loop trains an algorithm."""
+    """The training loop of an algorithm."""
 
     ON_POLICY = "on_policy"
     OFF_POLICY = "off_policy"
     OFFLINE = "offline"
 
 
+CONFIG_BASES = {
+    Loop.ON_POLICY: "rl_training.algorithms.config:OnPolicyConfig",
+    Loop.OFF_POLICY: "rl_training.algorithms.config:OffPolicyConfig",
+    Loop.OFFLINE: "rl_training.algorithms.config:OfflineConfig",
+}
+"""Base class of the configs of each loop: it has the settings that the loop reads."""
+
+
 @dataclass(frozen=True)
 class AlgorithmSpec:
     """An algorithm that can be trained by name.
 
-    `algorithm` and `config` are classes, or `module:Class` strings that are imported when first needed.
+    `algorithm` and `config` are classes, or `module:Class` strings, imported when first needed. The config class must
+    inherit the base of its loop: `OnPolicyConfig`, `OffPolicyConfig` or `OfflineConfig`.
     """
 
     name: str
@@ -39,37 +50,50 @@ class AlgorithmSpec:
     loop: Loop
 
     def algorithm_class(self) -> type[Algorithm[Any]]:
-        """The class that acts and learns."""
+        """The `Algorithm` subclass."""
         algorithm: type[Algorithm[Any]] = _load(self.algorithm)
         return algorithm
 
     def config_class(self) -> type[AlgorithmConfig]:
-        """The class of its settings, which holds every default."""
+        """The class of `algo_kwargs`, with every default; a `ConfigError` if it does not fit the loop."""
         config: type[AlgorithmConfig] = _load(self.config)
+        _check_config_base(self, config)
         return config
 
     @property
     def train_fn(self) -> Callable[..., Any]:
-        """`train_fn(config, *, run_suffix=None, checkpoint_state=None, callbacks=None)` trains it: `TrainResult`."""
+        """`train_fn(config, *, run_suffix=None, checkpoint_state=None, callbacks=None) -> TrainResult`."""
         train_fn: Callable[..., Any] = provided("train_function")(self.name)
         return train_fn
 
     def parse_kwargs(self, algo_kwargs: Mapping[str, Any]) -> AlgorithmConfig:
-        """Turn `algo_kwargs` into the algorithm's own typed settings."""
+        """Validate `algo_kwargs` and return them as the algorithm's config."""
+        from rl_training.validation import parse_config
+
         return parse_config(self.config_class(), algo_kwargs, self.name)
 
 
 _BUILT_IN = (
-    ("ppo", "PPO", Loop.ON_POLICY, "proximal policy optimization; actions of every supported kind"),
-    ("a2c", "A2C", Loop.ON_POLICY, "advantage actor-critic; actions of every supported kind"),
+    (
+        "ppo",
+        "PPO",
+        Loop.ON_POLICY,
+        "proximal policy optimization; Box, Discrete, MultiDiscrete and MultiBinary actions",
+    ),
+    ("a2c", "A2C", Loop.ON_POLICY, "advantage actor-critic; Box, Discrete, MultiDiscrete and MultiBinary actions"),
     ("dqn", "DQN", Loop.OFF_POLICY, "deep Q-learning with double, dueling and n-step options; Discrete actions"),
-    ("c51", "C51", Loop.OFF_POLICY, "DQN that learns a categorical distribution of the return; Discrete actions"),
-    ("qrdqn", "QRDQN", Loop.OFF_POLICY, "DQN that learns the quantiles of the return; Discrete actions"),
-    ("sac", "SAC", Loop.OFF_POLICY, "soft actor-critic with a learned temperature; bounded Box and Discrete actions"),
+    ("c51", "C51", Loop.OFF_POLICY, "categorical DQN, a distribution of the return on fixed atoms; Discrete actions"),
+    ("qrdqn", "QRDQN", Loop.OFF_POLICY, "quantile-regression DQN; Discrete actions"),
+    (
+        "sac",
+        "SAC",
+        Loop.OFF_POLICY,
+        "soft actor-critic with a learned entropy temperature; bounded Box and Discrete actions",
+    ),
     ("tqc", "TQC", Loop.OFF_POLICY, "SAC with truncated quantile critics; bounded Box actions"),
-    ("td3", "TD3", Loop.OFF_POLICY, "twin delayed deterministic policy gradients; bounded Box actions"),
-    ("ddpg", "DDPG", Loop.OFF_POLICY, "deep deterministic policy gradients; bounded Box actions"),
-    ("her", "HER", Loop.OFF_POLICY, "sac with hindsight replay, for goals; bounded Box and Discrete actions"),
+    ("td3", "TD3", Loop.OFF_POLICY, "twin delayed deep deterministic policy gradient; bounded Box actions"),
+    ("ddpg", "DDPG", Loop.OFF_POLICY, "deep deterministic policy gradient; bounded Box actions"),
+    ("her", "HER", Loop.OFF_POLICY, "SAC with hindsight experience replay (HER); bounded Box and Discrete actions"),
     ("crossq", "CrossQ", Loop.OFF_POLICY, "SAC with batch normalization and no target networks; bounded Box actions"),
     ("bc", "BC", Loop.OFFLINE, "behaviour cloning; bounded Box and Discrete actions"),
     ("td3_bc", "TD3BC", Loop.OFFLINE, "TD3 with behaviour cloning; bounded Box actions"),
@@ -77,7 +101,10 @@ _BUILT_IN = (
     ("awac", "AWAC", Loop.OFFLINE, "advantage-weighted actor-critic; bounded Box actions"),
     ("cql", "CQL", Loop.OFFLINE, "conservative Q-learning; bounded Box and Discrete actions"),
 )
-"""Name, which is also the module's; what its classes' names begin with; loop; summary."""
+"""Name, also of the module in `algorithms`; stem of the class names; loop; summary. A line here also makes the class
+`rl_training.<stem>`, the function `runtime.train_<name>` and the module `runtime.<name>_trainer`."""
+BUILT_IN_CLASSES = {stem: name for name, stem, _, _ in _BUILT_IN}
+"""Class name in `rl_training.api` of each built-in algorithm, and its registered name: `{"PPO": "ppo", ...}`."""
 _SPECS: dict[str, AlgorithmSpec] = {}
 for _name, _stem, _loop, _summary in _BUILT_IN:
     _home = f"rl_training.algorithms.{_name}:{_stem}"
@@ -85,31 +112,49 @@ for _name, _stem, _loop, _summary in _BUILT_IN:
 
 
 def get_algorithm_spec(name: str) -> AlgorithmSpec:
-    """The algorithm of that name, or a `ConfigError` with the nearest one."""
+    """The algorithm of that name, or a `ConfigError` that suggests the nearest name."""
     spec = _SPECS.get(name.lower())
     if spec is None:
+        from rl_training.validation import suggest
+
         raise ConfigError(f"unknown algorithm '{name}'{suggest(name, _SPECS)}")
     return spec
 
 
 def learns_offline(name: str) -> bool:
-    """Whether an algorithm of that name needs no environment."""
+    """Whether the algorithm of that name trains on a dataset, without an environment; False for an unknown name."""
     spec = _SPECS.get(name.lower())
     return spec is not None and spec.loop is Loop.OFFLINE
 
 
 def list_algorithm_specs() -> list[AlgorithmSpec]:
-    """Every registered algorithm, by name."""
+    """Every registered algorithm, sorted by name."""
     return [_SPECS[name] for name in sorted(_SPECS)]
 
 
 def register_algorithm(spec: AlgorithmSpec) -> None:
-    """Let `spec.name` be trained like the built-in algorithms; a name that is taken is refused."""
+    """Make `spec.name` trainable like a built-in algorithm; a taken name or a config of another loop is refused."""
     if spec.name != spec.name.lower():
         raise ConfigError(f"algorithm name '{spec.name}' must be lower case")
     if spec.name in _SPECS and _SPECS[spec.name] != spec:
-        raise ConfigError(f"algorithm '{spec.name}' is already registered; choose another name")
+        raise ConfigError(f"algorithm '{spec.name}' is already registered: choose another name")
+    if not isinstance(spec.config, str):
+        _check_config_base(spec, spec.config)
     _SPECS[spec.name] = spec
+
+
+def _check_config_base(spec: AlgorithmSpec, config: type[AlgorithmConfig]) -> None:
+    """Raise a `ConfigError` unless `config` inherits the base of the spec's loop, whose settings the loop reads."""
+    if spec.loop not in CONFIG_BASES:
+        known = ", ".join(str(loop) for loop in Loop)
+        raise ConfigError(f"algorithm '{spec.name}': loop {spec.loop!r} is not one of {known}")
+    home = CONFIG_BASES[spec.loop]
+    if not issubclass(config, _load(home)):
+        base = home.partition(":")[2]
+        fitting = [str(loop) for loop, other in CONFIG_BASES.items() if issubclass(config, _load(other))]
+        remedy = f"derive it from {base}" + "".join(f", or set loop={loop}" for loop in fitting)
+        fault = f"config class {config.__name__} does not inherit {base}, which {spec.loop} reads"
+        raise ConfigError(f"algorithm '{spec.name}': {fault}: {remedy}")
 
 
 def _load(target: Any) -> Any:

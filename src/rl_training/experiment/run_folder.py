@@ -1,4 +1,4 @@
-"""The folder of a run: its name, configuration, metadata and log, and how its last process ended."""
+"""The folder of a run: name, configuration, metadata, log, and how its last process ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rl_training.errors import CheckpointError, RLTrainingError, RunExistsError
 from rl_training.experiment.config import TrainConfig, load_config_file, serialize_train_config
 from rl_training.experiment.run_log import LOG_NAME, close_run_logger, make_run_logger
 from rl_training.experiment.yaml_text import dump_yaml
-from rl_training.files import read_limited, remove_drafts, replace_synced, translate_write_errors
+from rl_training.files import read_limited, remove_temporary_files, replace_synced, translate_write_errors
 from rl_training.plugins.user_code import loaded_code
 
 MAX_METADATA_BYTES = 1 << 24
@@ -41,45 +41,45 @@ class TrainingRun:
 
     @functools.cached_property
     def logger(self) -> logging.Logger:
-        """Writes to `run.log` in the run folder, and nowhere else."""
+        """Logger that writes to `run.log` in the run folder only."""
         return make_run_logger(self.run_dir)
 
     @property
     def config_path(self) -> Path:
-        """Its resolved configuration."""
+        """Path of the resolved configuration."""
         return self.run_dir / "config.yaml"
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Where its checkpoints are."""
+        """Folder of the checkpoints."""
         return self.run_dir / "checkpoints"
 
     def __fspath__(self) -> str:
         return str(self.run_dir)
 
     def close(self) -> None:
-        """Detach the log; the folder stays as it is."""
+        """Detach the log file."""
         logger = vars(self).pop("logger", None)
         if logger is not None:
             close_run_logger(logger)
 
     def refuse_links(self) -> None:
-        """A run that goes on writes to these; in a stranger's folder they could lead anywhere."""
+        """Refuse links in place of files that a resumed run writes: in an untrusted folder they may lead anywhere."""
         for name in ("checkpoints", "tensorboard", "metrics.jsonl", "evaluations.jsonl", "config.yaml", LOG_NAME):
             path = self.run_dir / name
-            is_plain = path.is_file() if path.suffix else path.is_dir()
-            if path.is_symlink() or (path.exists() and not is_plain):
+            is_expected = path.is_file() if path.suffix else path.is_dir()
+            if path.is_symlink() or (path.exists() and not is_expected):
                 raise CheckpointError(
-                    f"'{path}' is a link or something else that is not the run's own: remove it, or give --output-dir"
+                    f"'{path}' is a link or another unexpected kind of file: remove it, or resume with --output-dir"
                 )
 
     def write_config(self, config: TrainConfig) -> None:
-        """Write `config.yaml`; its last line tells whether anyone has edited it since."""
+        """Write `config.yaml`; a checksum in its last line shows later whether it was edited."""
         text = dump_yaml(serialize_train_config(config))
         self._write("config.yaml", f"{text}{CHECKSUM_LINE}{_checksum(text)}\n")
 
     def read_config(self) -> tuple[dict[str, Any] | None, bool]:
-        """The values in `config.yaml` (None without the file), and whether it is as this package wrote it."""
+        """The values in `config.yaml` (None without the file), and whether the file is unedited."""
         path = self.run_dir / "config.yaml"
         if not path.exists():
             return None, True
@@ -88,26 +88,26 @@ class TrainingRun:
         return values, checksum.strip() == _checksum(text)
 
     def update_metadata(self, **values: Any) -> None:
-        """Change some values of `metadata.json`, all at once."""
+        """Change some values of `metadata.json`, atomically."""
         self._write("metadata.json", json.dumps({**self.metadata(), **values}, indent=2) + "\n")
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether its last process was killed, failed or was interrupted before it had done all it had to do."""
+        """Whether the last process of the run was killed, failed or was interrupted by a signal."""
         metadata = self.metadata()
         is_interrupted = interrupting_signal(metadata.get("stop_reason")) is not None
         return metadata.get("status") not in ("finished", "stopped") or is_interrupted
 
-    def go_on(self, config: TrainConfig, **metadata: Any) -> None:
-        """Begin a new process of the run, and clear away what a killed one left half done."""
+    def resume(self, config: TrainConfig, **metadata: Any) -> None:
+        """Record that a new process continues the run, and remove the temporary files of a killed one."""
         with translate_write_errors(self.run_dir):
-            remove_drafts(self.run_dir)
+            remove_temporary_files(self.run_dir)
         self.write_config(config)
         plugins = loaded_code()
         self.update_metadata(status="running", **({"plugins": plugins} if plugins else {}), **metadata)
 
     def finish(self, status: str, reason: str | None) -> None:
-        """Write down how and why the run ended."""
+        """Record the status and reason of the run's end in the metadata and the log, then close the log."""
         self.update_metadata(status=status, stop_reason=reason, ended=now())
         level = logging.ERROR if status == "failed" else logging.INFO
         text = status if reason is None else f"{status}: {reason}"
@@ -115,9 +115,9 @@ class TrainingRun:
         self.close()
 
     def metadata(self) -> dict[str, Any]:
-        """What `metadata.json` says."""
+        """Content of `metadata.json`; empty if it is missing or damaged."""
         metadata: Any = {}
-        # A damaged page must not keep the run from going on.
+        # A damaged file must not prevent a resume.
         with contextlib.suppress(CheckpointError, ValueError, RecursionError):
             metadata = json.loads(read_limited(self.run_dir / "metadata.json", MAX_METADATA_BYTES))
         return metadata if isinstance(metadata, dict) else {}
@@ -129,15 +129,15 @@ class TrainingRun:
 
 
 def run_name(config: TrainConfig, suffix: str) -> str:
-    """The name of a run's folder."""
+    """Name of a run's folder."""
     stem = f"{safe_name(config.algo)}__{safe_name(config.env_id or 'offline')}__seed{config.seed}"
     return f"{stem}__{safe_name(suffix)}"
 
 
 def create_training_run(config: TrainConfig, *, run_suffix: str | None = None, **metadata: Any) -> TrainingRun:
-    """Make a new run folder with its `config.yaml`, `metadata.json` and `run.log`; an existing folder is refused.
+    """Create a run folder with `config.yaml`, `metadata.json` and `run.log`; an existing folder is refused.
 
-    What it returns has `run_dir`, `config_path`, `logger` (a `logging.Logger` that writes to `run.log`) and `close()`.
+    The result has `run_dir`, `config_path`, `logger` (a `logging.Logger` that writes to `run.log`) and `close()`.
     """
     run = TrainingRun(_make_new_folder(config, run_suffix))
     try:
@@ -154,24 +154,26 @@ def create_training_run(config: TrainConfig, *, run_suffix: str | None = None, *
             status="running",
             **metadata,
         )
-        where, length = config.env_id or "recorded data", f"{config.total_timesteps:,} timesteps"
+        where, length = config.env_id or "a dataset", f"{config.total_timesteps:,} timesteps"
         run.logger.info("created: %s on %s, seed %d, %s", config.algo, where, config.seed, length)
     except BaseException:
-        shutil.rmtree(run.run_dir, ignore_errors=True)  # nothing has been trained in it
+        shutil.rmtree(run.run_dir, ignore_errors=True)  # nothing was trained in it yet
         raise
     return run
 
 
 def interrupting_signal(stop_reason: str | None) -> signal.Signals | None:
-    """The signal that ended a run, if one did."""
-    if not isinstance(stop_reason, str) or not stop_reason.startswith(INTERRUPTED):  # a damaged page holds anything
+    """The signal that ended a run; None if none did."""
+    if not isinstance(stop_reason, str) or not stop_reason.startswith(
+        INTERRUPTED
+    ):  # damaged metadata may hold any type
         return None
-    # A callback's own reason may begin with the same words.
+    # A callback's reason may begin with the same words.
     return signal.Signals.__members__.get(stop_reason.removeprefix(INTERRUPTED))
 
 
 def safe_name(text: str) -> str:
-    """`text` as a part of a folder name."""
+    """`text` with characters that are unsafe in a folder name replaced by `-`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
 
 
@@ -193,16 +195,16 @@ def _make_new_folder(config: TrainConfig, suffix: str | None) -> Path:
                 raise RLTrainingError(f"output folder '{parent}' is not a folder") from None
         except OSError as error:
             raise RLTrainingError(f"cannot create run folder '{folder}': {error.strerror}") from None
-    raise RunExistsError(f"run folder '{folder}' exists already; choose another suffix")
+    raise RunExistsError(f"run folder '{folder}' exists already: choose another suffix")
 
 
 def now() -> str:
-    """The current time in UTC, as metadata has it."""
+    """Current time in UTC, in ISO format."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those that are installed."""
+    """Versions of the packages that are installed; others are left out."""
     found = {}
     for name in packages:
         with contextlib.suppress(PackageNotFoundError):
@@ -211,12 +213,12 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on."""
+    """Versions of Python and of the packages that affect results."""
     return {"python": platform.python_version(), **installed_versions(("rl-training", "torch", "gymnasium", "numpy"))}
 
 
 def _git_commit() -> str | None:
-    """The commit of the working directory, if it is a git checkout."""
+    """Git commit of the working directory; None outside a repository."""
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

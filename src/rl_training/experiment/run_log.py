@@ -1,4 +1,4 @@
-"""The log of a run: `run.log` in its folder, with a line for its start, each resume, its end, and errors."""
+"""The log of a run, `run.log` in its folder: a line for its start, each resume, its end, and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOG_NAME = "run.log"
 
 
 class RunLogHandler(logging.Handler):
-    """Appends each record to a file at once. No file stays open, and a full disk is an error, not a traceback."""
+    """Appends each record to a file, which is opened and closed each time; a failed write raises an error."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -23,16 +23,16 @@ class RunLogHandler(logging.Handler):
         self.setFormatter(formatter)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
+        """Append one record."""
         line = f"{self.format(record)}\n".encode(errors="backslashreplace")
         with contextlib.closing(AppendedFile(self._path)) as file:
             file.append(line)
 
 
 def make_run_logger(run_dir: Path) -> logging.Logger:
-    """A logger that writes to the run's folder alone.
+    """A logger that writes to `run.log` only.
 
-    It is not registered with `logging`: neither the root logger nor another run's handlers see its records.
+    It is not registered with `logging`, so neither the root logger nor another run's handlers receive its records.
     """
     logger = logging.Logger(f"rl_training.{run_dir.name}", logging.INFO)
     logger.addHandler(RunLogHandler(run_dir / LOG_NAME))
@@ -40,8 +40,8 @@ def make_run_logger(run_dir: Path) -> logging.Logger:
 
 
 def close_run_logger(logger: logging.Logger) -> None:
-    """Detach its file; later records go nowhere."""
+    """Detach the file; later records are discarded."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
-    logger.addHandler(logging.NullHandler())  # without any, Python prints warnings to standard error
+    logger.addHandler(logging.NullHandler())  # without a handler, Python prints warnings to stderr

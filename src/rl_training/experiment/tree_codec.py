@@ -1,6 +1,6 @@
 """From JSON-compatible values and named tensors back to nested Python state: the inverse of `tree_packing`.
 
-Whatever the values are, reading them makes plain data only, of a size that the file itself has.
+Untrusted values are safe to read: the result is data without code, and no larger than the file.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ import numpy as np
 import torch
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.tree_packing import CARRIED, MAX_DEPTH
+from rl_training.experiment.tree_packing import MAX_DEPTH, SAVABLE_KINDS
 
 Tensors = dict[str, torch.Tensor]
-DTYPE = re.compile(rf"[<>|][{CARRIED}][1-9][0-9]{{0,8}}(\[[0-9]{{0,9}}[A-Za-z]{{1,2}}\])?")
+DTYPE = re.compile(rf"[<>|][{SAVABLE_KINDS}][1-9][0-9]{{0,8}}(\[[0-9]{{0,9}}[A-Za-z]{{1,2}}\])?")
 INTEGER = re.compile(r"-?0x[0-9a-f]+")
 
 
-def unpack(plain: Any, tensors: Tensors, depth: int = 0) -> Any:
-    """The inverse of `pack`; raises a `CheckpointError` for what `pack` cannot have returned."""
+def unpack(packed: Any, tensors: Tensors, depth: int = 0) -> Any:
+    """The inverse of `pack`; a `CheckpointError` for values that `pack` cannot have returned."""
     if depth > MAX_DEPTH:
         raise CheckpointError(f"the manifest is nested deeper than {MAX_DEPTH} levels")
-    if isinstance(plain, list):
-        return [unpack(value, tensors, depth + 1) for value in plain]
-    if not isinstance(plain, dict):
-        return plain
-    if len(plain) == 1:
-        ((tag, value),) = plain.items()
+    if isinstance(packed, list):
+        return [unpack(value, tensors, depth + 1) for value in packed]
+    if not isinstance(packed, dict):
+        return packed
+    if len(packed) == 1:
+        ((tag, value),) = packed.items()
         if tag.startswith("$"):
             try:
                 return _READERS[tag](value, tensors, depth)
             except CheckpointError:
                 raise
             except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
-                raise CheckpointError(f"the manifest holds a value that is none: {tag!r:.40} {value!r:.100}") from None
-    return {key: unpack(value, tensors, depth + 1) for key, value in plain.items()}
+                raise CheckpointError(f"the manifest holds an invalid value: {tag!r:.40} {value!r:.100}") from None
+    return {key: unpack(value, tensors, depth + 1) for key, value in packed.items()}
 
 
-def unpack_dict(plain: Any, tensors: Tensors, what: str) -> dict[str, Any]:
-    """Like `unpack`, for what must come out as names and values."""
-    tree = unpack(plain, tensors)
+def unpack_dict(packed: Any, tensors: Tensors, what: str) -> dict[str, Any]:
+    """Like `unpack`, for a value that must be a dictionary; `what` names it in the error."""
+    tree = unpack(packed, tensors)
     if not isinstance(tree, dict):
-        raise CheckpointError(f"the manifest's {what} must be names and values, not {type(tree).__name__}")
+        raise CheckpointError(f"the manifest's {what} must be a dictionary, not {type(tree).__name__}")
     return tree
 
 
 def as_array(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
-    """A tensor of a file as an array, if its type of number is one that arrays have."""
+    """A tensor of a file as a NumPy array; a `CheckpointError` if NumPy lacks its dtype."""
     try:
         return tensor.numpy()
     except (TypeError, ValueError):
@@ -61,7 +61,7 @@ def as_array(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
 
 
 def tensors_in(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in nested state, with its path."""
+    """Every tensor in a nested state, with its path."""
     if isinstance(tree, torch.Tensor):
         yield path, tree
     elif isinstance(tree, (dict, list, tuple)):
@@ -70,7 +70,7 @@ def tensors_in(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def stored_bytes(name: Any, tensors: Tensors) -> bytes:
-    """The content of a tensor that holds bytes."""
+    """Content of a tensor that stores bytes."""
     tensor = _tensor(name, tensors)
     if tensor.dtype is not torch.uint8 or tensor.dim() != 1:
         raise CheckpointError(f"the manifest names {name!r:.100} as bytes, but it is {tensor.dtype}")
@@ -84,7 +84,7 @@ def _tensor(name: Any, tensors: Tensors) -> torch.Tensor:
 
 
 def _inner(value: Any, tensors: Tensors, *tags: str) -> Any:
-    """A tagged value within another tag, of which only some make sense there."""
+    """A tagged value nested in another tag, which allows only `tags`."""
     ((tag, content),) = value.items()
     if tag not in tags:
         raise ValueError
@@ -192,4 +192,4 @@ _READERS: dict[str, Any] = {
     "$date": lambda value, tensors, depth: datetime.date.fromisoformat(value),
     "$datetime": lambda value, tensors, depth: datetime.datetime.fromisoformat(value),
 }
-"""How the value of each tag is read; what a reader raises means that it is forged or damaged."""
+"""Reader of each tag. An exception of a reader means that the value is damaged or forged."""

@@ -1,7 +1,7 @@
-"""From nested Python state to JSON-compatible values, with named tensors beside them; every value keeps its type.
+"""From nested Python state to JSON-compatible values and named tensors; every value keeps its type.
 
-What JSON has no form for becomes a dictionary with one key that begins with $, its tag: `{"$tuple": [1, 2]}`. Arrays,
-tensors and long lists of numbers go to the tensors, and their tag names them. `tree_codec` reads all this again.
+A value that JSON cannot express becomes a dictionary with one key, its tag: `{"$tuple": [1, 2]}`. Arrays, tensors and
+long lists of numbers are stored as tensors; their tag has the tensor's name. `tree_codec` is the inverse.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from rl_training.errors import CheckpointError
 
 MAX_DEPTH = 64
-"""Levels of nesting that a state may have; far deeper ones would exhaust the interpreter's stack."""
+"""Maximum nesting depth of a state; far deeper ones would exhaust the interpreter's stack."""
 MAX_VALUES = 10_000_000
-"""Values that a state may hold besides its arrays and long lists of numbers."""
+"""Maximum number of values in a state, besides arrays and long lists of numbers."""
 MIN_PACKED = 64
-"""Items from which a list of numbers of one type, or bytes, are stored as a tensor."""
+"""A list of numbers of one type, or bytes, of at least this length is stored as a tensor."""
 MAX_NAME = 200
 PACKED_LISTS: dict[type, tuple[str, Any]] = {
     float: ("$floats", np.float64),
@@ -37,20 +37,20 @@ TENSOR_DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
 }
 NUMBERS = "biuf"
-CARRIED = "biufcSUMm"
-"""Kinds of NumPy types that can be saved: numbers, words, dates; neither objects nor records."""
+SAVABLE_KINDS = "biufcSUMm"
+"""Kinds of NumPy dtypes that can be saved: numbers, strings, dates; neither objects nor records."""
 REMEDIES: dict[type, str] = {
     np.random.Generator: "save generator.bit_generator.state",
     np.random.RandomState: "save generator.get_state()",
 }
-KNOWN = (
+SAVABLE_TYPES = (
     "save numbers, strings, bytes, None, NumPy arrays, tensors, and lists, tuples, sets, deques and dictionaries of"
-    " these (of an enum its value, of a named tuple or dataclass a dictionary of its fields)"
+    " these (for an enum its value, for a named tuple or dataclass a dictionary of its fields)"
 )
 
 
 class UnsavableStateError(CheckpointError):
-    """A value of a state that a checkpoint cannot hold."""
+    """A state contains a value that a checkpoint cannot store."""
 
     def __init__(self, path: tuple[Any, ...], problem: str) -> None:
         self.path = path
@@ -58,27 +58,27 @@ class UnsavableStateError(CheckpointError):
         super().__init__(f"the state at '{_join(path)}' {problem}")
 
     def within(self, *path: Any) -> UnsavableStateError:
-        """The same, of the larger state that holds this one there."""
+        """The same error for a larger state, which contains this one at `path`."""
         return UnsavableStateError((*path, *self.path), self.problem)
 
 
 def pack(tree: Any, tensors: dict[str, torch.Tensor] | None) -> Any:
     """Return `tree` as JSON-compatible values; arrays, tensors and long lists of numbers are added to `tensors`.
 
-    Without `tensors` there is no place for arrays: they are refused, and lists stay lists.
+    If `tensors` is None, arrays and tensors are refused, and lists stay lists.
     """
     return _Packer(tensors).pack(tree, ())
 
 
 class _Packer:
-    """One pass over a state, which counts what it has seen."""
+    """One pass over a state; counts its values."""
 
     def __init__(self, tensors: dict[str, torch.Tensor] | None) -> None:
         self._tensors = tensors
         self._num_values = 0
 
     def pack(self, tree: Any, path: tuple[Any, ...]) -> Any:
-        """The value at `path`, and all that it holds."""
+        """Pack the value at `path`, recursively."""
         kind = type(tree)
         if tree is None or kind is bool or kind is str:
             return tree
@@ -92,7 +92,7 @@ class _Packer:
             return self._pack_tensor(tree, path)
         if kind in (np.ndarray, np.memmap):
             return self._pack_array(tree, path)
-        if isinstance(tree, np.generic) and tree.dtype.kind in CARRIED:
+        if isinstance(tree, np.generic) and tree.dtype.kind in SAVABLE_KINDS:
             return {"$scalar": [tree.dtype.str, _encode(np.array(tree).tobytes())]}
         return self._pack_leaf(tree, path)
 
@@ -101,7 +101,7 @@ class _Packer:
         if len(path) >= MAX_DEPTH:
             raise UnsavableStateError(path, f"is nested deeper than {MAX_DEPTH} levels")
         if self._num_values > MAX_VALUES:
-            raise UnsavableStateError(path, f"brings more than {MAX_VALUES:,} values: keep numbers in NumPy arrays")
+            raise UnsavableStateError(path, f"has more than {MAX_VALUES:,} values: keep numbers in NumPy arrays")
         if isinstance(tree, dict):
             if type(tree) is dict and all(type(key) is str and not key.startswith("$") for key in tree):
                 return {key: self.pack(value, (*path, key)) for key, value in tree.items()}
@@ -125,15 +125,19 @@ class _Packer:
 
     def _pack_tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> Any:
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype not in TENSOR_DTYPES:
-            problem = f"is a tensor of {tensor.dtype} and layout {tensor.layout}: save a dense tensor of plain numbers"
+            problem = (
+                f"is a tensor of {tensor.dtype} and layout {tensor.layout}: save a dense tensor of a standard dtype"
+            )
             raise UnsavableStateError(path, problem)
         return {"$tensor": self._store(tensor.detach().cpu().contiguous(), path)}
 
     def _pack_array(self, array: np.ndarray[Any, Any], path: tuple[Any, ...]) -> Any:
-        if array.dtype.kind not in CARRIED or array.dtype.itemsize == 0:
-            problem = f"is an array of dtype {array.dtype}: save arrays of numbers, words or dates ({KNOWN})"
+        if array.dtype.kind not in SAVABLE_KINDS or array.dtype.itemsize == 0:
+            problem = f"is an array of dtype {array.dtype}: save arrays of numbers, strings or dates ({SAVABLE_TYPES})"
             raise UnsavableStateError(path, problem)
-        if array.flags.f_contiguous and not array.flags.c_contiguous:  # the order of a sum changes its last bits
+        if (
+            array.flags.f_contiguous and not array.flags.c_contiguous
+        ):  # kept, since the order of a sum changes its last bits
             return {"$fortran": self._pack_array(array.T, path)}
         shape = array.shape
         array = np.array(array, order="C", copy=None if array.flags.writeable else True).reshape(shape)
@@ -156,13 +160,13 @@ class _Packer:
             return {"$date": tree.isoformat()}
         if kind is datetime.datetime and tree.fold == 0 and type(tree.tzinfo) in (type(None), datetime.timezone):
             return {"$datetime": tree.isoformat()}
-        remedy = next((text for known, text in REMEDIES.items() if isinstance(tree, known)), KNOWN)
+        remedy = next((text for known, text in REMEDIES.items() if isinstance(tree, known)), SAVABLE_TYPES)
         raise UnsavableStateError(path, f"has type {kind.__name__}, which cannot be saved: {remedy}")
 
     def _store(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
-        """Add a tensor under a name that tells its path; two paths may read the same, their names differ."""
+        """Add a tensor under a unique name made from its path; returns the name."""
         if self._tensors is None:
-            raise UnsavableStateError(path, "is an array or tensor, which has no place here")
+            raise UnsavableStateError(path, "is an array or tensor: save numbers, strings or lists here")
         name = _join(path)[:MAX_NAME].encode("ascii", "backslashreplace").decode()
         if name in self._tensors or len(name) >= MAX_NAME:
             name = f"{name}~{len(self._tensors)}"

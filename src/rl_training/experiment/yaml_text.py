@@ -1,8 +1,8 @@
-"""YAML as this package reads and writes it: safe, of limited size, and every value comes back with its type.
+"""Safe YAML of limited size; every value that is written is read back with its type.
 
-Numbers and booleans are those of YAML 1.2: 010 is ten, 0o10 is eight, 1:30 is text, and of the words only true and
-false are booleans; yes, no, on and off are refused unless they are quoted. Digits may be grouped: 100_000. The tags
-!tuple and !frozenset are our own.
+Numbers and booleans are those of YAML 1.2: 010 is ten, 0o10 is eight, 1:30 is a string, and only true and false are
+booleans; unquoted yes, no, on and off are refused as ambiguous. Digits may be grouped: 100_000. The tags !tuple and
+!frozenset are extensions of this package.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rl_training.errors import ConfigError
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
 MAX_VALUES = 50_000
-"""Values of a text with its aliases written out; a long string counts as several."""
+"""Maximum number of values, with aliases expanded; a long string counts as several."""
 CHARACTERS_PER_VALUE = 64
 PREFIX = "tag:yaml.org,2002:"
 AMBIGUOUS = "!ambiguous"
 REPLACED = {f"{PREFIX}{name}" for name in ("int", "float", "bool", "value")}
 DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
-"""What PyYAML raises on text that is not YAML, or has an explicit tag that does not fit."""
+"""Exceptions of PyYAML for invalid YAML, or for an explicit tag that does not fit its value."""
 
 
 def parse_yaml(text: str, what: str) -> Any:
-    """Read YAML; a `ConfigError` says what is wrong with `what`."""
+    """Parse YAML; `what` names the text in a `ConfigError`."""
     if len(text) > MAX_BYTES:
-        raise ConfigError(f"{what} has {len(text):,} characters; {MAX_BYTES:,} are the most that is read")
+        raise ConfigError(f"{what} has {len(text):,} characters, more than the limit of {MAX_BYTES:,}")
     try:
         return yaml.load(text, Loader=_Loader)
     except DAMAGE as error:
@@ -43,30 +43,30 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     text = str(yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False))
     if len(text) > MAX_BYTES:
         raise ConfigError(
-            f"the configuration takes {len(text):,} characters, and {MAX_BYTES:,} are the most that is read again:"
+            f"the configuration takes {len(text):,} characters, more than the limit of {MAX_BYTES:,}:"
             " put large env_kwargs in a file and pass its path"
         )
     return text
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader with limits and a complaint about repeated keys."""
+    """The safe loader, with limits, and an error for repeated keys."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
         self._num_values = 0
         self._sizes: dict[int, int] = {}
-        """Values within each node that is complete."""
+        """Number of values within each composed node, by the node's id."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Count before descending: a list of aliases of lists of aliases would grow without end."""
+        """Count values before descending: nested aliases could expand exponentially."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
             known = super().compose_node(parent, index)
             if id(known) not in self._sizes:
-                raise yaml.composer.ComposerError(None, None, "an alias stands within what it names", mark)
+                raise yaml.composer.ComposerError(None, None, "an alias refers to a node that contains it", mark)
             self._count(self._sizes[id(known)], event)
             return known
         if self._depth >= MAX_DEPTH:
@@ -87,7 +87,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 continue  # refused below
             if key in seen:
-                problem = f"key '{key_node.value}' stands twice"
+                problem = f"key '{key_node.value}' is given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -95,15 +95,15 @@ class _Loader(yaml.SafeLoader):
     def _count(self, count: int, event: Any) -> None:
         self._num_values += count
         if self._num_values > MAX_VALUES:
-            problem = f"it has more than {MAX_VALUES:,} values, aliases written out"
+            problem = f"it has more than {MAX_VALUES:,} values, with aliases expanded"
             raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
-    """The safe dumper, which quotes the words that `_Loader` would read as something else."""
+    """The safe dumper; it quotes strings that `_Loader` would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write out what stands in two places."""
+        """Write an object that occurs twice twice, without an alias."""
         return True
 
 
@@ -124,7 +124,7 @@ def _read_bool(loader: _Loader, node: yaml.ScalarNode) -> bool:
 
 def _refuse_word(loader: _Loader, node: yaml.ScalarNode) -> None:
     word = node.value
-    problem = f"{word} may mean a boolean or the word: write true or false, or '{word}' in quotes"
+    problem = f"{word} is ambiguous: write true or false, or '{word}' in quotes"
     raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 

@@ -108,7 +108,7 @@ class Origin:
             return create_training_run(config, run_suffix=run_suffix, **metadata), None
         reason = _standing_reason(config, self.folder, self.state)
         metadata["resumed"]["stop_reason"] = reason
-        self.folder.go_on(config, **metadata)
+        self.folder.resume(config, **metadata)
         return self.folder, reason
 
 

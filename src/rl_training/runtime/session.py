@@ -258,7 +258,7 @@ class Session:
         now = self.checkpoints.best
         if now is not None and not is_extended and (self.best_return is None or now.score > self.best_return):
             self.checkpoints.restore_best(best)
-        self.checkpoints.go_back_to(name, None if is_changed else self.position, best)
+        self.checkpoints.rewind_to(name, None if is_changed else self.position, best)
         self.offer_restored()
 
     def begin_best_anew(self) -> None:

@@ -1,1 +1,1 @@
-"""The terminal: streams of text that end no run, and progress bars."""
+"""The terminal: output streams whose failure does not end a run, and progress bars."""

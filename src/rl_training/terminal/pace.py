@@ -1,4 +1,4 @@
-"""How fast a run goes: the rate of its last seconds, and the time that is left."""
+"""Speed of a run: steps per second over the last seconds, and the estimated time left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WINDOW_SECONDS = 10.0
 
 
 class Pace:
-    """Measures steps per second of training; evaluations and compilation are not counted as training."""
+    """Measures steps per second of training, excluding evaluations and compilation."""
 
     def __init__(self, step: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -22,12 +22,12 @@ class Pace:
         self._idle_since: float | None = None
 
     def pause(self) -> None:
-        """Training waits: for an evaluation, or for the compiler."""
+        """Stop the clock of training, for an evaluation or compilation."""
         if self._idle_since is None:
             self._idle_since = self._clock()
 
     def resume(self, *, was_evaluation: bool = False) -> None:
-        """Training goes on. Evaluations will come again, so they lengthen the time that is left."""
+        """Start the clock again. Evaluations recur, so their time counts towards the time left."""
         if self._idle_since is not None:
             idle = self._clock() - self._idle_since
             self._idle_since = None
@@ -35,7 +35,7 @@ class Pace:
             self._evaluation_seconds += idle if was_evaluation else 0.0
 
     def mark(self, step: int) -> None:
-        """Note that the run has come to `step`."""
+        """Record that the run has reached `step`."""
         now = self._training_seconds()
         self._marks.append((now, step))
         while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW_SECONDS:
@@ -43,12 +43,12 @@ class Pace:
 
     @property
     def rate(self) -> float | None:
-        """Steps per second over the last seconds; None before there is anything to tell."""
+        """Steps per second over the last seconds; None before the first step."""
         (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
         return (last_step - first_step) / (last_time - first_time) if last_step > first_step else None
 
     def seconds_left(self, step: int, total: int) -> float | None:
-        """Seconds until step `total`, with evaluations as often as so far."""
+        """Estimated seconds until step `total`, with evaluations as frequent as so far; None if unknown."""
         rate, training = self.rate, self._training_seconds()
         if rate is None or training <= 0:
             return None
@@ -60,6 +60,6 @@ class Pace:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write 75 as 1:15, and 4000 as 1:06:40."""
+    """Format seconds: 75 is 1:15, 4000 is 1:06:40."""
     text = str(datetime.timedelta(seconds=round(seconds)))
     return text.removeprefix("0:").removeprefix("0") if text.startswith("0:0") else text.removeprefix("0:")

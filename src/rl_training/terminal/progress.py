@@ -1,4 +1,4 @@
-"""What a person watches while a run goes on: lines for files and pipes, a bar on a terminal."""
+"""Progress of a run on standard error: a bar on a terminal, lines for files and pipes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
-PLAIN_WIDTH = 80
+LINE_WIDTH = 80
 STOPPING = "stopping after this step; saving…"
-ROOM_FOR_CTRL_C = 2
-"""Columns left free behind the bar: the terminal writes ^C there, and a line that it wraps could not be redrawn."""
+COLUMNS_FOR_CTRL_C = 2
+"""Columns left free at the end: the terminal echoes ^C there, and a wrapped line could not be redrawn."""
 SMALLEST_BAR, LARGEST_BAR = 8, 30
 SECONDS_BETWEEN_LINES = 1.0
 SECONDS_BETWEEN_EVALUATION_LINES = 30.0
@@ -29,7 +29,7 @@ OF_AN_ENVIRONMENT = re.compile(r"environment (\d+): (.*)", re.DOTALL)
 
 
 class ProgressView:
-    """Prints a line whenever there is something new: for files and pipes."""
+    """Prints a line when there are new metrics: for files and pipes."""
 
     seconds_between_lines = SECONDS_BETWEEN_LINES
 
@@ -43,7 +43,7 @@ class ProgressView:
         """Take a function that returns step, last step and metrics, for views that redraw by themselves."""
 
     def update(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Show where the run is, not too often."""
+        """Show the current step and metrics, at most every `seconds_between_lines`."""
         now = time.monotonic()
         if now >= self._next_time or step >= total:
             self._pace.mark(step)
@@ -51,7 +51,7 @@ class ProgressView:
                 self._next_time = now + self.seconds_between_lines
 
     def evaluating(self, num_done: int, num_episodes: int) -> None:
-        """Show how far an evaluation is; called before each of its steps."""
+        """Show the progress of an evaluation; called before each of its steps."""
         now = time.monotonic()
         if self._evaluation_start is None:
             self._pace.pause()
@@ -64,13 +64,13 @@ class ProgressView:
             self._next_time = now + max(self._seconds_to_first_evaluation_line(), SECONDS_BETWEEN_DRAWINGS)
 
     def evaluated(self, step: int, metrics: Mapping[str, float], *, is_best: bool) -> None:
-        """Leave a line with the score."""
+        """Print a line with the score."""
         self._pace.resume(was_evaluation=True)
         self._evaluation_start, self._next_time = None, time.monotonic() + self.seconds_between_lines
         self.message(f"step {step:,}  {describe_score(metrics)}{'  best so far' if is_best else ''}")
 
     def compiling(self, is_compiling: bool) -> None:
-        """Tell that the update is being compiled, or that this is done."""
+        """Show that compilation of the update has started or ended."""
         if is_compiling:
             self._pace.pause()
             self.message("compiling the update…")
@@ -78,24 +78,24 @@ class ProgressView:
             self._pace.resume()
 
     def stopping(self) -> None:
-        """A signal asks the run to stop. Called by its handler: nothing may be printed here."""
+        """Called by the signal handler when a signal requests a stop; must not print."""
 
     def stopped(self) -> None:
-        """Acknowledge that signal: the step it came in is done."""
+        """Print that the run stops; called after the step in which the signal arrived."""
         self.message(STOPPING)
 
     def message(self, text: str) -> None:
-        """Print a line that stays; a reader that is gone, or a full disk under a log, is no reason to end a run."""
+        """Print a line; a closed pipe or a full disk does not end the run."""
         tell(text)
 
     def close(self) -> None:
-        """Leave the screen tidy."""
+        """Stop showing progress."""
 
     def _show(self, step: int, total: int, metrics: Mapping[str, float]) -> bool:
         if metrics == self._last:
             return False
         self._last = dict(metrics)
-        self.message(fit([f"step {step:,}/{total:,}", *self._facts(step, total, metrics)], PLAIN_WIDTH))
+        self.message(fit([f"step {step:,}/{total:,}", *self._facts(step, total, metrics)], LINE_WIDTH))
         return True
 
     def _show_evaluation(self, text: str) -> None:
@@ -105,7 +105,7 @@ class ProgressView:
         return SECONDS_BETWEEN_EVALUATION_LINES
 
     def _facts(self, step: int, total: int, metrics: Mapping[str, float]) -> list[str]:
-        """Rate, time left, scores and loss: the most important first."""
+        """Rate, time left, returns and loss, most important first."""
         rate, left = self._pace.rate, self._pace.seconds_left(step, total)
         facts = [] if rate is None else [f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.2g} steps/s"]
         facts += [] if left is None else [f"{format_seconds(left)} left"]
@@ -115,7 +115,7 @@ class ProgressView:
 
 
 class LiveView(ProgressView):
-    """Redraws a progress bar in place, and prints lines above it: for terminals."""
+    """Redraws a progress bar in place and prints lines above it: for terminals."""
 
     seconds_between_lines = SECONDS_BETWEEN_DRAWINGS
 
@@ -146,17 +146,17 @@ class LiveView(ProgressView):
         super().evaluated(step, metrics, is_best=is_best)
 
     def compiling(self, is_compiling: bool) -> None:
-        """Show it behind the bar."""
+        """Show compilation beside the bar."""
         self._activity = "compiling the update…" if is_compiling else None
         (self._pace.pause if is_compiling else self._pace.resume)()
         self._live.refresh()
 
     def stopping(self) -> None:
-        """Show it behind the bar with its next drawing, until the step is done."""
+        """Show the stop beside the bar from its next redraw until the step is done."""
         self._activity = STOPPING
 
     def stopped(self) -> None:
-        """Print it above the bar."""
+        """Print the stop above the bar."""
         self._activity = None
         super().stopped()
 
@@ -181,7 +181,7 @@ class LiveView(ProgressView):
         return 0.0
 
     def _render(self) -> Table:
-        """The bar, the fraction done, and as many facts as fit beside them."""
+        """The bar, the percentage done, and as many facts as fit beside them."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -192,7 +192,7 @@ class LiveView(ProgressView):
             parts = [*parts[: 1 if self._total else 0], self._activity]
         if self._total:
             parts = [f"{min(100, 100 * self._done // self._total):3}%", *parts]
-        width = self._console.width - ROOM_FOR_CTRL_C
+        width = self._console.width - COLUMNS_FOR_CTRL_C
         text = fit(parts, width - SMALLEST_BAR - 2)
         size = max(SMALLEST_BAR, min(LARGEST_BAR, width - len(text) - 2))
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -212,14 +212,14 @@ class QuietView(ProgressView):
 
 
 def make_view(first_step: int = 0) -> ProgressView:
-    """A live bar on a terminal, plain lines elsewhere, nothing where messages are suppressed."""
+    """A live bar on a terminal, lines elsewhere, nothing if messages are suppressed."""
     if is_quiet():
         return QuietView(first_step)
     return (LiveView if is_terminal(sys.stderr) else ProgressView)(first_step)
 
 
 def make_console() -> Console:
-    """A console on standard error."""
+    """A Rich console on standard error."""
     from rich.console import Console
 
     stream: Any = TolerantStream()
@@ -227,7 +227,7 @@ def make_console() -> Console:
 
 
 def fit(parts: Iterable[str], width: int) -> str:
-    """The first part, and the parts after it that fit into `width` characters."""
+    """Join the first part and as many further parts as fit into `width` characters."""
     text = ""
     for part in parts:
         if text and len(text) + 2 + len(part) > width:
@@ -237,7 +237,7 @@ def fit(parts: Iterable[str], width: int) -> str:
 
 
 def describe_score(metrics: Mapping[str, float]) -> str:
-    """An evaluation in a few words: mean, standard deviation and number of episodes, and success if reported."""
+    """Mean, standard deviation and number of episodes of an evaluation, and the success rate if reported."""
     count = int(metrics["eval_episodes"])
     text = f"eval {metrics['eval_return_mean']:.1f} ± {metrics['eval_return_std']:.1f}"
     text += f" over {count:,} episode{'' if count == 1 else 's'}"
@@ -246,12 +246,12 @@ def describe_score(metrics: Mapping[str, float]) -> str:
 
 
 def describe_evaluation(num_done: int, num_episodes: int, seconds: float) -> str:
-    """How far an evaluation is, and since when: its episodes are stepped together, and may all end late."""
+    """Episodes done and time passed; the time shows progress while parallel episodes all still run."""
     return f"{num_done:,} of {num_episodes:,} episodes, {format_seconds(seconds)}"
 
 
 def collapsed(notes: Iterable[str]) -> list[str]:
-    """The notes, each once; those that differ only in the environment's number become one, with their number."""
+    """The notes without duplicates; those that differ only in the environment's index become one, with their count."""
     numbers: dict[str, list[str]] = {}
     for note in notes:
         match = OF_AN_ENVIRONMENT.fullmatch(note)
@@ -268,9 +268,9 @@ def _with_environments(text: str, numbers: list[str]) -> str:
 
 @contextlib.contextmanager
 def counter(total: int, label: str, unit: str = "", *, shows_time: bool = False) -> Iterator[Callable[[int], None]]:
-    """Give a function that takes how many of `total` are done, and show a bar on a terminal until the end.
+    """Show a bar on a terminal during the block; yield a function that sets how many of `total` are done.
 
-    With `shows_time` it also shows the time since the start, so that it moves while nothing gets done.
+    With `shows_time` the bar also shows the time since the start.
     """
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -293,7 +293,7 @@ def counter(total: int, label: str, unit: str = "", *, shows_time: bool = False)
 
 
 def counting(total: int, label: str) -> Iterator[int]:
-    """Count to `total` with such a bar."""
+    """Iterate over `range(total)` with the bar of `counter`."""
     with counter(total, label) as show:
         for number in range(total):
             yield number

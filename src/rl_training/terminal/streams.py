@@ -1,4 +1,4 @@
-"""The way of text to a terminal: what it shows is escaped, and a stream that is gone or full ends no run."""
+"""Output to a terminal: control characters are escaped, and a closed or full stream does not end a run."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
 
 
 class TolerantStream:
-    """`sys.stderr` as it is when something is written; what cannot be written is dropped."""
+    """The current `sys.stderr`; output that cannot be written is discarded."""
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # it failed, was closed, or there is none
+        """Write `text`; a failure is ignored."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # failed, closed, or None
             sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush what can be flushed."""
+        """Flush; a failure is ignored."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.flush()
 
     def __getattr__(self, name: str) -> Any:
-        """All else is that of `sys.stderr`."""
+        """Any other attribute of `sys.stderr`."""
         return getattr(sys.stderr, name)
 
 
 @contextlib.contextmanager
 def quieted() -> Iterator[None]:
-    """Print no messages, warnings and progress inside the block; results and errors remain."""
+    """Suppress messages, warnings and progress inside the block; results and errors are still printed."""
     token = _is_quiet.set(True)
     try:
         with warnings.catch_warnings():
@@ -47,16 +47,16 @@ def quieted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def results_alone() -> Iterator[None]:
-    """Inside the block standard output has results only: what environments and callbacks print goes to stderr.
+    """Reserve standard output for results inside the block: prints of environments and callbacks go to stderr.
 
-    So does what worker processes that are started meanwhile print, where standard output is that of the process.
+    If standard output is file descriptor 1, prints of worker processes started in the block go to stderr too.
     """
     results: Any = sys.stdout
-    if results is None:  # closed: nothing is printed at all
+    if results is None:  # closed: nothing is printed
         yield
         return
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a number
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file descriptor
             if results.fileno() == 1 and sys.stderr.fileno() == 2:
                 results.flush()
                 results = stack.enter_context(_moved_standard_output())
@@ -68,7 +68,7 @@ def results_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _moved_standard_output() -> Iterator[Any]:
-    """Let number 1 mean standard error; gives a stream to what it meant."""
+    """Point file descriptor 1 at standard error; yield a stream to its former target."""
     kept = os.dup(1)
     os.dup2(2, 1)
     stream = os.fdopen(kept, "w", encoding="utf-8")
@@ -76,22 +76,22 @@ def _moved_standard_output() -> Iterator[Any]:
         yield stream
     finally:
         os.dup2(kept, 1)
-        with contextlib.suppress(OSError):  # what could not be written has been told
+        with contextlib.suppress(OSError):  # a failed write was reported before
             stream.close()
 
 
 def results_stream() -> Any:
-    """Where results are printed."""
+    """The stream for results."""
     return _results.get() or sys.stdout
 
 
 def is_quiet() -> bool:
-    """Whether messages are suppressed here."""
+    """Whether messages are suppressed."""
     return _is_quiet.get()
 
 
 def tell(text: str) -> None:
-    """Print a line to standard error, if it can be had, unless messages are suppressed."""
+    """Print a line to standard error unless messages are suppressed; a failed write is ignored."""
     if is_quiet():
         return
     stream: Any = TolerantStream()
@@ -99,9 +99,9 @@ def tell(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped, but for line breaks and tabs.
+    """The text with control characters escaped, except line breaks and tabs.
 
-    Text from files (names, ids, messages) could otherwise move the cursor, recolour or reorder what is shown.
+    Text from files (names, ids, messages) could otherwise move the cursor or recolour the terminal.
     """
     if text.isprintable():
         return text
@@ -109,7 +109,7 @@ def printable(text: str) -> str:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a stream, which may be closed or missing, is a terminal."""
+    """Whether a stream is a terminal; False if it is closed or None."""
     try:
         return bool(stream.isatty())
     except (OSError, ValueError, AttributeError):
@@ -117,7 +117,7 @@ def is_terminal(stream: Any) -> bool:
 
 
 def drop_unwritten() -> None:
-    """Let go of what standard error and output could not write, which would change the program's exit code."""
+    """Discard output that could not be written; flushing it at exit would change the exit code."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             if stream is not None:

@@ -1,4 +1,4 @@
-"""The values that `env_kwargs` may hold: those that `config.yaml` and a checkpoint give back as they were."""
+"""The types that `env_kwargs` may contain: those that `config.yaml` and a checkpoint restore exactly."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from rl_training.errors import ConfigError
 MAX_DEPTH = 20
 MAX_VALUES = 20_000
 CHARACTERS_PER_VALUE = 64
-"""A text counts as one value more for each so many characters."""
+"""A string counts as one more value for each this many characters."""
 MAX_BITS = 1024
 REMEDY = (
     "use numbers, text, bytes, true or false, None, dates, and lists, tuples, sets and dictionaries of these;"
-    " for anything else pass a name or a path that the environment makes it from"
+    " for other objects pass a name or path from which the environment creates them"
 )
 LEAVES = (type(None), bool, float, str, bytes, datetime.date)
 
 
-def plain_copy(value: Any, key: str) -> Any:
-    """A copy of `value`, the setting `key`; a `ConfigError` names what in it cannot be kept."""
+def storable_copy(value: Any, key: str) -> Any:
+    """A deep copy of `value`, the setting `key`; a `ConfigError` names the first value that cannot be stored."""
     return _Copier(key).copy(value, key, 0)
 
 
 class _Copier:
-    """One pass over a setting, which counts what it has seen."""
+    """One pass over a setting; counts its values."""
 
     def __init__(self, key: str) -> None:
         self._key = key
         self._num_values = 0
 
     def copy(self, value: Any, place: str, depth: int) -> Any:
-        """The value at `place`, and all that it holds."""
+        """Copy the value at `place`, recursively."""
         kind = type(value)
         self._num_values += 1 + (len(value) // CHARACTERS_PER_VALUE if kind in (str, bytes) else 0)
         if self._num_values > MAX_VALUES:
@@ -51,15 +51,15 @@ class _Copier:
             return kind(self.copy(item, f"{place}.{index}", depth + 1) for index, item in enumerate(value))
         if kind in (set, frozenset):
             return kind(self.copy(item, place, depth + 1) for item in value)
-        if kind in LEAVES or _is_kept(value):
+        if kind in LEAVES or _is_storable(value):
             return value
         name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-        fault = "is an integer of more than 1024 bits" if kind is int else f"has type {name}"
-        raise ConfigError(f"'{place}' of the configuration {fault}, which config.yaml cannot give back: {REMEDY}")
+        fault = f"is an integer of more than {MAX_BITS} bits" if kind is int else f"has type {name}"
+        raise ConfigError(f"'{place}' of the configuration {fault}, which config.yaml cannot store: {REMEDY}")
 
 
-def _is_kept(value: Any) -> bool:
-    """Whether an integer is of a usual size, and a point in time has an offset in whole minutes or none."""
+def _is_storable(value: Any) -> bool:
+    """Whether `value` is an integer of at most `MAX_BITS` bits, or a datetime with a UTC offset in minutes or none."""
     if type(value) is int:
         return value.bit_length() <= MAX_BITS
     if type(value) is not datetime.datetime or type(value.tzinfo) not in (type(None), datetime.timezone):
