@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ENV_OF, TESTS, small_config
+from conftest import ENV_OF, small_config
 from gymnasium.spaces import Box, Dict, Discrete
 from run_tools import StopAt, assert_same_end
 
@@ -28,7 +28,7 @@ from rl_training.spaces.observations import describe_observation
 from rl_training.spaces.spec import describe_spaces
 
 POINT, BITS = ENV_OF["her"], "rl_training.envs.goals:BitFlipEnv"
-HERE = f"{TESTS / 'test_hindsight_replay.py'}"
+HERE = __file__
 GAMMA = 0.9
 NUM_ENVS = 3
 PLACE = Box(-np.inf, np.inf, (3,), np.float32)
