@@ -142,7 +142,7 @@ def test_a_sample_holds_whole_transitions_and_every_one_of_them_is_drawn() -> No
 
 def test_samples_are_drawn_evenly() -> None:
     rows = make_dataset().sample(60_000).obs[:, 0].numpy().astype(int)
-    # 1000 expected in each of 60 cells, with a deviation of about 31.
+    # 1000 expected in each of 60 cells, with a standard deviation of about 31.
     assert abs(np.bincount(rows) - 1000).max() < 150
 
 
