@@ -157,7 +157,7 @@ class TestNpz:
             ({"terminated": np.full(50, 2)}, "an episode end flag is 0 or 1"),
             ({name: array[:0] for name, array in make_fields().items()}, "is empty: it has no transition"),
         ],
-        ids=["length", "complex", "text", "object", "ending", "empty"],
+        ids=["length", "complex", "text", "object", "flag", "empty"],
     )
     def test_a_field_of_the_wrong_kind(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
         np.savez(tmp_path / "data.npz", **{**make_fields(), **changes})
@@ -198,12 +198,12 @@ class TestNpz:
             np.savez(file, obs=np.zeros(3))
         assert "use dataset_kind 'npz'" in refusal(tmp_path / "data.pt", "pt")
 
-    @pytest.mark.parametrize("share", [0.05, 0.5, 0.95, 0.999])
+    @pytest.mark.parametrize("fraction", [0.05, 0.5, 0.95, 0.999])
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-    def test_a_file_cut_off(self, tmp_path: Path, share: float, save: Callable[..., None]) -> None:
+    def test_a_file_cut_off(self, tmp_path: Path, fraction: float, save: Callable[..., None]) -> None:
         path = tmp_path / "data.npz"
         save(path, **make_fields())
-        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+        path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
         assert "is truncated or damaged" in refusal(path)
 
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -309,10 +309,10 @@ class TestPt:
         path = self.save(tmp_path / "data.pt", obs=torch.zeros(1, 1).expand(10**9, 10**3))
         assert "it is larger than the file" in refusal(path, "pt")
 
-    @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-    def test_a_file_cut_off(self, tmp_path: Path, share: float) -> None:
+    @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.9])
+    def test_a_file_cut_off(self, tmp_path: Path, fraction: float) -> None:
         path = self.save(tmp_path / "data.pt")
-        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+        path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
         refusal(path, "pt")
 
 
@@ -364,7 +364,7 @@ class TestArguments:
 
 
 class TestMixing:
-    def test_shares_are_met_by_whole_episodes_and_the_scarcest_is_used_up(self) -> None:
+    def test_fractions_are_met_by_whole_episodes_and_the_scarcest_is_used_up(self) -> None:
         few, many = make_dataset(100), make_dataset(1000, offset=10_000.0)
         mixed = mix_datasets([few, many], [1, 3], seed=0)
         from_few = mixed.obs[:, 0] < 10_000
@@ -459,7 +459,7 @@ class TestMinari:
         (note,) = dataset.notes
         assert "flattened in this order: position (2), mode (3), parts.0 (2), parts.1 (4)" in note
 
-    def test_an_episode_that_ends_without_a_mark_counts_as_truncated(self) -> None:
+    def test_an_episode_that_ends_without_a_flag_counts_as_truncated(self) -> None:
         from gymnasium.spaces import Box, Discrete
         from minari.data_collector import EpisodeBuffer
 
@@ -472,7 +472,7 @@ class TestMinari:
         assert dataset.truncated.tolist() == [False, False, True] * 2
         assert dataset.notes == ("2 episodes end without a flag and are taken as truncated",)
 
-    def test_a_data_set_that_is_not_there_is_answered_with_those_that_are(self) -> None:
+    def test_a_dataset_that_is_not_there_is_answered_with_those_that_are(self) -> None:
         import gymnasium as gym
 
         record(gym.make("CartPole-v1"), "cartpole/test-v0", "hdf5", num_steps=5)
@@ -498,7 +498,7 @@ class TestMinari:
         with pytest.raises(DatasetError, match="is not a Minari id"):
             load_transition_dataset("minari", dataset_id=dataset_id)
 
-    def test_the_environment_that_a_data_set_names_is_never_made(self, tmp_path: Path) -> None:
+    def test_the_environment_that_a_dataset_names_is_never_made(self, tmp_path: Path) -> None:
         """Without stored spaces Minari would import what the file names as the environment's code."""
         import gymnasium as gym
 
@@ -521,7 +521,7 @@ class TestMinari:
         with pytest.raises(DatasetError, match="cartpole/test-v0' cannot be read"):
             load_transition_dataset("minari", dataset_id="cartpole/test-v0")
 
-    def test_a_data_set_that_lost_an_episode(self, tmp_path: Path) -> None:
+    def test_a_dataset_that_lost_an_episode(self, tmp_path: Path) -> None:
         import gymnasium as gym
 
         record(gym.make("CartPole-v1"), "cartpole/test-v0", "hdf5")
@@ -558,7 +558,7 @@ def stack(values: list[Any]) -> Any:
 
 
 def record(env: Any, dataset_id: str, data_format: str, num_steps: int = 60) -> list[tuple[Any, ...]]:
-    """Act at random, write a Minari data set of it, and return each step as it was seen."""
+    """Act at random, write a Minari dataset of it, and return each step as it was seen."""
     from minari.data_collector import EpisodeBuffer
 
     steps = act_at_random(env, num_steps)

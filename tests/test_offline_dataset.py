@@ -98,7 +98,7 @@ def test_each_field_is_kept_in_its_own_type(field: str, given: type, kept: type)
     assert getattr(TransitionDataset(**fields), field).dtype == kept
 
 
-def test_a_column_of_rewards_or_endings_is_taken_as_one_number_per_transition() -> None:
+def test_a_column_of_rewards_or_episode_ends_is_taken_as_one_number_per_transition() -> None:
     fields = make_fields()
     columns = {name: fields[name][:, None] for name in ("rewards", "terminated", "truncated")}
     dataset = TransitionDataset(**{**fields, **columns})
@@ -232,11 +232,11 @@ def test_a_lower_clip_bound_above_the_upper_one_is_refused() -> None:
         hand_worked().with_reward_transform(clip_min=2.0, clip_max=1.0)
 
 
-def test_a_done_is_either_ending() -> None:
+def test_a_done_is_terminated_or_truncated() -> None:
     assert hand_worked().dones.tolist() == [False, True, False, True, False, False, False]
 
 
-def test_episodes_end_at_marks_at_seams_and_at_the_end_of_the_data() -> None:
+def test_episodes_end_at_flags_at_seams_and_at_the_end_of_the_data() -> None:
     dataset = hand_worked()
     assert dataset.episodes().tolist() == [[0, 2], [2, 4], [4, 5], [5, 7]]
     assert dataset.episode_returns().tolist() == [3.0, 7.0, 5.0, 13.0]
@@ -415,7 +415,7 @@ def test_the_names_that_files_use_are_understood_in_a_dict() -> None:
         ({"terminated": [0, 1, 0]}, [0, 1, 0], [0, 0, 0]),
     ],
 )
-def test_endings_are_told_apart_as_far_as_the_data_allows(
+def test_episode_ends_are_told_apart_as_far_as_the_data_allows(
     endings: dict[str, list[int]], terminated: list[int], truncated: list[int]
 ) -> None:
     rest = {"obs": np.zeros((3, 1)), "next_obs": np.zeros((3, 1)), "actions": [0, 0, 0], "rewards": [0, 0, 0]}

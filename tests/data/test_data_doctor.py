@@ -174,7 +174,7 @@ def test_resets_hidden_inside_an_episode_are_found_as_jumps(env_id: str, policy:
     assert find(report, "no_episode_ends").level is Level.WARNING
 
 
-def test_both_endings_at_once_are_found_and_one_is_no_alarm() -> None:
+def test_both_episode_ends_at_once_are_found_and_one_is_no_alarm() -> None:
     def damage(fields: Fields, count: int) -> None:
         ends = np.flatnonzero(fields["truncated"])[:count]
         fields["terminated"][ends] = True
@@ -189,7 +189,7 @@ def test_both_endings_at_once_are_found_and_one_is_no_alarm() -> None:
         assert finding.found.startswith(f"{count} of 15 episode ends")
 
 
-def test_endings_marked_a_row_too_early_are_found() -> None:
+def test_episode_ends_marked_a_row_too_early_are_found() -> None:
     def damage(fields: Fields) -> None:
         fields["truncated"] = np.roll(fields["truncated"], -1)
 
@@ -218,7 +218,7 @@ def test_a_world_of_few_states_may_begin_where_it_ended() -> None:
     assert find(check_dataset(dataset), "continues_after_end").level is Level.INFO
 
 
-def test_data_without_endings_is_found() -> None:
+def test_data_without_episode_ends_is_found() -> None:
     def damage(fields: Fields) -> None:
         fields["truncated"][:] = False
 
