@@ -153,11 +153,11 @@ class TestNpz:
             ({"rewards": np.zeros(49)}, "has 49 rows and obs has 50"),
             ({"obs": np.zeros((50, 3), complex)}, "has dtype complex128: store numbers or booleans"),
             ({"actions": np.array(["up"] * 50)}, "has dtype <U2"),
-            ({"obs": np.array([{}] * 50, object)}, "is an object array, which only a pickle can hold"),
-            ({"terminated": np.full(50, 2)}, "an ending is 0 or 1"),
+            ({"obs": np.array([{}] * 50, object)}, "is an object array, which needs pickle to load"),
+            ({"terminated": np.full(50, 2)}, "an episode end flag is 0 or 1"),
             ({name: array[:0] for name, array in make_fields().items()}, "is empty: it has no transition"),
         ],
-        ids=["length", "complex", "text", "object", "ending", "empty"],
+        ids=["length", "complex", "text", "object", "flag", "empty"],
     )
     def test_a_field_of_the_wrong_kind(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
         np.savez(tmp_path / "data.npz", **{**make_fields(), **changes})
@@ -165,12 +165,12 @@ class TestNpz:
 
     def test_an_empty_file(self, tmp_path: Path) -> None:
         (tmp_path / "data.npz").write_bytes(b"")
-        assert "is empty: it has 0 bytes" in refusal(tmp_path / "data.npz")
+        assert "is empty (0 bytes)" in refusal(tmp_path / "data.npz")
 
     def test_a_renamed_pickle_is_not_opened(self, tmp_path: Path) -> None:
         path, mark = tmp_path / "data.npz", tmp_path / "mark"
         path.write_bytes(pickle.dumps(Bomb(mark)))
-        assert "a pickle, which can run code and is never opened" in refusal(path)
+        assert "a pickle, which can run code and is not opened" in refusal(path)
         assert not mark.exists()
 
     def test_a_pickle_inside_an_object_array_is_not_opened(self, tmp_path: Path) -> None:
@@ -198,13 +198,13 @@ class TestNpz:
             np.savez(file, obs=np.zeros(3))
         assert "use dataset_kind 'npz'" in refusal(tmp_path / "data.pt", "pt")
 
-    @pytest.mark.parametrize("share", [0.05, 0.5, 0.95, 0.999])
+    @pytest.mark.parametrize("fraction", [0.05, 0.5, 0.95, 0.999])
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-    def test_a_file_cut_off(self, tmp_path: Path, share: float, save: Callable[..., None]) -> None:
+    def test_a_file_cut_off(self, tmp_path: Path, fraction: float, save: Callable[..., None]) -> None:
         path = tmp_path / "data.npz"
         save(path, **make_fields())
-        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-        assert "is cut off or damaged" in refusal(path)
+        path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
+        assert "is truncated or damaged" in refusal(path)
 
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
     def test_a_flipped_bit_anywhere_gives_an_error_or_the_same_data(
@@ -273,7 +273,7 @@ class TestPt:
     def test_code_in_the_file_does_not_run(self, tmp_path: Path) -> None:
         mark = tmp_path / "mark"
         path = self.save(tmp_path / "data.pt", obs=Bomb(mark))
-        assert "it holds more than tensors; save a dict of tensors" in refusal(path, "pt")
+        assert "it contains objects other than tensors; save a dict of tensors" in refusal(path, "pt")
         assert not mark.exists()
 
     def test_a_plain_pickle_does_not_run(self, tmp_path: Path) -> None:
@@ -285,8 +285,8 @@ class TestPt:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (torch.zeros(3), "holds a Tensor: save a dict of tensors"),
-            ([1, 2], "holds a list: save a dict of tensors"),
+            (torch.zeros(3), "contains a Tensor: save a dict of tensors"),
+            ([1, 2], "contains a list: save a dict of tensors"),
             ({"obs": torch.zeros(3)}, "lacks actions"),
         ],
     )
@@ -297,8 +297,8 @@ class TestPt:
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            ([1.0] * 50, "no plain tensor"),
-            (torch.ones(50).to_sparse(), "no plain tensor"),
+            ([1.0] * 50, "not a dense tensor"),
+            (torch.ones(50).to_sparse(), "not a dense tensor"),
             (torch.zeros(50, dtype=torch.complex64), "has dtype complex64"),
         ],
     )
@@ -307,12 +307,12 @@ class TestPt:
 
     def test_a_tensor_that_claims_more_than_the_file_holds(self, tmp_path: Path) -> None:
         path = self.save(tmp_path / "data.pt", obs=torch.zeros(1, 1).expand(10**9, 10**3))
-        assert "claims more data than the file holds" in refusal(path, "pt")
+        assert "it is larger than the file" in refusal(path, "pt")
 
-    @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-    def test_a_file_cut_off(self, tmp_path: Path, share: float) -> None:
+    @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.9])
+    def test_a_file_cut_off(self, tmp_path: Path, fraction: float) -> None:
         path = self.save(tmp_path / "data.pt")
-        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+        path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
         refusal(path, "pt")
 
 
@@ -351,7 +351,7 @@ class TestArguments:
         assert dataset.dones.nonzero()[0].tolist() == [3, 7, 11]
 
     def test_no_step_of_random_data_is_refused(self) -> None:
-        with pytest.raises(DatasetError, match="take at least 1 step"):
+        with pytest.raises(DatasetError, match="record at least 1 step"):
             load_transition_dataset("random", env_id="Pendulum-v1", size=0)
 
     def test_random_data_needs_nothing_but_the_loader(self) -> None:
@@ -364,7 +364,7 @@ class TestArguments:
 
 
 class TestMixing:
-    def test_shares_are_met_by_whole_episodes_and_the_scarcest_is_used_up(self) -> None:
+    def test_fractions_are_met_by_whole_episodes_and_the_scarcest_is_used_up(self) -> None:
         few, many = make_dataset(100), make_dataset(1000, offset=10_000.0)
         mixed = mix_datasets([few, many], [1, 3], seed=0)
         from_few = mixed.obs[:, 0] < 10_000
@@ -378,13 +378,13 @@ class TestMixing:
 
     @pytest.mark.parametrize("weights", [[1], [1, 0], [1, -1], [1, np.nan], [1, np.inf], []])
     def test_impossible_weights_are_refused(self, weights: list[float]) -> None:
-        with pytest.raises(DatasetError, match="give one above 0 for each"):
+        with pytest.raises(DatasetError, match="one finite weight above 0 per dataset"):
             mix_datasets([make_dataset(), make_dataset()], weights, 0)
 
     def test_data_of_two_environments_is_refused(self) -> None:
         fields = make_fields()
         fields["actions"] = np.zeros(50, np.int64)
-        with pytest.raises(DatasetError, match="actions of data set 1 is int64"):
+        with pytest.raises(DatasetError, match="actions of dataset 1 is int64"):
             mix_datasets([make_dataset(), TransitionDataset(**fields)], [1, 1], 0)
 
 
@@ -459,7 +459,7 @@ class TestMinari:
         (note,) = dataset.notes
         assert "flattened in this order: position (2), mode (3), parts.0 (2), parts.1 (4)" in note
 
-    def test_an_episode_that_ends_without_a_mark_counts_as_truncated(self) -> None:
+    def test_an_episode_that_ends_without_a_flag_counts_as_truncated(self) -> None:
         from gymnasium.spaces import Box, Discrete
         from minari.data_collector import EpisodeBuffer
 
@@ -470,9 +470,9 @@ class TestMinari:
         write_minari("open/test-v0", [open_ended, open_ended], **spaces)
         dataset = load_transition_dataset("minari", dataset_id="open/test-v0")
         assert dataset.truncated.tolist() == [False, False, True] * 2
-        assert dataset.notes == ("2 episodes end without a mark and are taken as truncated",)
+        assert dataset.notes == ("2 episodes end without a flag and are taken as truncated",)
 
-    def test_a_data_set_that_is_not_there_is_answered_with_those_that_are(self) -> None:
+    def test_a_dataset_that_is_not_there_is_answered_with_those_that_are(self) -> None:
         import gymnasium as gym
 
         record(gym.make("CartPole-v1"), "cartpole/test-v0", "hdf5", num_steps=5)
@@ -498,7 +498,7 @@ class TestMinari:
         with pytest.raises(DatasetError, match="is not a Minari id"):
             load_transition_dataset("minari", dataset_id=dataset_id)
 
-    def test_the_environment_that_a_data_set_names_is_never_made(self, tmp_path: Path) -> None:
+    def test_the_environment_that_a_dataset_names_is_never_made(self, tmp_path: Path) -> None:
         """Without stored spaces Minari would import what the file names as the environment's code."""
         import gymnasium as gym
 
@@ -507,7 +507,7 @@ class TestMinari:
         metadata = json.loads(path.read_text())
         del metadata["action_space"]
         path.write_text(json.dumps(metadata))
-        with pytest.raises(DatasetError, match="does not state its action_space"):
+        with pytest.raises(DatasetError, match="lacks its action_space"):
             load_transition_dataset("minari", dataset_id="cartpole/test-v0")
 
     @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
@@ -521,7 +521,7 @@ class TestMinari:
         with pytest.raises(DatasetError, match="cartpole/test-v0' cannot be read"):
             load_transition_dataset("minari", dataset_id="cartpole/test-v0")
 
-    def test_a_data_set_that_lost_an_episode(self, tmp_path: Path) -> None:
+    def test_a_dataset_that_lost_an_episode(self, tmp_path: Path) -> None:
         import gymnasium as gym
 
         record(gym.make("CartPole-v1"), "cartpole/test-v0", "hdf5")
@@ -558,7 +558,7 @@ def stack(values: list[Any]) -> Any:
 
 
 def record(env: Any, dataset_id: str, data_format: str, num_steps: int = 60) -> list[tuple[Any, ...]]:
-    """Act at random, write a Minari data set of it, and return each step as it was seen."""
+    """Act at random, write a Minari dataset of it, and return each step as it was seen."""
     from minari.data_collector import EpisodeBuffer
 
     steps = act_at_random(env, num_steps)

@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import FIELDS
+from rl_training.spaces.rewards import RewardTransformConfig
 from rl_training.spaces.spec import describe_spaces
 
 
@@ -97,7 +98,7 @@ def test_each_field_is_kept_in_its_own_type(field: str, given: type, kept: type)
     assert getattr(TransitionDataset(**fields), field).dtype == kept
 
 
-def test_a_column_of_rewards_or_endings_is_taken_as_one_number_per_transition() -> None:
+def test_a_column_of_rewards_or_episode_ends_is_taken_as_one_number_per_transition() -> None:
     fields = make_fields()
     columns = {name: fields[name][:, None] for name in ("rewards", "terminated", "truncated")}
     dataset = TransitionDataset(**{**fields, **columns})
@@ -107,15 +108,15 @@ def test_a_column_of_rewards_or_endings_is_taken_as_one_number_per_transition() 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rewards": np.zeros(59)}, "rewards of the data has 59 rows and obs has 60"),
-        ({"rewards": np.zeros((60, 2))}, "rewards of the data has shape (60, 2)"),
-        ({"next_obs": np.zeros((60, 4), np.float32)}, "next_obs of the data has rows of shape (4,) and obs (3,)"),
-        ({"next_obs": np.zeros((60, 3), np.uint8)}, "obs is float32 and next_obs uint8"),
-        ({"terminated": np.full(60, 0.5)}, "terminated[0] of the data is 0.5: an ending is 0 or 1"),
-        ({"actions": np.array([None] * 60)}, "actions of the data is an object array"),
-        ({"actions": np.array(["left"] * 60)}, "actions of the data has dtype <U4"),
-        ({"obs": np.float32(1.0)}, "obs of the data is a single number"),
-        ({"actions": np.zeros((60, 0))}, "actions of the data has rows of shape (0,)"),
+        ({"rewards": np.zeros(59)}, "rewards of the dataset has 59 rows and obs has 60"),
+        ({"rewards": np.zeros((60, 2))}, "rewards of the dataset has shape (60, 2)"),
+        ({"next_obs": np.zeros((60, 4), np.float32)}, "next_obs of the dataset has rows of shape (4,) and obs (3,)"),
+        ({"next_obs": np.zeros((60, 3), np.uint8)}, "obs is float32 and next_obs is uint8"),
+        ({"terminated": np.full(60, 0.5)}, "terminated[0] of the dataset is 0.5: an episode end flag is 0 or 1"),
+        ({"actions": np.array([None] * 60)}, "actions of the dataset is an object array"),
+        ({"actions": np.array(["left"] * 60)}, "actions of the dataset has dtype <U4"),
+        ({"obs": np.float32(1.0)}, "obs of the dataset is a single number"),
+        ({"actions": np.zeros((60, 0))}, "actions of the dataset has rows of shape (0,)"),
     ],
 )
 def test_a_field_that_does_not_fit_is_named(changes: dict[str, Any], message: str) -> None:
@@ -125,7 +126,7 @@ def test_a_field_that_does_not_fit_is_named(changes: dict[str, Any], message: st
 
 
 def test_no_transition_is_no_dataset() -> None:
-    with pytest.raises(DatasetError, match="the data is empty"):
+    with pytest.raises(DatasetError, match="the dataset is empty"):
         TransitionDataset(**{name: array[:0] for name, array in make_fields().items()})
 
 
@@ -141,7 +142,7 @@ def test_a_sample_holds_whole_transitions_and_every_one_of_them_is_drawn() -> No
 
 def test_samples_are_drawn_evenly() -> None:
     rows = make_dataset().sample(60_000).obs[:, 0].numpy().astype(int)
-    # 1000 expected in each of 60 cells, with a deviation of about 31.
+    # 1000 expected in each of 60 cells, with a standard deviation of about 31.
     assert abs(np.bincount(rows) - 1000).max() < 150
 
 
@@ -196,7 +197,7 @@ def test_a_restored_dataset_continues_the_sequence_of_samples() -> None:
 def test_a_state_does_not_hold_the_data_and_is_refused_by_other_data() -> None:
     state = make_dataset().state_dict()
     assert set(state) == {"rng", "fingerprint"}
-    with pytest.raises(DatasetError, match="differs from what the run was started with"):
+    with pytest.raises(DatasetError, match="differs from the one this run started with"):
         make_dataset().with_reward_transform(scale=2.0).load_state_dict(state)
 
 
@@ -231,11 +232,11 @@ def test_a_lower_clip_bound_above_the_upper_one_is_refused() -> None:
         hand_worked().with_reward_transform(clip_min=2.0, clip_max=1.0)
 
 
-def test_a_done_is_either_ending() -> None:
+def test_a_done_is_terminated_or_truncated() -> None:
     assert hand_worked().dones.tolist() == [False, True, False, True, False, False, False]
 
 
-def test_episodes_end_at_marks_at_seams_and_at_the_end_of_the_data() -> None:
+def test_episodes_end_at_flags_at_seams_and_at_the_end_of_the_data() -> None:
     dataset = hand_worked()
     assert dataset.episodes().tolist() == [[0, 2], [2, 4], [4, 5], [5, 7]]
     assert dataset.episode_returns().tolist() == [3.0, 7.0, 5.0, 13.0]
@@ -321,23 +322,23 @@ def test_multi_discrete_actions_are_flat() -> None:
         (
             {},
             (Box(-1, 1, (4,)), Box(-1, 1, (2,))),
-            "obs has rows of shape (3,) and the environment's observations (4,)",
+            "obs has rows of shape (3,) and the environment's observations have (4,)",
         ),
         (
             {},
             (Box(0, 255, (3,), np.uint8), Box(-1, 1, (2,))),
             "obs is float32 and the environment's observations are uint8",
         ),
-        ({}, (Box(-1, 1, (3,)), Discrete(2)), "store the chosen option as an integer"),
+        ({}, (Box(-1, 1, (3,)), Discrete(2)), "store each action as an integer"),
         (
             {},
             (Box(-1, 1, (3,)), Box(-1, 1, (3,))),
-            "actions have rows of shape (2,) and the environment's actions (3,)",
+            "actions have rows of shape (2,) and the environment's actions have (3,)",
         ),
         ({}, (Box(-1, 1, (3,)), Box(0, 1, (2,))), "actions lie outside the action space, first actions["),
         ({"actions": np.full((60, 2), np.nan)}, (Box(-1, 1, (3,)), Box(-1, 1, (2,))), "60 of 60 actions lie outside"),
-        ({"actions": [0] * 59 + [2]}, (Box(-1, 1, (3,)), Discrete(2)), "first actions[59] = 2; it spans 0 to 1"),
-        ({"actions": [0] * 60}, (Box(-1, 1, (3,)), Box(-1, 1, (1,))), "store them as floats"),
+        ({"actions": [0] * 59 + [2]}, (Box(-1, 1, (3,)), Discrete(2)), "first actions[59] = 2; its bounds are 0 to 1"),
+        ({"actions": [0] * 60}, (Box(-1, 1, (3,)), Box(-1, 1, (1,))), "store each action as floats"),
     ],
 )
 def test_data_of_another_environment_is_refused_with_the_field_at_fault(
@@ -347,6 +348,46 @@ def test_data_of_another_environment_is_refused_with_the_field_at_fault(
     with pytest.raises(DatasetError) as error:
         dataset.to_model_space(describe_spaces(*spaces))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("action_bounds", [(-1.0, 1.0), (-2.0, 3.0)])
+def test_a_dataset_for_training_equals_the_separate_steps(action_bounds: tuple[float, float]) -> None:
+    spaces = describe_spaces(Box(-np.inf, np.inf, (3,)), Box(*action_bounds, (2,)))
+    settings = {"scale": 0.5, "shift": -1.0, "clip_min": -1.2, "clip_max": 0.3}
+    dataset = make_dataset(notes=("a note",))
+    at_once = dataset.for_training(
+        spaces, rng=np.random.default_rng(4), reward_transform=RewardTransformConfig(**settings)
+    )
+    in_steps = dataset.to_model_space(spaces).with_reward_transform(**settings)
+    in_steps = in_steps.with_sampler(rng=np.random.default_rng(4))
+    assert at_once.fingerprint == in_steps.fingerprint != dataset.fingerprint
+    assert at_once.notes == ("a note",)
+    one, other = at_once.sample(40), in_steps.sample(40)
+    for name in FIELDS:
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+def test_a_dataset_for_training_is_copied_only_where_it_changes() -> None:
+    dataset = make_dataset()
+    spaces = describe_spaces(Box(-np.inf, np.inf, (3,)), Box(-1, 1, (2,)))
+    prepared = dataset.for_training(spaces, rng=np.random.default_rng(0))
+    for name in FIELDS:
+        assert np.shares_memory(getattr(prepared, name), getattr(dataset, name)), name
+
+
+def test_actions_outside_their_bounds_are_clipped_only_on_request() -> None:
+    dataset = make_dataset(3)
+    spaces = describe_spaces(Box(-np.inf, np.inf, (3,)), Box(-0.01, 0.01, (2,)))
+    with pytest.raises(DatasetError, match="actions lie outside the action space"):
+        dataset.for_training(spaces, rng=np.random.default_rng(0))
+    clipped = dataset.for_training(spaces, rng=np.random.default_rng(0), clip_actions=True)
+    np.testing.assert_array_equal(clipped.actions, np.sign(dataset.actions))
+
+
+def test_of_several_misfits_the_observations_are_named_first() -> None:
+    spaces = describe_spaces(Box(-1, 1, (4,)), Discrete(2))
+    with pytest.raises(DatasetError, match=r"^obs has rows of shape"):
+        make_dataset().for_training(spaces, rng=np.random.default_rng(0))
 
 
 def test_a_category_that_the_environment_lacks_is_refused() -> None:
@@ -374,7 +415,7 @@ def test_the_names_that_files_use_are_understood_in_a_dict() -> None:
         ({"terminated": [0, 1, 0]}, [0, 1, 0], [0, 0, 0]),
     ],
 )
-def test_endings_are_told_apart_as_far_as_the_data_allows(
+def test_episode_ends_are_told_apart_as_far_as_the_data_allows(
     endings: dict[str, list[int]], terminated: list[int], truncated: list[int]
 ) -> None:
     rest = {"obs": np.zeros((3, 1)), "next_obs": np.zeros((3, 1)), "actions": [0, 0, 0], "rewards": [0, 0, 0]}
@@ -387,7 +428,7 @@ def test_what_dones_alone_cost_is_said() -> None:
     fields = make_fields()
     fields["dones"] = fields.pop("terminated") | fields.pop("truncated")
     (note,) = TransitionDataset.from_dict(fields).notes
-    assert "every ending is taken as terminated" in note
+    assert "every episode end is taken as terminated" in note
 
 
 def test_without_next_observations_seams_are_dropped_and_the_final_observation_stays_the_next_one() -> None:
@@ -421,7 +462,7 @@ def test_a_last_row_that_terminates_is_kept_without_next_observations() -> None:
 @pytest.mark.parametrize(
     ("remove", "message"),
     [
-        ("obs", "the data lacks obs (named 'obs' or 'observations')"),
+        ("obs", "the dataset lacks obs (named 'obs' or 'observations')"),
         ("actions", "lacks actions (named 'actions' or 'action')"),
         ("terminated", "lacks terminated"),
     ],

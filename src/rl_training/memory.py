@@ -1,4 +1,4 @@
-"""How much memory there is, so that what cannot fit is refused before it is asked for."""
+"""Free memory, so that allocations that cannot fit are refused in advance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CGROUP_FILES = (
 
 
 def available_memory() -> int | None:
-    """Bytes that can still be had, by the system and by the container's limit; None where it cannot be told."""
+    """Free memory in bytes, the smaller of the system's and the container's; None if unknown."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -30,12 +30,12 @@ def available_memory() -> int | None:
 
 
 def describe_need(needed: int, available: int) -> str:
-    """Both figures in words."""
+    """Text of needed and free memory."""
     return f"needs {needed / 1e9:,.2f} GB of memory and {available / 1e9:,.2f} GB are free"
 
 
 def check_data_fits(needed: int, what: str, remedy: str) -> None:
-    """Refuse data that would take `needed` bytes if there is less memory."""
+    """Raise a `DatasetError` if `needed` bytes exceed the free memory."""
     available = available_memory()
     if available is not None and needed > available:
         raise DatasetError(f"{what} {describe_need(needed, available)}: {remedy}")

@@ -35,8 +35,8 @@ DATA = ("algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=data.npz")
         ),
         (
             ["bc", "Pendulum-v1"],
-            "`rl-training data collect RUN --steps 20000 --out pendulum.npz` records one with the policy of a run,"
-            " which `rl-training train ppo Pendulum-v1` makes",
+            "record an .npz file with `rl-training data collect RUN --steps 20000 --out pendulum.npz`, where RUN is a"
+            " run folder, for example of `rl-training train ppo Pendulum-v1`",
         ),
         (
             ["bc", *DATA, "algo_kwargs.early_stopping={}"],

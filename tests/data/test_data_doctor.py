@@ -1,4 +1,4 @@
-"""The data doctor: every damage it knows is planted and found, and clean rollouts give no false alarm."""
+"""The dataset doctor finds every fault planted in a rollout, and reports none in clean rollouts."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ def test_next_observations_of_other_rows_are_found() -> None:
     finding = find(planted("Pendulum-v1", damage), "next_obs_misaligned")
     assert finding.level is Level.ERROR
     assert finding.index == 150
-    assert "in 2 places" in finding.found
+    assert "in 2 rows" in finding.found
 
 
-@pytest.mark.parametrize(("shift", "words"), [(0, "the same row's observation"), (2, "two rows on")])
+@pytest.mark.parametrize(("shift", "words"), [(0, "obs of the same row"), (2, "two rows later")])
 def test_next_observations_shifted_by_a_row_are_found(shift: int, words: str) -> None:
     def damage(fields: Fields) -> None:
         fields["next_obs"] = np.roll(fields["obs"], -shift, axis=0)
@@ -129,7 +129,7 @@ def test_a_stretch_shifted_by_a_row_is_found() -> None:
 
     finding = find(planted("Pendulum-v1", damage), "next_obs_misaligned")
     assert finding.index == 410
-    assert "in 40 places" in finding.found
+    assert "in 40 rows" in finding.found
 
 
 def test_shuffled_transitions_are_told_from_wrong_ones() -> None:
@@ -144,14 +144,14 @@ def test_shuffled_transitions_are_told_from_wrong_ones() -> None:
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
-def test_episodes_that_stop_without_a_mark_are_found(env_id: str) -> None:
+def test_episodes_that_end_without_a_flag_are_found(env_id: str) -> None:
     def damage(fields: Fields) -> None:
         ends = np.flatnonzero(fields["terminated"] | fields["truncated"])
         fields["terminated"][ends[3:5]] = fields["truncated"][ends[3:5]] = False
 
-    finding = find(planted(env_id, damage), "unmarked_endings")
+    finding = find(planted(env_id, damage), "unflagged_ends")
     assert finding.level is Level.WARNING
-    assert finding.found.startswith("2 episodes stop without a mark")
+    assert finding.found.startswith("2 episodes end without a flag")
     fields, _ = rollout(env_id)
     assert finding.index == np.flatnonzero(fields["terminated"] | fields["truncated"])[3]
 
@@ -171,28 +171,29 @@ def test_resets_hidden_inside_an_episode_are_found_as_jumps(env_id: str, policy:
     assert finding.level is Level.WARNING
     assert finding.index in ends
     assert 0.4 * len(ends) <= int(finding.found.split()[0].replace(",", "")) <= len(ends)
-    assert find(report, "no_endings").level is Level.WARNING
+    assert find(report, "no_episode_ends").level is Level.WARNING
 
 
-def test_both_endings_at_once_are_found_and_one_is_no_alarm() -> None:
+def test_both_episode_ends_at_once_are_found_and_one_is_no_alarm() -> None:
     def damage(fields: Fields, count: int) -> None:
         ends = np.flatnonzero(fields["truncated"])[:count]
         fields["terminated"][ends] = True
 
     for count, level in ((1, Level.INFO), (4, Level.WARNING)):
         finding = find(
-            planted("Pendulum-v1", lambda fields, n=count: damage(fields, n), thorough=False), "both_endings"
+            planted("Pendulum-v1", lambda fields, n=count: damage(fields, n), thorough=False),
+            "terminated_and_truncated",
         )
         assert finding.level is level
         assert finding.index == 199
-        assert finding.found.startswith(f"{count} of 15 endings")
+        assert finding.found.startswith(f"{count} of 15 episode ends")
 
 
-def test_endings_marked_a_row_too_early_are_found() -> None:
+def test_episode_ends_marked_a_row_too_early_are_found() -> None:
     def damage(fields: Fields) -> None:
         fields["truncated"] = np.roll(fields["truncated"], -1)
 
-    finding = find(planted("Pendulum-v1", damage, thorough=False), "ending_continues")
+    finding = find(planted("Pendulum-v1", damage, thorough=False), "continues_after_end")
     assert finding.level is Level.ERROR
     assert finding.index == 198
 
@@ -202,7 +203,7 @@ def test_the_next_episodes_first_observation_as_the_final_one_is_found() -> None
         fields["next_obs"][:-1] = fields["obs"][1:]
 
     report = planted("CartPole-v1", damage)
-    finding = find(report, "ending_continues")
+    finding = find(report, "continues_after_end")
     assert finding.level is Level.ERROR
     assert "next episode's first observation" in finding.remedy
     assert report.errors == (finding,)
@@ -214,14 +215,14 @@ def test_a_world_of_few_states_may_begin_where_it_ended() -> None:
     everywhere = np.ones((count, 1), np.float32)
     ends = np.ones(count, np.bool_)
     dataset = TransitionDataset(everywhere, np.arange(count) % 2, np.arange(count), everywhere, ends, ~ends)
-    assert find(check_dataset(dataset), "ending_continues").level is Level.INFO
+    assert find(check_dataset(dataset), "continues_after_end").level is Level.INFO
 
 
-def test_data_without_endings_is_found() -> None:
+def test_data_without_episode_ends_is_found() -> None:
     def damage(fields: Fields) -> None:
         fields["truncated"][:] = False
 
-    assert find(planted("Pendulum-v1", damage, thorough=False), "no_endings").level is Level.WARNING
+    assert find(planted("Pendulum-v1", damage, thorough=False), "no_episode_ends").level is Level.WARNING
 
 
 def test_a_time_limit_recorded_as_termination_is_found() -> None:
@@ -240,7 +241,7 @@ def test_actions_beyond_their_bounds_are_an_error() -> None:
     finding = find(planted("Pendulum-v1", damage, thorough=False), "actions_outside")
     assert finding.level is Level.ERROR
     assert finding.index == 33
-    assert "2 of 3,000 actions lie outside -2 to 2, the first being [2.5]" in finding.found
+    assert "2 of 3,000 actions lie outside -2 to 2, first [2.5]" in finding.found
 
 
 def test_an_option_that_does_not_exist_is_an_error() -> None:
@@ -328,7 +329,7 @@ def test_rewards_that_teach_badly_are_found(
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
-def test_a_sure_hand_is_told_from_a_random_one(env_id: str) -> None:
+def test_a_near_deterministic_policy_is_distinguished_from_a_random_one(env_id: str) -> None:
     random, skilled = (
         check_dataset(TransitionDataset(**rollout(env_id, policy)[0])) for policy in ("random", "skilled")
     )
@@ -337,23 +338,23 @@ def test_a_sure_hand_is_told_from_a_random_one(env_id: str) -> None:
     assert random.behaviour.measure == ("r2" if env_id == "Pendulum-v1" else "accuracy")
     assert random.behaviour.determinism < 0.1
     assert skilled.behaviour.determinism > 0.8
-    assert "imitating them (bc) is no use" in random.advice[0]
-    assert "bc equals it at the least cost" in skilled.advice[0]
+    assert "imitating them (bc) does not help" in random.advice[0]
+    assert "bc should match it; to improve on it" in skilled.advice[0]
 
 
 def test_a_mixture_is_advised_to_be_combined() -> None:
     random, skilled = rollout("Pendulum-v1")[0], rollout("Pendulum-v1", "skilled")[0]
     mixed = {name: np.concatenate([random[name], skilled[name]]) for name in random}
-    assert "The data is mixed: iql" in check_dataset(TransitionDataset(**mixed)).advice[0]
+    assert "The dataset mixes policies: use iql" in check_dataset(TransitionDataset(**mixed)).advice[0]
 
 
-def test_errors_are_to_be_mended_first() -> None:
+def test_errors_are_to_be_fixed_first() -> None:
     def damage(fields: Fields) -> None:
         fields["rewards"][3] = np.nan
 
     report = planted("Pendulum-v1", damage)
     assert report.findings[0].level is Level.ERROR
-    assert report.advice[0].startswith("Mend the errors first")
+    assert report.advice[0].startswith("Fix the errors first")
 
 
 def test_columns_of_unlike_scale_are_advised_to_be_normalized() -> None:
@@ -371,7 +372,7 @@ def test_the_summary_counts_what_is_there() -> None:
     next_obs = obs + np.where(terminated | truncated, 0.5, 1.0)[:, None]
     report = check_dataset(TransitionDataset(obs, np.arange(10) % 2, np.ones(10), next_obs, terminated, truncated))
     episodes = report.episodes
-    assert (episodes.count, episodes.num_terminated, episodes.num_truncated, episodes.num_unmarked) == (3, 1, 1, 1)
+    assert (episodes.count, episodes.num_terminated, episodes.num_truncated, episodes.num_unflagged) == (3, 1, 1, 1)
     assert (episodes.lengths.minimum, episodes.lengths.median, episodes.lengths.maximum) == (2.0, 4.0, 4.0)
     assert episodes.returns.mean == pytest.approx(10 / 3)
     assert [part.count for part in episodes.histogram] == [1] + [0] * 10 + [2]
@@ -420,7 +421,7 @@ def test_a_report_shows_its_findings_its_histogram_and_its_advice(width: int) ->
     assert "actions_outside: 2 of 3,000 actions lie outside" in text
     assert "█" in text
     assert "• a note" in text
-    assert "Mend the errors first" in text
+    assert "Fix the errors first" in text
 
 
 def test_a_report_on_clean_data_says_so() -> None:

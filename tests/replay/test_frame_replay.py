@@ -1,4 +1,4 @@
-"""Replay of images: every frame is held once, and what is drawn is what a plain replay of the same steps draws."""
+"""Frame replay: every frame is stored once, and samples equal those of a plain replay buffer."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def make_buffer(kind: type[ReplayBuffer], shape=SHAPES[0], capacity: int = 30, n
 
 
 def make_steps(count: int, shape=SHAPES[0], num_envs: int = NUM_ENVS, ending_rate: float = 0.1) -> list[Any]:
-    """What a collector stores: stacks that move on by one, padded at a reset, and now and then a still picture."""
+    """What a collector stores: stacks that move on by one, padded at a reset, and now and then a repeated frame."""
     rng = np.random.default_rng(0)
     frame = shape[1:] if shape[0] in (2, 4) else shape
 
-    def picture(last=None):
+    def frame_after(last=None):
         return last if last is not None and rng.random() < 0.2 else rng.integers(0, 256, frame, np.uint8)
 
     def padded():
-        return [picture()] * (1 if frame == shape else shape[0])
+        return [frame_after()] * (1 if frame == shape else shape[0])
 
     stacks = [padded() for _ in range(num_envs)]
     steps = []
     for _ in range(count):
         obs = np.stack([np.stack(stack) for stack in stacks]).reshape(num_envs, *shape)
-        stacks = [[*stack[1:], picture(stack[-1])] for stack in stacks]
+        stacks = [[*stack[1:], frame_after(stack[-1])] for stack in stacks]
         next_obs = np.stack([np.stack(stack) for stack in stacks]).reshape(num_envs, *shape)
         terminated, truncated = rng.random((2, num_envs)) < ending_rate
         for env in np.flatnonzero(terminated | truncated):
@@ -107,11 +107,11 @@ def test_a_frame_is_stored_once(num_envs):
         shown = {
             (env, frame.tobytes()) for step in kept for i in (0, 3) for env in range(num_envs) for frame in step[i][env]
         }
-        assert buffer._num_used - len(buffer._free) == len(shown)
+        assert buffer._num_allocated - len(buffer._free_frames) == len(shown)
 
 
 def test_frames_that_are_not_a_stack_are_kept_too():
-    """Nothing is assumed: where no frame comes twice, the store grows, and holds what it was given."""
+    """Nothing is assumed: where no frame comes twice, the frame array grows."""
     rng = np.random.default_rng(0)
     frames, plain = (make_buffer(kind) for kind in (FrameReplayBuffer, ReplayBuffer))
     for _ in range(50):
@@ -123,7 +123,7 @@ def test_frames_that_are_not_a_stack_are_kept_too():
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3])
-def test_the_smallest_rings(capacity):
+def test_the_smallest_buffers(capacity):
     frames, plain = (make_buffer(kind, capacity=capacity, num_envs=1) for kind in (FrameReplayBuffer, ReplayBuffer))
     for step in make_steps(30, num_envs=1):
         frames.add(*step)
@@ -162,7 +162,7 @@ def test_a_checkpoint_writes_only_the_frames_that_are_new(tmp_path: Path, monkey
         path = save_checkpoint(tmp_path / f"{len(shared)}", CheckpointState({}, buffer.state_dict(), {}, {}), base=base)
         sizes = {file.stat().st_ino: file.stat().st_size for file in path.iterdir()}
         written = sum(size for node, size in sizes.items() if node not in shared)
-        if len(new) == 10:  # while the ring fills, and when it goes round
+        if len(new) == 10:  # while the buffer fills, and when it overwrites
             assert 20 * SIDE * SIDE * 0.7 < written < 0.25 * sum(sizes.values())
         restored = make_buffer(FrameReplayBuffer, capacity=600)
         restored.load_state_dict(load_checkpoint(path).buffer_state)
@@ -183,10 +183,10 @@ def test_a_forged_state_is_refused():
         {"segments": [negative, frames]},
         {"segments": [rows, other]},
         {"segments": [rows]},
-        {"free": np.array([3])},
-        {"free": np.array([10**6])},
+        {"free_frames": np.array([3])},
+        {"free_frames": np.array([10**6])},
     ):
-        with pytest.raises(ValueError, match=r"frames|free|position"):
+        with pytest.raises(ValueError, match=r"frames|position"):
             make_buffer(FrameReplayBuffer).load_state_dict({**state, **change})
 
 

@@ -1,4 +1,4 @@
-"""Replay in hindsight: where its goals come from, what rewards they bring, and runs that use it."""
+"""HER: the choice of relabelled goals, their rewards, and runs that use it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPACES = describe_spaces(
     Dict(observation=PLACE, achieved_goal=PLACE, desired_goal=PLACE), gym.spaces.Box(-1, 1, (1,), np.float32)
 )
 ACHIEVED, DESIRED, SEEN = (SPACES.obs.columns(key) for key in ("achieved_goal", "desired_goal", "observation"))
-OWN_GOAL = -1.0
+ORIGINAL_GOAL = -1.0
 
 
 def distance(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, None]:
@@ -67,7 +67,7 @@ class Steps:
 
     def feed(self, buffer: HindsightReplay, first: int, stop: int) -> None:
         for row in range(first, stop):
-            obs, next_obs = np.full((2, NUM_ENVS, 9), OWN_GOAL, np.float32)
+            obs, next_obs = np.full((2, NUM_ENVS, 9), ORIGINAL_GOAL, np.float32)
             for array, step in ((obs, row), (next_obs, row + 1)):
                 place = np.stack([np.arange(NUM_ENVS), self.episode[row], np.full(NUM_ENVS, step)], -1)
                 array[:, SEEN] = array[:, ACHIEVED] = place
@@ -89,7 +89,7 @@ def expected_rows(strategy: str, row: int, first: int, last: int) -> range:
 @pytest.mark.parametrize("num_rows", [1, 4, 10, 27, 30], ids=["one", "part", "full", "wrapped", "wrapped_to_the_edge"])
 @pytest.mark.parametrize("ending_rate", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("restored", [False, True])
-def test_other_goals_are_what_was_achieved_at_the_right_steps_of_the_same_episode(
+def test_relabelled_goals_are_what_was_achieved_at_the_right_steps_of_the_same_episode(
     strategy: str, num_rows: int, ending_rate: float, restored: bool
 ):
     steps, buffer = Steps(num_rows, ending_rate), make_buffer(10 * NUM_ENVS, strategy=strategy)
@@ -104,8 +104,8 @@ def test_other_goals_are_what_was_achieved_at_the_right_steps_of_the_same_episod
     assert torch.equal(batch.obs[:, DESIRED], batch.next_obs[:, DESIRED])
     drawn: dict[tuple[int, int], set[int]] = {}
     for index, (env, _, row) in enumerate(seen):
-        if index % 5 == 0:  # one in five keeps its own goal, its reward and its ending
-            assert goals[index].tolist() == [OWN_GOAL] * 3
+        if index % 5 == 0:  # one in five keeps its original goal, reward and terminated flag
+            assert goals[index].tolist() == [ORIGINAL_GOAL] * 3
             assert batch.rewards[index] == -7.0
         else:
             assert goals[index, :2].tolist() == [env, steps.episode[row, env]]
@@ -125,19 +125,19 @@ def test_goals_are_spread_evenly_over_the_steps_to_come():
     steps, buffer = Steps(10, ending_rate=0.0), make_buffer(10 * NUM_ENVS)
     steps.feed(buffer, 0, 10)
     batch = buffer.sample(100_000)
-    is_first = (batch.obs[:, SEEN][:, 2] == 0) & (batch.obs[:, DESIRED][:, 2] != OWN_GOAL)
+    is_first = (batch.obs[:, SEEN][:, 2] == 0) & (batch.obs[:, DESIRED][:, 2] != ORIGINAL_GOAL)
     counts = np.bincount(batch.obs[is_first][:, DESIRED][:, 2].long() - 1)
     assert len(counts) == 10
-    assert abs(counts / counts.sum() - 0.1).max() < 0.02  # 800 expected of each, with a deviation of about 27
+    assert abs(counts / counts.sum() - 0.1).max() < 0.02  # 800 expected of each, with a standard deviation of about 27
 
 
 @pytest.mark.parametrize("goals_per_step", [1, 4, 9])
-def test_each_batch_has_its_share_of_other_goals(goals_per_step: int):
+def test_each_batch_has_its_fraction_of_relabelled_goals(goals_per_step: int):
     steps, buffer = Steps(10), make_buffer(30, goals_per_step=goals_per_step)
     steps.feed(buffer, 0, 10)
     for batch in buffer.sample_batches(64, 5):
-        own = int((batch.obs[:, DESIRED][:, 0] == OWN_GOAL).sum())
-        assert abs(own - 64 / (goals_per_step + 1)) < 1
+        num_original = int((batch.obs[:, DESIRED][:, 0] == ORIGINAL_GOAL).sum())
+        assert abs(num_original - 64 / (goals_per_step + 1)) < 1
 
 
 def test_an_episode_that_was_cut_ends_there():
@@ -147,15 +147,15 @@ def test_an_episode_that_was_cut_ends_there():
     buffer.truncate_newest()
     steps.feed(buffer, 4, 10)
     batch = buffer.sample(500)
-    is_new = batch.obs[:, DESIRED][:, 0] != OWN_GOAL
+    is_new = batch.obs[:, DESIRED][:, 0] != ORIGINAL_GOAL
     row, goal = (batch.obs[is_new][:, part][:, 2] for part in (SEEN, DESIRED))
     assert torch.equal(goal, torch.where(row < 4, 4.0, 10.0))
 
 
 @pytest.mark.parametrize("goal_rewards", [distance, reached])
 @pytest.mark.parametrize("n_step", [2, 4])
-def test_the_rewards_of_all_n_steps_are_those_of_the_other_goal(goal_rewards: Any, n_step: int):
-    """Against a loop: the sum ends with the episode, with the newest row, or where the other goal ends it."""
+def test_the_rewards_of_all_n_steps_are_those_of_the_relabelled_goal(goal_rewards: Any, n_step: int):
+    """Against a loop: the sum ends with the episode, with the newest row, or where the relabelled goal is reached."""
     steps, buffer = Steps(33), make_buffer(20 * NUM_ENVS, n_step=n_step, goal_rewards=goal_rewards)
     steps.feed(buffer, 0, 33)
     batch = buffer.sample(600)
@@ -164,15 +164,15 @@ def test_the_rewards_of_all_n_steps_are_those_of_the_other_goal(goal_rewards: An
         total, discount = 0.0, 1.0
         for last in range(row, row + n_step):
             is_there = last + 1 == goal[2] and goal_rewards is reached
-            total += discount * (-7.0 if goal[0] == OWN_GOAL else 100.0 * (last + 1) + goal[2].item())
+            total += discount * (-7.0 if goal[0] == ORIGINAL_GOAL else 100.0 * (last + 1) + goal[2].item())
             discount *= GAMMA
             if is_there or steps.ended[last, env] or last == 32:
                 break
         assert batch.rewards[index].item() == pytest.approx(total, rel=1e-5)
         assert batch.discounts[index].item() == pytest.approx(discount)
         assert batch.next_obs[index, SEEN].tolist() == [env, steps.episode[row, env], last + 1]
-        was_judged = goal_rewards is reached and goal[0] != OWN_GOAL
-        assert batch.terminated[index] == (is_there if was_judged else steps.terminated[last, env])
+        is_recomputed = goal_rewards is reached and goal[0] != ORIGINAL_GOAL
+        assert batch.terminated[index] == (is_there if is_recomputed else steps.terminated[last, env])
 
 
 @pytest.mark.parametrize("saved_after", [6, 33])

@@ -1,4 +1,4 @@
-"""Prioritized replay: the sum tree, the draws and their weights, and runs that use it."""
+"""Prioritized replay: the sum tree, samples and importance weights, and runs that use it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from conftest import env_of, small_config
 from run_tools import StopAt, assert_same_end
 
 from rl_training.envs.factory import make_env
+from rl_training.errors import ConfigError
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
 from rl_training.replay.prioritized import PrioritizedSampler, SumTree
 from rl_training.replay.replay_buffer import ReplayBuffer
@@ -53,9 +54,9 @@ def test_draws_follow_the_priorities_and_weights_undo_them():
     sampler = PrioritizedSampler(4, 0.5, np.random.default_rng(0))
     sampler.add(np.arange(4))
     sampler.update_priorities(np.arange(4), np.array([1.0, 4.0, 9.0, 0.0]))
-    slots, weights = sampler.draw(60_000, 4)
-    shares = np.bincount(slots, minlength=4) / 60_000
-    np.testing.assert_allclose(shares, np.array([1, 2, 3, 0.001]) / 6.001, atol=0.002)  # the root of each error
+    slots, weights = sampler.sample(60_000, 4)
+    fractions = np.bincount(slots, minlength=4) / 60_000
+    np.testing.assert_allclose(fractions, np.array([1, 2, 3, 0.001]) / 6.001, atol=0.002)  # the root of each error
     np.testing.assert_allclose(weights[slots == 1], 1 / (4 * 2 / 6.001), rtol=1e-3)  # 1 / (N P)
 
 
@@ -64,7 +65,7 @@ def test_a_new_transition_is_drawn_like_the_one_with_the_largest_error():
     sampler.add(np.array([0]))
     sampler.update_priorities(np.array([0]), np.array([7.0]))
     sampler.add(np.array([1]))
-    slots, _ = sampler.draw(10_000, 2)
+    slots, _ = sampler.sample(10_000, 2)
     assert np.mean(slots == 1) == pytest.approx(0.5, abs=0.02)
 
 
@@ -91,7 +92,7 @@ def test_only_what_is_stored_is_drawn_and_errors_reach_the_transition_they_belon
     assert batch.inverse_probabilities.tolist() == [1.0] * 64
     buffer.update_priorities(batch, (batch.rewards == 10.0).float())
     assert set(buffer.sample(100).rewards.tolist()) == {10.0}
-    fill(buffer, 4)  # the ring is full and begins again: what is overwritten is new
+    fill(buffer, 4)  # the buffer is full and overwrites its oldest rows
     drawn = set(buffer.sample(400).rewards.tolist())
     assert drawn == {0.0, 1.0, 10.0, 11.0, 20.0, 21.0, 30.0, 31.0}
 

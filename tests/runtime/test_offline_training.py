@@ -133,7 +133,7 @@ def test_other_data_is_refused_when_a_run_goes_on(file: Path, tmp_path: Path) ->
     result = run_training(from_file("iql", tmp_path / "runs", mine))
     mine.unlink()
     altered(file, mine, rewards=lambda rewards: rewards + 1)
-    with pytest.raises(RLTrainingError, match="the data differs from what the run was started with"):
+    with pytest.raises(RLTrainingError, match="the dataset differs from the one this run started with"):
         resume_training(result.run_dir, total_timesteps=256)
     assert load_checkpoint(result.run_dir).metadata["global_step"] == 128
 
@@ -209,7 +209,7 @@ def test_a_recording_goes_into_a_minari_data_set_and_comes_back(
         (["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.npz", "--noise", "0.1"], "--noise disturb"),
         (["collect", "--steps", "9", "--out", "a.npz"], "say who acts"),
         (["collect", "--env", "CartPole-v1", "--steps", "9"], "say where to write"),
-        (["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.txt"], "should end in .npz"),
+        (["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.txt"], "give a file name that ends in .npz"),
         (["check", __file__], "should end in .npz or .pt"),
         (["mix", "nothing.npz", "--out", "a.npz"], "'nothing.npz' does not exist"),
         (["check", "nothing.npz"], "'nothing.npz' does not exist"),
@@ -227,7 +227,7 @@ def test_integers_that_cannot_be_choices_are_refused(name: str, value: int, part
     fields |= {key: np.full(20, value) for key in fields if name in key}
     endings = {"terminated": np.zeros(20, bool), "truncated": np.arange(20) == 19}
     np.savez(tmp_path / "a.npz", **fields, rewards=np.ones(20), **endings)
-    with pytest.raises(DatasetError, match=f"{name} has integers {part}, and without an env_id"):
+    with pytest.raises(DatasetError, match=f"{name} has integers {part}; without an env_id"):
         run_training(from_file("cql", tmp_path / "runs", tmp_path / "a.npz", env_id=None))
     assert not (tmp_path / "runs").exists()
 
@@ -289,7 +289,7 @@ def test_mixing_tells_what_reading_the_files_brought_up(file: Path, tmp_path: Pa
     arrays["dones"] = arrays.pop("terminated") | arrays.pop("truncated")
     np.savez(tmp_path / "dones.npz", **arrays)
     assert main(["data", "mix", str(file), str(tmp_path / "dones.npz"), "--out", str(tmp_path / "mixed.npz")]) == 0
-    assert "dones.npz: it has only 'dones'" in capsys.readouterr().err
+    assert "dones.npz: only 'dones' is given" in capsys.readouterr().err
 
 
 def test_ctrl_c_in_a_recording_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

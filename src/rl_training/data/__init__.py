@@ -1,4 +1,4 @@
-"""Transitions, the buffers that hold them, and the spaces they live in."""
+"""Datasets of transitions: loading, checking and sampling."""
 
 from typing import TYPE_CHECKING
 

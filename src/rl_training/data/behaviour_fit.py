@@ -1,4 +1,4 @@
-"""How well the recorded actions follow from the observations: data of one sure hand, or of many and random ones."""
+"""Estimate how deterministic the behaviour policy is: how well observations predict the recorded actions."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from rl_training.replay.transitions import Array
 NUM_FIT_ROWS = 10_000
 NUM_TEST_ROWS = 1_000
 MAX_NUMBERS = 20_000_000
-"""Images are judged by fewer rows."""
+"""Maximum size of the fit's observations; wide ones use fewer rows."""
 NUM_FEATURES = 256
 NUM_NEIGHBOURS = 10
 
 
 @dataclass(frozen=True)
 class BehaviourFit:
-    """How well a simple model predicts the recorded actions of unseen episodes from their observations."""
+    """How well a simple model predicts the actions of held-out episodes from their observations."""
 
     measure: str
     """`r2` for continuous actions, `accuracy` for discrete ones."""
     value: float
     baseline: float
-    """What guessing without looking would reach."""
+    """Score of a constant prediction."""
 
     @property
     def determinism(self) -> float:
-        """0 if the actions do not depend on the observation, 1 if they follow from it."""
-        room = 1.0 - self.baseline
-        return float(np.clip((self.value - self.baseline) / room, 0.0, 1.0)) if room > 0.01 else 1.0
+        """Score rescaled from the baseline (0) to a perfect prediction (1)."""
+        margin = 1.0 - self.baseline
+        return float(np.clip((self.value - self.baseline) / margin, 0.0, 1.0)) if margin > 0.01 else 1.0
 
 
 def fit_behaviour(dataset: TransitionDataset) -> BehaviourFit | None:
-    """Predict actions of held-out episodes by random features and by nearest neighbours; the better one counts."""
+    """Predict actions of held-out episodes by random features and by nearest neighbours; keep the better score."""
     fit_rows, test_rows = _split_rows(dataset)
     if len(fit_rows) < 50 or len(test_rows) < 20:
         return None
@@ -46,19 +46,19 @@ def fit_behaviour(dataset: TransitionDataset) -> BehaviourFit | None:
     fit_a, test_a = flat_rows(dataset.actions[fit_rows]), flat_rows(dataset.actions[test_rows])
     if dataset.actions.dtype.kind == "f":
         total = ((test_a - test_a.mean(0)) ** 2).sum()
-        missed = min(((guess - test_a) ** 2).sum() for guess in _guesses(fit_x, fit_a, test_x))
-        return BehaviourFit("r2", float(max(0.0, 1.0 - missed / total)) if total else 1.0, 0.0)
+        residual = min(((prediction - test_a) ** 2).sum() for prediction in _predictions(fit_x, fit_a, test_x))
+        return BehaviourFit("r2", float(max(0.0, 1.0 - residual / total)) if total else 1.0, 0.0)
     accuracies, baselines = [], []
     for fit_column, truth in zip(fit_a.T, test_a.T, strict=True):
         options, codes = np.unique(fit_column, return_inverse=True)
-        guesses = _guesses(fit_x, np.eye(len(options), dtype=np.float32)[codes], test_x)
-        accuracies.append(max((options[guess.argmax(1)] == truth).mean() for guess in guesses))
+        predictions = _predictions(fit_x, np.eye(len(options), dtype=np.float32)[codes], test_x)
+        accuracies.append(max((options[scores.argmax(1)] == truth).mean() for scores in predictions))
         baselines.append((options[np.bincount(codes).argmax()] == truth).mean())
     return BehaviourFit("accuracy", float(np.mean(accuracies)), float(np.mean(baselines)))
 
 
 def _split_rows(dataset: TransitionDataset) -> list[Array]:
-    """Rows to fit and rows to test on, of different episodes, so that neighbours in time do not give them away."""
+    """Fit rows and test rows, from different episodes because consecutive steps are correlated."""
     rng = np.random.default_rng(0)
     episodes = dataset.episodes()
     numbers = np.repeat(rng.permutation(len(episodes)), episodes[:, 1] - episodes[:, 0])
@@ -74,7 +74,7 @@ def _split_rows(dataset: TransitionDataset) -> list[Array]:
 
 
 def _standardize(obs: Array) -> Array:
-    """Flat, of mean 0 and deviation 1; images and other wide observations are projected to fewer columns."""
+    """Flatten to mean 0 and standard deviation 1; wide observations are randomly projected to fewer columns."""
     flat = flat_rows(obs).astype(np.float32)
     if flat.shape[1] > NUM_FEATURES:
         flat = flat @ np.random.default_rng(0).normal(size=(flat.shape[1], NUM_FEATURES)).astype(np.float32)
@@ -82,8 +82,8 @@ def _standardize(obs: Array) -> Array:
     return standard
 
 
-def _guesses(fit_x: Array, fit_y: Array, test_x: Array) -> tuple[Array, Array]:
-    """By linear regression on the features and on random bends of them, and by the mean of the nearest neighbours."""
+def _predictions(fit_x: Array, fit_y: Array, test_x: Array) -> tuple[Array, Array]:
+    """Ridge regression on linear and random tanh features, and the mean of the nearest neighbours."""
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(fit_x.shape[1], NUM_FEATURES)).astype(np.float32) / np.sqrt(fit_x.shape[1])
     biases = rng.uniform(-2, 2, NUM_FEATURES).astype(np.float32)

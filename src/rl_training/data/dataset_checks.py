@@ -1,4 +1,4 @@
-"""The data doctor: look at a data set before training on it, and say what is wrong and what fits it."""
+"""The dataset doctor: check a dataset before training, and suggest an algorithm and settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 
 from rl_training.data import integrity_checks, row_checks
 from rl_training.data.behaviour_fit import BehaviourFit, fit_behaviour
-from rl_training.data.dataset_fields import flat_rows, spread_rows
+from rl_training.data.dataset_fields import evenly_spaced_rows, flat_rows
 from rl_training.data.findings import Finding, Level
-from rl_training.data.linear_dynamics import score_steps
+from rl_training.data.linear_dynamics import fit_linear_dynamics
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.replay.transitions import Array
 from rl_training.spaces.spec import Spaces
@@ -23,26 +23,26 @@ __all__ = ["DatasetReport", "Finding", "Level", "check_dataset"]
 
 NUM_BINS = 12
 NEAR_DETERMINISTIC = 0.8
-"""From this determinism on, the data looks like the work of one policy that knows what it wants."""
-RANDOM_HAND = 0.1
-"""Below this the actions hardly depend on the observation."""
-SMALL = 10_000
+"""Determinism from which the dataset looks like a single deterministic policy."""
+NEAR_RANDOM = 0.1
+"""Determinism below which the actions hardly depend on the observations."""
+FEW_TRANSITIONS = 10_000
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A distribution in a few numbers; `lower` and `upper` cut off a quarter each."""
+class Summary:
+    """Range, quartiles and mean of a distribution."""
 
     minimum: float
-    lower: float
+    q25: float
     median: float
-    upper: float
+    q75: float
     maximum: float
     mean: float
 
     @classmethod
-    def of(cls, values: Array) -> Spread:
-        """Of the finite values; all NaN if there are none."""
+    def of(cls, values: Array) -> Summary:
+        """Summarize the finite values; all NaN if there are none."""
         finite = values[np.isfinite(values)]
         if len(finite) == 0:
             finite = np.array([np.nan])
@@ -51,7 +51,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Bin:
-    """One bar of a histogram."""
+    """One histogram bin."""
 
     low: float
     high: float
@@ -60,54 +60,54 @@ class Bin:
 
 @dataclass(frozen=True)
 class EpisodeSummary:
-    """The episodes of a data set."""
+    """Statistics of the episodes."""
 
     count: int
     num_terminated: int
     num_truncated: int
-    num_unmarked: int
-    """Those that end only because the next row does not follow, or the file ends."""
-    lengths: Spread
-    returns: Spread
+    num_unflagged: int
+    """Episodes without an end flag: the next row does not follow, or the file ends."""
+    lengths: Summary
+    returns: Summary
     histogram: tuple[Bin, ...]
-    """Of the returns."""
+    """Histogram of the returns."""
 
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """Everything the checks found."""
+    """Result of `check_dataset`."""
 
     num_transitions: int
     num_bytes: int
     shapes: dict[str, str]
-    """Type and row shape of each field."""
+    """Dtype and row shape of each field."""
     episodes: EpisodeSummary
-    rewards: Spread
+    rewards: Summary
     behaviour: BehaviourFit | None
-    """Only after a thorough look, and with enough data."""
+    """None for a quick check, or with too few transitions."""
     findings: tuple[Finding, ...]
-    """The worst first."""
+    """Most severe first."""
     advice: tuple[str, ...]
     notes: tuple[str, ...]
-    """What reading the file brought up."""
+    """Notes of the loader: dropped rows, derived fields."""
     is_thorough: bool
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """The findings that should stop a training run."""
+        """Findings that stop a training run."""
         return tuple(finding for finding in self.findings if finding.level is Level.ERROR)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a number that is not finite becomes None."""
-        plain: dict[str, Any] = json.loads(TypeAdapter(DatasetReport).dump_json(self))
-        return plain
+        """JSON-compatible values; non-finite numbers become None."""
+        values: dict[str, Any] = json.loads(TypeAdapter(DatasetReport).dump_json(self))
+        return values
 
 
 def check_dataset(dataset: TransitionDataset, spaces: Spaces | None = None, *, thorough: bool = True) -> DatasetReport:
-    """Look at a data set as it was read, with actions on the environment's scale.
+    """Check a dataset as loaded, with actions in the environment's units.
 
-    With `spaces` it is held against an environment. Without `thorough` each number is read about once, which takes
-    a fraction of a second for a million transitions.
+    With `spaces`, observations and actions are compared with an environment's. Without `thorough`, each number is read
+    about once, which takes a fraction of a second for a million transitions.
     """
     findings = tuple(sorted(_findings(dataset, spaces, thorough), key=lambda finding: list(Level).index(finding.level)))
     behaviour = fit_behaviour(dataset) if thorough else None
@@ -116,7 +116,7 @@ def check_dataset(dataset: TransitionDataset, spaces: Spaces | None = None, *, t
         num_bytes=dataset.nbytes,
         shapes={name: f"{array.dtype} {list(array.shape[1:])}" for name, array in dataset.arrays().items()},
         episodes=_summarize_episodes(dataset),
-        rewards=Spread.of(dataset.rewards),
+        rewards=Summary.of(dataset.rewards),
         behaviour=behaviour,
         findings=findings,
         advice=tuple(_advise(dataset, behaviour, findings)),
@@ -130,10 +130,10 @@ def _findings(dataset: TransitionDataset, spaces: Spaces | None, thorough: bool)
         yield from check(dataset)
     if spaces is not None:
         yield from integrity_checks.check_spaces(dataset, spaces)
-    misses, leaps = score_steps(dataset) if thorough else (None, None)
-    yield from row_checks.check_alignment(dataset, misses)
-    if misses is not None and leaps is not None:
-        yield from row_checks.check_jumps(dataset, misses, leaps)
+    residuals, step_lengths = fit_linear_dynamics(dataset) if thorough else (None, None)
+    yield from row_checks.check_alignment(dataset, residuals)
+    if residuals is not None and step_lengths is not None:
+        yield from row_checks.check_jumps(dataset, residuals, step_lengths)
         yield from row_checks.check_repeats(dataset)
 
 
@@ -144,9 +144,9 @@ def _summarize_episodes(dataset: TransitionDataset) -> EpisodeSummary:
         count=len(episodes),
         num_terminated=int(terminated.sum()),
         num_truncated=int((truncated & ~terminated).sum()),
-        num_unmarked=int((~terminated & ~truncated).sum()),
-        lengths=Spread.of((episodes[:, 1] - episodes[:, 0]).astype(np.float64)),
-        returns=Spread.of(returns),
+        num_unflagged=int((~terminated & ~truncated).sum()),
+        lengths=Summary.of((episodes[:, 1] - episodes[:, 0]).astype(np.float64)),
+        returns=Summary.of(returns),
         histogram=_histogram(returns[np.isfinite(returns)]),
     )
 
@@ -160,36 +160,36 @@ def _histogram(values: Array) -> tuple[Bin, ...]:
 
 
 def _advise(dataset: TransitionDataset, behaviour: BehaviourFit | None, findings: tuple[Finding, ...]) -> Iterator[str]:
-    """Which algorithm and settings fit the data, in sentences, the most important first."""
+    """Suggest an algorithm and settings, most important first."""
     if any(finding.level is Level.ERROR for finding in findings):
-        yield "Mend the errors first: what is learned from this data would be wrong."
+        yield "Fix the errors first: training on this dataset would learn from wrong values."
     if behaviour is not None:
         yield _algorithm(behaviour.determinism, is_continuous=dataset.actions.dtype.kind == "f")
     if any(finding.name == "reward_sparse" for finding in findings):
-        yield "Rewards are sparse: iql with expectile 0.9 and beta 10, and a gamma near 1."
+        yield "Rewards are sparse: use iql with expectile 0.9 and beta 10, and a gamma near 1."
     if _scales_differ(dataset):
-        yield "Observation columns differ in scale by more than 100 times: set normalize_obs to true."
-    if len(dataset) < SMALL:
-        yield f"{len(dataset):,} transitions are few: expect overfitting, and judge by several seeds."
+        yield "Observation columns differ in scale by a factor of more than 100: set normalize_obs to true."
+    if len(dataset) < FEW_TRANSITIONS:
+        yield f"{len(dataset):,} transitions are few: expect overfitting, and compare several seeds."
 
 
 def _algorithm(determinism: float, *, is_continuous: bool) -> str:
-    if determinism < RANDOM_HAND:
+    if determinism < NEAR_RANDOM:
         choice = "cql with a small cql_alpha"
         if is_continuous:
             choice = "td3_bc with a larger bc_alpha, or iql with expectile 0.9"
-        return f"The actions look random, so imitating them (bc) is no use: {choice}."
+        return f"The actions look random, so imitating them (bc) does not help: use {choice}."
     if determinism >= NEAR_DETERMINISTIC:
         rivals = "td3_bc or iql" if is_continuous else "cql"
-        return f"The data looks like the work of one policy: bc equals it at the least cost; to pass it, {rivals}."
-    careful = "iql with expectile 0.7 to 0.9, or td3_bc" if is_continuous else "cql"
-    return f"The data is mixed: {careful} can combine its better parts; bc only averages them."
+        return f"The dataset looks like a single policy: bc should match it; to improve on it, use {rivals}."
+    choice = "iql with expectile 0.7 to 0.9, or td3_bc" if is_continuous else "cql"
+    return f"The dataset mixes policies: use {choice}, which can combine the better actions; bc averages all of them."
 
 
 def _scales_differ(dataset: TransitionDataset) -> bool:
     if dataset.obs.dtype.kind != "f":
         return False
-    flat = flat_rows(dataset.obs[spread_rows(len(dataset), 5000)]).astype(np.float64)
+    flat = flat_rows(dataset.obs[evenly_spaced_rows(len(dataset), 5000)]).astype(np.float64)
     finite = flat[np.isfinite(flat).all(1)]
     scales = finite.std(0) if len(finite) else np.zeros(1)
     scales = scales[scales > 0]

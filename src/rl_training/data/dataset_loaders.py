@@ -1,4 +1,4 @@
-"""Data sets from files: `npz`, `pt` and Minari, or collected on the spot; and back into an `npz` file."""
+"""Load datasets from `npz`, `pt` and Minari files or random actions; save and mix them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rl_training.replay.transitions import FIELDS, Array
 from rl_training.validation import suggest
 
 KINDS = ("random", "npz", "pt", "minari")
-SMALLER = "keep fewer transitions, or save them with numpy.savez: such data is mapped, not read"
+SMALLER = "keep fewer transitions, or save them with numpy.savez, which is memory-mapped instead of read"
 
 
 def load_transition_dataset(
@@ -38,10 +38,10 @@ def load_transition_dataset(
     size: int = 10_000,
     seed: int | np.random.SeedSequence = 0,
 ) -> TransitionDataset:
-    """Read a dataset; what a reader should know about it (rows dropped, endings guessed) is in its `notes`.
+    """Load a dataset; its `notes` describe dropped rows and derived fields.
 
-    `npz` and `pt` need `dataset_path`, `minari` needs `dataset_id`, and `random` needs `env_id`: it takes `size`
-    steps of random actions in that environment, made with `env_kwargs`.
+    `npz` and `pt` need `dataset_path`, `minari` needs `dataset_id`. `random` needs `env_id` and records `size` steps
+    of random actions in that environment, created with `env_kwargs`.
     """
     if kind not in KINDS:
         raise DatasetError(f"unknown dataset_kind '{kind}'{suggest(str(kind), KINDS)}")
@@ -49,7 +49,7 @@ def load_transition_dataset(
         return _record_random(env_id, env_kwargs or {}, size, seed)
     if kind == "minari":
         if dataset_id is None:
-            raise DatasetError("dataset_kind 'minari' needs dataset_id, such as 'D4RL/door/human-v2'")
+            raise DatasetError("dataset_kind 'minari' needs dataset_id: set it, for example to 'D4RL/door/human-v2'")
         fields, notes = read_minari(dataset_id, download=download)
         return TransitionDataset(**fields, notes=notes)
     path = _existing_file(kind, dataset_path, env_id)
@@ -57,7 +57,7 @@ def load_transition_dataset(
 
 
 def save_transition_dataset(path: str | Path, dataset: TransitionDataset) -> Path:
-    """Write an uncompressed `.npz`, which can be mapped again; a file that is there already is not overwritten."""
+    """Write an uncompressed `.npz`, which loads memory-mapped; an existing file is not overwritten."""
     path = check_new_file(path)
     with translate_write_errors(path, DatasetError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,26 +67,26 @@ def save_transition_dataset(path: str | Path, dataset: TransitionDataset) -> Pat
 
 
 def check_new_file(path: str | Path) -> Path:
-    """The path, if `save_transition_dataset` may write there."""
+    """The path, or a `DatasetError` if `save_transition_dataset` cannot write there."""
     path = Path(path)
     if path.suffix != ".npz":
-        raise DatasetError(f"cannot write '{path}': the name of the file should end in .npz")
+        raise DatasetError(f"cannot write '{path}': give a file name that ends in .npz")
     if path.exists():
-        raise DatasetError(f"'{path}' exists already and is not overwritten")
+        raise DatasetError(f"'{path}' exists already and is not overwritten: choose another name")
     return path
 
 
 def mix_datasets(datasets: Sequence[TransitionDataset], weights: Sequence[float], seed: int) -> TransitionDataset:
-    """Whole episodes of each data set, so that its transitions make up its weight's share of the result.
+    """Concatenate random whole episodes of each dataset, with transitions in proportion to `weights`.
 
-    The result is as large as it can be without repeating an episode; shares are met to the nearest episode.
+    The result is as large as possible without repeating an episode; proportions are met to the nearest episode.
     """
-    shares = np.asarray(weights, np.float64)
-    if len(datasets) == 0 or len(shares) != len(datasets) or not ((shares > 0) & np.isfinite(shares)).all():
-        given = f"{len(datasets)} data sets with weights {list(weights)}"
-        raise DatasetError(f"cannot mix {given}: give one above 0 for each")
-    _check_alike(datasets)
-    counts = shares * min(len(dataset) / share for dataset, share in zip(datasets, shares, strict=True))
+    fractions = np.asarray(weights, np.float64)
+    if len(datasets) == 0 or len(fractions) != len(datasets) or not ((fractions > 0) & np.isfinite(fractions)).all():
+        given = f"{len(datasets)} datasets with weights {list(weights)}"
+        raise DatasetError(f"cannot mix {given}: give one finite weight above 0 per dataset")
+    _check_same_fields(datasets)
+    counts = fractions * min(len(dataset) / fraction for dataset, fraction in zip(datasets, fractions, strict=True))
     rng = np.random.default_rng(seed)
     chosen = [(dataset, _choose_rows(dataset, n, rng)) for dataset, n in zip(datasets, counts, strict=True)]
     needed = sum(dataset.nbytes // len(dataset) * len(rows) for dataset, rows in chosen)
@@ -98,7 +98,7 @@ def mix_datasets(datasets: Sequence[TransitionDataset], weights: Sequence[float]
 
 
 def _choose_rows(dataset: TransitionDataset, num_wanted: float, rng: np.random.Generator) -> Array:
-    """Rows of random episodes, in file order, whose number is as near to `num_wanted` as whole episodes allow."""
+    """Rows of random whole episodes, in file order, about `num_wanted` in total."""
     episodes = dataset.episodes()
     order = rng.permutation(len(episodes))
     sizes = np.cumsum((episodes[:, 1] - episodes[:, 0])[order])
@@ -106,25 +106,26 @@ def _choose_rows(dataset: TransitionDataset, num_wanted: float, rng: np.random.G
     return np.concatenate([np.arange(start, stop) for start, stop in episodes[np.sort(order[:count])]])
 
 
-def _check_alike(datasets: Sequence[TransitionDataset]) -> None:
+def _check_same_fields(datasets: Sequence[TransitionDataset]) -> None:
     for name in FIELDS:
         arrays = [dataset.arrays()[name] for dataset in datasets]
         kinds = [f"{array.dtype} of shape {array.shape[1:]}" for array in arrays]
         for number, kind in enumerate(kinds):
             if kind != kinds[0]:
-                difference = f"{name} of data set {number} is {kind} and that of the first {kinds[0]}"
-                raise DatasetError(f"{difference}: only data of one environment can be mixed")
+                difference = f"{name} of dataset {number} is {kind} and of dataset 0 {kinds[0]}"
+                raise DatasetError(f"{difference}: mix datasets of one environment")
 
 
 def _existing_file(kind: str, dataset_path: str | Path | None, env_id: str | None) -> Path:
     if dataset_path is None:
-        raise DatasetError(f"dataset_kind '{kind}' needs dataset_path")
+        raise DatasetError(f"dataset_kind '{kind}' needs dataset_path: set it to a .{kind} file")
     path = Path(dataset_path).expanduser()
     if not path.exists():
-        remedy = f"`{shlex.join(['rl-training', 'data', 'collect', 'RUN', '--steps', '20000', '--out', str(path)])}`"
-        remedy = f"{remedy if kind == 'npz' else '`rl-training data collect`'} records one with the policy of a run"
+        out = str(path) if kind == "npz" else "FILE.npz"
+        command = shlex.join(["rl-training", "data", "collect", "RUN", "--steps", "20000", "--out", out])
+        remedy = f"record an .npz file with `{command}`, where RUN is a run folder"
         if env_id is not None:
-            remedy += f", which `{shlex.join(['rl-training', 'train', 'ppo', env_id])}` makes, for instance"
+            remedy += f", for example of `{shlex.join(['rl-training', 'train', 'ppo', env_id])}`"
         raise DatasetError(f"'{path}' does not exist (looked from {Path.cwd()}): {remedy}")
     if not path.is_file():
         raise DatasetError(f"'{path}' is not a file: dataset_kind '{kind}' reads one .{kind} file")
@@ -134,7 +135,7 @@ def _existing_file(kind: str, dataset_path: str | Path | None, env_id: str | Non
     except OSError as error:
         raise DatasetError(f"cannot read '{path}': {error.strerror}") from None
     if is_empty:
-        raise DatasetError(f"'{path}' is empty: it has 0 bytes")
+        raise DatasetError(f"'{path}' is empty (0 bytes): save the dataset again")
     return path
 
 
@@ -142,9 +143,9 @@ def _record_random(
     env_id: str | None, env_kwargs: Mapping[str, Any], size: int, seed: int | np.random.SeedSequence
 ) -> TransitionDataset:
     if env_id is None:
-        raise DatasetError("dataset_kind 'random' needs env_id, the environment to act in, such as 'Pendulum-v1'")
+        raise DatasetError("dataset_kind 'random' needs env_id: set it, for example to 'Pendulum-v1'")
     if size < 1:
-        raise DatasetError(f"size is {size}: take at least 1 step")
+        raise DatasetError(f"size is {size}: record at least 1 step")
     seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     dataset: TransitionDataset = provided("record_random_actions")(env_id, env_kwargs, size, seeds)
     return dataset
@@ -158,22 +159,24 @@ def _load_npz(path: Path) -> TransitionDataset:
         fields[name] = as_stored(name, array, source)
         if not isinstance(array, np.memmap) or not np.may_share_memory(array, fields[name]):
             unmapped.append(key)
-    note = f"{', '.join(unmapped)}: read into memory, since compressed or converted data cannot be mapped"
+    note = f"{', '.join(unmapped)}: read into memory, because compressed or converted arrays cannot be memory-mapped"
     return _complete(fields, source, note if unmapped else None)
 
 
 def _load_pt(path: Path) -> TransitionDataset:
     source = f"'{path}'"
-    if not zipfile.is_zipfile(path):  # others are mapped
+    if not zipfile.is_zipfile(path):  # a zip archive is memory-mapped
         check_data_fits(path.stat().st_size, source, SMALLER)
     tensors = _read_tensors(path)
     found, needed = find_fields(tensors, source), 0
     for name, key in found.items():
         tensor = tensors[key]
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
-            raise DatasetError(f"'{key}' in {source} is no plain tensor: save a dict of dense tensors with torch.save")
+            raise DatasetError(
+                f"'{key}' in {source} is not a dense tensor: save a dict of dense tensors with torch.save"
+            )
         if tensor.numel() * tensor.element_size() > path.stat().st_size:
-            raise DatasetError(f"'{key}' in {source} is damaged: it claims more data than the file holds")
+            raise DatasetError(f"'{key}' in {source} is damaged: it is larger than the file; save the file again")
         needed += _converted_bytes(name, tensor, source)
     if "next_obs" not in found:
         needed += 4 * tensors[found["obs"]].numel()
@@ -182,7 +185,7 @@ def _load_pt(path: Path) -> TransitionDataset:
 
 
 def _converted_bytes(name: str, tensor: torch.Tensor, source: str) -> int:
-    """Memory that a field takes which is kept in another type than the file has."""
+    """Memory for a field whose stored dtype or layout differs from the file's; 0 if the tensor can be kept."""
     dtype = np.dtype(np.float32) if tensor.is_floating_point() else np.dtype(str(tensor.dtype).removeprefix("torch."))
     target = stored_dtype(name, dtype, source)
     is_same = tensor.dtype is torch.float32 or (not tensor.is_floating_point() and dtype == target)
@@ -192,17 +195,20 @@ def _converted_bytes(name: str, tensor: torch.Tensor, source: str) -> int:
 def _read_tensors(path: Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is odd about the file is said by the error
-            # Tensors and plain containers only: anything else in the file is refused before it can run.
+            warnings.simplefilter("ignore")  # the error below describes the fault
+            # weights_only: tensors and plain containers; a pickle with other objects is refused before it runs.
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # a damaged file fails in many ways inside the reader
-        reason = "it holds more than tensors" if "weights_only" in str(error) else str(error).split("\n")[0][:200]
-        reason = "it was written by numpy.savez: use dataset_kind 'npz'" if ".npy" in reason else reason
+    except Exception as error:  # torch raises many types for a damaged file
+        reason = str(error).split("\n")[0][:200]
+        if "weights_only" in str(error):
+            reason = "it contains objects other than tensors"
+        elif ".npy" in reason:
+            reason = "it was written by numpy.savez: use dataset_kind 'npz'"
         raise DatasetError(
             f"'{path}' cannot be read: {reason}; save a dict of tensors with torch.save, or arrays as npz"
         ) from None
     if not isinstance(content, dict):
-        raise DatasetError(f"'{path}' holds a {type(content).__name__}: save a dict of tensors with torch.save")
+        raise DatasetError(f"'{path}' contains a {type(content).__name__}: save a dict of tensors with torch.save")
     return {str(key): value for key, value in content.items()}
 
 

@@ -1,4 +1,4 @@
-"""Recorded observations and actions against an environment's spaces: what fits is converted, the rest is named."""
+"""Convert a dataset's observations and actions to an environment's spaces, or name the mismatch."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from rl_training.spaces.observations import MIN_IMAGE_SIDE, ObsSpec
 from rl_training.spaces.spec import Spaces
 
 TOLERANCE = 1e-5
-"""How far beyond its bounds an action may lie, as a share of their distance: float32 rounds."""
-MAX_OPTIONS = 100_000
-"""More would make networks of gigabytes; such integers are identifiers or quantities."""
+"""Allowed excess of an action beyond its bounds, as a fraction of their distance: float32 rounds."""
+MAX_CATEGORIES = 100_000
+"""Maximum number of categories. Larger integers are identifiers or quantities, not categories."""
 MAX_BYTES = MIN_IMAGE_SIDE**2
-"""Longer rows of bytes may hold an image."""
-ELSEWHERE = "the data was recorded in another environment or with other wrappers"
+"""Longer uint8 rows may contain an image."""
+OTHER_ENV = "the dataset was recorded in another environment or with other wrappers; use those of the recording"
 
 
 def infer_spaces(dataset: Any) -> Spaces:
-    """The spaces that the recorded rows span, for data without an environment."""
+    """Infer spaces from the values, for a dataset without an environment."""
     obs, actions = dataset.obs, dataset.actions
     if obs.dtype == np.int64 and obs.ndim == 1:
-        obs_spec = ObsSpec((), "int64", _count_options("obs", obs, dataset.next_obs))
+        obs_spec = ObsSpec((), "int64", _count_categories("obs", obs, dataset.next_obs))
     else:
         if obs.dtype == np.uint8 and obs.ndim == 2 and obs.shape[1] >= MAX_BYTES:
             raise DatasetError(
-                f"obs has rows of {obs.shape[1]:,} bytes: without an env_id, a Dict or Tuple with images cannot be told"
-                " from a vector. Set env_id to the environment of the recording, or store plain images as [n, height,"
-                " width, channels]"
+                f"obs has rows of {obs.shape[1]:,} bytes, which may be a vector or a Dict or Tuple with images: set"
+                " env_id to the environment of the recording, or store images as [n, height, width, channels]"
             )
         obs_spec = ObsSpec(obs.shape[1:], "uint8" if obs.dtype == np.uint8 else "float32")
     if actions.dtype.kind != "f":
         if actions.ndim > 1 and actions[0].size != 1:
-            raise DatasetError("several discrete actions a step need an env_id, which knows how many options each has")
-        choices = (_count_options("actions", actions),)
+            raise DatasetError(
+                f"actions have {actions[0].size} discrete components, whose numbers of options are unknown: set env_id"
+            )
+        choices = (_count_categories("actions", actions),)
         return Spaces(obs_spec, ActionSpec(ActionKind.DISCRETE, (), "int64", choices, np.asarray(0)))
     low, high = actions.min(0).astype(np.float64), actions.max(0).astype(np.float64)
     if np.all(low >= -1.0 - TOLERANCE) and np.all(high <= 1.0 + TOLERANCE):
@@ -47,21 +48,22 @@ def infer_spaces(dataset: Any) -> Spaces:
     return Spaces(obs_spec, ActionSpec(ActionKind.CONTINUOUS, actions.shape[1:], "float32", low=low, high=high))
 
 
-def _count_options(name: str, *arrays: Array) -> int:
+def _count_categories(name: str, *arrays: Array) -> int:
     count = max(int(array.max()) for array in arrays) + 1
-    if not 0 < count <= MAX_OPTIONS:
+    if not 0 < count <= MAX_CATEGORIES:
         raise DatasetError(
-            f"{name} has integers up to {count - 1:,}, and without an env_id they count as choices from 0 on, at most"
-            f" {MAX_OPTIONS:,}: number the choices from 0, or store quantities as floats"
+            f"{name} has integers up to {count - 1:,}; without an env_id they are categories, at most"
+            f" {MAX_CATEGORIES:,}: number them from 0, or store quantities as floats"
         )
     return count
 
 
 def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:
-    """Recorded observations as they are stored, in the shape and type of the environment's."""
+    """Observations in the shape, dtype and scale of model space."""
     if obs.shape[1:] != spec.shape and not (spec.shape == () and obs.shape[1:] == (1,)):
         raise DatasetError(
-            f"{name} has rows of shape {obs.shape[1:]} and the environment's observations {spec.shape}: {ELSEWHERE}"
+            f"{name} has rows of shape {obs.shape[1:]} and the environment's observations have {spec.shape}:"
+            f" {OTHER_ENV}"
         )
     obs = obs.reshape(len(obs), *spec.shape)
     if obs.dtype == np.int64 and spec.dtype == "float32":
@@ -69,17 +71,19 @@ def obs_to_model(name: str, obs: Array, spec: ObsSpec) -> Array:
     if obs.dtype != spec.dtype:
         raise DatasetError(
             f"{name} is {obs.dtype} and the environment's observations are {spec.dtype}:"
-            f" store them as {spec.dtype}, on the environment's scale"
+            f" store them as {spec.dtype} in the environment's units"
         )
     last = (spec.num_categories or 1) - 1
     if spec.num_categories is not None and len(wrong := np.flatnonzero((obs < 0) | (obs > last))):
-        raise DatasetError(f"{name}[{wrong[0]}] is {obs[wrong[0]]}: the environment has categories 0 to {last}")
+        raise DatasetError(
+            f"{name}[{wrong[0]}] is {obs[wrong[0]]}: the environment has categories 0 to {last}; {OTHER_ENV}"
+        )
     check_recorded(name, obs, spec)
     return from_recorded(spec, obs)
 
 
 def actions_to_model(actions: Array, spec: ActionSpec, *, clip: bool = False) -> Array:
-    """Recorded actions in model space; with `clip`, continuous ones beyond their bounds are moved onto them."""
+    """Actions in model space; with `clip`, continuous actions are clipped to their bounds first."""
     actions = shape_actions(actions, spec)
     if clip and spec.kind is ActionKind.CONTINUOUS:
         actions = np.clip(actions, spec.low, spec.high).astype(actions.dtype)
@@ -87,7 +91,7 @@ def actions_to_model(actions: Array, spec: ActionSpec, *, clip: bool = False) ->
     if len(outside):
         raise DatasetError(
             f"{len(outside):,} of {len(actions):,} actions lie outside the action space, first actions[{outside[0]}] ="
-            f" {actions[outside[0]].tolist()}; it spans {describe_bounds(spec)}: rescale or clip them to these bounds"
+            f" {actions[outside[0]].tolist()}; its bounds are {describe_bounds(spec)}: rescale or clip the actions"
         )
     if spec.kind is ActionKind.CONTINUOUS and np.all(spec.low == -1.0) and np.all(spec.high == 1.0):
         return flat_rows(actions)
@@ -100,22 +104,23 @@ def actions_to_model(actions: Array, spec: ActionSpec, *, clip: bool = False) ->
 
 
 def shape_actions(actions: Array, spec: ActionSpec) -> Array:
-    """Actions as [n, *shape of the space], or a `DatasetError` if they are of another kind or size."""
+    """Reshape actions to [n, *spec.shape]; a `DatasetError` if the kind or size differs."""
     is_float = actions.dtype.kind == "f"
     if is_float != (spec.kind is ActionKind.CONTINUOUS):
-        remedy = "store the chosen option as an integer" if is_float else "store them as floats"
+        remedy = "store each action as an integer" if is_float else "store each action as floats"
         raise DatasetError(
             f"actions are {actions.dtype} and the environment's action space is {spec.kind.value}: {remedy}"
         )
     if actions[0].size != spec.num_components or (actions.ndim > 2 and actions.shape[1:] != spec.shape):
         raise DatasetError(
-            f"actions have rows of shape {actions.shape[1:]} and the environment's actions {spec.shape}: {ELSEWHERE}"
+            f"actions have rows of shape {actions.shape[1:]} and the environment's actions have {spec.shape}:"
+            f" {OTHER_ENV}"
         )
     return actions.reshape(len(actions), *spec.shape)
 
 
 def actions_outside(actions: Array, spec: ActionSpec) -> Array:
-    """Rows whose action is not in the space, NaN included."""
+    """Rows whose action lies outside the action space; NaN counts as outside."""
     low, high = _bounds(spec)
     if spec.kind is ActionKind.CONTINUOUS:
         slack = np.where(np.isfinite(high - low), TOLERANCE * (high - low), 0.0)
@@ -124,7 +129,7 @@ def actions_outside(actions: Array, spec: ActionSpec) -> Array:
 
 
 def describe_bounds(spec: ActionSpec) -> str:
-    """The bounds in words: one pair if all components share them."""
+    """Text of the bounds: one pair if all components share it."""
     low, high = map(np.ravel, _bounds(spec))
     if np.all(low == low[0]) and np.all(high == high[0]):
         return f"{low[0]:g} to {high[0]:g}"

@@ -1,4 +1,4 @@
-"""What the doctors of data and of environments can say: findings, each with how bad it is and what to do."""
+"""Findings of the dataset and environment doctors: severity, description and remedy."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 
 class Level(str, enum.Enum):
-    """How bad a finding is, the worst first."""
+    """Severity, most severe first."""
 
     ERROR = "error"
-    """Training would fail, or learn something false."""
+    """Training would fail or learn from wrong values."""
     WARNING = "warning"
-    """Probably not what was meant."""
+    """Probably a mistake."""
     INFO = "info"
-    """Good to know."""
+    """For information."""
     OK = "ok"
-    """As it should be."""
+    """A check that passed."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found."""
+    """Result of one check."""
 
     level: Level
     name: str
     found: str
-    """What it is, with figures."""
+    """Description, with numbers."""
     remedy: str = ""
-    """What to do about it."""
+    """Imperative remedy; empty if none is needed."""
     index: int | None = None
-    """In data, the first transition that shows it."""
+    """Datasets: first transition concerned."""

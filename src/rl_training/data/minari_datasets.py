@@ -1,4 +1,4 @@
-"""Minari datasets: read from the local folder or, when asked, downloaded first; and written, then read back."""
+"""Read Minari datasets, local or downloaded, and write new ones."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from rl_training.replay.transitions import FIELDS, Array
 from rl_training.spaces.observations import ObsSpec, describe_observation
 from rl_training.spaces.spec import describe_spaces
 
+DAMAGED = "it is damaged; download or record it again"
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-MISSING = 'reading Minari data sets needs minari: pip install "rl-training[offline]"'
+MISSING = 'Minari datasets need the package minari: pip install "rl-training[offline]"'
 
 
 def read_minari(dataset_id: str, *, download: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The six fields of every episode, one after another, and what the reader should know about them."""
-    source = f"Minari data set '{dataset_id}'"
+    """The six fields with all episodes concatenated, and notes on how they were read."""
+    source = f"Minari dataset '{dataset_id}'"
     try:
         return _read_episodes(_open(dataset_id, source, download), source)
     except DatasetError:
         raise
     except ImportError:
         raise DatasetError(MISSING) from None
-    except Exception as error:  # damage shows in whatever way the libraries happen to fail
-        raise DatasetError(f"{source} cannot be read: {type(error).__name__}: {error}") from None
+    except Exception as error:  # the libraries raise many types for a damaged folder
+        raise DatasetError(
+            f"{source} cannot be read: {type(error).__name__}: {error}; download or record it again"
+        ) from None
 
 
 def _open(dataset_id: str, source: str, download: bool) -> Any:
@@ -48,10 +51,10 @@ def _open(dataset_id: str, source: str, download: bool) -> Any:
     if not (folder / "data").is_dir():
         if not download:
             known: list[str] = []
-            with contextlib.suppress(Exception):  # a hint is not worth a failure
+            with contextlib.suppress(Exception):  # only a hint: its failure must not hide the error
                 known = sorted(minari.list_local_datasets())[:8]
             raise DatasetError(
-                f"{source} is not in '{folder}': set MINARI_DATASETS_PATH to the folder with your data sets, or set"
+                f"{source} is not in '{folder}': set MINARI_DATASETS_PATH to the folder with your datasets, or set"
                 " dataset_download to true" + (f" (there: {', '.join(known)})" if known else "")
             )
         _download(minari, dataset_id, str(folder))
@@ -59,7 +62,7 @@ def _open(dataset_id: str, source: str, download: bool) -> Any:
     for name in ("observation_space", "action_space"):
         # Without stored spaces Minari would import and build the environment that the file names.
         if not isinstance(metadata.get(name), str):
-            raise DatasetError(f"'{folder}' does not state its {name}: record it again with Minari 0.5 or later")
+            raise DatasetError(f"'{folder}' lacks its {name}: record it again with Minari 0.5 or later")
     return minari.load_dataset(dataset_id)
 
 
@@ -80,11 +83,11 @@ def _download(minari: Any, dataset_id: str, folder: str) -> None:
             minari.download_dataset(dataset_id)
     except ImportError:
         raise DatasetError('downloading needs huggingface_hub: pip install "rl-training[offline]"') from None
-    except Exception as error:  # the network, the server and their client libraries each fail in their own way
+    except Exception as error:  # network, server and client libraries raise many types
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
         raise DatasetError(
             f"could not download '{dataset_id}': {type(error).__name__}: {reason}; check the network and the id,"
-            f" or copy the data set's folder to '{folder}'"
+            f" or copy the dataset's folder to '{folder}'"
         ) from None
 
 
@@ -95,36 +98,36 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
     description = json.loads(dataset.storage.read_raw_metadata(dataset.storage.data_path)["observation_space"])
     spec = _nested_spec(_in_order(dataset.observation_space, description))
     fields: dict[str, Any] = {}
-    total, start, num_unmarked = dataset.total_steps, 0, 0
+    total, start, num_unflagged = dataset.total_steps, 0, 0
     for episode in dataset.iterate_episodes():
         obs = np.asarray(episode.observations) if spec is None else spec.as_stored(episode.observations)
         count = len(episode.rewards)
         if len(obs) != count + 1 or len(episode.actions) != count or start + count > total:
             raise DatasetError(
-                f"episode {episode.id} of {source} has {len(obs)} observations for {count} rewards and"
-                f" {len(episode.actions)} actions, {total:,} steps in all being announced: it is damaged"
+                f"episode {episode.id} of {source} has {len(obs)} observations, {count} rewards and"
+                f" {len(episode.actions)} actions, of {total:,} announced steps: {DAMAGED}"
             )
         truncated = np.array(episode.truncations, np.bool_)
         if count and not (truncated[-1] or episode.terminations[-1]):
             truncated[-1] = True
-            num_unmarked += 1
+            num_unflagged += 1
         values = (obs[:-1], episode.actions, episode.rewards, obs[1:], episode.terminations, truncated)
         arrays = dict(zip(FIELDS, map(np.asarray, values), strict=True))
         if not fields:
-            fields = _make_room(arrays, total, source)
+            fields = _allocate(arrays, total, source)
         for name, value in arrays.items():
             fields[name][start : start + count] = value
         start += count
     if start == 0:
-        raise DatasetError(f"{source} is empty: it has no transition")
+        raise DatasetError(f"{source} is empty: it has no transitions")
     if start != total:
-        raise DatasetError(f"{source} announces {total:,} steps and has {start:,}: it is damaged")
-    unmarked = f"{num_unmarked:,} episodes end without a mark and are taken as truncated" if num_unmarked else ""
-    return fields, tuple(text for text in (_describe_rows(spec), unmarked) if text)
+        raise DatasetError(f"{source} announces {total:,} steps and has {start:,}: {DAMAGED}")
+    unflagged = f"{num_unflagged:,} episodes end without a flag and are taken as truncated" if num_unflagged else ""
+    return fields, tuple(text for text in (_describe_rows(spec), unflagged) if text)
 
 
 def _nested_spec(space: Space[Any]) -> ObsSpec | None:
-    """How the observations become one row for each step, on the environment's scale; None if each is an array."""
+    """Spec that flattens nested observations to rows in the environment's units; None for Box and Discrete."""
     return None if isinstance(space, (spaces.Box, spaces.Discrete)) else recorded_spec(describe_observation(space))
 
 
@@ -133,24 +136,24 @@ def _describe_rows(spec: ObsSpec | None) -> str:
         return ""
     order = ", ".join(f"{'.'.join(map(str, part.path)) or 'obs'} ({part.width})" for part in spec.parts)
     if spec.image_shapes:
-        return f"its observations are rows of bytes, first the float32 numbers, then the images, in this order: {order}"
-    wrapper = "gymnasium.wrappers.FlattenObservation gives the environment the same"
-    return f"its observations are flattened in this order: {order}; {wrapper}"
+        return f"observations are uint8 rows, first the float32 numbers, then the images, in this order: {order}"
+    wrapper = "gymnasium.wrappers.FlattenObservation does the same in the environment"
+    return f"observations are flattened in this order: {order}; {wrapper}"
 
 
-def _make_room(first: dict[str, Array], total: int, source: str) -> dict[str, Any]:
-    """Arrays for `total` steps like those of the first episode, if they fit into memory."""
+def _allocate(first: dict[str, Array], total: int, source: str) -> dict[str, Any]:
+    """Arrays for `total` steps, shaped like the first episode's; a `DatasetError` if they exceed the memory."""
     dtypes = {name: stored_dtype(name, array.dtype, source) for name, array in first.items()}
     shapes = {name: (total, *array.shape[1:]) for name, array in first.items()}
     needed = sum(math.prod(shapes[name]) * dtypes[name].itemsize for name in first)
-    check_data_fits(needed, f"{source} of {total:,} steps", "read a part of it: minari's filter_episodes makes one")
+    check_data_fits(needed, f"{source} of {total:,} steps", "keep fewer episodes with minari's filter_episodes")
     return {name: np.empty(shapes[name], dtypes[name]) for name in first}
 
 
 def _in_order(space: Space[Any], description: Any) -> Space[Any]:
-    """The space with its keys in the order that the environment's has them.
+    """The space with its keys in the environment's order.
 
-    Minari's file describes the space in that order; the space that it makes of the description sorts its keys.
+    Minari's metadata keeps that order; the space it builds from the metadata sorts the keys.
     """
     if isinstance(space, spaces.Dict):
         inner = description["subspaces"]
@@ -161,19 +164,21 @@ def _in_order(space: Space[Any], description: Any) -> Space[Any]:
 
 
 def check_new_id(dataset_id: str) -> None:
-    """Raise a `DatasetError` unless `write_minari` may write a data set of that id."""
+    """Raise a `DatasetError` if `write_minari` cannot create a dataset of this id."""
     try:
         folder = _folder_of(dataset_id)
     except ImportError:
         raise DatasetError(MISSING) from None
     if folder.exists():
-        raise DatasetError(f"Minari data set '{dataset_id}' exists already in '{folder}' and is not overwritten")
+        raise DatasetError(
+            f"Minari dataset '{dataset_id}' exists already in '{folder}' and is not overwritten: choose another id"
+        )
 
 
 def write_minari(dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]) -> None:
-    """Write a new local Minari dataset of whole episodes, in the environment's own spaces, and read it back.
+    """Write a new local Minari dataset in the environment's spaces, and verify it by reading it back.
 
-    What cannot be held (or does not fit the spaces) is refused, and nothing is left of it.
+    On any error the new folder is removed.
     """
     check_new_id(dataset_id)
     dataset.to_model_space(describe_spaces(observation_space, action_space))
@@ -183,7 +188,7 @@ def write_minari(dataset_id: str, dataset: Any, observation_space: Space[Any], a
         fields, _ = read_minari(dataset_id, download=False)
         for name, array in dataset.arrays().items():
             if not np.array_equal(fields[name].reshape(array.shape), array, equal_nan=array.dtype.kind == "f"):
-                raise DatasetError(f"{name} read back from it differs from what was written")
+                raise DatasetError(f"{name} differs when read back")
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, Exception):
@@ -213,8 +218,8 @@ def _write_episodes(dataset_id: str, dataset: Any, observation_space: Space[Any]
             )
         )
     create = minari.create_dataset_from_buffers
-    # JPEG changes pixels. Before Minari 0.5.4 it cannot be turned off: images are then refused when they are read back.
+    # JPEG changes pixels. Before Minari 0.5.4 it cannot be turned off: reading back then fails for images.
     options = {"jpeg_encoding": False} if "jpeg_encoding" in inspect.signature(create).parameters else {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about an author, a description and the like
+        warnings.simplefilter("ignore")  # missing author, description and similar metadata
         create(dataset_id, buffers, observation_space=observation_space, action_space=action_space, **options)

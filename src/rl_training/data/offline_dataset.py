@@ -1,4 +1,4 @@
-"""A fixed set of transitions to learn from, without an environment."""
+"""A fixed dataset of transitions to train on without an environment."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import torch
 
 from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, row_blocks
 from rl_training.data.dataset_spaces import actions_to_model, obs_to_model
-from rl_training.errors import DatasetError
+from rl_training.errors import ConfigError, DatasetError
 from rl_training.replay.transitions import FIELDS, Array, Transitions
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 from rl_training.spaces.spec import Spaces
 
+SOURCE = "the dataset"
+"""Name of a dataset in error messages when it was not read from a file."""
+
 
 class TransitionDataset:
-    """Rows of transitions in the order they were recorded, sampled uniformly with replacement.
+    """Transitions in the order of the recording, sampled uniformly with replacement.
 
-    The arrays given are kept, not copied, where their type is right, and must not change afterwards: `fingerprint`
-    and `episodes` are worked out once.
+    Arrays of the right dtype are kept, not copied. Do not change them afterwards: `fingerprint` and `episodes` are
+    computed once.
     """
 
     obs: Array
@@ -46,10 +49,12 @@ class TransitionDataset:
         notes: tuple[str, ...] = (),
     ) -> None:
         values = (obs, actions, rewards, next_obs, terminated, truncated)
-        fields = {name: as_stored(name, value, "the data") for name, value in zip(FIELDS, values, strict=True)}
-        check_lengths(fields, "the data")
+        fields = {name: as_stored(name, value, SOURCE) for name, value in zip(FIELDS, values, strict=True)}
+        check_lengths(fields, SOURCE)
         if fields["obs"].dtype != fields["next_obs"].dtype:
-            raise DatasetError(f"obs is {fields['obs'].dtype} and next_obs {fields['next_obs'].dtype}: make them alike")
+            raise DatasetError(
+                f"obs is {fields['obs'].dtype} and next_obs is {fields['next_obs'].dtype}: store both in one dtype"
+            )
         for name, array in fields.items():
             view = array.view()
             view.flags.writeable = False
@@ -61,10 +66,10 @@ class TransitionDataset:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], **options: Any) -> TransitionDataset:
-        """Read the fields by the names that files use; endings and next observations are derived where missing."""
-        found = find_fields(fields, "the data")
-        arrays = {name: as_stored(name, fields[key], "the data") for name, key in found.items()}
-        check_lengths(arrays, "the data")
+        """Build from a mapping with the field names that files use; missing flags and `next_obs` are derived."""
+        found = find_fields(fields, SOURCE)
+        arrays = {name: as_stored(name, fields[key], SOURCE) for name, key in found.items()}
+        check_lengths(arrays, SOURCE)
         complete, notes = derive_missing(arrays)
         return cls(**complete, notes=(*options.pop("notes", ()), *notes), **options)
 
@@ -74,12 +79,12 @@ class TransitionDataset:
 
     @property
     def dones(self) -> Array:
-        """Where the episode ended, in either way."""
+        """Episode ends: terminated or truncated."""
         return self.terminated | self.truncated
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays, in memory or mapped from a file."""
+        """Bytes of all arrays, in memory or memory-mapped."""
         return sum(array.nbytes for array in self.arrays().values())
 
     def arrays(self) -> dict[str, Array]:
@@ -87,84 +92,98 @@ class TransitionDataset:
         return {name: getattr(self, name) for name in FIELDS}
 
     def sample(self, batch_size: int) -> Transitions:
-        """Draw transitions uniformly, with replacement."""
+        """Sample transitions uniformly, with replacement."""
         index = self._rng.integers(0, len(self), batch_size)
         return Transitions(**{name: self._take(name, index) for name in FIELDS})
 
     def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
-        """Draw several batches at once, which costs little more than drawing one."""
+        """Sample `count` batches with one gather, which costs little more than one batch."""
         return self.sample(batch_size * count).split(batch_size)
 
     def with_sampler(self, *, rng: np.random.Generator, device: torch.device | str = "cpu") -> TransitionDataset:
-        """The same data, drawn by `rng` and handed over on `device`."""
+        """The same dataset, sampled by `rng` onto `device`."""
         return self._changed(rng=rng, device=device)
 
     def with_reward_transform(
         self, scale: float = 1.0, shift: float = 0.0, clip_min: float | None = None, clip_max: float | None = None
     ) -> TransitionDataset:
-        """The same data with each reward scaled, then shifted, then clipped."""
-        if clip_min is not None and clip_max is not None and clip_min > clip_max:
-            raise DatasetError(f"the lower clip bound {clip_min} is above the upper one {clip_max}")
-        transform = RewardTransformConfig(scale=scale, shift=shift, clip_min=clip_min, clip_max=clip_max)
+        """The same dataset with each reward scaled, then shifted, then clipped."""
+        try:
+            transform = RewardTransformConfig(scale=scale, shift=shift, clip_min=clip_min, clip_max=clip_max)
+        except ConfigError as error:
+            raise DatasetError(str(error)) from None
         return self._changed(rewards=transform_rewards(self.rewards, transform))
 
     def to_model_space(self, spaces: Spaces, *, clip_actions: bool = False) -> TransitionDataset:
-        """The same data as networks see it, or a `DatasetError` that says what does not fit the environment."""
-        return self._changed(
-            obs=obs_to_model("obs", self.obs, spaces.obs),
-            next_obs=obs_to_model("next_obs", self.next_obs, spaces.obs),
-            actions=actions_to_model(self.actions, spaces.action, clip=clip_actions),
-        )
+        """The dataset in model space; a `DatasetError` names the field that does not fit `spaces`."""
+        return self._changed(**self._model_fields(spaces, clip_actions))
+
+    def for_training(
+        self,
+        spaces: Spaces,
+        *,
+        rng: np.random.Generator,
+        device: torch.device | str = "cpu",
+        reward_transform: RewardTransformConfig | None = None,
+        clip_actions: bool = False,
+    ) -> TransitionDataset:
+        """The dataset an algorithm trains on: in model space, rewards transformed, sampled by `rng` onto `device`.
+
+        With `clip_actions`, continuous actions outside their bounds are clipped; otherwise they raise a `DatasetError`.
+        """
+        fields = self._model_fields(spaces, clip_actions)
+        rewards = transform_rewards(self.rewards, reward_transform)
+        return self._changed(**fields, rewards=rewards, rng=rng, device=device)
 
     @cached_property
     def follows(self) -> Array:
-        """Whether the next row's observation is this row's `next_obs`, for all rows but the last."""
+        """Whether the next row's `obs` equals this row's `next_obs`, for all rows but the last, [n - 1]."""
         follows = np.ones(len(self) - 1, np.bool_)
         width = self.obs[0].size
         for block in row_blocks(self.obs[1:], self.next_obs[:-1]):
             after, before = self.obs[1:][block].reshape(-1), self.next_obs[:-1][block].reshape(-1)
-            # Rows mostly follow, so looking for the few numbers that differ is faster than testing row by row.
+            # Few numbers differ, so locating them is faster than comparing row by row.
             differing = np.flatnonzero(after != before)
             both_nan = np.isnan(after[differing]) & np.isnan(before[differing])
             follows[block.start + differing[~both_nan] // width] = False
         return follows
 
     def episodes(self) -> Array:
-        """First row and the row after the last of each episode, in file order, [E, 2].
+        """First row and row after the last of each episode, in file order, [E, 2].
 
         An episode ends where it terminated or was truncated, and where the next row does not follow.
         """
         return self._episodes
 
     def episode_returns(self) -> Array:
-        """Undiscounted sum of rewards of each episode, [E]."""
+        """Undiscounted return of each episode, [E]."""
         returns: Array = np.add.reduceat(self.rewards, self._episodes[:, 0], dtype=np.float64)
         return returns
 
     def split_episodes(self, fraction: float, seed: int) -> tuple[TransitionDataset, TransitionDataset]:
-        """Whole episodes apart: those to train on, and about `fraction` of them held out (both are copies)."""
+        """Split by whole episodes: a training part, and about `fraction` of the episodes held out (both copies)."""
         count = len(self._episodes)
         if not 0.0 < fraction < 1.0 or count < 2:
             raise DatasetError(
-                f"cannot hold out {fraction} of {count} episodes: give a share between 0 and 1 and at least 2 episodes"
+                f"cannot hold out a fraction of {fraction} of {count} episodes:"
+                " give a fraction between 0 and 1, and at least 2 episodes"
             )
         num_held_out = min(max(round(fraction * count), 1), count - 1)
         held_out = np.zeros(count, np.bool_)
         held_out[np.random.default_rng(seed).permutation(count)[:num_held_out]] = True
-        parts = [self.select_episodes(np.flatnonzero(chosen)) for chosen in (~held_out, held_out)]
-        return (
-            parts[0].with_sampler(rng=np.random.default_rng([seed, 0]), device=self._device),
-            parts[1].with_sampler(rng=np.random.default_rng([seed, 1]), device=self._device),
+        rows = np.repeat(held_out, np.diff(self._episodes, axis=1)[:, 0])
+        training, evaluation = (
+            self._changed(
+                **{name: array[chosen] for name, array in self.arrays().items()},
+                rng=np.random.default_rng([seed, number]),
+            )
+            for number, chosen in enumerate((~rows, rows))
         )
-
-    def select_episodes(self, numbers: Array) -> TransitionDataset:
-        """A copy of the episodes of those numbers, in that order."""
-        rows = np.concatenate([np.arange(start, stop) for start, stop in self._episodes[numbers]])
-        return self._changed(**{name: array[rows] for name, array in self.arrays().items()})
+        return training, evaluation
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the names, types, shapes and bytes of the arrays."""
+        """SHA-256 over the names, dtypes, shapes and bytes of the arrays."""
         digest = hashlib.sha256()
         for name, array in self.arrays().items():
             digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
@@ -172,15 +191,15 @@ class TransitionDataset:
         return digest.hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator, and which data it draws from."""
+        """State of the random generator, and the fingerprint of the dataset."""
         return {"rng": self._rng.bit_generator.state, "fingerprint": self.fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the sequence of samples; refused if it was drawn from other data."""
+        """Restore the random generator; a `DatasetError` if the fingerprint differs."""
         if state["fingerprint"] != self.fingerprint:
             raise DatasetError(
-                f"the data differs from what the run was started with (fingerprint {self.fingerprint[:12]}…, then"
-                f" {state['fingerprint'][:12]}…): give the same file and the same reward settings"
+                f"the dataset differs from the one this run started with (fingerprint {self.fingerprint[:12]}…, saved"
+                f" {state['fingerprint'][:12]}…): use the same file and the same reward settings"
             )
         self._rng.bit_generator.state = state["rng"]
 
@@ -189,6 +208,13 @@ class TransitionDataset:
         ends = np.flatnonzero(self.dones[:-1] | ~self.follows) + 1
         starts = np.concatenate([[0], ends])
         return np.stack([starts, np.append(ends, len(self))], 1)
+
+    def _model_fields(self, spaces: Spaces, clip_actions: bool) -> dict[str, Array]:
+        return {
+            "obs": obs_to_model("obs", self.obs, spaces.obs),
+            "next_obs": obs_to_model("next_obs", self.next_obs, spaces.obs),
+            "actions": actions_to_model(self.actions, spaces.action, clip=clip_actions),
+        }
 
     def _changed(self, **changes: Any) -> TransitionDataset:
         options = {"rng": self._rng, "device": self._device, "notes": self.notes}
@@ -203,7 +229,7 @@ class TransitionDataset:
 
 
 def _as_rows(array: Array) -> Array:
-    """The array itself, or its rows as bytes where it lies unaligned in a mapped file: NumPy would copy it all."""
+    """The array itself, or its rows as bytes where a mapped file leaves it unaligned: `take` would copy all of it."""
     if array.flags.aligned:
         return array
     return array.view(np.uint8).reshape(len(array), -1)

@@ -1,7 +1,7 @@
-"""Observations in files: on the environment's scale, and from there to the stored form or the environment's own spaces.
+"""Convert observations between dataset files, replay storage and the environment's spaces.
 
-A stored row holds the small byte arrays of a Dict or Tuple divided by 255, as networks read them. A file holds them as
-the environment gives them, from 0 to 255, which is also what `gymnasium.spaces.flatten` makes of them.
+Storage scales small uint8 arrays of a Dict or Tuple to [0, 1]. Files keep them from 0 to 255, as the environment and
+`gymnasium.spaces.flatten` give them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_BYTE = 255
 
 
 def recorded_spec(spec: ObsSpec) -> ObsSpec:
-    """The same observation on the environment's scale."""
+    """The spec without scaling: observations in the environment's units."""
     return dataclasses.replace(spec, parts=tuple(dataclasses.replace(part, scale=1.0) for part in spec.parts))
 
 
 def to_recorded(spec: ObsSpec, rows: Array) -> Array:
-    """Stored rows [n, *shape] as a file holds them; the same array where nothing is scaled."""
+    """Convert stored rows [n, *shape] to file rows; the same array if nothing is scaled."""
     if not _has_scales(spec):
         return rows
     recorded = rows.copy()
@@ -39,7 +39,7 @@ def to_recorded(spec: ObsSpec, rows: Array) -> Array:
 
 
 def from_recorded(spec: ObsSpec, rows: Array) -> Array:
-    """Rows of a file as they are stored: the inverse of `to_recorded`."""
+    """Convert file rows to stored rows: the inverse of `to_recorded`."""
     if not _has_scales(spec):
         return rows
     stored = np.array(rows)
@@ -51,26 +51,26 @@ def from_recorded(spec: ObsSpec, rows: Array) -> Array:
 
 
 def check_recorded(name: str, rows: Array, spec: ObsSpec) -> None:
-    """Raise a `DatasetError` unless rows of a file hold bytes and categories where the environment gives them."""
+    """Raise a `DatasetError` unless uint8 parts hold bytes and discrete parts are one-hot."""
     if not spec.parts:
         return
     for part, columns in _number_columns(spec):
-        place = "/".join(map(str, part.path)) or "the observation"
+        key = "/".join(map(str, part.path)) or "obs"
         if part.scale != 1.0:
-            fault = _first_row(spec, rows, columns, _is_no_byte)
-            remedy = "the environment gives bytes from 0 to 255 there: store them undivided, or record the data again"
+            fault = _first_row(spec, rows, columns, _is_not_byte)
+            remedy = "the environment has integers from 0 to 255: store them unscaled, or record the dataset again"
         elif part.choices:
-            fault = _first_row(spec, rows, columns, lambda values, part=part: _has_no_category(values, part))
-            remedy = "the environment gives categories there: store each as zeros and a single 1 (one-hot)"
+            fault = _first_row(spec, rows, columns, lambda values, part=part: _is_not_one_hot(values, part))
+            remedy = "the environment has categories: store each one-hot"
         else:
             continue
         if fault is not None:
             row, values = fault
-            raise DatasetError(f"{name}[{row}] has {values[:8].tolist()} for '{place}': {remedy}")
+            raise DatasetError(f"{name}[{row}] has {values[:8].tolist()} for '{key}': {remedy}")
 
 
 def as_observations(space: Space[Any], rows: Array) -> Any:
-    """Rows of a file [n, *shape] as a batch of the environment's observations, in the types of its space."""
+    """Convert file rows [n, *shape] to a batch of observations of `space`."""
     spec = describe_observation(space)
     if not spec.parts:
         return rows.reshape(len(rows), *space.shape).astype(space.dtype)  # type: ignore[misc]
@@ -103,7 +103,7 @@ def _has_scales(spec: ObsSpec) -> bool:
 
 
 def _number_columns(spec: ObsSpec) -> Iterator[tuple[ObsLeaf, slice]]:
-    """Each part that is no image, and where it stands among the numbers of a row."""
+    """Each part that is not an image, and its columns in the numeric part of a row."""
     start = 0
     for part in spec.parts:
         if not part.is_image:
@@ -120,13 +120,13 @@ def _first_row(spec: ObsSpec, rows: Array, columns: slice, is_wrong: Any) -> tup
     return None
 
 
-def _is_no_byte(values: Array) -> Array:
+def _is_not_byte(values: Array) -> Array:
     is_byte: Array = (values >= 0) & (values <= MAX_BYTE) & (values == np.rint(values))
     return ~is_byte
 
 
-def _has_no_category(values: Array, part: ObsLeaf) -> Array:
-    """Whether each row has anything but one 1 among the options of each component, [n, 1]."""
+def _is_not_one_hot(values: Array, part: ObsLeaf) -> Array:
+    """Whether any component of each row is not one-hot, [n, 1]."""
     is_code: Array = ((values == 0) | (values == 1)).all(1)
     sums = np.add.reduceat(values, np.cumsum((0, *part.choices[:-1])), axis=1)
     is_code &= (sums == 1).all(1)

@@ -1,1 +1,1 @@
-"""What happened, and how it is sampled again: step records, rollouts, replay buffers."""
+"""Storage and sampling of transitions: rollout buffers and replay buffers."""

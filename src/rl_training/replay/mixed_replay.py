@@ -1,4 +1,4 @@
-"""Recorded transitions and an agent's own, drawn in a fixed proportion."""
+"""Batches that mix a dataset and a replay buffer in a fixed ratio, for online fine-tuning."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class RecordedTransitions(Protocol):
         """Sample several batches."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampling state, and which data it belongs to."""
+        """State of the sampler, and the identity of the dataset."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
 
 class MixedReplay:
-    """A replay buffer whose batches hold a share of a data set; all of it while nothing else is stored.
+    """Samples a fraction `offline_ratio` from a dataset, the rest from a replay buffer (nothing while it is empty).
 
-    New rewards go through the transform that the data's went through, so that the two can be learned from together.
+    New rewards get the same transform as the dataset's, so that both are on one scale.
     """
 
     def __init__(
@@ -48,25 +48,27 @@ class MixedReplay:
         self._replay.add(obs, actions, rewards, next_obs, terminated, truncated)
 
     def truncate_newest(self) -> None:
-        """End the agent's episodes with the newest row."""
+        """Mark the newest step of every environment truncated, unless terminated."""
         self._replay.truncate_newest()
 
     def newest(self, count: int) -> Iterable[Storage]:
-        """The agent's last `count` rows."""
+        """The last `count` rows of the replay buffer."""
         return self._replay.newest(count)
 
     def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
-        """Draw several batches at once; each begins with the recorded transitions."""
-        recorded = round(self._offline_ratio * batch_size) if len(self._replay) else batch_size
-        if recorded == batch_size:
+        """Sample `count` batches; in each, the dataset's transitions come first."""
+        num_offline = round(self._offline_ratio * batch_size) if len(self._replay) else batch_size
+        if num_offline == batch_size:
             return self.dataset.sample_batches(batch_size, count)
-        own = self._replay.sample_batches(batch_size - recorded, count)
-        if recorded == 0:
-            return own
-        return (_joined(*pair) for pair in zip(self.dataset.sample_batches(recorded, count), own, strict=True))
+        online = self._replay.sample_batches(batch_size - num_offline, count)
+        if num_offline == 0:
+            return online
+        return (
+            _concatenate(*pair) for pair in zip(self.dataset.sample_batches(num_offline, count), online, strict=True)
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """The agent's rows in segments, and which data the rest comes from."""
+        """State of the replay buffer and of the dataset."""
         return {**self._replay.state_dict(), "dataset": self.dataset.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -75,6 +77,6 @@ class MixedReplay:
         self._replay.load_state_dict(state)
 
 
-def _joined(first: Transitions, second: Transitions) -> Transitions:
+def _concatenate(first: Transitions, second: Transitions) -> Transitions:
     fields = {name: value for name, value in vars(first).items() if value is not None}
     return Transitions(**{name: torch.cat([value, getattr(second, name)]) for name, value in fields.items()})

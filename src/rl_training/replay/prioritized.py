@@ -1,4 +1,4 @@
-"""Drawing stored transitions in proportion to a priority each has, in logarithmic time."""
+"""Prioritized sampling of transitions with a sum tree (Schaul et al. 2016)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rl_training.replay.transitions import Array, copy_rows
 
 BRANCHES = 16
 EPSILON = 1e-6
-"""Added to errors, so that nothing is never drawn again."""
+"""Added to absolute TD errors, so that every transition keeps a positive probability."""
 
 
 class SumTree:
-    """Numbers, and the sums of every 16 of them, and the sums of every 16 of those, up to the sum of all.
+    """A tree with `BRANCHES` children per node, each inner node holding the sum of its children.
 
-    A sum is always that of the numbers below it as they are now, so the tree is a function of its leaves.
+    Sums are recomputed from the children, never incremented, so the tree is a function of its leaves.
     """
 
     def __init__(self, num_leaves: int) -> None:
@@ -26,30 +26,30 @@ class SumTree:
 
     @property
     def leaves(self) -> Array:
-        """The numbers, padded with zeros."""
+        """The leaf values, padded with zeros."""
         return self._levels[0].reshape(-1)
 
     @property
     def total(self) -> float:
-        """The sum of all."""
+        """Sum of all leaves."""
         return float(self._levels[-1].sum())
 
     def set(self, index: Array, values: Any) -> None:
-        """Change some of the numbers."""
+        """Set leaf values and update the sums above them."""
         self.leaves[index] = values
         for below, level in zip(self._levels, self._levels[1:], strict=False):
             index = index // BRANCHES
             level.reshape(-1)[index] = below[index].sum(1)
 
     def find(self, targets: Array) -> Array:
-        """For each target, the leaf at which the running sum over all leaves passes it."""
+        """For each target, the leaf at which the cumulative sum of the leaves exceeds it."""
         node = np.zeros(len(targets), np.int64)
         rest, rows = targets.astype(np.float64), np.arange(len(targets))
         for level in reversed(self._levels):
             children = level[node]
             sums = children.cumsum(1)
             choice = np.count_nonzero(sums <= rest[:, None], axis=1)
-            if choice.max() == BRANCHES:  # carried beyond the last sum by rounding: the last that is not empty is meant
+            if choice.max() == BRANCHES:  # rounding put the target past the last sum: take the last non-zero child
                 choice = np.minimum(choice, BRANCHES - 1 - (children[:, ::-1] > 0.0).argmax(1))
             rest -= sums[rows, choice] - children[rows, choice]
             node = node * BRANCHES + choice
@@ -57,39 +57,40 @@ class SumTree:
 
 
 class PrioritizedSampler:
-    """Chooses stored transitions by their last error (Schaul et al. 2016, proportional variant)."""
+    """Samples slots in proportion to |TD error| ** alpha (Schaul et al. 2016, proportional variant)."""
 
     def __init__(self, num_slots: int, alpha: float, rng: np.random.Generator) -> None:
         self._tree = SumTree(num_slots)
         self._alpha = alpha
         self._rng = rng
-        self._largest = 1.0
+        self._max_priority = 1.0
 
     def add(self, slots: Array) -> None:
-        """New transitions are drawn as often as the one with the largest error so far."""
-        self._tree.set(slots, self._largest)
+        """Give new transitions the largest priority so far."""
+        self._tree.set(slots, self._max_priority)
 
-    def draw(self, count: int, num_stored: int) -> tuple[Array, Array]:
-        """Slots, one from each of `count` equal parts of the sum, and how much less often than its share each comes."""
+    def sample(self, count: int, num_stored: int) -> tuple[Array, Array]:
+        """Stratified sample of slots, and their importance weights 1/(N P(i))."""
         total = self._tree.total
         slots = self._tree.find((np.arange(count) + self._rng.random(count)) * (total / count))
-        return slots, total / (num_stored * self._tree.leaves[slots])  # 1 / (N P(i)), eq. 1 and section 3.4
+        return slots, total / (num_stored * self._tree.leaves[slots])  # eq. 1 and section 3.4
 
-    def update_priorities(self, slots: Array, errors: Array) -> None:
-        """What the last update made of these."""
-        priorities = (errors.astype(np.float64) + EPSILON) ** self._alpha
+
+    def update_priorities(self, slots: Array, td_errors: Array) -> None:
+        """Set the priorities of slots from their absolute TD errors."""
+        priorities = (td_errors.astype(np.float64) + EPSILON) ** self._alpha
         self._tree.set(slots, priorities)
-        self._largest = max(self._largest, float(priorities.max()))
+        self._max_priority = max(self._max_priority, float(priorities.max()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The priorities; the generator is the buffer's."""
-        return {"priorities": self._tree.leaves, "largest": self._largest}
+        """Priorities only: the replay buffer saves the generator."""
+        return {"priorities": self._tree.leaves, "max_priority": self._max_priority}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         priorities = np.zeros_like(self._tree.leaves)
         copy_rows("priorities", state["priorities"], priorities)
         if not (np.isfinite(priorities).all() and (priorities >= 0.0).all()):
-            raise ValueError("the saved priorities are not all finite and positive")
+            raise ValueError("saved priorities must be finite and not negative")
         self._tree.set(np.arange(len(priorities)), priorities)
-        self._largest = float(state["largest"])
+        self._max_priority = float(state["max_priority"])

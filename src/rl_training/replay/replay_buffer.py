@@ -97,7 +97,7 @@ class ReplayBuffer:
         num_stored = self._rows_stored * self.num_envs
         if self._priorities is None:
             return self._gather(torch.from_numpy(self._rng.integers(0, num_stored, batch_size)))
-        slots, inverse_probabilities = self._priorities.draw(batch_size, num_stored)
+        slots, inverse_probabilities = self._priorities.sample(batch_size, num_stored)
         index = torch.from_numpy(slots)
         weights = torch.from_numpy(inverse_probabilities).float().to(self._device)
         return dataclasses.replace(self._gather(index), inverse_probabilities=weights, index=index)

@@ -1,4 +1,4 @@
-"""A replay buffer in segments, so that a checkpoint writes only the segments that have changed."""
+"""Segments of a replay buffer: a checkpoint writes only those that changed since the last one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MAX_SEGMENTS = 1024
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive rows of a store. Where two have the same `version`, other than 0, and length, so is the content."""
+    """Consecutive rows of a replay buffer. Equal non-zero `version` and length imply equal content."""
 
     version: int
     arrays: dict[str, Array]
 
 
 def rows_per_segment(num_rows: int, row_bytes: int) -> int:
-    """A power of two of rows that makes about a megabyte, or more where the pieces would be too many."""
+    """Rows per segment: a power of two, about `SEGMENT_BYTES`, larger if `MAX_SEGMENTS` would be exceeded."""
     rows = max(1, SEGMENT_BYTES // max(1, row_bytes))
     rows = 1 << (rows.bit_length() - 1)
     while num_rows > rows * MAX_SEGMENTS:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_training.data.dataset_checks import DatasetReport, Spread
+from rl_training.data.dataset_checks import DatasetReport, Summary
 from rl_training.data.findings import Finding, Level
 from rl_training.terminal.streams import printable
 
@@ -45,17 +45,17 @@ def render_findings(findings: Sequence[Finding]) -> Table:
 
 def _summary(report: DatasetReport) -> Table:
     episodes, fit = report.episodes, report.behaviour
-    endings = f"{episodes.num_terminated:,} terminated, {episodes.num_truncated:,} truncated"
-    if episodes.num_unmarked:
-        endings += f", {episodes.num_unmarked:,} without a mark"
+    ends = f"{episodes.num_terminated:,} terminated, {episodes.num_truncated:,} truncated"
+    if episodes.num_unflagged:
+        ends += f", {episodes.num_unflagged:,} without a flag"
     rows = {
         "transitions": f"{report.num_transitions:,} ({report.num_bytes / 2**20:,.1f} MiB)",
         "observations": report.shapes["obs"],
         "actions": report.shapes["actions"],
-        "episodes": f"{episodes.count:,}: {endings}",
-        "lengths": _spread(episodes.lengths),
-        "returns": _spread(episodes.returns),
-        "rewards": _spread(report.rewards),
+        "episodes": f"{episodes.count:,}: {ends}",
+        "lengths": _quartiles(episodes.lengths),
+        "returns": _quartiles(episodes.returns),
+        "rewards": _quartiles(report.rewards),
     }
     if fit is not None:
         guess = f" (guessing: {fit.baseline:.2f})" if fit.baseline else ""
@@ -66,10 +66,10 @@ def _summary(report: DatasetReport) -> Table:
     return table
 
 
-def _spread(spread: Spread) -> str:
+def _quartiles(summary: Summary) -> str:
     return (
-        f"{spread.minimum:,.4g} to {spread.maximum:,.4g}, median {spread.median:,.4g}"
-        f" (half between {spread.lower:,.4g} and {spread.upper:,.4g})"
+        f"{summary.minimum:,.4g} to {summary.maximum:,.4g}, median {summary.median:,.4g}"
+        f" (half between {summary.q25:,.4g} and {summary.q75:,.4g})"
     )
 
 

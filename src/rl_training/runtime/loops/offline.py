@@ -40,9 +40,10 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     algorithm = setup.make_algorithm(spaces)
     check_batch_fits(spaces, algo_config.batch_size)
     rng = setup.seeds.replay_generator()
-    dataset = recorded.to_model_space(spaces, clip_actions=is_lenient)
-    dataset = dataset.with_reward_transform(**algo_config.reward_transform)
-    dataset = dataset.with_sampler(rng=rng, device=algorithm.device)
+    transform = RewardTransformConfig(**algo_config.reward_transform)
+    dataset = recorded.for_training(
+        spaces, rng=rng, device=algorithm.device, reward_transform=transform, clip_actions=is_lenient
+    )
     online = _online_stage(algo_config)
     if online is None:
         return RunComponents(algorithm, None, dataset, evaluator, dataset, notes)
@@ -53,7 +54,7 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     check_replay_fits(spaces, online.buffer_capacity, new_steps, key="online.buffer_capacity")
     with translate_memory_errors():
         replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
-    buffer = MixedReplay(dataset, replay, online.offline_ratio, RewardTransformConfig(**algo_config.reward_transform))
+    buffer = MixedReplay(dataset, replay, online.offline_ratio, transform)
     return RunComponents(algorithm, Collector(envs, spaces, algorithm.device), buffer, evaluator, dataset, notes)
 
 
