@@ -28,10 +28,7 @@ NO_RESET = "rl_training.no_reset"
 """Info key of a step that terminates without a reset: the game continues. Qualified, so that no user's info has it."""
 MAX_WATCHED = 1024
 """Of this many first resets and steps, those with numbers 0, 1, 2, 4, 8, ... are checked for unsaved changes."""
-SAVED_ATTRIBUTES = (
-    f"arrays of up to {MAX_ARRAY_BYTES // 1024} KiB and containers of up to {MAX_ITEMS:,} items are; for more, write"
-    " get_state and set_state"
-)
+SAVED_ATTRIBUTES = f"arrays up to {MAX_ARRAY_BYTES // 1024} KiB and containers up to {MAX_ITEMS:,} items"
 
 
 class Step(NamedTuple):
@@ -181,7 +178,7 @@ class ResumableEnv:
         inexact_reasons += self._restore_attributes(state, with_core=is_replayed)
         if state["generator"] is not None and not is_same(self._generator_state(), state["generator"]):
             if is_replayed:
-                inexact_reasons.append("its random generator is not where it was")
+                inexact_reasons.append("its random generator is in another state")
             self._set_generator(state["generator"])
         return self._obs, inexact_reasons
 
@@ -238,12 +235,11 @@ class ResumableEnv:
         reasons = []
         for wrapper, saved in zip(self._wrapper_chain(with_core=with_core), state["attributes"] or (), strict=False):
             lost = restore_attributes(wrapper, saved)
-            reasons += [f"the objects in its attribute '{name}' are not as they were" for name in lost]
+            reasons += [f"the objects in its attribute '{name}' differ from the saved ones" for name in lost]
         for now, then in zip(self._unsaved(with_core=with_core), state.get("unsaved") or (), strict=False):
             changed = sorted(name for name in now if now[name] != then.get(name, now[name]))
-            reasons += [
-                f"its attribute '{name}' is not as it was, and is not saved: {SAVED_ATTRIBUTES}" for name in changed
-            ]
+            remedy = f"which is not saved ({SAVED_ATTRIBUTES} are): add get_state and set_state"
+            reasons += [f"its attribute '{name}' differs, {remedy}" for name in changed]
         return reasons
 
     def _unsaved_changes(self, state: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Importing code that the user names: a module, or a file together with the modules beside it."""
+"""Imports code that the user names: a module, or a file with the modules beside it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Maker = Callable[..., gym.Env[Any, Any]]
 SHIPPED = ("rl_training.envs.goals", *KNOWN_PACKAGES)
 """Modules whose environment classes a checkpoint may name without a plugin."""
 NOT_THE_USERS = ("rl_training", "gymnasium", "importlib")
-"""Packages whose frames say nothing about a fault in the user's code."""
+"""Packages whose frames are left out of tracebacks of the user's code."""
 FILE_MODULE = "rl_training_env_"
-"""The module of a file has a name that begins like this."""
+"""Prefix of the module names of loaded files."""
 
 _loaded: dict[str, None] = {}
 """Modules by name and files by absolute path, in the order in which they were first loaded."""
 _folders: set[str] = set()
-"""Where the loaded files are."""
+"""Folders of the loaded files."""
 _registered: dict[str, tuple[str, Any]] = {}
-"""For an environment id: the loaded code that registered it, and the specification that it registered."""
+"""By environment id: the loaded code that registered it, and the registered specification."""
 _allowed_functions: set[tuple[str, str]] = set()
-"""Functions, as place and name, that the user has named: only these may be called on behalf of a checkpoint."""
+"""Functions, as (place, name), that the user has named: a checkpoint may call only these."""
 
 
 def split_place(place: str) -> tuple[str, str]:
-    """The module or file, and the name after the last colon, if there is one."""
+    """Split into the module or file and the name after the last colon (empty if there is none)."""
     if place.endswith(".py") or ":" not in place:
         return place, ""
     head, _, name = place.rpartition(":")
@@ -70,17 +70,17 @@ def load_code(place: str) -> ModuleType:
 
 
 def loaded_code() -> list[str]:
-    """What --plugin would have to name to load again what this process has loaded, for a run's metadata."""
+    """The --plugin arguments that load the same code again, for a run's metadata."""
     places = [place for place in _loaded if place.partition(".")[0] not in NOT_THE_USERS and _is_there(place)]
     functions = {place: sorted(name for where, name in _allowed_functions if where == place) for place in places}
     return [plugin for place in places for plugin in [f"{place}:{name}" for name in functions[place]] or [place]]
 
 
 def code_for(env_id: str) -> str | None:
-    """The module or file that another process must import before it can make this environment, if there is one."""
+    """The module or file that a worker process must import before it can make this environment; None if none."""
     place, name = split_place(env_id)
     if name:
-        # A file may have been found by its name among the plugins, which the other process does not know.
+        # An absolute path: the file may have been found among the plugins, which the worker process does not know.
         return str(path) if place.endswith(".py") and (path := find_file(place)).is_file() else None
     spec = gym.registry.get(env_id)
     if spec is None:
@@ -94,18 +94,18 @@ def code_for(env_id: str) -> str | None:
 
 
 def plugin_of(env_id: str) -> str | None:
-    """What --plugin must name before a checkpoint may make this environment again; None for a Gymnasium id."""
+    """The --plugin argument that lets a checkpoint make this environment; None for a Gymnasium id."""
     place, name = split_place(env_id)
     path = str(find_file(place)) if place.endswith(".py") else place
     return env_id if name and (path, name) in _allowed_functions else place if name else None
 
 
 def unknown_code(env_id: str) -> str | None:
-    """The code that making this environment would run, if the user has not allowed it: what --plugin should name."""
+    """Code that making this environment would run without the user's permission, as a --plugin argument; else None."""
     place, name = split_place(env_id)
     if not name:
         return None
-    with contextlib.suppress(ImportError, OSError, ValueError, RuntimeError):  # not installed, or no path
+    with contextlib.suppress(ImportError, OSError, ValueError, RuntimeError):  # not installed, or not a path
         if place in SHIPPED:
             importlib.import_module(place)
         elif place.endswith(".py"):
@@ -114,7 +114,7 @@ def unknown_code(env_id: str) -> str | None:
     if module is None:
         return None if place in SHIPPED else env_id.rpartition(":")[0]
     if inspect.isclass(vars(module).get(name)) or (place, name) in _allowed_functions:
-        return None  # of classes only environments are made
+        return None  # find_maker accepts only classes that are environments
     return env_id if name in vars(module) or "__getattr__" in vars(module) else None
 
 
@@ -143,7 +143,7 @@ def find_maker(env_id: str) -> Maker | None:
 
 
 def find_file(place: str) -> Path:
-    """The absolute path of a file; one that is not there is taken from the loaded ones, if one has its name."""
+    """The absolute path of a file; if it does not exist, that of the only loaded file of the same name."""
     path = Path(place).resolve()
     if str(path) in _loaded or path.is_file():
         return path
@@ -152,19 +152,19 @@ def find_file(place: str) -> Path:
 
 
 def add_working_directory(place: str) -> None:
-    """Make a module that lies in the working directory importable, as `python -m` does, if no other has its name."""
+    """Make a module of the working directory importable, as `python -m` does, unless another has its name."""
     top, here = split_place(place)[0].partition(".")[0], Path.cwd()
     is_here = (here / f"{top}.py").is_file() or (here / top).is_dir()
     if place.endswith(".py") or not top.isidentifier() or not is_here:
         return
     importlib.invalidate_caches()
-    with contextlib.suppress(ValueError):  # the main module has no specification
+    with contextlib.suppress(ValueError):  # the main module has no spec
         if importlib.util.find_spec(top) is None:
             sys.path.append(str(here))
 
 
 def frames_of_user(error: BaseException) -> str:
-    """The lines of a traceback that lie in the user's own code, after a line break; empty if there are none."""
+    """The traceback lines of the user's code, after a line break; empty if there are none."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in NOT_THE_USERS)
     lines = traceback.format_list([frame for frame in frames if not frame.filename.startswith((*ours, "<frozen"))])
@@ -172,7 +172,7 @@ def frames_of_user(error: BaseException) -> str:
 
 
 def trace_from_user(error: BaseException) -> str:
-    """A traceback from the first frame on that is not ours or of a Gymnasium wrapper; all of it if there is none."""
+    """The traceback from the first frame outside this package and Gymnasium's wrappers; if none, all of it."""
     gymnasium = Path(gym.__file__).parent
     skipped = (str(Path(__file__).parents[1]), str(gymnasium / "wrappers"), str(gymnasium / "core.py"))
     trace = error.__traceback__
@@ -208,7 +208,7 @@ def _load_file(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _importable(folder: str) -> Iterator[None]:
-    """Let a file import its neighbours: before all others while it is read, after all others from then on."""
+    """Put a folder first in `sys.path` while a file of it is imported, and last afterwards."""
     hidden = _modules_of_other_files(folder)
     for name in hidden:
         del sys.modules[name]
@@ -225,15 +225,15 @@ def _importable(folder: str) -> Iterator[None]:
 
 
 def _modules_of_other_files(folder: str) -> dict[str, ModuleType]:
-    """Neighbours of other files that bear the name of a neighbour here: a `utils` lies beside many a file."""
-    neighbours = {path.stem for path in Path(folder).iterdir()}
+    """Imported modules from other files' folders with the name of a module in this one, such as `utils`."""
+    names_here = {path.stem for path in Path(folder).iterdir()}
     others = _folders - {folder}
 
     def is_others(name: str) -> bool:
         top = name.partition(".")[0]
         file = getattr(sys.modules.get(top), "__file__", None)
         home = None if file is None else Path(file).parent
-        return top in neighbours and home is not None and bool({str(home), str(home.parent)} & others)
+        return top in names_here and home is not None and bool({str(home), str(home.parent)} & others)
 
     return {name: module for name, module in sys.modules.items() if is_others(name)}
 
@@ -246,27 +246,27 @@ def _translate_import_errors(place: str) -> Iterator[None]:
         raise
     except SyntaxError as error:
         where = f"line {error.lineno} of '{error.filename}'"
-        raise EnvError(f"cannot import '{place}': {where} is no valid Python: {error.msg}") from None
+        raise EnvError(f"cannot import '{place}': {where} is not valid Python: {error.msg}") from None
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if place == missing or place.startswith(f"{missing}."):
             hint = f"no such module is installed or in {Path.cwd()}; for a file write path/to/file.py:ClassName"
             raise EnvError(f"cannot import '{place}': {error} ({hint})") from None
-        hint = remedy_for(missing) or "install it, or put it beside the file that imports it"
+        hint = remedy_for(missing) or "install it, or put it in the folder of the file that imports it"
         raise EnvError(f"cannot import '{place}': {error} ({hint}){frames_of_user(error)}") from error
     except (Exception, SystemExit) as error:
         hint = " (name a module of a package as package.module:ClassName)" if "relative import" in str(error) else ""
-        told = f"it raised {type(error).__name__}: {error}{hint}"
-        raise EnvError(f"cannot import '{place}': {told}{frames_of_user(error)}") from error
+        detail = f"it raised {type(error).__name__}: {error}{hint}"
+        raise EnvError(f"cannot import '{place}': {detail}{frames_of_user(error)}") from error
 
 
 def _environments_of(module: ModuleType) -> list[str]:
-    """Names in a module that may be meant where an environment is to be named."""
+    """Names of environment classes and factory functions in a module, for suggestions."""
 
-    def may_be_meant(name: str, value: Any) -> bool:
+    def is_candidate(name: str, value: Any) -> bool:
         if inspect.isclass(value):
             return issubclass(value, gym.Env) and not value.__module__.startswith("gymnasium")
-        is_own = getattr(value, "__module__", None) == module.__name__ or isinstance(value, functools.partial)
-        return callable(value) and is_own and ("env" in name.lower() or "make" in name.lower())
+        is_defined_here = getattr(value, "__module__", None) == module.__name__ or isinstance(value, functools.partial)
+        return callable(value) and is_defined_here and ("env" in name.lower() or "make" in name.lower())
 
-    return [name for name, value in vars(module).items() if may_be_meant(name, value)]
+    return [name for name, value in vars(module).items() if is_candidate(name, value)]
