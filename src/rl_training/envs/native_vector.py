@@ -80,7 +80,7 @@ class NativeTrainingEnv(TrainingEnv):
         self._seeds = list(state["seeds"])
         if not isinstance(self._batch, GymnasiumNativeEnv):
             self._num_resumes = state["num_resumes"] + 1
-            return self._begin(), list(self.inexact_reasons)
+            return self._reset_all(), list(self.inexact_reasons)
         self._batch.restore(state["batch"])
         for index, saved in enumerate(state["environments"]):
             self._returns[index], self._lengths[index] = saved["return"], saved["length"]
@@ -91,12 +91,12 @@ class NativeTrainingEnv(TrainingEnv):
         """Close the simulator."""
         self._batch.close()
 
-    def _begin(self) -> Any:
+    def _reset_all(self) -> Any:
         # The number of resumes is part of the seed, so that a resumed run does not repeat its first episodes.
         entropy = None if None in self._seeds else [seed or 0 for seed in (*self._seeds, self._num_resumes)]
         seeds = np.random.SeedSequence(entropy).generate_state(self.num_envs)
         self._returns[:], self._lengths[:] = 0.0, 0
-        self._obs = self._attempt("reset", self._batch.begin, seeds)
+        self._obs = self._attempt("reset", self._batch.reset_all, seeds)
         return self._obs
 
     def _attempt(self, what: str, call: Callable[[Any], Any], value: Any) -> Any:
@@ -126,7 +126,7 @@ class GymnasiumNativeEnv:
         self._axes = axes
         """The axis of environments in each array attribute."""
 
-    def begin(self, seeds: Array) -> Array:
+    def reset_all(self, seeds: Array) -> Array:
         """Reset every environment; one generator serves all."""
         return np.array(self.env.reset(seed=int(seeds[0]))[0])
 
@@ -206,7 +206,7 @@ def _holds_everything(batch: GymnasiumNativeEnv) -> bool:
     """Whether a restored batch continues identically, and resetting one environment leaves the others unchanged."""
     batch.env.action_space.seed(0)
     actions = batch.env.action_space.sample()
-    batch.begin(np.zeros(1))
+    batch.reset_all(np.zeros(1))
     _, _, terminated, truncated = batch.step(actions)
     if (terminated | truncated).any():
         batch.reset_ended(terminated | truncated)
@@ -241,7 +241,7 @@ class EnvPoolNativeEnv:
         )
         self._pool: Any = None
 
-    def begin(self, seeds: Array) -> Any:
+    def reset_all(self, seeds: Array) -> Any:
         """Make the pool and reset it: its seeds (31 bits) are arguments of the constructor."""
         self._pool = self._make(seed=(seeds >> 1).tolist())
         return self._pool.reset()[0]

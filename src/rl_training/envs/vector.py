@@ -55,7 +55,7 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
             self._seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
         else:
             self._seeds = [None if value is None else int(value) for value in seed]
-        return self._begin(), {}
+        return self._reset_all(), {}
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
         """Restore a saved state; returns the observations, and the reasons why the restored state may be inexact."""
 
     @abstractmethod
-    def _begin(self) -> Any:
+    def _reset_all(self) -> Any:
         """Reset every environment with its seed; returns the first observations."""
 
 
@@ -122,7 +122,7 @@ class PooledTrainingEnv(TrainingEnv):
         for index, fault in self.pool.close():
             raise self._error(index, fault, "close")
 
-    def _begin(self) -> Any:
+    def _reset_all(self) -> Any:
         return self._batch(self._ask("reset", [(value,) for value in self._seeds]), "reset")
 
     def _ask(self, command: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
