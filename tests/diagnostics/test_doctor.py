@@ -81,7 +81,7 @@ def test_an_environment_that_can_be_restored_is_called_exact(name: str, method: 
         ("ClassCounter", "changes the class attribute 'count'"),
         ("ConstructorCounter", "changes the class attribute 'made'"),
         ("CloseCounter", "changes the class attribute 'closed'"),
-        ("CountIterator", "its attribute 'numbers' is not as it was"),
+        ("CountIterator", "its attribute 'numbers' differs"),
         ("SpaceChance", "draws from the generator of its action_space"),
         ("RareChance", "draws from Python's global generator"),
     ],

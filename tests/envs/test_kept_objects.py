@@ -37,7 +37,7 @@ HOLDERS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 class Balls(gym.Env):
-    """Objects that are made anew at each reset, and generators that live as long as the environment."""
+    """Objects that are recreated at each reset, and generators that live as long as the environment."""
 
     observation_space = gym.spaces.Box(-9.0, 9.0, (3,), np.float32)
     action_space = gym.spaces.Discrete(2)

@@ -19,6 +19,7 @@ from faulty_envs import (
     DoublesAction,
     GlobalChance,
     Hidden,
+    OwnState,
     SameArray,
     Walk,
     WallClockReward,
@@ -37,7 +38,7 @@ from run_tools import StopAt, assert_same_end
 
 from rl_training.diagnostics.resume_check import check_resume
 from rl_training.envs.resumable import ResumableEnv
-from rl_training.envs.rewards import EpisodeReport, RewardClipWrapper, RewardScaleWrapper
+from rl_training.envs.rewards import RewardClipWrapper, RewardScaleWrapper
 from rl_training.envs.state import ale_rng
 from rl_training.envs.state.attributes import capture_attributes, restore_attributes
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -62,7 +63,7 @@ def cartpole(**kwargs: Any) -> gym.Env:
         lambda: DelayObservation(cartpole(), 3),
         lambda: TimeAwareObservation(cartpole()),
         lambda: StickyAction(cartpole(), 0.3),
-        lambda: EpisodeReport(RecordEpisodeStatistics(cartpole())),
+        lambda: RecordEpisodeStatistics(cartpole()),
         lambda: CountingWrapper(FrameStackObservation(NormalizeObservation(Curriculum()), 2)),
         SameArray,
     ],
@@ -228,6 +229,21 @@ def test_other_rewards_on_the_way_are_seen() -> None:
     assert inexact_reasons == ["replaying its actions led to other rewards"]
 
 
+@pytest.mark.parametrize("make", [Walk, OwnState, lambda: RecordEpisodeStatistics(Walk())])
+def test_the_episode_in_progress_keeps_its_return_and_length(make: Callable[[], gym.Env]) -> None:
+    env = ResumableEnv(make())
+    env.reset(0)
+    rewards = [env.step(0).reward for _ in range(3)]
+    restored = ResumableEnv(make())
+    assert restored.restore(env.state())[1] == []
+    step = restored.step(0)
+    rewards.append(step.reward)
+    while step.episode is None:
+        step = restored.step(0)
+        rewards.append(step.reward)
+    assert step.episode == (sum(rewards), len(rewards))
+
+
 def test_an_environment_that_writes_into_its_action_is_exact(tmp_path: Path) -> None:
     assert check_resume(DoublesAction, steps=100, seed=0).is_exact
     changes = {"env_id": f"{FAULTY}:DoublesAction", "num_envs": 2}
@@ -285,8 +301,8 @@ def test_hostile_emulator_bytes_cannot_be_loaded_from_a_state() -> None:
     code = (
         "import gymnasium as gym, ale_py, numpy as np; gym.register_envs(ale_py);"
         "from rl_training.envs.resumable import ResumableEnv; env = ResumableEnv(gym.make('ALE/Pong-v5'));"
-        "env.reset(0); env.step(0); state = env.state(); assert state['own'] is None;"
-        "state['own'] = np.zeros(14438, np.uint8)\n"
+        "env.reset(0); env.step(0); state = env.state(); assert state['custom_state'] is None;"
+        "state['custom_state'] = np.zeros(14438, np.uint8)\n"
         "try:\n    env.restore(state)\nexcept AttributeError:\n    print('refused')"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -252,16 +252,16 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("backend", "env_id", "kwargs", "words"),
         [
-            ("vector", "Pendulum-v1", {}, "no vectorized form.*CartPole-v0, CartPole-v1"),
+            ("vector", "Pendulum-v1", {}, "no vectorized implementation.*CartPole-v0, CartPole-v1"),
             ("vector", "CartPole-v9", {}, "unknown environment 'CartPole-v9'.*CartPole-v"),
             ("vector", f"{TESTS / 'toy_envs.py'}:BrokenEnv", {}, "takes registered ids"),
             ("vector", "CartPole-v1", {"colour": 1}, "refuses its env_kwargs.*colour"),
             ("vector", "Walkers-v0", {"mode": "hidden"}, "not all in NumPy arrays"),
             ("vector", "Walkers-v0", {"mode": "global chance"}, "not all in NumPy arrays"),
-            ("vector", "Walkers-v0", {"mode": "same step"}, "resets itself within the step"),
+            ("vector", "Walkers-v0", {"mode": "same step"}, "resets within the step"),
             pytest.param("envpool", "CartPole-v9", {}, "EnvPool has no 'CartPole-v9'.*CartPole-v", marks=NEEDS_ENVPOOL),
-            pytest.param("envpool", "Pong-v5", {}, "Gymnasium has nothing of that id", marks=NEEDS_ENVPOOL),
-            pytest.param("envpool", "Blackjack-v1", {}, "is not Gymnasium's", marks=NEEDS_ENVPOOL),
+            pytest.param("envpool", "Pong-v5", {}, "Gymnasium, used in evaluation, does not", marks=NEEDS_ENVPOOL),
+            pytest.param("envpool", "Blackjack-v1", {}, "Gymnasium's, used in evaluation", marks=NEEDS_ENVPOOL),
             pytest.param("envpool", "CartPole-v1", {"sutton_barto_reward": True}, "refuses", marks=NEEDS_ENVPOOL),
         ],
     )
@@ -377,4 +377,4 @@ def test_the_doctor_knows_the_backend(backend: str, env_id: str, exactness: str)
     report = examine_environment(env_id, {"backend": backend}, steps=50)
     assert report.exactness == exactness
     assert report.has_errors == (exactness == "unknown")
-    assert ("no vectorized form" in str(report.findings)) == (exactness == "unknown")
+    assert ("no vectorized implementation" in str(report.findings)) == (exactness == "unknown")

@@ -292,7 +292,7 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("content", "words"),
         [
-            ("import gymnasium\nclass Env(:\n", ["line 2 of", "is no valid Python"]),
+            ("import gymnasium\nclass Env(:\n", ["line 2 of", "is not valid Python"]),
             ("import no_such_package_xyz\n", ["No module named 'no_such_package_xyz'", "line 1"]),
             ("from . import helper\n", ["relative import", "package.module:ClassName"]),
             ("value = 1 / 0\n", ["it raised ZeroDivisionError: division by zero", "value = 1 / 0"]),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rl_training.errors import ConfigError
-from rl_training.plugins.user_code import load_code, split_place
+from rl_training.plugins.user_code import load_code, split_source
 from rl_training.runtime.callback_checks import EVENTS, check_callback
 from rl_training.validation import suggest
 
@@ -22,7 +22,7 @@ def load_callback(name: str) -> object:
 
     What is found there may be a class or a function, which is called without arguments, or an object with events.
     """
-    place, attribute = split_place(name)
+    place, attribute = split_source(name)
     if not attribute:
         raise ConfigError(f"--callback '{name}' names no object: write FILE.py:NAME or MODULE:NAME")
     module = load_code(place)

@@ -140,7 +140,7 @@ def _walk(
                 text = json.dumps(pack(env.state(), tensors))
                 states.append(unpack(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}))
             taken.append(copy.deepcopy(env.step(action)))  # the environment may write into the same arrays again
-        method = "its own get_state and set_state" if env.keeps_own_state else "replaying the episode's actions"
+        method = "its own get_state and set_state" if env.has_custom_state else "replaying the episode's actions"
     return taken, states, method
 
 

@@ -1,4 +1,4 @@
-"""Reading what an environment returned: a wrong answer is named in the words of `rl-training doctor`."""
+"""Checks of what an environment's `reset` and `step` return; the messages are those of `rl-training doctor`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from rl_training.errors import EnvError
 
 REMEDIES = {
-    "runs": "mend the environment; the traceback shows when it is stepped by hand",
+    "runs": "fix the environment; step it by hand to see the traceback",
     "observations": "return what observation_space describes",
     "reward": "return a finite float",
     "endings": "return bool(...) for both",
 }
-"""What to do when the environment returns something wrong, by the name of the doctor's check."""
+"""Remedies by the name of the doctor's check."""
 
 
 def explain_reset(answer: Any) -> str | None:
-    """What is wrong with what `reset` returned; None if it is an observation and an info."""
+    """Describe the fault in a result of `reset`; None if it is (observation, info)."""
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
         return f"reset returned {short(answer)} instead of (observation, info)"
     return None
 
 
 def explain_step(answer: Any, where: str = "step") -> str | None:
-    """What is wrong with what `step` returned, the observation aside; None if training can use it."""
+    """Describe the fault in a result of `step`, except in its observation; None if it is usable."""
     if not isinstance(answer, tuple) or len(answer) != 5:
         shape = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else short(answer)
         return f"{where} returned {shape} instead of (obs, reward, terminated, truncated, info)"
@@ -43,7 +43,7 @@ def explain_step(answer: Any, where: str = "step") -> str | None:
 
 
 def is_reward(reward: Any) -> bool:
-    """Whether `float(reward)` is what the environment meant."""
+    """Whether `reward` is a scalar number."""
     if isinstance(reward, (str, bytes)) or np.size(reward) != 1 or np.ndim(reward) > 0:
         return False
     try:
@@ -54,7 +54,7 @@ def is_reward(reward: Any) -> bool:
 
 
 def find_misfit(space: gym.Space[Any], obs: Any) -> str | None:
-    """Why an observation cannot be stored as one of `space`, or None; its values are not looked at."""
+    """Describe why an observation does not fit `space` in structure, shape or dtype; None if it fits."""
     misfit = _find_misfit(space, obs, "")
     return None if misfit is None else f"{misfit} ({REMEDIES['observations']})"
 
@@ -94,12 +94,12 @@ def _find_misfit_of_parts(space: Any, obs: Any, path: str, what: str) -> str | N
 
 
 def check(complaint: str | None) -> None:
-    """Raise what is wrong with an answer, if anything is."""
+    """Raise an `EnvError` unless `complaint` is None."""
     if complaint is not None:
         raise EnvError(complaint)
 
 
 def short(value: Any) -> str:
-    """A value in a few words."""
+    """The `repr` of a value, shortened."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:40]}... ({type(value).__name__})"

@@ -1,4 +1,4 @@
-"""Atari games as agents learn them: stacks of small grey pictures, a few frames to each action, and lives."""
+"""Atari preprocessing: frame skip, grayscale frame stacks, FIRE on reset, and episode ends at a lost life."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from rl_training.validation import FrozenConfig
 Env = gym.Env[Any, Any]
 Result = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 FIRE = 1
-"""The place of FIRE in the list of actions, where a game has it."""
+"""Index of FIRE among the actions of a game that has it."""
 GAME_KWARGS = {"frameskip": 1, "obs_type": "grayscale"}
-"""What the wrappers ask of the game: each frame, and not in colours that no one looks at."""
+"""Arguments of the game that the wrappers need: every frame, in grayscale."""
 
 
 class AtariConfig(FrozenConfig):
-    """How a game is shown and played. All but the last two apply to evaluation, too."""
+    """Atari preprocessing; all keys but the last two also apply to evaluation."""
 
     frame_skip: PositiveInt = 4
-    """Frames that one action lasts; the last two of them are shown as one."""
+    """Frames for which each action is repeated; the observation is the maximum of the last two."""
     screen_size: Annotated[int, Field(ge=MIN_IMAGE_SIDE)] = 84
-    """Side of the grey picture in pixels."""
+    """Width and height of a grayscale frame in pixels."""
     noop_max: NonNegativeInt = 30
-    """A game begins after up to this many frames without an action."""
+    """Maximum number of no-op frames at the start of a game; the number is random."""
     frame_stack: PositiveInt = 4
-    """Pictures in one observation."""
+    """Frames in one observation."""
     press_fire: bool = True
-    """Press FIRE where a life begins, if the game has it: some wait for it, and a policy that does not would hang."""
+    """Take FIRE at the start of each life, if the game has it: some games wait for it."""
     terminal_on_life_loss: bool = True
-    """In training, count what follows a lost life as worth nothing. The game itself goes on."""
+    """In training, report a lost life as `terminated`; do not reset the game."""
     clip_reward: bool = True
-    """In training, only the sign of a reward counts. Returns that are reported are those of the game."""
+    """In training, replace each reward by its sign; reported returns use the game's own rewards."""
 
 
-def show(env: Env, config: AtariConfig) -> Env:
-    """The game as agents see it."""
+def preprocess(env: Env, config: AtariConfig) -> Env:
+    """Apply frame skip, grayscale, resizing, FIRE on reset and frame stacking."""
     if not is_atari(env.unwrapped):
         raise ConfigError(f"{env.unwrapped} is none of them")
     try:
@@ -58,44 +58,42 @@ def show(env: Env, config: AtariConfig) -> Env:
     return FrameStackObservation(env, config.frame_stack)
 
 
-def reward_for_training(env: Env, config: AtariConfig) -> Env:
-    """What training makes of lives and rewards."""
-    if config.terminal_on_life_loss:
-        env = EpisodicLife(env)
-    return TransformReward(env, lambda reward: float(np.sign(float(reward)))) if config.clip_reward else env
+def clip_rewards(env: Env) -> Env:
+    """Replace each reward by its sign."""
+    return TransformReward(env, lambda reward: float(np.sign(float(reward))))
 
 
 class _Lives(gym.Wrapper[Any, Any, Any, Any]):
-    """Knows how many lives are left."""
+    """Counts the lives left."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
         self._num_lives = 0
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin a game."""
+        """Start a game."""
         result = self.env.reset(**kwargs)
         self.has_lost_life()
         return result
 
     def has_lost_life(self) -> bool:
-        """Whether there are fewer lives than when this was asked last."""
+        """Whether the number of lives has fallen since the last call."""
         core: Any = self.env.unwrapped
         before, self._num_lives = self._num_lives, int(core.ale.lives())
         return self._num_lives < before
 
 
 class FireReset(_Lives):
-    """Press FIRE for the agent at the beginning of a game and after each lost life."""
+    """Take FIRE at the start of a game and after each lost life."""
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin a game."""
+        """Start a game and take FIRE."""
         super().reset(**kwargs)
         obs, _, terminated, truncated, info = self.env.step(FIRE)
         return super().reset(**kwargs) if terminated or truncated else (obs, info)
 
     def step(self, action: Any) -> Result:
-        """Take the action, and start the next life if it lost one."""
+        """Take the action; after a lost life, take FIRE."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         if self.has_lost_life() and not (terminated or truncated):
             obs, more, terminated, truncated, info = self.env.step(FIRE)
@@ -104,10 +102,10 @@ class FireReset(_Lives):
 
 
 class EpisodicLife(_Lives):
-    """A lost life terminates what is learned from, while the game goes on."""
+    """Report a lost life as `terminated`, with `NO_RESET` in the info: the game continues."""
 
     def step(self, action: Any) -> Result:
-        """Take the action."""
+        """Take the action; `terminated` if it lost a life."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         if self.has_lost_life() and not (terminated or truncated):
             return obs, reward, True, False, {**info, NO_RESET: True}

@@ -1,4 +1,4 @@
-"""Making one environment from its id, class or factory function, with each failure named."""
+"""Makes one environment from an id, class or factory function; each failure names its cause and remedy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rl_training.validation import suggest
 
 Env = gym.Env[Any, Any]
 REFUSALS = (TypeError, ValueError, KeyError, AssertionError)
-"""What a constructor raises where an argument is wrong."""
+"""Exceptions of a constructor that indicate a wrong argument."""
 
 
 def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: int | None) -> Env:
-    """Make the environment, with its own time limit or with this one."""
+    """Make the environment; `max_episode_steps` replaces its own time limit."""
     maker = find_maker(env_id)
     import_known_packages(env_id)
     with translate_construction_errors(env_id, env_arguments), watch_call(known_class(env_id), "make"):
@@ -35,7 +35,7 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
                 raise EnvError(f"environment id '{env_id}' lacks its version: write '{newest}'")
             _check_registered_arguments(env_id, env_arguments)
             with warnings.catch_warnings() if newest is not None else contextlib.nullcontext():
-                if newest is not None:  # told once, before the run, instead of with each environment
+                if newest is not None:  # reported once, before the run, not for each environment
                     warnings.filterwarnings("ignore", message=".*is out of date")
                 env = gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **env_arguments)
         else:
@@ -47,10 +47,10 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
 
 
 def newer_version(env_id: str) -> str | None:
-    """The newest version of a Gymnasium id that names an older one or none; else None."""
+    """The newest version of a Gymnasium id whose version is older or missing; else None."""
     try:
         namespace, name, version = parse_env_id(env_id)
-    except GymnasiumError:  # no id at all
+    except GymnasiumError:  # not an id
         return None
     highest = find_highest_version(namespace, name)
     is_newer = highest is not None and (version is None or version < highest)
@@ -58,14 +58,14 @@ def newer_version(env_id: str) -> str | None:
 
 
 def is_registered(env_id: str) -> bool:
-    """Whether Gymnasium, or a known package that is installed, has this id."""
+    """Whether Gymnasium or an installed known package registers this id."""
     import_known_packages(env_id)
     return env_id in gym.registry or any(known.startswith(f"{env_id}-v") for known in gym.registry)
 
 
 @contextlib.contextmanager
 def translate_construction_errors(env_id: str, env_arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Turn what making an environment raises into an error that names the environment, the cause and the remedy."""
+    """Turn exceptions of the construction into errors that name the environment, the cause and the remedy."""
     try:
         yield
     except RLTrainingError:
@@ -77,22 +77,22 @@ def translate_construction_errors(env_id: str, env_arguments: Mapping[str, Any])
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        told = f"{type(error).__name__}: {_first_cause(error)}{frames_of_user(error)}"
+        detail = f"{type(error).__name__}: {_first_cause(error)}{frames_of_user(error)}"
         if env_arguments and isinstance(error, REFUSALS):
-            refused = f"environment '{env_id}' refuses its env_kwargs {dict(env_arguments)}: {told}"
+            refused = f"environment '{env_id}' refuses its env_kwargs {dict(env_arguments)}: {detail}"
             raise ConfigError(refused) from error
-        raise EnvError(f"environment '{env_id}' cannot be made: its constructor raised {told}") from error
+        raise EnvError(f"environment '{env_id}' cannot be made: its constructor raised {detail}") from error
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Gymnasium raises a TypeError again, with a longer text."""
+    """The original TypeError, which Gymnasium raises again with a longer text."""
     return error.__cause__ if isinstance(error, TypeError) and error.__cause__ is not None else error
 
 
 def _check_registered_arguments(env_id: str, env_arguments: Mapping[str, Any]) -> None:
     spec = gym.registry.get(env_id.rpartition(":")[2])
     if spec is None or spec.entry_point is None:
-        return  # gym.make knows what to say
+        return  # gym.make reports it
     entry_point = spec.entry_point
     maker: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     _check_arguments(env_id, maker, env_arguments, spec.kwargs)
@@ -101,7 +101,7 @@ def _check_registered_arguments(env_id: str, env_arguments: Mapping[str, Any]) -
 def _check_arguments(
     env_id: str, maker: Maker, env_arguments: Mapping[str, Any], registered: Mapping[str, Any] | None = None
 ) -> None:
-    """Compare the arguments with the signature, before anything is called."""
+    """Compare the arguments with the signature before the call."""
     try:
         parameters = inspect.signature(maker).parameters.values()
     except (TypeError, ValueError):  # written in C, say
@@ -125,7 +125,7 @@ def _check_arguments(
 
 def _check_is_env(env_id: str, made: Any) -> None:
     if isinstance(made, gym.vector.VectorEnv):
-        raise EnvError(f"'{env_id}' returned a vector environment: return a single one, num_envs makes several of it")
+        raise EnvError(f"'{env_id}' returned a vector environment: return a single one and set num_envs")
     if not isinstance(made, gym.Env):
         what = "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
         raise EnvError(f"'{env_id}' returned {what}, not a gymnasium.Env: let the function return the environment")

@@ -1,4 +1,4 @@
-"""Episodes of evaluation, each in an environment of its own that is made for it."""
+"""Evaluation episodes, each in a newly made environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_training.envs.state.global_generators import seed_global_generators
 from rl_training.envs.state.shared_changes import shared_changes, watch_call
 
 SUCCESS_KEYS = ("is_success", "success")
-"""Where the last info of an episode tells how it went."""
+"""Keys of the last info that report success."""
 
 
 class EpisodeStep(NamedTuple):
@@ -24,14 +24,14 @@ class EpisodeStep(NamedTuple):
     reward: float
     ended: bool
     success: bool | None
-    """What the info tells of success, if it does."""
+    """Success as reported in the info; None if it is not."""
 
 
 class EpisodeEnv:
-    """A place for one evaluation episode after the other.
+    """A pool member that runs one evaluation episode after the other.
 
-    An environment may remember its earlier episodes: counters, generators, a curriculum. So each episode gets a new
-    one, and its result depends on its seed and the policy alone, whatever was evaluated before.
+    Environments may keep state across episodes: counters, generators, a curriculum. A new environment for each
+    episode makes its result depend on its seed and the policy only.
     """
 
     def __init__(self, make: Callable[[], gym.Env[Any, Any]], *, has_own_process: bool) -> None:
@@ -40,20 +40,20 @@ class EpisodeEnv:
         self._env: gym.Env[Any, Any] | None = None
         self._is_checked = False
         self._watch = contextlib.ExitStack()
-        """Sees what the episode changes that others of its class share."""
+        """Records changes of class attributes and module variables during the episode."""
 
     def make(self, seed: int) -> None:
-        """Close the environment of the last episode, and make one for the next."""
-        with contextlib.suppress(Exception, SystemExit):  # the episode is over; the last one's failure is told
+        """Close the environment of the last episode and make the next one."""
+        with contextlib.suppress(Exception, SystemExit):  # only the last one must close without error
             self.close()
-        if self._has_own_process:  # elsewhere they are seeded for the whole evaluation
+        if self._has_own_process:  # in the main process they are seeded once per evaluation
             seed_global_generators(seed)
         self._env = self._make_env()
         self._is_checked = False
         self._watch.enter_context(watch_call(type(self._env.unwrapped), "episode"))
 
     def reset(self, seed: int) -> Any:
-        """Begin the episode."""
+        """Start the episode; returns the first observation."""
         assert self._env is not None
         answer = self._env.reset(seed=seed)
         check(explain_reset(answer))
@@ -84,11 +84,11 @@ class EpisodeEnv:
                 env.close()
 
     def shared_changes(self) -> list[str]:
-        """Which class attributes and module variables were seen to change, here and in others of this process."""
+        """Class attributes and module variables that changed, also by other environments of this process."""
         self._watch.close()
         return [] if self._env is None else shared_changes(type(self._env.unwrapped))
 
 
 def read_success(info: Mapping[str, Any]) -> bool | None:
-    """Whether the info tells of success or failure."""
+    """Success as reported in an info; None if it is not."""
     return next((bool(info[key]) for key in SUCCESS_KEYS if key in info), None)

@@ -1,4 +1,4 @@
-"""Making the environments of a run: one for evaluation, several for training, with our settings and wrappers."""
+"""Makes the environments of training and evaluation from `env_id` and `env_kwargs`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, reward_for_training, show
+from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
 from rl_training.envs.native_vector import EnvPoolNativeEnv, NativeTrainingEnv, check_has_batch, make_gymnasium_batch
 from rl_training.envs.pools import Pool, SyncPool
-from rl_training.envs.rewards import EpisodeReport, apply_reward_wrappers
-from rl_training.envs.vector import MakeEnv, TrainingEnv, make_async, make_sync
+from rl_training.envs.rewards import apply_reward_wrappers
+from rl_training.envs.vector import Array, MakeEnv, RewardTransform, TrainingEnv, make_async, make_sync
 from rl_training.envs.workers import AsyncPool
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import import_known_packages
 from rl_training.plugins.user_code import code_for, find_maker, load_code, unknown_code
-from rl_training.spaces.rewards import RewardTransformConfig
+from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 from rl_training.validation import FrozenConfig, parse_config
 
 __all__ = [
@@ -39,52 +40,67 @@ Backend = Literal["sync", "async", "vector", "envpool"]
 
 
 class WrapperConfig(FrozenConfig):
-    """Wrappers of the training environment; evaluation sees none that change rewards or endings."""
+    """Wrappers of the training environment; in evaluation, none changes rewards or episode ends."""
 
     atari: AtariConfig | None = None
-    """How an Atari game is shown and played."""
+    """Atari preprocessing."""
     reward: RewardTransformConfig | None = None
-    """What to do to each reward."""
+    """Transform of the training rewards: scale, shift, clip."""
+
+    @property
+    def clips_to_sign(self) -> bool:
+        """Whether Atari rewards are replaced by their sign."""
+        return self.atari is not None and self.atari.clip_reward
+
+    @property
+    def reward_transform(self) -> RewardTransform | None:
+        """The transform of a batch of training rewards; None if they stay as they are."""
+        return self._transform_rewards if self.clips_to_sign or self.reward is not None else None
+
+    def _transform_rewards(self, rewards: Array) -> Array:
+        return transform_rewards(np.sign(rewards) if self.clips_to_sign else rewards, self.reward)
 
 
 class EnvSettings(FrozenConfig):
-    """The keys of `env_kwargs` that are ours; all others go to the environment itself."""
+    """The reserved keys of `env_kwargs`; all others are arguments of the environment."""
 
     backend: Backend = "sync"
-    """Step the environments one by one in this process, each in a process of its own, or all at once: as Gymnasium's
-    vectorized environment, or in EnvPool's threads."""
+    """`sync`: one by one in this process; `async`: one worker process each; `vector`: Gymnasium's vectorized
+    implementation; `envpool`: EnvPool's threads."""
     wrappers: WrapperConfig = WrapperConfig()
     """Wrappers of the training environment."""
     max_episode_steps: PositiveInt | None = None
-    """Truncate episodes at this length, instead of the environment's own limit."""
+    """Truncate episodes after this many steps; null: the environment's own limit."""
     max_restarts: NonNegativeInt = 0
-    """How often, in the whole run, an environment that failed is made anew; the step that failed is not stored."""
+    """How many failed environments a run may recreate; the step that failed is not stored."""
     worker_timeout: PositiveFloat = 120.0
-    """Seconds after which a step in a worker process counts as hung."""
+    """Seconds without an answer after which a worker process counts as hung."""
 
     @property
     def steps_all_at_once(self) -> bool:
-        """Whether the environments are one simulator."""
+        """Whether one simulator steps all environments."""
         return self.backend in ("vector", "envpool")
 
     @model_validator(mode="after")
-    def _refuse_what_means_nothing(self) -> EnvSettings:
-        idle = sorted(self.model_fields_set & {"max_restarts", "worker_timeout"})
-        idle += ["wrappers.atari"] if self.wrappers.atari is not None else []
-        if self.steps_all_at_once and idle:
-            raise ValueError(f"{' and '.join(idle)} mean nothing with backend: {self.backend} (use sync or async)")
+    def _refuse_unsupported_keys(self) -> EnvSettings:
+        unsupported = sorted(self.model_fields_set & {"max_restarts", "worker_timeout"})
+        unsupported += ["wrappers.atari"] if self.wrappers.atari is not None else []
+        if self.steps_all_at_once and unsupported:
+            keys = " and ".join(unsupported)
+            remedy = "remove them, or use sync or async"
+            raise ValueError(f"{keys} not supported with backend: {self.backend}; {remedy}")
         return self
 
 
 def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[str, Any]]:
-    """Separate our settings from the environment's own arguments."""
-    ours = {key: value for key, value in env_kwargs.items() if key in EnvSettings.model_fields}
-    own = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
-    return parse_config(EnvSettings, ours, "env_kwargs"), own
+    """Separate the reserved keys from the arguments of the environment."""
+    settings = {key: value for key, value in env_kwargs.items() if key in EnvSettings.model_fields}
+    env_arguments = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
+    return parse_config(EnvSettings, settings, "env_kwargs"), env_arguments
 
 
 def without_training_wrappers(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The same environment in this process, with the rewards and endings that evaluation sees."""
+    """`env_kwargs` for evaluation: in this process, with the environment's own rewards and episode ends."""
     kept = {key: value for key, value in env_kwargs.items() if key not in ("backend", "wrappers")}
     atari = split_env_kwargs(env_kwargs)[0].wrappers.atari
     if atari is None:
@@ -96,36 +112,40 @@ def without_training_wrappers(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_wrappers: bool = True) -> Env:
     """Make one environment: a Gymnasium id, `module:ClassName` or `path/to/file.py:ClassName`.
 
-    Instead of a class, a factory function can be named; both are called with what is not ours of `env_kwargs`.
-    Without `with_wrappers` the rewards stay as the environment gives them, as evaluation needs.
+    The name may also be a factory function. Both are called with the unreserved keys of `env_kwargs`. Without
+    `with_wrappers`, rewards and episode ends are the environment's own, as in evaluation.
     """
-    settings, own = split_env_kwargs(env_kwargs or {})
-    env = _make_plain(env_id, own, settings)
-    return _with_training_rewards(env, settings.wrappers) if with_wrappers else env
+    settings, env_arguments = split_env_kwargs(env_kwargs or {})
+    env = _make_preprocessed(env_id, env_arguments, settings)
+    if not with_wrappers:
+        return env
+    env = _with_life_ends(env, settings.wrappers)
+    env = clip_rewards(env) if settings.wrappers.clips_to_sign else env
+    return apply_reward_wrappers(env, settings.wrappers.reward)
 
 
 def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, num_envs: int = 1) -> TrainingEnv:
-    """Make the training environments; an ended episode is reset within the step that ended it."""
-    settings, own = split_env_kwargs(env_kwargs or {})
+    """Make the training environments; an environment is reset within the step that ends its episode."""
+    settings, env_arguments = split_env_kwargs(env_kwargs or {})
     if settings.steps_all_at_once:
-        return _make_batched(env_id, settings, own, num_envs)
-    make = training_env_maker(env_id, env_kwargs)
+        return _make_native(env_id, settings, env_arguments, num_envs)
+    make, transform = training_env_maker(env_id, env_kwargs), settings.wrappers.reward_transform
     if settings.backend == "sync":
-        return make_sync(make, num_envs, settings.max_restarts)
-    return make_async(make, num_envs, settings.max_restarts, settings.worker_timeout)
+        return make_sync(make, num_envs, settings.max_restarts, transform)
+    return make_async(make, num_envs, settings.max_restarts, settings.worker_timeout, transform)
 
 
 def make_episode_pool(env_id: str, env_kwargs: Mapping[str, Any], size: int) -> Pool:
-    """Make the places of evaluation episodes: with `backend: async`, each in a process of its own."""
+    """Make the pool that runs evaluation episodes; with `backend: async`, each member in its own process."""
     settings, _ = split_env_kwargs(env_kwargs)
     make = functools.partial(_make_evaluation_env, env_id, dict(env_kwargs), code_for(env_id))
     has_own_process = settings.backend == "async"
-    make_place = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
-    return AsyncPool(make_place, size, settings.worker_timeout) if has_own_process else SyncPool(make_place, size)
+    make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
+    return AsyncPool(make_member, size, settings.worker_timeout) if has_own_process else SyncPool(make_member, size)
 
 
 def training_env_maker(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
-    """A function that makes one training environment, and that other processes can be given."""
+    """A picklable function that makes one training environment, with untransformed rewards."""
     return functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), code_for(env_id))
 
 
@@ -136,12 +156,12 @@ def _make_evaluation_env(env_id: str, env_kwargs: Mapping[str, Any], code: str |
 
 def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: str | None) -> Env:
     _load_code(env_id, code)
-    settings, own = split_env_kwargs(env_kwargs)
-    return _with_training_rewards(EpisodeReport(_make_plain(env_id, own, settings)), settings.wrappers)
+    settings, env_arguments = split_env_kwargs(env_kwargs)
+    return _with_life_ends(_make_preprocessed(env_id, env_arguments, settings), settings.wrappers)
 
 
 def _load_code(env_id: str, code: str | None) -> None:
-    """Import, in a worker process, what the main one has imported for this environment."""
+    """Import in a worker process the module or file that the main process imported for this environment."""
     if code is None or env_id in gym.registry:
         return
     load_code(code)
@@ -152,36 +172,33 @@ def _load_code(env_id: str, code: str | None) -> None:
         )
 
 
-def _make_plain(env_id: str, own: Mapping[str, Any], settings: EnvSettings) -> Env:
-    """The environment as training and evaluation both see it."""
+def _make_preprocessed(env_id: str, env_arguments: Mapping[str, Any], settings: EnvSettings) -> Env:
+    """The environment with the wrappers that training and evaluation share."""
     atari = settings.wrappers.atari
     if atari is None:
-        return construct(env_id, own, settings.max_episode_steps)
-    for key in GAME_KWARGS.keys() & own.keys():
-        raise ConfigError(f"env_kwargs.{key} is not yours to choose beside wrappers.atari: leave it out")
+        return construct(env_id, env_arguments, settings.max_episode_steps)
+    for key in GAME_KWARGS.keys() & env_arguments.keys():
+        raise ConfigError(f"env_kwargs.{key} is set by wrappers.atari: remove it")
     try:
-        env = show(construct(env_id, {**own, **GAME_KWARGS}, None), atari)
+        env = preprocess(construct(env_id, {**env_arguments, **GAME_KWARGS}, None), atari)
     except ConfigError as error:
         raise ConfigError(f"env_kwargs.wrappers.atari is for the games of ale-py: {error}") from error
     limit = settings.max_episode_steps  # in actions, not in frames
     return env if limit is None else gym.wrappers.TimeLimit(env, limit)
 
 
-def _with_training_rewards(env: Env, wrappers: WrapperConfig) -> Env:
-    if wrappers.atari is not None:
-        env = reward_for_training(env, wrappers.atari)
-    return apply_reward_wrappers(env, wrappers.reward)
+def _with_life_ends(env: Env, wrappers: WrapperConfig) -> Env:
+    return EpisodicLife(env) if wrappers.atari is not None and wrappers.atari.terminal_on_life_loss else env
 
 
-def _make_batched(env_id: str, settings: EnvSettings, own: dict[str, Any], num_envs: int) -> TrainingEnv:
+def _make_native(env_id: str, settings: EnvSettings, env_arguments: dict[str, Any], num_envs: int) -> TrainingEnv:
     if find_maker(env_id) is not None:
         raise EnvError(f"backend: {settings.backend} takes registered ids, not '{env_id}' (use sync or async)")
     env_id = env_id.rpartition(":")[2]
     import_known_packages(env_id)
     check_has_batch(env_id, settings.backend)
-    example = construct(env_id, own, settings.max_episode_steps)
+    example = construct(env_id, env_arguments, settings.max_episode_steps)
     make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolNativeEnv
-    with translate_construction_errors(env_id, own):
-        return NativeTrainingEnv(
-            make_batch(env_id, own, example, num_envs), example, num_envs, settings.wrappers.reward
-        )
+    with translate_construction_errors(env_id, env_arguments):
+        batch = make_batch(env_id, env_arguments, example, num_envs)
+        return NativeTrainingEnv(batch, example, num_envs, settings.wrappers.reward)

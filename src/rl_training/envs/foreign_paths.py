@@ -1,6 +1,6 @@
-"""Paths in the `env_kwargs` of a checkpoint: no environment is made with one that the user has not allowed.
+"""Refuses paths in the `env_kwargs` of a checkpoint that the user has not allowed.
 
-An environment may open the file that an argument names. Whoever changes a checkpoint could so let it read any file.
+An environment may open the files that its arguments name, so a changed checkpoint could make it read any file.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _allowed: set[Path] = set()
 
 
 def allow_path(path: str | Path) -> None:
-    """Let checkpoints name this file, or what lies in this folder, in their `env_kwargs`."""
+    """Allow checkpoints to name this file, or files in this folder, in their `env_kwargs`."""
     _allowed.add(_resolve(str(path)))
 
 
 def allow_paths_of(env_kwargs: Mapping[str, Any]) -> None:
-    """Allow what a configuration names that is the user's own, or was checked."""
+    """Allow the paths of a trusted configuration: the user's own, or one already checked."""
     for _, path in find_paths(env_kwargs):
         allow_path(path)
 
 
 def find_paths(env_kwargs: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The key and the text of every argument of the environment that is a path, or looks like one."""
-    own = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
-    return list(dict.fromkeys(_paths_in(own, "env_kwargs")))
+    """Key and text of every argument of the environment that is or looks like a path."""
+    env_arguments = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
+    return list(dict.fromkeys(_paths_in(env_arguments, "env_kwargs")))
 
 
 def refuse_unknown_paths(env_kwargs: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ def refuse_unknown_paths(env_kwargs: Mapping[str, Any]) -> None:
     key, path = unknown[0]
     flags = shlex.join(word for _, text in unknown for word in ("--allow-path", text))
     raise EnvError(
-        f"{key} of this checkpoint is the path {path!r}, and a checkpoint opens only files that you name: review it,"
+        f"{key} of this checkpoint is the path {path!r}, and a checkpoint opens only allowed files: review it,"
         f" then pass {flags} (in Python: rl_training.envs.foreign_paths.allow_path({path!r}))"
     )
 
@@ -74,7 +74,7 @@ def _is_path(text: str) -> bool:
         return True
     try:
         return os.path.lexists(text)
-    except ValueError:  # a character that no path has
+    except ValueError:  # a character that paths cannot contain
         return False
 
 
@@ -86,5 +86,5 @@ def _is_allowed(text: str) -> bool:
 def _resolve(text: str) -> Path:
     try:
         return Path(text).expanduser().resolve()
-    except (OSError, ValueError, RuntimeError):  # no path after all, or no such user
+    except (OSError, ValueError, RuntimeError):  # not a path, or no such user
         return Path(text)

@@ -1,4 +1,4 @@
-"""What another goal would have brought: the rewards and endings that a goal environment computes on demand."""
+"""Rewards and terminations of relabelled goals (HER), computed by the goal-conditioned environment."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rl_training.errors import EnvError
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 
 NUM_TRIED = 4
-"""Episodes from whose beginnings goals are taken to try out the environment's functions."""
+"""Episodes whose first goals are used to test the environment's functions."""
 Array = npt.NDArray[Any]
 OnRows = Callable[[Array, Array], Array]
 
 
 class GoalRewards:
-    """Asks an environment of its own for `compute_reward(achieved_goal, desired_goal, info)`, shaped as in training.
+    """Calls `compute_reward(achieved_goal, desired_goal, info)` of an environment and transforms it as in training.
 
-    It also asks for `compute_terminated`, where the environment has it. Both are given an empty info, and many rows at
-    once if that gives what they give row by row.
+    It also calls `compute_terminated`, if the environment has it. Both get an empty info, and a batch of goals if a
+    test shows that this gives the same results as row by row.
     """
 
     def __init__(self, env_id: str, env_kwargs: Mapping[str, Any]) -> None:
@@ -40,11 +40,11 @@ class GoalRewards:
         except Exception as error:
             self.close()
             reason = str(error) if isinstance(error, EnvError) else describe_error(error)
-            raise EnvError(f"hindsight replay cannot compute the rewards of '{env_id}': {reason}") from error
+            raise EnvError(f"HER cannot compute the rewards of '{env_id}': {reason}") from error
         self._rewards = rewards
 
     def __call__(self, achieved: Array, desired: Array) -> tuple[Array, Array | None]:
-        """Rewards [B], and which steps terminate [B] if the environment can tell, for goals [B, G]."""
+        """Rewards [B] for goals [B, G], and terminations [B] if the environment has `compute_terminated`."""
         space: Any = self._env.observation_space["desired_goal"]  # type: ignore[index]
         goals = [rows.reshape(-1, *space.shape).astype(space.dtype) for rows in (achieved, desired)]
         terminated = None if self._terminated is None else self._terminated(*goals).astype(np.bool_)
@@ -55,7 +55,7 @@ class GoalRewards:
         self._env.close()
 
     def _some_goals(self) -> tuple[Array, Array]:
-        """Goals achieved and desired, some of them the same."""
+        """Achieved and desired goals; some pairs are equal."""
         starts = [self._env.reset(seed=seed)[0] for seed in range(NUM_TRIED)]
         achieved, desired = (np.stack([obs[key] for obs in starts]) for key in ("achieved_goal", "desired_goal"))
         return np.concatenate([achieved, achieved, desired]), np.concatenate([desired, desired[::-1], desired])
@@ -70,7 +70,7 @@ class GoalRewards:
             return None
         try:
             is_same = np.allclose(_at_once(function, *goals), rows)
-        except Exception:  # it is written for one row
+        except Exception:  # it does not accept a batch
             is_same = False
         return partial(_at_once if is_same else _row_by_row, function)
 

@@ -1,4 +1,4 @@
-"""Two small environments with goals, to try hindsight replay on."""
+"""Two small goal-conditioned environments for HER."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ Obs = dict[str, Any]
 
 
 class _GoalEnv(gym.Env[Any, Any]):
-    """A place, a goal of the same kind, and a reward of 0 where they agree, else -1; success ends the episode."""
+    """A position and a goal of the same space; reward 0 and termination where they agree, else reward -1."""
 
-    def __init__(self, places: gym.Space[Any], actions: gym.Space[Any], max_steps: int) -> None:
-        self.observation_space = Dict(observation=places, achieved_goal=places, desired_goal=places)
+    def __init__(self, positions: gym.Space[Any], actions: gym.Space[Any], max_steps: int) -> None:
+        self.observation_space = Dict(observation=positions, achieved_goal=positions, desired_goal=positions)
         self.action_space = actions
         self.max_steps = max_steps
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Draw a place and a goal that it has not reached."""
+        """Sample a position and a goal that it has not reached."""
         super().reset(seed=seed)
         self._steps = 0
-        self._place: Array = self._draw()
-        self._goal: Array = self._draw()
-        while self.compute_terminated(self._place, self._goal):
-            self._goal = self._draw()
+        self._position: Array = self._sample()
+        self._goal: Array = self._sample()
+        while self.compute_terminated(self._position, self._goal):
+            self._goal = self._sample()
         return self._obs(), {}
 
     def step(self, action: Any) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        """Move; `is_success` tells whether the goal is reached."""
+        """Move; the info reports `is_success`."""
         self._steps += 1
-        self._place = self._moved(action)
-        is_reached = bool(self.compute_terminated(self._place, self._goal))
+        self._position = self._move(action)
+        is_reached = bool(self.compute_terminated(self._position, self._goal))
         info = {"is_success": is_reached}
         return self._obs(), float(is_reached) - 1.0, is_reached, self._steps >= self.max_steps, info
 
@@ -48,20 +48,20 @@ class _GoalEnv(gym.Env[Any, Any]):
         """Whether the goal is reached; for one pair or a batch."""
         raise NotImplementedError
 
-    def _draw(self) -> Array:
-        """A place or a goal."""
+    def _sample(self) -> Array:
+        """Sample a position or a goal."""
         raise NotImplementedError
 
-    def _moved(self, action: Any) -> Array:
-        """Where an action leads."""
+    def _move(self, action: Any) -> Array:
+        """The position after an action."""
         raise NotImplementedError
 
     def _obs(self) -> Obs:
-        return {"observation": self._place, "achieved_goal": self._place, "desired_goal": self._goal}
+        return {"observation": self._position, "achieved_goal": self._position, "desired_goal": self._goal}
 
 
 class BitFlipEnv(_GoalEnv):
-    """Each action flips one of `num_bits` bits; the goal is a pattern, to be made within as many steps."""
+    """Each action flips one of `num_bits` bits; the goal is a bit pattern, to be reached within `num_bits` steps."""
 
     def __init__(self, num_bits: int = 10) -> None:
         super().__init__(MultiBinary(num_bits), Discrete(num_bits), num_bits)
@@ -70,17 +70,17 @@ class BitFlipEnv(_GoalEnv):
         """Whether all bits agree; for one pair or a batch."""
         return (achieved_goal == desired_goal).all(-1)
 
-    def _draw(self) -> Array:
+    def _sample(self) -> Array:
         return self.np_random.integers(0, 2, self.max_steps).astype(np.int8)
 
-    def _moved(self, action: Any) -> Array:
-        place = self._place.copy()
-        place[action] ^= 1
-        return place
+    def _move(self, action: Any) -> Array:
+        position = self._position.copy()
+        position[action] ^= 1
+        return position
 
 
 class PointGoalEnv(_GoalEnv):
-    """A point in the square from -1 to 1 moves by up to 0.1 in x and y, to come within 0.1 of a goal in 50 steps."""
+    """A point in [-1, 1]^2 moves by up to 0.1 in x and y, to come within 0.1 of a goal in 50 steps."""
 
     radius: ClassVar[float] = 0.1
     speed: ClassVar[float] = 0.1
@@ -89,12 +89,12 @@ class PointGoalEnv(_GoalEnv):
         super().__init__(Box(-1.0, 1.0, (2,), np.float32), Box(-1.0, 1.0, (2,), np.float32), 50)
 
     def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
-        """Whether the goal is near; for one pair or a batch."""
+        """Whether the goal is within `radius`; for one pair or a batch."""
         return np.linalg.norm(achieved_goal - desired_goal, axis=-1) < self.radius
 
-    def _draw(self) -> Array:
+    def _sample(self) -> Array:
         return self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
 
-    def _moved(self, action: Any) -> Array:
-        place: Array = np.clip(self._place + self.speed * np.asarray(action), -1.0, 1.0, dtype=np.float32)
-        return place
+    def _move(self, action: Any) -> Array:
+        position: Array = np.clip(self._position + self.speed * np.asarray(action), -1.0, 1.0, dtype=np.float32)
+        return position

@@ -1,4 +1,4 @@
-"""Training environments that a simulator steps all at once: Gymnasium's own vectorized ones, and EnvPool's."""
+"""Training environments stepped together by one simulator: Gymnasium's vectorized environments and EnvPool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INSTEAD = "use sync or async"
 
 
 class NativeTrainingEnv(TrainingEnv):
-    """A simulator of several environments as training needs it: its episodes are limited, counted and renewed."""
+    """A vectorized simulator with episode limits, episode returns and resets within the step."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class NativeTrainingEnv(TrainingEnv):
         self._num_resumes = 0
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take one step in every environment, and begin new episodes where some ended."""
+        """Take one step in every environment, and reset those whose episode ended."""
         self._obs, rewards, terminated, truncated = self._attempt("step", self._batch.step, actions)
         self._returns += rewards
         self._lengths += 1
@@ -59,12 +59,12 @@ class NativeTrainingEnv(TrainingEnv):
             episodes = zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
             info = {"final_obs": self._obs, "_final_obs": ended, "episodes": list(episodes)}
             self._obs = self._obs.copy()
-            self._obs[ended] = self._attempt("reset", self._batch.renew, ended)
+            self._obs[ended] = self._attempt("reset", self._batch.reset_ended, ended)
             self._returns[ended], self._lengths[ended] = 0.0, 0
         return self._obs, transform_rewards(rewards.astype(np.float64), self._reward), terminated, truncated, info
 
     def state(self) -> dict[str, Any]:
-        """The state of the simulator, and how far each episode is."""
+        """The state of the simulator, and the return and length of each episode in progress."""
         episodes = zip(self._returns.tolist(), self._lengths.tolist(), strict=True)
         return {
             "seeds": list(self._seeds),
@@ -76,11 +76,11 @@ class NativeTrainingEnv(TrainingEnv):
         }
 
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
-        """Bring the environments back, or begin new episodes where that cannot be done."""
+        """Restore a saved state; EnvPool, which cannot be saved, starts new episodes."""
         self._seeds = list(state["seeds"])
         if not isinstance(self._batch, GymnasiumNativeEnv):
             self._num_resumes = state["num_resumes"] + 1
-            return self._begin(), list(self.inexact_reasons)
+            return self._reset_all(), list(self.inexact_reasons)
         self._batch.restore(state["batch"])
         for index, saved in enumerate(state["environments"]):
             self._returns[index], self._lengths[index] = saved["return"], saved["length"]
@@ -91,12 +91,12 @@ class NativeTrainingEnv(TrainingEnv):
         """Close the simulator."""
         self._batch.close()
 
-    def _begin(self) -> Any:
-        # The number of resumes is there so that a resumed run does not begin with the first episodes again.
+    def _reset_all(self) -> Any:
+        # The number of resumes is part of the seed, so that a resumed run does not repeat its first episodes.
         entropy = None if None in self._seeds else [seed or 0 for seed in (*self._seeds, self._num_resumes)]
         seeds = np.random.SeedSequence(entropy).generate_state(self.num_envs)
         self._returns[:], self._lengths[:] = 0.0, 0
-        self._obs = self._attempt("reset", self._batch.begin, seeds)
+        self._obs = self._attempt("reset", self._batch.reset_all, seeds)
         return self._obs
 
     def _attempt(self, what: str, call: Callable[[Any], Any], value: Any) -> Any:
@@ -107,15 +107,15 @@ class NativeTrainingEnv(TrainingEnv):
         except BaseException as error:
             actions = f"\ntheir last actions: {np.asarray(value)}" if what == "step" else ""
             raise EnvError(
-                f"the {self.num_envs} environments, stepped as one, failed in {what}: {describe_error(error)}\n"
+                f"the {self.num_envs} environments of one simulator failed in {what}: {describe_error(error)}\n"
                 f"their seeds: {self._seeds}{actions}\ntheir own traceback:\n{trace_from_user(error).rstrip()}"
             ) from error
 
 
 class GymnasiumNativeEnv:
-    """A vectorized environment of Gymnasium, whose state is in its attributes.
+    """A vectorized environment of Gymnasium whose state is in its attributes.
 
-    It has no way to reset a part of itself, so all are reset and the arrays of those that had not ended are put back.
+    It cannot reset some of its environments: `reset_ended` resets all, then restores the arrays of the others.
     """
 
     inexact_reasons: Sequence[str] = ()
@@ -124,18 +124,18 @@ class GymnasiumNativeEnv:
         self.env = env
         self._core: Any = env.unwrapped
         self._axes = axes
-        """Which axis of which attribute counts the environments."""
+        """The axis of environments in each array attribute."""
 
-    def begin(self, seeds: Array) -> Array:
-        """Begin an episode in every environment; one generator serves all."""
+    def reset_all(self, seeds: Array) -> Array:
+        """Reset every environment; one generator serves all."""
         return np.array(self.env.reset(seed=int(seeds[0]))[0])
 
     def step(self, actions: Array) -> list[Array]:
-        """Observations, rewards, terminated, truncated: copies, for some write the next ones into the same arrays."""
+        """Observations, rewards, terminated, truncated; copied, since some simulators reuse their arrays."""
         return [np.array(part) for part in self.env.step(actions)[:4]]
 
-    def renew(self, ended: Array) -> Array:
-        """Begin an episode in the ended environments; returns their observations alone."""
+    def reset_ended(self, ended: Array) -> Array:
+        """Reset the ended environments; returns only their observations."""
         before = self._arrays()
         obs, _ = self.env.reset()
         for name, axis in self._axes.items():
@@ -144,7 +144,7 @@ class GymnasiumNativeEnv:
         return np.asarray(obs)[ended]
 
     def state(self) -> dict[str, Any]:
-        """Its arrays, which may be large, its other plain attributes and its generator."""
+        """Arrays, other attributes and the generator."""
         return {
             "arrays": self._arrays(),
             "attributes": {
@@ -154,8 +154,8 @@ class GymnasiumNativeEnv:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put back what `state` returned."""
-        self.env.reset(seed=0)  # makes the arrays and the generator
+        """Restore a result of `state`."""
+        self.env.reset(seed=0)  # creates the arrays and the generator
         restore_attributes(self._core, state["attributes"])
         for name, current in self._arrays().items():
             saved = state["arrays"][name]
@@ -165,7 +165,7 @@ class GymnasiumNativeEnv:
         self.set_generator(state)
 
     def set_generator(self, state: dict[str, Any]) -> None:
-        """Put back the generator alone."""
+        """Restore only the generator."""
         self._core.np_random.bit_generator.state = state["generator"]
 
     def close(self) -> None:
@@ -176,14 +176,16 @@ class GymnasiumNativeEnv:
         return {name: getattr(self._core, name).copy() for name in self._axes}
 
 
-def make_gymnasium_batch(env_id: str, own: Mapping[str, Any], example: Env, num_envs: int) -> GymnasiumNativeEnv:
-    """Make Gymnasium's vectorized form of an environment, if it stands a trial."""
+def make_gymnasium_batch(
+    env_id: str, env_arguments: Mapping[str, Any], example: Env, num_envs: int
+) -> GymnasiumNativeEnv:
+    """Make Gymnasium's vectorized implementation, after a test that it can be partly reset and restored."""
     limit = example.spec.max_episode_steps if example.spec else None
     limits: dict[str, Any] = {} if gym.spec(env_id).max_episode_steps is None else {"max_episode_steps": limit}
-    make = functools.partial(gym.make_vec, env_id, vectorization_mode="vector_entry_point", **limits, **own)
+    make = functools.partial(gym.make_vec, env_id, vectorization_mode="vector_entry_point", **limits, **env_arguments)
     small, larger = make(num_envs=3), make(num_envs=4)
     if small.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
-        raise EnvError(f"'{env_id}' resets itself within the step: backend: vector cannot yet use such ({INSTEAD})")
+        raise EnvError(f"'{env_id}' resets within the step, which backend: vector does not support: {INSTEAD}")
     small.reset(seed=0)
     larger.reset(seed=0)
     axes = {}
@@ -194,51 +196,53 @@ def make_gymnasium_batch(env_id: str, own: Mapping[str, Any], example: Env, num_
                 axes[name] = sizes.index((3, 4))
     if not _holds_everything(GymnasiumNativeEnv(small, axes)):
         raise EnvError(
-            f"'{env_id}' cannot be used with backend: vector: its state is not all in NumPy arrays and np_random,"
-            f" so a part of it can be neither reset nor restored ({INSTEAD})"
+            f"'{env_id}' does not support backend: vector: its state is not all in NumPy arrays and np_random, so it"
+            f" can be neither partly reset nor restored: {INSTEAD}"
         )
     return GymnasiumNativeEnv(make(num_envs=num_envs), axes)
 
 
 def _holds_everything(batch: GymnasiumNativeEnv) -> bool:
-    """Whether a restored one goes on as before, and resetting one environment leaves the others where they are."""
+    """Whether a restored batch continues identically, and resetting one environment leaves the others unchanged."""
     batch.env.action_space.seed(0)
     actions = batch.env.action_space.sample()
-    batch.begin(np.zeros(1))
+    batch.reset_all(np.zeros(1))
     _, _, terminated, truncated = batch.step(actions)
     if (terminated | truncated).any():
-        batch.renew(terminated | truncated)
+        batch.reset_ended(terminated | truncated)
     saved = batch.state()
-    step, beginning = batch.step(actions), batch.renew(np.ones(3, bool))
+    step, first_obs = batch.step(actions), batch.reset_ended(np.ones(3, bool))
     batch.restore(saved)
-    if not is_same([step, beginning], [batch.step(actions), batch.renew(np.ones(3, bool))]):
+    if not is_same([step, first_obs], [batch.step(actions), batch.reset_ended(np.ones(3, bool))]):
         return False
     batch.restore(saved)
-    batch.renew(np.arange(3) == 0)
+    batch.reset_ended(np.arange(3) == 0)
     batch.set_generator(saved)
     return all(is_same(part[1:], again[1:]) for part, again in zip(step, batch.step(actions), strict=True))
 
 
 class EnvPoolNativeEnv:
-    """An EnvPool. Its environments reset themselves one step after an ending, so they are told to at once."""
+    """An EnvPool; its environments reset one step after an episode end, so they are reset explicitly before."""
 
-    inexact_reasons: Sequence[str] = ("EnvPool does not give its state away: a resumed run begins new episodes",)
+    inexact_reasons: Sequence[str] = ("EnvPool cannot save its state: a resumed run starts new episodes",)
 
-    def __init__(self, env_id: str, own: Mapping[str, Any], example: Env, num_envs: int) -> None:
-        spec = _import_envpool().make_spec(env_id, **own)
+    def __init__(self, env_id: str, env_arguments: Mapping[str, Any], example: Env, num_envs: int) -> None:
+        spec = _import_envpool().make_spec(env_id, **env_arguments)
         for theirs, ours in zip(
             (spec.observation_space, spec.action_space), (example.observation_space, example.action_space), strict=True
         ):
             if not _are_alike(theirs, ours):
-                raise EnvError(f"EnvPool's '{env_id}' is not Gymnasium's, which evaluates: {theirs}, not {ours}")
-        # Its own time limit would hide that an episode terminated at that very step.
+                raise EnvError(
+                    f"EnvPool's '{env_id}' has the space {theirs}, Gymnasium's, used in evaluation, {ours}: {INSTEAD}"
+                )
+        # EnvPool's own time limit would report truncation only, also where the same step terminated.
         self._make = functools.partial(
-            _import_envpool().make, env_id, "gymnasium", num_envs=num_envs, max_episode_steps=NO_LIMIT, **own
+            _import_envpool().make, env_id, "gymnasium", num_envs=num_envs, max_episode_steps=NO_LIMIT, **env_arguments
         )
         self._pool: Any = None
 
-    def begin(self, seeds: Array) -> Any:
-        """Make the pool, for seeds (of 31 bits) are given to it only then."""
+    def reset_all(self, seeds: Array) -> Any:
+        """Make the pool and reset it: its seeds (31 bits) are arguments of the constructor."""
         self._pool = self._make(seed=(seeds >> 1).tolist())
         return self._pool.reset()[0]
 
@@ -246,27 +250,28 @@ class EnvPoolNativeEnv:
         """Observations, rewards, terminated, truncated."""
         return self._pool.step(actions)[:4]
 
-    def renew(self, ended: Array) -> Any:
-        """Begin an episode in the ended environments; returns their observations alone."""
+    def reset_ended(self, ended: Array) -> Any:
+        """Reset the ended environments; returns only their observations."""
         return self._pool.reset(np.flatnonzero(ended))[0]
 
     def close(self) -> None:
-        """Let the pool and its threads go."""
+        """Release the pool and its threads."""
         self._pool = None
 
 
 def check_has_batch(env_id: str, backend: str) -> None:
-    """Raise unless there is such a batch, and Gymnasium has the environment alone, too, for evaluation."""
+    """Raise unless the backend has the environment, and Gymnasium has it too, for evaluation."""
     if backend == "envpool":
         known = _import_envpool().list_all_envs()
         if env_id not in known:
             raise EnvError(f"EnvPool has no '{env_id}'{suggest(env_id, known, 'see envpool.list_all_envs()')}")
         if env_id not in gym.registry:
-            raise EnvError(f"EnvPool has '{env_id}', but Gymnasium has nothing of that id to evaluate on")
+            raise EnvError(f"EnvPool has '{env_id}', but Gymnasium, used in evaluation, does not: choose another id")
         return
     known = [key for key, spec in gym.registry.items() if spec.vector_entry_point is not None]
     if env_id in gym.registry and env_id not in known:
-        raise EnvError(f"'{env_id}' has no vectorized form ({INSTEAD}); these have: {', '.join(sorted(known))}")
+        names = ", ".join(sorted(known))
+        raise EnvError(f"'{env_id}' has no vectorized implementation: {INSTEAD}; these have one: {names}")
 
 
 def _import_envpool() -> Any:
@@ -276,11 +281,11 @@ def _import_envpool() -> Any:
         return envpool
     except ImportError as error:
         remedy = f"{install_extra('envpool')}, on Python 3.11 or newer"
-        raise EnvError(f"backend: envpool needs a package that is not installed: {error} ({remedy})") from None
+        raise EnvError(f"backend: envpool needs the package envpool ({error}): {remedy}") from None
 
 
 def _are_alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
-    """Whether two spaces differ in no more than the precision of their numbers."""
+    """Whether two spaces are equal up to the precision of their numbers."""
     if not (isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box) and one.shape == other.shape):
         return one == other
     is_same_kind = one.dtype.kind == other.dtype.kind

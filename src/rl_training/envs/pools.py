@@ -1,4 +1,4 @@
-"""Several objects, each around one environment, that carry out commands: here, in this process, one after the other."""
+"""Pools of environments that run commands and return failures as values; here, the pool in this process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Arguments = Sequence[tuple[Any, ...] | None]
 
 
 class Member(Protocol):
-    """An object of a pool; the names of its methods are the commands."""
+    """One environment of a pool; commands are the names of its methods."""
 
     def close(self) -> None:
-        """Close its environment."""
+        """Close the environment."""
 
 
 MakeMember = Callable[[], Member]
@@ -28,19 +28,19 @@ MakeMember = Callable[[], Member]
 
 @dataclass(frozen=True)
 class Fault:
-    """How one environment failed."""
+    """The failure of one environment."""
 
     what: str
-    """It raised ..., its process exited, it hung."""
+    """'it raised ...', 'its process exited ...' or 'it hung ...'."""
     trace: str
-    """Its traceback from the user's code on, as far as there is one."""
+    """Traceback from the first frame of the user's code; empty if there is none."""
     cause: BaseException | None = None
     call: str | None = None
-    """In which of its methods, where that is not the command."""
+    """The method that failed, where it is not the command."""
 
     @classmethod
     def from_error(cls, error: BaseException, member: Member | None = None) -> Fault:
-        """What an environment raised; an error of ours says all by itself."""
+        """Describe an exception; an `EnvError` is already complete and gets no traceback."""
         call = getattr(member, "failed_call", None)
         if isinstance(error, EnvError):
             return cls(str(error), "", error, call)
@@ -48,36 +48,36 @@ class Fault:
 
 
 class Pool(ABC):
-    """Members that survive each other's faults."""
+    """Base class: members whose failures do not affect each other."""
 
     size: int
 
     def start(self) -> list[tuple[int, Fault]]:
-        """Start the processes of the members, if they have any; returns those that failed."""
+        """Start the worker processes, if any; returns the failures by index."""
         return []
 
     @abstractmethod
     def run(self, command: str, arguments: Arguments, seconds: float | None = None) -> list[Any]:
-        """Let each member that has arguments carry out a command; an item of the answer may be a `Fault`.
+        """Run a command in each member whose arguments are not None; a result may be a `Fault`.
 
-        A member of another process that needs more than `seconds` (default: the pool's own limit) has hung.
+        A worker process without an answer after `seconds` (default: the pool's timeout) counts as hung.
         """
 
     @abstractmethod
     def replace(self, index: int) -> Fault | None:
-        """Make one member anew."""
+        """Recreate one member."""
 
     @abstractmethod
     def close(self) -> list[tuple[int, Fault]]:
-        """Close every member; returns those that failed to."""
+        """Close every member; returns the failures by index."""
 
     def run_one(self, index: int, command: str, *values: Any, seconds: float | None = None) -> Any:
-        """Let one member carry out a command; the answer may be a `Fault`."""
+        """Run a command in one member; the result may be a `Fault`."""
         return self.run(command, [values if other == index else None for other in range(self.size)], seconds)[index]
 
 
 class SyncPool(Pool):
-    """All members in this process."""
+    """All members in this process, run one after the other."""
 
     def __init__(self, make: MakeMember, size: int) -> None:
         self.size = size
@@ -90,7 +90,7 @@ class SyncPool(Pool):
             raise
 
     def run(self, command: str, arguments: Arguments, seconds: float | None = None) -> list[Any]:
-        """Let the members carry out a command, one after the other."""
+        """Run a command in each member whose arguments are not None."""
         results: list[Any] = []
         for member, values in zip(self.members, arguments, strict=True):
             try:
@@ -102,12 +102,12 @@ class SyncPool(Pool):
         return results
 
     def replace(self, index: int) -> Fault | None:
-        """Close what is left of a member, and make another."""
+        """Close a failed member, ignoring errors, and make another."""
         _try_to(self.members[index].close)
         return _try_to(self._make_at, index)
 
     def close(self) -> list[tuple[int, Fault]]:
-        """Close all, also those after one that fails to."""
+        """Close all members, also after one fails to close."""
         faults = [(index, _try_to(member.close)) for index, member in enumerate(self.members)]
         self.members.clear()
         return [(index, fault) for index, fault in faults if fault is not None]
@@ -127,11 +127,11 @@ def _try_to(call: Callable[..., None], *values: Any) -> Fault | None:
 
 
 def close_example(env: gym.Env[Any, Any]) -> None:
-    """Close an environment that was made only to be looked at; those that are used will tell if they cannot close."""
+    """Close an environment that was made to read its spaces; an error is ignored."""
     with watch_call(type(env.unwrapped), "close"):
         _try_to(env.close)
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception in one line."""
+    """Describe an exception in one line."""
     return f"it raised {type(error).__name__}: {error}"

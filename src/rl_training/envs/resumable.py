@@ -1,4 +1,4 @@
-"""One training environment that can be left at any step and brought back to it."""
+"""One training environment whose state can be saved at any step and restored exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs.answers import check, explain_reset, find_misfit
+from rl_training.envs.answers import check, explain_reset, explain_step, find_misfit
 from rl_training.envs.state import ale_rng
 from rl_training.envs.state.attributes import (
     MAX_ARRAY_BYTES,
@@ -24,60 +24,59 @@ from rl_training.envs.state.global_generators import global_generators
 from rl_training.envs.state.shared_changes import change_of_shared, watch_call
 from rl_training.envs.state.unsaved_state import shared_state, unsaved_state
 
-NO_RESET = "goes_on"
-"""In the info of a step that terminates: the environment is to be stepped on, not reset."""
+NO_RESET = "rl_training.no_reset"
+"""Info key of a step that terminates without a reset: the game continues. Qualified, so that no user's info has it."""
 MAX_WATCHED = 1024
-"""The first, second, fourth, ... of so many resets and steps are watched for changes that no checkpoint holds."""
-SAVED_ATTRIBUTES = (
-    f"arrays of up to {MAX_ARRAY_BYTES // 1024} KiB and containers of up to {MAX_ITEMS:,} items are; for more, write"
-    " get_state and set_state"
-)
+"""Of this many first resets and steps, those with numbers 0, 1, 2, 4, 8, ... are checked for unsaved changes."""
+SAVED_ATTRIBUTES = f"arrays up to {MAX_ARRAY_BYTES // 1024} KiB and containers up to {MAX_ITEMS:,} items"
 
 
 class Step(NamedTuple):
-    """What one step brought; at an ending `obs` is the next episode's first."""
+    """The result of one step; at an episode end `obs` is the first observation of the next episode."""
 
     obs: Any
     reward: float
     terminated: bool
     truncated: bool
     final_obs: Any = None
+    """Last observation of the episode that ended; None within an episode."""
     episode: tuple[float, int] | None = None
-    """Raw return and length of the episode that ended."""
+    """Return and length of the episode that ended; None within an episode."""
 
 
 class ResumableEnv:
-    """An environment that resets itself when an episode ends and knows how to get back to where it is.
+    """An environment that resets itself at episode ends and can be saved and restored at any step.
 
-    Most simulators cannot be copied, but do again what they did before. So what the last reset began from (the
-    generators and the plain attributes) and the actions since are kept; restoring puts these back, resets and plays
-    the actions, through all wrappers. Plain attributes that then still differ (a clock, say) are set to what they
-    were. An environment with `get_state` and `set_state` is asked instead.
+    Most simulators cannot be copied, but are deterministic. So the state before the last reset (generators and
+    attributes) and the actions since (the action log) are kept; `restore` sets that state, resets and replays the
+    actions through all wrappers. Attributes that still differ afterwards (a clock, say) get their saved values. An
+    environment with `get_state` and `set_state` is restored by these instead.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
         self._core: Any = env.unwrapped
         self._before: dict[str, Any] = {}
-        """What the beginning of the episode depends on."""
+        """State before the last reset, on which the start of the episode depends."""
         self._actions: list[Any] = []
+        """The action log: the actions since the last reset."""
         self._return = 0.0
-        """Sum of the rewards since the last reset."""
+        self._length = 0
         self._obs: Any = None
         self._num_resets = 0
         self._num_steps = 0
         self.failed_call: str | None = None
-        """What failed within `step`, if it was the reset after the end of an episode."""
+        """The method that failed within `step`, if it was the reset after an episode end."""
         self._generators: dict[str, Any] = {}
-        """Where the generators that are not saved were when the environment was first reset, or restored."""
+        """States of the unsaved generators before the first reset, or before `restore`."""
         self._unsaved_draws: set[str] = set()
-        """From which of these it was seen to draw."""
+        """Unsaved generators from which the environment drew."""
         self._shared_changes: set[str] = set()
-        """Which class attributes and module variables it was seen to change."""
+        """Class attributes and module variables that the environment changed."""
 
     @property
-    def keeps_own_state(self) -> bool:
-        """Whether it has `get_state()` and `set_state(state)`; others use these names with more arguments."""
+    def has_custom_state(self) -> bool:
+        """Whether it has `get_state()` and `set_state(state)`; MuJoCo's `set_state(qpos, qvel)` does not count."""
         try:
             inspect.signature(self._core.get_state).bind()
             inspect.signature(self._core.set_state).bind(None)
@@ -86,31 +85,32 @@ class ResumableEnv:
         return True
 
     def reset(self, seed: int | None = None) -> Any:
-        """Begin an episode, and a new page of the journal."""
+        """Start an episode and a new action log."""
         is_emulated = seed is None and ale_rng.is_atari(self._core)
         self._before = {
             "seed": seed,
             "generator_before_reset": None if seed is not None else self._generator_state(),
-            "attributes_before_reset": [capture_attributes(layer) for layer in self._layers()],
-            # Of this snapshot only the generators are saved.
+            "attributes_before_reset": [capture_attributes(wrapper) for wrapper in self._wrapper_chain()],
+            # Only the generators of this snapshot are saved.
             "emulator_before_reset": ale_rng.snapshot(self._core) if is_emulated else None,
         }
         self._actions = []
-        self._return = 0.0
+        self._return, self._length = 0.0, 0
         _renew_world(self._core)
         if not self._num_resets:
             self._generators = self._unsaved_generators()
         before = self._shared_before(self._num_resets)
         answer = self.env.reset(seed=seed)
         self._note_changes(before)
+        check(explain_reset(answer))
         if not self._num_resets:
-            check(explain_reset(answer) or find_misfit(self.env.observation_space, answer[0]))
+            check(find_misfit(self.env.observation_space, answer[0]))
         self._num_resets += 1
         self._obs = answer[0]
         return self._obs
 
     def step(self, action: Any) -> Step:
-        """Note the action and take it; begin the next episode where this one ends."""
+        """Log the action and take it; reset at the end of an episode."""
         number = self._num_steps
         self._num_steps = number + 1
         before = None if number & (number - 1) else self._shared_before(number)
@@ -118,65 +118,67 @@ class ResumableEnv:
         answer = self.env.step(action.copy() if isinstance(action, np.ndarray) else action)  # it may write into it
         if before:
             self._note_changes(before)
-        obs, reward, terminated, truncated, info = answer
-        reward = float(reward)
+        if not number:  # the first answer is checked in full; a later one only where reading it fails
+            check(explain_step(answer) or find_misfit(self.env.observation_space, answer[0]))
+        try:
+            obs, reward, terminated, truncated, info = answer
+            reward = float(reward)
+            has_ended = (terminated or truncated) and NO_RESET not in info
+        except (TypeError, ValueError):
+            check(explain_step(answer))
+            raise
         self._return += reward
-        if not number:
-            check(find_misfit(self.env.observation_space, obs))
-        if not (terminated or truncated) or NO_RESET in info:
+        self._length += 1
+        if not has_ended:
             self._obs = obs
             return Step(obs, reward, bool(terminated), False)
+        episode = (self._return, self._length)
         final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array
         try:
             first_obs = self.reset()
         except BaseException:
             self.failed_call = "reset"
             raise
-        return Step(first_obs, reward, bool(terminated), bool(truncated), final_obs, info.get("episode"))
+        return Step(first_obs, reward, bool(terminated), bool(truncated), final_obs, episode)
 
     def state(self) -> dict[str, Any]:
-        """Everything `restore` needs."""
-        own = copy.deepcopy(self._core.get_state()) if self.keeps_own_state else None
+        """The state that `restore` takes."""
+        custom = copy.deepcopy(self._core.get_state()) if self.has_custom_state else None
         emulator = self._before["emulator_before_reset"]
         return {
             **self._before,
-            "attributes_before_reset": self._before["attributes_before_reset"] if own is None else None,
+            "attributes_before_reset": self._before["attributes_before_reset"] if custom is None else None,
             "emulator_before_reset": None if emulator is None else ale_rng.read_generators(emulator),
-            "actions": np.stack(self._actions) if self._actions and own is None else None,
-            "own": own,
+            "actions": np.stack(self._actions) if self._actions and custom is None else None,
+            "custom_state": custom,
             "generator": self._generator_state(),
-            "attributes": [capture_attributes(layer) for layer in self._layers(with_core=own is None)],
-            "unsaved": self._unsaved(with_core=own is None),
+            "attributes": [capture_attributes(wrapper) for wrapper in self._wrapper_chain(with_core=custom is None)],
+            "unsaved": self._unsaved(with_core=custom is None),
             "obs": copy.deepcopy(self._obs),
             "return": self._return,
+            "length": self._length,
             "global_draws": sorted(self._draws()),
             "shared_changes": sorted(self._shared_changes),
         }
 
     def restore(self, state: dict[str, Any], report: Callable[[], None] = lambda: None) -> tuple[Any, list[str]]:
-        """Go back to where `state` was taken. Returns the observation there, and why it may not be exactly there.
+        """Restore a saved state; returns the observation, and the reasons why the restored state may be inexact.
 
-        `report` is called after each replayed action, so that whoever waits knows that this goes on.
+        `report` is called after each replayed action, as a sign of progress.
         """
         inexact_reasons: list[str] = []
         before, self._generators = shared_state(type(self._core)), self._unsaved_generators()
-        if state["own"] is not None:
-            self._restore_own(state, inexact_reasons)
-        else:
+        is_replayed = state["custom_state"] is None
+        if is_replayed:
             self._replay(state, inexact_reasons, report)
+        else:
+            self._restore_custom_state(state, inexact_reasons)
         self._note_changes(before)
         inexact_reasons += self._unsaved_changes(state)
-        for layer, saved in zip(self._layers(with_core=state["own"] is None), state["attributes"] or (), strict=False):
-            inexact_reasons += [
-                f"the objects in its attribute '{name}' are not as they were"
-                for name in restore_attributes(layer, saved)
-            ]
-        for now, then in zip(self._unsaved(with_core=state["own"] is None), state.get("unsaved") or (), strict=False):
-            for name in sorted(name for name in now if now[name] != then.get(name, now[name])):
-                inexact_reasons.append(f"its attribute '{name}' is not as it was, and is not saved: {SAVED_ATTRIBUTES}")
+        inexact_reasons += self._restore_attributes(state, with_core=is_replayed)
         if state["generator"] is not None and not is_same(self._generator_state(), state["generator"]):
-            if state["own"] is None:
-                inexact_reasons.append("its random generator is not where it was")
+            if is_replayed:
+                inexact_reasons.append("its random generator is in another state")
             self._set_generator(state["generator"])
         return self._obs, inexact_reasons
 
@@ -186,12 +188,16 @@ class ResumableEnv:
             self.env.close()
 
     def _replay(self, state: dict[str, Any], inexact_reasons: list[str], report: Callable[[], None]) -> None:
+        """Restore the state before the last reset, reset, and take the logged actions again."""
         self._set_before_reset(state, inexact_reasons)
         obs = self.reset(state["seed"])
         for action in [] if state["actions"] is None else state["actions"]:
             self._actions.append(action)
-            obs, reward, terminated, truncated, info = self.env.step(action.copy())
+            answer = self.env.step(action.copy())
+            check(explain_step(answer))
+            obs, reward, terminated, truncated, info = answer
             self._return += float(reward)
+            self._length += 1
             report()
             if (terminated or truncated) and NO_RESET not in info:
                 inexact_reasons.append("its episode ended earlier when it was replayed")
@@ -202,10 +208,11 @@ class ResumableEnv:
             inexact_reasons.append("replaying its actions led to another observation")
         if not is_same(self._return, state["return"]):
             inexact_reasons.append("replaying its actions led to other rewards")
+            self._return = float(state["return"])
 
     def _set_before_reset(self, state: dict[str, Any], inexact_reasons: list[str]) -> None:
-        for layer, saved in zip(self._layers(), state.get("attributes_before_reset") or (), strict=False):
-            restore_attributes(layer, saved)
+        for wrapper, saved in zip(self._wrapper_chain(), state.get("attributes_before_reset") or (), strict=False):
+            restore_attributes(wrapper, saved)
         if state["seed"] is not None:
             return
         if state["generator_before_reset"] is not None:
@@ -215,16 +222,28 @@ class ResumableEnv:
         elif ale_rng.is_atari(self._core):
             inexact_reasons.append("the generators of its Atari emulator were not saved")
 
-    def _restore_own(self, state: dict[str, Any], inexact_reasons: list[str]) -> None:
+    def _restore_custom_state(self, state: dict[str, Any], inexact_reasons: list[str]) -> None:
         self.reset(state["seed"])
-        self._core.set_state(copy.deepcopy(state["own"]))
-        if not is_same(self._core.get_state(), state["own"]):
+        self._core.set_state(copy.deepcopy(state["custom_state"]))
+        if not is_same(self._core.get_state(), state["custom_state"]):
             inexact_reasons.append("its get_state after set_state returns something else")
         self._obs = state["obs"]
-        self._return = state["return"]
+        self._return, self._length = float(state["return"]), int(state["length"])
+
+    def _restore_attributes(self, state: dict[str, Any], *, with_core: bool) -> list[str]:
+        """Set the saved attributes; returns why attributes differ from the saved environment's."""
+        reasons = []
+        for wrapper, saved in zip(self._wrapper_chain(with_core=with_core), state["attributes"] or (), strict=False):
+            lost = restore_attributes(wrapper, saved)
+            reasons += [f"the objects in its attribute '{name}' differ from the saved ones" for name in lost]
+        for now, then in zip(self._unsaved(with_core=with_core), state.get("unsaved") or (), strict=False):
+            changed = sorted(name for name in now if now[name] != then.get(name, now[name]))
+            remedy = f"which is not saved ({SAVED_ATTRIBUTES} are): add get_state and set_state"
+            reasons += [f"its attribute '{name}' differs, {remedy}" for name in changed]
+        return reasons
 
     def _unsaved_changes(self, state: dict[str, Any]) -> list[str]:
-        """Why it may be elsewhere: what it drew or changed, before it was saved or now, that no checkpoint holds."""
+        """Reasons why the state may be inexact: unsaved generators it drew from, shared variables it changed."""
         drawn = {name for name in self._generators if name in state["global_draws"]}
         self._unsaved_draws = drawn | self._draws()
         self._shared_changes |= {name for name in state.get("shared_changes", ()) if isinstance(name, str)}
@@ -233,7 +252,7 @@ class ResumableEnv:
         return [*draws, *map(change_of_shared, sorted(self._shared_changes))]
 
     def _shared_before(self, number: int) -> dict[str, int]:
-        """What it shares with others of its class, for a few of the calls: to look takes longer than many a step."""
+        """Checksums of its class's shared variables, for a few of the calls: computing them is slower than a step."""
         is_watched = number <= MAX_WATCHED and number & (number - 1) == 0
         return shared_state(type(self._core)) if is_watched else {}
 
@@ -254,14 +273,15 @@ class ResumableEnv:
         return self._unsaved_draws | moved
 
     def _unsaved(self, *, with_core: bool) -> list[dict[str, int]]:
-        return [unsaved_state(layer, capture_attributes(layer)) for layer in self._layers(with_core=with_core)]
+        chain = self._wrapper_chain(with_core=with_core)
+        return [unsaved_state(wrapper, capture_attributes(wrapper)) for wrapper in chain]
 
-    def _layers(self, *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
-        """The wrappers from the outside in, and the environment itself."""
-        layers = [self.env]
-        while isinstance(layers[-1], gym.Wrapper):
-            layers.append(layers[-1].env)
-        return layers if with_core else layers[:-1]
+    def _wrapper_chain(self, *, with_core: bool = True) -> list[gym.Env[Any, Any]]:
+        """The wrappers from the outermost inwards; with `with_core`, the environment itself comes last."""
+        chain = [self.env]
+        while isinstance(chain[-1], gym.Wrapper):
+            chain.append(chain[-1].env)
+        return chain if with_core else chain[:-1]
 
     def _set_generator(self, state: dict[str, Any]) -> None:
         current = self._core.np_random
@@ -270,7 +290,7 @@ class ResumableEnv:
             self._core.np_random = restored
 
     def _generator_state(self) -> dict[str, Any] | None:
-        """The state of the environment's generator, if it has made one (asking for it would make one)."""
+        """The state of the environment's generator; None before it exists (reading `np_random` would create it)."""
         made = getattr(self._core, "_np_random", None)
         return copy.deepcopy(dict(made.bit_generator.state)) if isinstance(made, np.random.Generator) else None
 
@@ -278,8 +298,8 @@ class ResumableEnv:
 def _renew_world(core: Any) -> None:
     """Give a Box2D environment a new world for its new episode.
 
-    BipedalWalker and CarRacing clear their world and use it again. What earlier episodes leave in it (the order of
-    its contacts) changes the last bits of the next one, which no replay in a new world repeats.
+    BipedalWalker and CarRacing clear their world and reuse it. The order of its contacts, left by earlier episodes,
+    changes the last bits of the next one, so a replay in a new world would not be bit-exact.
     """
     world: Any = getattr(core, "world", None)
     if type(world).__name__ == "b2World" and hasattr(core, "_destroy"):

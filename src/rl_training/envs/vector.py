@@ -1,4 +1,4 @@
-"""Several training environments stepped together, in this process or each in its own, with their faults named."""
+"""Vector environments for training: stepped in this process or in worker processes; failures name the environment."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from rl_training.envs.answers import find_misfit
 from rl_training.envs.pools import Fault, Pool, SyncPool, close_example
-from rl_training.envs.resumable import ResumableEnv
+from rl_training.envs.resumable import ResumableEnv, Step
 from rl_training.envs.workers import AsyncPool
 from rl_training.errors import EnvError
 
+Array = npt.NDArray[Any]
 MakeEnv = Callable[[], gym.Env[Any, Any]]
+RewardTransform = Callable[[Array], Array]
 
 
 class TrainingEnv(VectorEnv[Any, Any, Any]):
-    """A Gymnasium vector environment that resets within the step, and can be saved and restored.
+    """A Gymnasium vector environment with `AutoresetMode.SAME_STEP` whose state can be saved and restored.
 
-    The info of a step holds `final_obs` and `_final_obs` as Gymnasium has them, `episodes` (raw return and length of
-    each episode that ended), and `restarted` where an environment failed and was made anew: its step was lost.
+    The info of a step holds Gymnasium's `final_obs` and `_final_obs`, `episodes` (return and length of each episode
+    that ended, before the reward transform), and `restarted` (index and error of each environment that failed and was
+    recreated; its step is lost).
     """
 
     inexact_reasons: Sequence[str] = ()
-    """Why a run on these environments cannot be resumed exactly, if that is known from the start."""
+    """Why a run with these environments cannot be resumed exactly, where this is known before training."""
 
     def __init__(self, example: gym.Env[Any, Any], num_envs: int, max_restarts: int = 0) -> None:
         self.num_envs = num_envs
@@ -46,47 +50,56 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in every environment."""
+        """Reset every environment; an integer seed is incremented by the environment's index."""
         if seed is None or isinstance(seed, int):
             self._seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
         else:
             self._seeds = [None if value is None else int(value) for value in seed]
-        return self._begin(), {}
+        return self._reset_all(), {}
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """The states of all environments."""
+        """State of all environments, for a checkpoint."""
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
-        """Bring all environments back; returns their observations and why some may not be exactly where they were."""
+        """Restore a saved state; returns the observations, and the reasons why the restored state may be inexact."""
 
     @abstractmethod
-    def _begin(self) -> Any:
-        """Begin an episode in every environment, with its seed; returns the first observations."""
+    def _reset_all(self) -> Any:
+        """Reset every environment with its seed; returns the first observations."""
 
 
 class PooledTrainingEnv(TrainingEnv):
-    """Environments of which each is stepped by itself, so that the others survive its faults."""
+    """Environments stepped one by one, so that a failed one is recreated while the others keep their episodes."""
 
-    def __init__(self, pool: Pool, example: gym.Env[Any, Any], max_restarts: int = 0) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        example: gym.Env[Any, Any],
+        max_restarts: int = 0,
+        transform_rewards: RewardTransform | None = None,
+    ) -> None:
         super().__init__(example, pool.size, max_restarts)
         self.pool = pool
+        self._transform_rewards = transform_rewards
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take one step in every environment."""
-        results = self.pool.run("step", [(action,) for action in actions])
-        info: dict[str, Any] = {}
-        self._replace_faulty(results, actions, info)
-        try:
-            return self._assemble(results, info)
-        except Exception as error:
-            self._find_misfits(results, error)
-        self._replace_faulty(results, actions, info)
-        return self._assemble(results, info)
+        results = self.pool.run("step", list(zip(actions, strict=True)))
+        restarted: dict[int, str] = {}
+        while True:
+            try:
+                return self._assemble(results, restarted)
+            except Exception as error:  # a Fault among the results, or an observation that does not fit its space
+                faults = self._find_faults(results, error)
+            for index, fault in faults.items():
+                first_obs = self._recover(index, fault, actions[index])
+                results[index] = Step(first_obs, 0.0, terminated=False, truncated=True)
+                restarted[index] = fault.what
 
     def state(self) -> dict[str, Any]:
-        """The state of each environment."""
+        """Seeds, restarts used, and the state of each environment."""
         return {
             "seeds": list(self._seeds),
             "num_restarts": self.num_restarts,
@@ -94,7 +107,7 @@ class PooledTrainingEnv(TrainingEnv):
         }
 
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
-        """Bring each environment back."""
+        """Restore each environment; a reason begins with the environment's index."""
         self._seeds = list(state["seeds"])
         self.num_restarts = state["num_restarts"]
         observations, inexact_reasons = [], []
@@ -104,16 +117,16 @@ class PooledTrainingEnv(TrainingEnv):
         return self._batch(observations, "restore"), inexact_reasons
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close all environments, then tell of those that failed to."""
-        self.closed = True  # also if one failed to
+        """Close all environments, then raise the first error."""
+        self.closed = True  # also if one fails to close
         for index, fault in self.pool.close():
             raise self._error(index, fault, "close")
 
-    def _begin(self) -> Any:
+    def _reset_all(self) -> Any:
         return self._batch(self._ask("reset", [(value,) for value in self._seeds]), "reset")
 
     def _ask(self, command: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
-        """Run a command that must not fail."""
+        """Run a command; raise an `EnvError` if it fails in any environment."""
         results = self.pool.run(command, arguments)
         for index, result in enumerate(results):
             if isinstance(result, Fault):
@@ -130,43 +143,48 @@ class PooledTrainingEnv(TrainingEnv):
                     raise self._error(index, Fault(misfit, ""), command) from None
             raise
 
-    def _assemble(self, results: list[Any], info: dict[str, Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """The steps of all environments as one step."""
+    def _assemble(
+        self, results: list[Any], restarted: dict[int, str]
+    ) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Stack the steps of all environments; raises if a result is a `Fault` or does not fit its space."""
         obs, rewards, terminated, truncated, final_obs, episodes = zip(*results, strict=True)
-        batched = batch_observations(self.single_observation_space, obs)
-        if any(episode is not None for episode in episodes):
-            info["episodes"] = [episode for episode in episodes if episode is not None]
-        ended = np.array([final is not None for final in final_obs])
-        if ended.any():
-            info["_final_obs"] = ended
-            info["final_obs"] = np.empty(self.num_envs, object)
-            for index in np.flatnonzero(ended):
-                if find_misfit(self.single_observation_space, final_obs[index]) is not None:
-                    raise ValueError("the last observation of an episode does not fit its space")
-                info["final_obs"][index] = final_obs[index]
-        return batched, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), info
+        batch = batch_observations(self.single_observation_space, obs)
+        info = self._end_info(final_obs, episodes) if any(episodes) else {}
+        if restarted:
+            info["restarted"] = restarted
+        raw = np.array(rewards, np.float64)
+        shaped = raw if self._transform_rewards is None else self._transform_rewards(raw)
+        return batch, shaped, np.array(terminated), np.array(truncated), info
 
-    def _find_misfits(self, results: list[Any], error: Exception) -> None:
-        """Put a `Fault` in the place of each result that does not fit; raise `error` if all fit."""
-        faults = {}
-        for index, step in enumerate(results):
-            shown = [step[0]] if step[4] is None else [step[0], step[4]]
-            misfit = next(filter(None, (find_misfit(self.single_observation_space, obs) for obs in shown)), None)
+    def _end_info(self, final_obs: Sequence[Any], episodes: Sequence[tuple[float, int] | None]) -> dict[str, Any]:
+        """The info of a step in which episodes ended."""
+        ended = np.array([episode is not None for episode in episodes])
+        finals = np.empty(self.num_envs, object)
+        for index in np.flatnonzero(ended).tolist():
+            if find_misfit(self.single_observation_space, final_obs[index]) is not None:
+                raise ValueError("the last observation of an episode does not fit its space")
+            finals[index] = final_obs[index]
+        return {
+            "episodes": [episode for episode in episodes if episode is not None],
+            "final_obs": finals,
+            "_final_obs": ended,
+        }
+
+    def _find_faults(self, results: list[Any], error: Exception) -> dict[int, Fault]:
+        """The faults among the results, else those of observations outside their space; raise `error` without any."""
+        faults = {index: result for index, result in enumerate(results) if isinstance(result, Fault)}
+        for index, result in enumerate(results) if not faults else ():
+            observations = [result.obs] if result.episode is None else [result.obs, result.final_obs]
+            misfits = [find_misfit(self.single_observation_space, obs) for obs in observations]
+            misfit = next(filter(None, misfits), None)
             if misfit is not None:
                 faults[index] = Fault(misfit, "")
         if not faults:
             raise error
-        for index, fault in faults.items():
-            results[index] = fault
-
-    def _replace_faulty(self, results: list[Any], actions: Any, info: dict[str, Any]) -> None:
-        for index, result in enumerate(results):
-            if isinstance(result, Fault):
-                results[index] = (self._recover(index, result, actions[index]), 0.0, False, True, None, None)
-                info.setdefault("restarted", {})[index] = result.what
+        return faults
 
     def _recover(self, index: int, fault: Fault, action: Any) -> Any:
-        """Replace an environment that failed, while there is a restart left; returns its first observation."""
+        """Recreate a failed environment with a new seed, within `max_restarts`; returns its first observation."""
         what, last_action = fault.call or "step", action
         while True:
             if self.num_restarts >= self.max_restarts:
@@ -175,7 +193,7 @@ class PooledTrainingEnv(TrainingEnv):
             seed = np.random.SeedSequence([self._seeds[index] or 0, self.num_restarts]).generate_state(1)
             self._seeds[index] = int(seed[0])
             answer: Any = self.pool.replace(index)
-            what, last_action = "starting anew", None
+            what, last_action = "restarting", None
             if answer is None:
                 what = "reset after a restart"
                 answer = self.pool.run_one(index, "reset", self._seeds[index])
@@ -197,18 +215,26 @@ class PooledTrainingEnv(TrainingEnv):
         return error
 
 
-def make_sync(make: MakeEnv, num_envs: int, max_restarts: int = 0) -> PooledTrainingEnv:
-    """Training environments in this process."""
+def make_sync(
+    make: MakeEnv, num_envs: int, max_restarts: int = 0, transform_rewards: RewardTransform | None = None
+) -> PooledTrainingEnv:
+    """Make training environments in this process."""
     pool = SyncPool(partial(make_member, make), num_envs)
     first: Any = pool.members[0]
-    return PooledTrainingEnv(pool, first.env, max_restarts)
+    return PooledTrainingEnv(pool, first.env, max_restarts, transform_rewards)
 
 
-def make_async(make: MakeEnv, num_envs: int, max_restarts: int, timeout_seconds: float) -> PooledTrainingEnv:
-    """Training environments in processes of their own."""
-    example = make()  # here, so that a bad id or argument is reported from here
+def make_async(
+    make: MakeEnv,
+    num_envs: int,
+    max_restarts: int,
+    timeout_seconds: float,
+    transform_rewards: RewardTransform | None = None,
+) -> PooledTrainingEnv:
+    """Make training environments in worker processes, one each."""
+    example = make()  # in this process first, so that a wrong id or argument raises here
     pool = AsyncPool(partial(make_member, make), num_envs, timeout_seconds)
-    envs = PooledTrainingEnv(pool, example, max_restarts)
+    envs = PooledTrainingEnv(pool, example, max_restarts, transform_rewards)
     close_example(example)
     try:
         for index, fault in pool.start():
@@ -220,16 +246,16 @@ def make_async(make: MakeEnv, num_envs: int, max_restarts: int, timeout_seconds:
 
 
 def make_member(make: MakeEnv) -> ResumableEnv:
-    """Make one training environment, maybe in another process."""
+    """Make one pool member; picklable, for worker processes."""
     return ResumableEnv(make())
 
 
 def make_limited(make: MakeEnv, length_limit: int) -> gym.Env[Any, Any]:
-    """Make an environment whose episodes are truncated at this length, maybe in another process."""
+    """Make an environment truncated at `length_limit` steps; picklable, for worker processes."""
     return gym.wrappers.TimeLimit(make(), length_limit)
 
 
 def batch_observations(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
-    """One observation of each environment as a batch, in new memory."""
+    """Stack the observations of several environments into a new batch."""
     out: Any = create_empty_array(space, len(observations))
     return concatenate(space, observations, out)

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: a fault in one is seen, named, and outlived."""
+"""The pool of worker processes: a worker that raises, exits or hangs is reported and can be replaced."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ SECONDS_TO_START = 120.0
 SECONDS_TO_CLOSE = 5.0
 SECONDS_FOR_A_TRACE = 2.0
 SECONDS_AT_ONCE = 0.25
-"""Waiting is counted in pieces of this length, so that a pause of the whole job counts as no more than one piece."""
+"""Waiting time is counted in slices of at most this length, so a pause of the whole job adds only one slice."""
 SECONDS_BETWEEN_SIGNS = 0.05
 LONG_COMMANDS = ("restore",)
-"""Commands that may replay a whole episode. Their last argument is a function to call now and then: the time limit
-holds from one call to the next."""
+"""Commands that may replay a whole episode. Their last argument is a progress callback; each call restarts the
+timeout."""
 STOP_SIGNALS = {signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 PRELOADED = ["__main__", "rl_training.envs.workers", "rl_training.envs.factory"]
 ANSWER, FAULT, SIGN_OF_LIFE, GONE = "answer", "fault", "sign of life", "gone"
 
 
 class AsyncPool(Pool):
-    """Each member in a process of its own."""
+    """One worker process per member."""
 
     def __init__(self, make: MakeMember, size: int, timeout_seconds: float = 120.0) -> None:
         if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -52,36 +52,36 @@ class AsyncPool(Pool):
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, _Worker] = {}
         self._lost: set[int] = set()
-        """Workers that hung or whose process ended; this has been told."""
+        """Workers that hung or exited, already reported."""
 
     @property
     def process_ids(self) -> list[int | None]:
-        """The processes of the members."""
+        """Process ids of the workers."""
         return [worker.process_id for worker in self._workers.values()]
 
     def start(self) -> list[tuple[int, Fault]]:
-        """Start the processes and make the members; returns those that failed."""
+        """Start the workers and make their members; returns the failures by index."""
         return [(index, fault) for index, fault in enumerate(self._start(set(range(self.size)))) if fault is not None]
 
     def run(self, command: str, arguments: Arguments, seconds: float | None = None) -> list[Any]:
-        """Let the members carry out a command at the same time."""
+        """Run a command in the members concurrently."""
         asked = set()
         for index, values in enumerate(arguments):
             if values is not None:
                 asked.add(index)
-                with contextlib.suppress(OSError):  # a worker that has ended is noticed when its answer is awaited
+                with contextlib.suppress(OSError):  # a worker that exited is noticed when its answer is collected
                     self._workers[index].connection.send((command, values))
         return self._collect(asked, self._timeout_seconds if seconds is None else seconds)
 
     def replace(self, index: int) -> Fault | None:
-        """End a process at once, and start another."""
+        """Kill a worker and start another."""
         self._selector.unregister(self._workers[index].connection)
         self._workers.pop(index).end(at_once=True)
         fault: Fault | None = self._start({index})[index]
         return fault
 
     def close(self) -> list[tuple[int, Fault]]:
-        """End the processes: ask them, then make them."""
+        """Ask the workers to close; kill those that do not."""
         arguments: Arguments = [
             () if index in self._workers.keys() - self._lost else None for index in range(self.size)
         ]
@@ -93,7 +93,7 @@ class AsyncPool(Pool):
         return [(index, answer) for index, answer in enumerate(answers) if isinstance(answer, Fault)]
 
     def _collect(self, awaited: set[int], timeout_seconds: float) -> list[Any]:
-        """One answer of each awaited worker."""
+        """Wait for one answer of each awaited worker."""
         answers: list[Any] = [None] * self.size
         waited = dict.fromkeys(awaited, 0.0)
         while waited:
@@ -102,7 +102,7 @@ class AsyncPool(Pool):
             elapsed = min(time.monotonic() - start, SECONDS_AT_ONCE)
             for key, _ in ready:
                 if key.data not in waited:
-                    continue  # a process that ended after its answer
+                    continue  # a worker that exited after its answer
                 kind, value = self._workers[key.data].receive()
                 if kind == SIGN_OF_LIFE:
                     waited[key.data] = 0.0
@@ -130,10 +130,10 @@ class AsyncPool(Pool):
 
 
 class _Worker:
-    """The main process's end of one worker."""
+    """Handle of one worker in the main process."""
 
     def __init__(self, make: MakeMember) -> None:
-        # Workers come from a clean server process where there is one: forking a process with threads is unsafe.
+        # Forking a process with threads is unsafe, so workers fork from a server process on Linux.
         context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         if sys.platform == "linux":
             context.set_forkserver_preload(PRELOADED)
@@ -141,7 +141,7 @@ class _Worker:
         os.close(handle)
         self._trace = Path(path)
         self.connection, theirs = context.Pipe()
-        # Not where this process was started: a relative path must mean the same in the worker as it does here.
+        # A worker starts in the current directory, so that relative paths resolve as in this process.
         arguments = (theirs, make, path, str(Path.cwd()))
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         with _stop_signals_blocked():
@@ -150,12 +150,12 @@ class _Worker:
 
     @property
     def process_id(self) -> int | None:
-        """The process."""
+        """Process id."""
         pid: int | None = self._process.pid
         return pid
 
     def receive(self) -> tuple[str, Any]:
-        """The message that has arrived, or the fault that ended the process."""
+        """Receive one message; if the process has exited, a `Fault`."""
         try:
             kind, value = self.connection.recv()
         except (EOFError, OSError):
@@ -164,7 +164,7 @@ class _Worker:
         return kind, Fault(**value) if kind == FAULT else value
 
     def trace_of_hang(self) -> str:
-        """Where the process is stuck."""
+        """Traceback of a hung process."""
         if self._process.pid is None or not self._process.is_alive() or not hasattr(signal, "SIGUSR1"):
             return self._read_trace()
         os.kill(self._process.pid, signal.SIGUSR1)
@@ -175,7 +175,7 @@ class _Worker:
         return self._read_trace() or trace
 
     def end(self, *, at_once: bool = False) -> None:
-        """See the process gone."""
+        """Wait until the process exits, then kill it; `at_once` does not wait."""
         self._process.join(0.0 if at_once else SECONDS_TO_CLOSE)
         if self._process.is_alive():
             self._process.kill()
@@ -192,14 +192,14 @@ class _Worker:
 
 @contextlib.contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
-    """Keep Ctrl-C, which goes to every process of a terminal, from a process that cannot ignore it yet.
+    """Block Ctrl-C, which reaches every process of a terminal, until a new worker ignores it itself.
 
-    What is blocked here stays blocked in the processes that are started meanwhile, the server of workers included.
+    Processes started within the block, including the fork server, inherit the blocked signals.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # else it is started within the block, and unblocks the signals at its end
+    resource_tracker.ensure_running()  # if started within the block, it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -210,9 +210,9 @@ def _stop_signals_blocked() -> Iterator[None]:
 def _serve(
     connection: multiprocessing.connection.Connection[Any, Any], make: MakeMember, trace_path: str, folder: str
 ) -> None:
-    """The life of a worker: carry out what it is told until it is told to close."""
+    """Main function of a worker: run commands until `close`."""
     os.chdir(folder)
-    # The main process decides when to end: it finishes its step, saves, and closes the workers.
+    # The main process handles stop signals: it finishes its step, saves, and closes the workers.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(trace_path,), daemon=True).start()
@@ -224,7 +224,7 @@ def _serve(
         while member is not None:
             try:
                 command, values = connection.recv()
-            except EOFError:  # the main process is gone, and cannot remove the file any more
+            except EOFError:  # the main process has exited, and cannot remove the file
                 Path(trace_path).unlink(missing_ok=True)
                 return
             if command in LONG_COMMANDS:
@@ -235,7 +235,7 @@ def _serve(
 
 
 class _SignOfLife:
-    """Tells the main process that a long command goes on, not too often."""
+    """Progress callback of a long command; sends at most one message per `SECONDS_BETWEEN_SIGNS`."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -249,7 +249,7 @@ class _SignOfLife:
 
 
 def _carry_out(connection: Any, call: Callable[[], Any], member: Member | None = None) -> Any:
-    """Send what a call returns, or how it failed; of the call that makes the `member`, only that it is done."""
+    """Send the result of a call or its `Fault`; without `member` the call makes the member, and None is sent."""
     try:
         result = call()
     except KeyboardInterrupt:
@@ -261,13 +261,13 @@ def _carry_out(connection: Any, call: Callable[[], Any], member: Member | None =
     try:
         connection.send((ANSWER, None if member is None else result))
     except Exception as error:  # it cannot be pickled
-        what = f"it returned something that cannot be sent from its process: {error}"
+        what = f"its result cannot be sent from its process: {error}"
         connection.send((FAULT, {"what": what, "trace": traceback.format_exc()}))
     return result
 
 
 def _end_with_parent(trace_path: str) -> None:
-    """Leave when the main process is gone, even from within a step that never ends."""
+    """Exit when the main process has exited, even within a step that hangs."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

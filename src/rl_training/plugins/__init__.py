@@ -1,1 +1,1 @@
-"""Code and packages from outside: a user's own files, and packages that are not installed."""
+"""External code: modules and files of the user, and optional packages."""

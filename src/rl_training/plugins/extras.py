@@ -1,4 +1,4 @@
-"""Packages that some environments need, and the extra of ours that installs each."""
+"""Optional packages of environments, and the extra that installs each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import gymnasium as gym
 from rl_training.errors import install_extra
 
 KNOWN_PACKAGES = ("ale_py", "gymnasium_robotics")
-"""Where installed, these register environments when they are imported; the user need not ask for that."""
+"""Packages that register environments when imported; imported automatically if installed."""
 EXTRA_OF_PACKAGE = {
     "mujoco": "mujoco",
     "imageio": "mujoco",
@@ -25,9 +25,9 @@ EXTRA_OF_PACKAGE = {
     "envpool": "envpool",
     "matplotlib": "plot",
 }
-"""The extra that installs a package, by the name under which it is imported."""
+"""The extra that installs a package, by import name."""
 FAMILIES = (("gymnasium.envs.mujoco", "MuJoCo", "mujoco"), ("gymnasium.envs.box2d", "Box2D", "box2d"))
-"""Where the classes of registered ids are, the package they need, and its extra."""
+"""Module prefix of the registered classes, the package they need, and its extra."""
 ROBOTS = re.compile(r"(Fetch|HandReach|HandManipulate|AdroitHand|FrankaKitchen|PointMaze_|AntMaze_)")
 ATARI_GAMES = (
     "Adventure|AirRaid|Alien|Amidar|Assault|Asterix|Asteroids|Atlantis|BankHeist|BattleZone|BeamRider|Berzerk|"
@@ -37,12 +37,12 @@ ATARI_GAMES = (
     "Qbert|Riverraid|RoadRunner|Robotank|Seaquest|Skiing|Solaris|SpaceInvaders|StarGunner|Tennis|TimePilot|"
     "Tutankham|UpNDown|Venture|VideoPinball|WizardOfWor|YarsRevenge|Zaxxon"
 )
-"""As they are called in ids that do not begin with ALE/."""
+"""Names of the games in ids without the prefix ALE/."""
 ATARI = re.compile(rf"ALE/|({ATARI_GAMES})(-ram)?(NoFrameskip|Deterministic)?-v[045]$")
 
 
 def import_known_packages(env_id: str) -> None:
-    """Import the known packages that are installed, until one of them has registered the id."""
+    """Import the installed known packages until one registers the id."""
     for package in KNOWN_PACKAGES if ":" not in env_id else ():
         if env_id not in gym.registry:
             with contextlib.suppress(ImportError):
@@ -50,13 +50,13 @@ def import_known_packages(env_id: str) -> None:
 
 
 def remedy_for(package: str) -> str | None:
-    """The command that installs a package, if one of our extras has it."""
+    """The command that installs a package; None if no extra has it."""
     extra = EXTRA_OF_PACKAGE.get(package.partition(".")[0])
     return None if extra is None else install_extra(extra)
 
 
 def missing_for_unknown(env_id: str) -> str | None:
-    """What to install for an id that nothing has registered, if its family is known and its package missing."""
+    """Message for an unregistered id whose package is known and missing; else None."""
     if ATARI.match(env_id) and sys.modules.get("ale_py") is None:
         return f"environment '{env_id}' needs ale-py: {install_extra('atari')}"
     if ROBOTS.match(env_id) and sys.modules.get("gymnasium_robotics") is None:
@@ -65,7 +65,7 @@ def missing_for_unknown(env_id: str) -> str | None:
 
 
 def missing_for_registered(env_id: str, error: Exception) -> str:
-    """What to install for a registered environment that could not import what it needs."""
+    """Message for a registered environment with a failed import: the package and how to install it."""
     name = env_id.rpartition(":")[2]
     spec = gym.registry.get(name)
     entry_point = str(spec.entry_point) if spec is not None else ""
@@ -77,5 +77,5 @@ def missing_for_registered(env_id: str, error: Exception) -> str:
     package = getattr(error, "name", None) or str(error).partition(" is not installed")[0]
     if not package.isidentifier():
         return f"environment '{env_id}' needs a package that is not installed: {error}"
-    remedy = remedy_for(package) or f"none of our extras has it, so install {package} itself"
+    remedy = remedy_for(package) or f"none of our extras has it, so install {package} yourself"
     return f"environment '{env_id}' needs {package}, which is not installed: {remedy}"

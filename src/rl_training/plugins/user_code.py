@@ -1,4 +1,4 @@
-"""Importing code that the user names: a module, or a file together with the modules beside it."""
+"""Imports code that the user names: a module, or a file with the modules beside it."""
 
 from __future__ import annotations
 
@@ -25,146 +25,146 @@ Maker = Callable[..., gym.Env[Any, Any]]
 SHIPPED = ("rl_training.envs.goals", *KNOWN_PACKAGES)
 """Modules whose environment classes a checkpoint may name without a plugin."""
 NOT_THE_USERS = ("rl_training", "gymnasium", "importlib")
-"""Packages whose frames say nothing about a fault in the user's code."""
+"""Packages whose frames are left out of tracebacks of the user's code."""
 FILE_MODULE = "rl_training_env_"
-"""The module of a file has a name that begins like this."""
+"""Prefix of the module names of loaded files."""
 
 _loaded: dict[str, None] = {}
 """Modules by name and files by absolute path, in the order in which they were first loaded."""
 _folders: set[str] = set()
-"""Where the loaded files are."""
+"""Folders of the loaded files."""
 _registered: dict[str, tuple[str, Any]] = {}
-"""For an environment id: the loaded code that registered it, and the specification that it registered."""
+"""By environment id: the loaded code that registered it, and the registered specification."""
 _allowed_functions: set[tuple[str, str]] = set()
-"""Functions, as place and name, that the user has named: only these may be called on behalf of a checkpoint."""
+"""Functions, as (source, name), that the user has named: a checkpoint may call only these."""
 
 
-def split_place(place: str) -> tuple[str, str]:
-    """The module or file, and the name after the last colon, if there is one."""
-    if place.endswith(".py") or ":" not in place:
-        return place, ""
-    head, _, name = place.rpartition(":")
+def split_source(source: str) -> tuple[str, str]:
+    """Split into the module or file and the name after the last colon (empty if there is none)."""
+    if source.endswith(".py") or ":" not in source:
+        return source, ""
+    head, _, name = source.rpartition(":")
     return head, name
 
 
-def load_code(place: str) -> ModuleType:
-    """Import a module by its name or a file by its path; `place:function` also allows checkpoints to call it."""
-    place, name = split_place(place)
+def load_code(source: str) -> ModuleType:
+    """Import a module by its name or a file by its path; `source:function` also allows checkpoints to call it."""
+    source, name = split_source(source)
     before = dict(gym.registry)
-    if place.endswith(".py"):
-        path = find_file(place)
+    if source.endswith(".py"):
+        path = find_file(source)
         if not path.is_file():
-            raise EnvError(f"file '{place}' does not exist (looked from {Path.cwd()})")
-        module, place = _load_file(path), str(path)
+            raise EnvError(f"file '{source}' does not exist (looked from {Path.cwd()})")
+        module, source = _load_file(path), str(path)
     else:
-        with _translate_import_errors(place):
-            module = importlib.import_module(place)
-    _loaded[place] = None
+        with _translate_import_errors(source):
+            module = importlib.import_module(source)
+    _loaded[source] = None
     if name:
         if not hasattr(module, name):
-            raise EnvError(f"'{place}' has no '{name}'{suggest(name, _environments_of(module))}")
-        _allowed_functions.add((place, name))
+            raise EnvError(f"'{source}' has no '{name}'{suggest(name, _environments_of(module))}")
+        _allowed_functions.add((source, name))
     changed = {env_id: spec for env_id, spec in gym.registry.items() if before.get(env_id) is not spec}
-    _registered.update({env_id: (place, spec) for env_id, spec in changed.items()})
+    _registered.update({env_id: (source, spec) for env_id, spec in changed.items()})
     return module
 
 
 def loaded_code() -> list[str]:
-    """What --plugin would have to name to load again what this process has loaded, for a run's metadata."""
-    places = [place for place in _loaded if place.partition(".")[0] not in NOT_THE_USERS and _is_there(place)]
-    functions = {place: sorted(name for where, name in _allowed_functions if where == place) for place in places}
-    return [plugin for place in places for plugin in [f"{place}:{name}" for name in functions[place]] or [place]]
+    """The --plugin arguments that load the same code again, for a run's metadata."""
+    sources = [source for source in _loaded if source.partition(".")[0] not in NOT_THE_USERS and _is_available(source)]
+    functions = {source: sorted(name for where, name in _allowed_functions if where == source) for source in sources}
+    return [plugin for source in sources for plugin in [f"{source}:{name}" for name in functions[source]] or [source]]
 
 
 def code_for(env_id: str) -> str | None:
-    """The module or file that another process must import before it can make this environment, if there is one."""
-    place, name = split_place(env_id)
+    """The module or file that a worker process must import before it can make this environment; None if none."""
+    source, name = split_source(env_id)
     if name:
-        # A file may have been found by its name among the plugins, which the other process does not know.
-        return str(path) if place.endswith(".py") and (path := find_file(place)).is_file() else None
+        # An absolute path: the file may have been found among the plugins, which the worker process does not know.
+        return str(path) if source.endswith(".py") and (path := find_file(source)).is_file() else None
     spec = gym.registry.get(env_id)
     if spec is None:
         return None
-    place, known_spec = _registered.get(env_id, ("", None))
+    source, known_spec = _registered.get(env_id, ("", None))
     if known_spec is spec:
-        return place
+        return source
     entry_point = spec.entry_point
     module = entry_point.partition(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", None)
     return None if module is None or module == "__main__" or module.startswith(FILE_MODULE) else module
 
 
 def plugin_of(env_id: str) -> str | None:
-    """What --plugin must name before a checkpoint may make this environment again; None for a Gymnasium id."""
-    place, name = split_place(env_id)
-    path = str(find_file(place)) if place.endswith(".py") else place
-    return env_id if name and (path, name) in _allowed_functions else place if name else None
+    """The --plugin argument that lets a checkpoint make this environment; None for a Gymnasium id."""
+    source, name = split_source(env_id)
+    path = str(find_file(source)) if source.endswith(".py") else source
+    return env_id if name and (path, name) in _allowed_functions else source if name else None
 
 
 def unknown_code(env_id: str) -> str | None:
-    """The code that making this environment would run, if the user has not allowed it: what --plugin should name."""
-    place, name = split_place(env_id)
+    """Code that making this environment would run without the user's permission, as a --plugin argument; else None."""
+    source, name = split_source(env_id)
     if not name:
         return None
-    with contextlib.suppress(ImportError, OSError, ValueError, RuntimeError):  # not installed, or no path
-        if place in SHIPPED:
-            importlib.import_module(place)
-        elif place.endswith(".py"):
-            place = str(find_file(place))
-    module = sys.modules.get(_module_name(Path(place)) if place.endswith(".py") else place)
+    with contextlib.suppress(ImportError, OSError, ValueError, RuntimeError):  # not installed, or not a path
+        if source in SHIPPED:
+            importlib.import_module(source)
+        elif source.endswith(".py"):
+            source = str(find_file(source))
+    module = sys.modules.get(_module_name(Path(source)) if source.endswith(".py") else source)
     if module is None:
-        return None if place in SHIPPED else env_id.rpartition(":")[0]
-    if inspect.isclass(vars(module).get(name)) or (place, name) in _allowed_functions:
-        return None  # of classes only environments are made
+        return None if source in SHIPPED else env_id.rpartition(":")[0]
+    if inspect.isclass(vars(module).get(name)) or (source, name) in _allowed_functions:
+        return None  # find_maker accepts only classes that are environments
     return env_id if name in vars(module) or "__getattr__" in vars(module) else None
 
 
 def find_maker(env_id: str) -> Maker | None:
-    """The environment class or factory function that `place:name` names, or None for a Gymnasium id."""
-    place, name = split_place(env_id)
-    if ":" in env_id and (not place or not name or place.endswith(":")):
+    """The environment class or factory function that `source:name` names, or None for a Gymnasium id."""
+    source, name = split_source(env_id)
+    if ":" in env_id and (not source or not name or source.endswith(":")):
         raise EnvError(f"'{env_id}' is incomplete: write module:ClassName or path/to/file.py:ClassName")
     if not name:
         return None
-    if "/" in place and not place.endswith(".py"):
-        raise EnvError(f"'{place}' is neither a module nor a file: write package.module or path/to/file.py")
-    module = load_code(place)
+    if "/" in source and not source.endswith(".py"):
+        raise EnvError(f"'{source}' is neither a module nor a file: write package.module or path/to/file.py")
+    module = load_code(source)
     candidate: Any = getattr(module, name, None)
     if inspect.isclass(candidate) and issubclass(candidate, gym.Env):
         return candidate
     if callable(candidate) and not inspect.isclass(candidate):
-        load_code(f"{place}:{name}")
+        load_code(f"{source}:{name}")
         maker: Maker = candidate
         return maker
-    if not place.endswith(".py") and name in gym.registry:
+    if not source.endswith(".py") and name in gym.registry:
         return None  # Gymnasium's own `module:Id`, whose module registered the id when it was imported
     if inspect.isclass(candidate):
-        raise EnvError(f"'{place}' has no environment class '{name}': let the class inherit from gymnasium.Env")
-    raise EnvError(f"'{place}' has no environment class '{name}'{suggest(name, _environments_of(module))}")
+        raise EnvError(f"'{source}' has no environment class '{name}': let the class inherit from gymnasium.Env")
+    raise EnvError(f"'{source}' has no environment class '{name}'{suggest(name, _environments_of(module))}")
 
 
-def find_file(place: str) -> Path:
-    """The absolute path of a file; one that is not there is taken from the loaded ones, if one has its name."""
-    path = Path(place).resolve()
+def find_file(source: str) -> Path:
+    """The absolute path of a file; if it does not exist, that of the only loaded file of the same name."""
+    path = Path(source).resolve()
     if str(path) in _loaded or path.is_file():
         return path
-    same_name = [known for known in _loaded if Path(known).name == path.name and _is_there(known)]
+    same_name = [known for known in _loaded if Path(known).name == path.name and _is_available(known)]
     return Path(same_name[0]) if len(same_name) == 1 else path
 
 
-def add_working_directory(place: str) -> None:
-    """Make a module that lies in the working directory importable, as `python -m` does, if no other has its name."""
-    top, here = split_place(place)[0].partition(".")[0], Path.cwd()
+def add_working_directory(source: str) -> None:
+    """Make a module of the working directory importable, as `python -m` does, unless another has its name."""
+    top, here = split_source(source)[0].partition(".")[0], Path.cwd()
     is_here = (here / f"{top}.py").is_file() or (here / top).is_dir()
-    if place.endswith(".py") or not top.isidentifier() or not is_here:
+    if source.endswith(".py") or not top.isidentifier() or not is_here:
         return
     importlib.invalidate_caches()
-    with contextlib.suppress(ValueError):  # the main module has no specification
+    with contextlib.suppress(ValueError):  # the main module has no spec
         if importlib.util.find_spec(top) is None:
             sys.path.append(str(here))
 
 
 def frames_of_user(error: BaseException) -> str:
-    """The lines of a traceback that lie in the user's own code, after a line break; empty if there are none."""
+    """The traceback lines of the user's code, after a line break; empty if there are none."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in NOT_THE_USERS)
     lines = traceback.format_list([frame for frame in frames if not frame.filename.startswith((*ours, "<frozen"))])
@@ -172,7 +172,7 @@ def frames_of_user(error: BaseException) -> str:
 
 
 def trace_from_user(error: BaseException) -> str:
-    """A traceback from the first frame on that is not ours or of a Gymnasium wrapper; all of it if there is none."""
+    """The traceback from the first frame outside this package and Gymnasium's wrappers; if none, all of it."""
     gymnasium = Path(gym.__file__).parent
     skipped = (str(Path(__file__).parents[1]), str(gymnasium / "wrappers"), str(gymnasium / "core.py"))
     trace = error.__traceback__
@@ -181,8 +181,8 @@ def trace_from_user(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
 
 
-def _is_there(place: str) -> bool:
-    return Path(place).is_file() if place.endswith(".py") else place in sys.modules
+def _is_available(source: str) -> bool:
+    return Path(source).is_file() if source.endswith(".py") else source in sys.modules
 
 
 def _module_name(path: Path) -> str:
@@ -208,7 +208,7 @@ def _load_file(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _importable(folder: str) -> Iterator[None]:
-    """Let a file import its neighbours: before all others while it is read, after all others from then on."""
+    """Put a folder first in `sys.path` while a file of it is imported, and last afterwards."""
     hidden = _modules_of_other_files(folder)
     for name in hidden:
         del sys.modules[name]
@@ -225,48 +225,48 @@ def _importable(folder: str) -> Iterator[None]:
 
 
 def _modules_of_other_files(folder: str) -> dict[str, ModuleType]:
-    """Neighbours of other files that bear the name of a neighbour here: a `utils` lies beside many a file."""
-    neighbours = {path.stem for path in Path(folder).iterdir()}
+    """Imported modules from other files' folders with the name of a module in this one, such as `utils`."""
+    names_here = {path.stem for path in Path(folder).iterdir()}
     others = _folders - {folder}
 
     def is_others(name: str) -> bool:
         top = name.partition(".")[0]
         file = getattr(sys.modules.get(top), "__file__", None)
         home = None if file is None else Path(file).parent
-        return top in neighbours and home is not None and bool({str(home), str(home.parent)} & others)
+        return top in names_here and home is not None and bool({str(home), str(home.parent)} & others)
 
     return {name: module for name, module in sys.modules.items() if is_others(name)}
 
 
 @contextlib.contextmanager
-def _translate_import_errors(place: str) -> Iterator[None]:
+def _translate_import_errors(source: str) -> Iterator[None]:
     try:
         yield
     except EnvError:
         raise
     except SyntaxError as error:
         where = f"line {error.lineno} of '{error.filename}'"
-        raise EnvError(f"cannot import '{place}': {where} is no valid Python: {error.msg}") from None
+        raise EnvError(f"cannot import '{source}': {where} is not valid Python: {error.msg}") from None
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if place == missing or place.startswith(f"{missing}."):
+        if source == missing or source.startswith(f"{missing}."):
             hint = f"no such module is installed or in {Path.cwd()}; for a file write path/to/file.py:ClassName"
-            raise EnvError(f"cannot import '{place}': {error} ({hint})") from None
-        hint = remedy_for(missing) or "install it, or put it beside the file that imports it"
-        raise EnvError(f"cannot import '{place}': {error} ({hint}){frames_of_user(error)}") from error
+            raise EnvError(f"cannot import '{source}': {error} ({hint})") from None
+        hint = remedy_for(missing) or "install it, or put it in the folder of the file that imports it"
+        raise EnvError(f"cannot import '{source}': {error} ({hint}){frames_of_user(error)}") from error
     except (Exception, SystemExit) as error:
         hint = " (name a module of a package as package.module:ClassName)" if "relative import" in str(error) else ""
-        told = f"it raised {type(error).__name__}: {error}{hint}"
-        raise EnvError(f"cannot import '{place}': {told}{frames_of_user(error)}") from error
+        detail = f"it raised {type(error).__name__}: {error}{hint}"
+        raise EnvError(f"cannot import '{source}': {detail}{frames_of_user(error)}") from error
 
 
 def _environments_of(module: ModuleType) -> list[str]:
-    """Names in a module that may be meant where an environment is to be named."""
+    """Names of environment classes and factory functions in a module, for suggestions."""
 
-    def may_be_meant(name: str, value: Any) -> bool:
+    def is_candidate(name: str, value: Any) -> bool:
         if inspect.isclass(value):
             return issubclass(value, gym.Env) and not value.__module__.startswith("gymnasium")
-        is_own = getattr(value, "__module__", None) == module.__name__ or isinstance(value, functools.partial)
-        return callable(value) and is_own and ("env" in name.lower() or "make" in name.lower())
+        is_defined_here = getattr(value, "__module__", None) == module.__name__ or isinstance(value, functools.partial)
+        return callable(value) and is_defined_here and ("env" in name.lower() or "make" in name.lower())
 
-    return [name for name, value in vars(module).items() if may_be_meant(name, value)]
+    return [name for name, value in vars(module).items() if is_candidate(name, value)]

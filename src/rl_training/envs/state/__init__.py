@@ -1,1 +1,1 @@
-"""The state of a simulator: what a checkpoint holds of it, and what it cannot."""
+"""The state of a simulator: the part that checkpoints save, and checks of the part they cannot save."""

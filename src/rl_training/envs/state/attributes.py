@@ -1,4 +1,4 @@
-"""The plain attributes of an environment or a wrapper: taken down as what a file may hold, and put back."""
+"""Captures the attributes of an environment or wrapper in a JSON-compatible form, and restores them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import numpy as np
 MAX_ARRAY_BYTES = 1 << 16
 MAX_ITEMS = 1024
 MAX_DEPTH = 2
-"""Attributes that are larger, or containers in containers in containers, are left to the replay of the journal:
-what is taken down at every reset must be little."""
+"""Larger arrays and deeper containers are not captured, since a capture is made at every reset; the replay of the
+action log restores them."""
 SKIPPED = {
     *("env", "spec", "_cached_spec", "metadata", "_metadata", "render_mode"),
     *("observation_space", "_observation_space", "action_space", "_action_space"),
     *("_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs", "_np_random", "_np_random_seed"),
 }
-"""Of these, the generator is kept apart and the rest does not change."""
+"""Not captured: the generator is saved separately, and the others do not change."""
 IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
 CONTAINERS = (list, tuple, deque, set, frozenset, dict)
-PLAIN_KINDS = "biufcSUMm"
-"""Kinds of arrays that are kept: numbers of any size and byte order, words, dates."""
+SAVED_KINDS = "biufcSUMm"
+"""Kinds of array dtypes that are captured: numbers, text, dates."""
 BIT_GENERATORS: dict[str, Any] = {
     bits.__name__: bits
     for bits in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
@@ -35,40 +35,40 @@ BIT_GENERATORS: dict[str, Any] = {
 UNKNOWN: Any = object()
 
 
-def capture_attributes(layer: Any) -> dict[str, Any]:
-    """Numbers, words, small arrays, containers of these, random generators, and objects made of nothing else."""
-    codes = {name: _encode(value) for name, value in vars(layer).items() if name not in SKIPPED}
+def capture_attributes(env: Any) -> dict[str, Any]:
+    """Encode numbers, text, small arrays, containers of these, random generators, and objects of only these."""
+    codes = {name: _encode(value) for name, value in vars(env).items() if name not in SKIPPED}
     return {name: code for name, code in codes.items() if code is not UNKNOWN}
 
 
-def restore_attributes(layer: Any, saved: Mapping[str, Any]) -> list[str]:
-    """Give the attributes that differ their saved values; the others may be shared with the simulator.
+def restore_attributes(env: Any, saved: Mapping[str, Any]) -> list[str]:
+    """Restore the attributes that differ; equal ones keep their objects, which the simulator may share.
 
-    Returns those that could not be restored: objects that are no longer there cannot be made from their attributes.
+    Returns the names that could not be restored: missing objects cannot be recreated from their attributes.
     """
     lost = []
     for name, code in saved.items():
-        is_present = name in vars(layer)
-        if name in SKIPPED or (not is_present and hasattr(type(layer), name)):
+        is_present = name in vars(env)
+        if name in SKIPPED or (not is_present and hasattr(type(env), name)):
             continue
-        current = vars(layer).get(name)
+        current = vars(env).get(name)
         current_code = _encode(current)
         if is_present and (current_code is UNKNOWN or is_same(current_code, code)):
             continue
         restored = _restore(current, code)
         if restored is not current:
-            setattr(layer, name, restored)
+            setattr(env, name, restored)
         if _holds_objects(code) and not is_same(_encode(restored), code):
             lost.append(name)
     return lost
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two trees of plain values are equal to the bit; a file turns tuples into lists."""
+    """Whether two trees of values are bit-exactly equal; lists equal tuples, since files have only lists."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        has_padding = one.dtype.kind in "fc" and one.dtype.char in "gG"  # of which the bytes have no meaning
+        has_padding = one.dtype.kind in "fc" and one.dtype.char in "gG"  # whose padding bytes are arbitrary
         if one.dtype != other.dtype or has_padding:
             return np.array_equal(one, other, equal_nan=has_padding)
         return one.shape == other.shape and one.tobytes() == other.tobytes()
@@ -80,14 +80,14 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _encode(value: Any, *, depth: int = 0, inside_object: bool = False) -> Any:
-    """A copy of `value` in lists, arrays and dictionaries with a `kind`; UNKNOWN if it is not plain."""
+    """A copy of `value` as lists, arrays and dictionaries with a `kind`; UNKNOWN if it cannot be encoded."""
     if type(value) in IMMUTABLE:
         return value
     if isinstance(value, np.ndarray):
-        is_plain = type(value) is np.ndarray and value.dtype.kind in PLAIN_KINDS and value.nbytes <= MAX_ARRAY_BYTES
-        return value.copy(order="K") if is_plain and value.dtype.itemsize else UNKNOWN
+        is_saved = type(value) is np.ndarray and value.dtype.kind in SAVED_KINDS and value.nbytes <= MAX_ARRAY_BYTES
+        return value.copy(order="K") if is_saved and value.dtype.itemsize else UNKNOWN
     if isinstance(value, np.generic):
-        return {"kind": "number", "value": np.array(value)} if value.dtype.kind in PLAIN_KINDS else UNKNOWN
+        return {"kind": "number", "value": np.array(value)} if value.dtype.kind in SAVED_KINDS else UNKNOWN
     if type(value) in CONTAINERS:
         return _encode_container(value, depth + 1, inside_object)
     if isinstance(value, np.random.Generator):
@@ -112,7 +112,7 @@ def _encode_container(value: Any, depth: int, inside_object: bool) -> Any:
     if type(value) is list:
         return items
     if isinstance(value, (set, frozenset)):
-        items.sort(key=repr)  # a set has no order of its own, and another process may give it another
+        items.sort(key=repr)  # the order of a set differs between processes
     code = {"kind": type(value).__name__, "items": items}
     return {**code, "length_limit": value.maxlen} if isinstance(value, deque) else code
 
@@ -122,7 +122,7 @@ def _has_only_data(value: Any) -> bool:
 
 
 def _restore(current: Any, code: Any) -> Any:
-    """The value that `code` stands for: `current` itself, changed in place, where others may hold it too."""
+    """The value that `code` encodes; `current` is changed in place where other objects may refer to it."""
     are_arrays = isinstance(current, np.ndarray) and isinstance(code, np.ndarray)
     if are_arrays and current.flags.writeable and (current.shape, current.dtype) == (code.shape, code.dtype):
         current[...] = code
@@ -135,7 +135,7 @@ def _restore(current: Any, code: Any) -> Any:
         version, words, gauss = code["state"]
         source.setstate((version, tuple(words), gauss))
         return source
-    if kind == "object":  # only the attributes are known, not how to make another
+    if kind == "object":  # its attributes are known, but not how to create it
         if _has_only_data(current):
             restore_attributes(current, code["attributes"])
         return current
@@ -143,7 +143,7 @@ def _restore(current: Any, code: Any) -> Any:
 
 
 def _restore_items(current: Any, code: Any) -> Any:
-    """A container whose items are restored one by one: its objects stay the same objects."""
+    """Restore the items of a container one by one, so that objects keep their identity."""
     kind = list if isinstance(code, list) else {"tuple": tuple, "deque": deque, "dict": dict}.get(code["kind"])
     codes = code if isinstance(code, list) else code["items"]
     if kind is None or type(current) is not kind:
@@ -158,14 +158,14 @@ def _restore_items(current: Any, code: Any) -> Any:
 
 
 def _holds_objects(code: Any) -> bool:
-    """Whether a value can be restored only where its objects are: by their attributes."""
+    """Whether a value contains objects, which can be restored only in place."""
     if isinstance(code, list):
         return any(map(_holds_objects, code))
     return isinstance(code, dict) and (code["kind"] == "object" or any(map(_holds_objects, code.get("items", ()))))
 
 
 def restore_generator(current: Any, state: Mapping[str, Any]) -> np.random.Generator:
-    """A generator in that state: `current`, if it is of the same kind, or a new one."""
+    """Set the state of `current`, or of a new generator if its kind differs."""
     bits = BIT_GENERATORS[state["bit_generator"]]
     is_alike = isinstance(current, np.random.Generator) and type(current.bit_generator) is bits
     generator: np.random.Generator = current if is_alike else np.random.Generator(bits())
@@ -186,7 +186,7 @@ def _decode(code: Any) -> Any:
 
 
 def _container(code: Any, items: list[Any]) -> Any:
-    """The items in a container of the kind that `code` names."""
+    """The items in a container of the encoded kind."""
     if isinstance(code, list):
         return items
     if code["kind"] == "deque":

@@ -1,4 +1,4 @@
-"""The global random generators of NumPy, Python and torch, which no checkpoint holds: watched, and kept apart."""
+"""The global random generators of NumPy, Python and torch, which checkpoints do not save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def global_generators() -> dict[str, Any]:
-    """Where the global generators are, in a form that compares quickly; torch's only if something imported torch."""
+    """States of the global generators, in a form that compares quickly; torch's only if torch is imported."""
     state: Any = np.random.get_state(legacy=False)
     words = np.asarray(state["state"].pop("key", ())).tobytes()
     found: dict[str, Any] = {"numpy": (state, words), "Python": random.getstate()}
@@ -23,13 +23,13 @@ def global_generators() -> dict[str, Any]:
 
 
 def drawn_from(before: dict[str, Any]) -> list[str]:
-    """Whose global generator is no longer where `global_generators` found it."""
+    """Names of the generators whose state has changed since `before`, a result of `global_generators`."""
     now = global_generators()
     return [name for name in before if now[name] != before[name]]
 
 
 def seed_global_generators(seed: int) -> None:
-    """Seed all of them."""
+    """Seed the global generators; torch's only if torch is imported."""
     np.random.seed(seed % 2**32)
     random.seed(seed)
     torch: Any = sys.modules.get("torch")
@@ -39,7 +39,7 @@ def seed_global_generators(seed: int) -> None:
 
 @contextlib.contextmanager
 def seeded_global_generators(seed: int) -> Iterator[None]:
-    """Seed the global generators while the block runs, and put them back as they were."""
+    """Seed the global generators within the block, then restore them."""
     numpy_state, python_state = np.random.get_state(legacy=False), random.getstate()
     torch: Any = sys.modules.get("torch")
     torch_state = None if torch is None else torch.default_generator.get_state()

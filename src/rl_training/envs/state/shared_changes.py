@@ -1,4 +1,4 @@
-"""What environments change in their classes and modules when they are made, evaluated and closed in this process."""
+"""Records changes of class attributes and module variables while environments are made, evaluated and closed."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from rl_training.envs.state.unsaved_state import shared_state
 
 MAX_WATCHED = 1024
-"""The first, second, third, fifth, ninth, ... of so many calls are watched: to look takes time. What makes the first
-environment is not among them: its class is not known yet, and it may fill tables that are then only read."""
+"""Of this many first calls, those with numbers 0, 1, 2, 4, 8, ... are checked, since a check takes time. The
+construction of the first environment is not checked: its class is unknown then, and it may fill lookup tables."""
 MAX_NAME = 200
 _classes: WeakValueDictionary[str, type] = WeakValueDictionary()
-"""The class that each environment id was seen to make."""
+"""Environment class by environment id."""
 _num_calls: WeakKeyDictionary[type, dict[str, int]] = WeakKeyDictionary()
 _changes: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
 
 
 def known_class(env_id: str) -> type | None:
-    """The class of the environments of this id, if one was made before."""
+    """The class of an environment id; None before its first environment is made."""
     return _classes.get(env_id)
 
 
 def remember_class(env_id: str, kind: type) -> None:
-    """Note which class an environment id makes."""
+    """Record the class of an environment id."""
     _classes[env_id] = kind
 
 
 @contextlib.contextmanager
 def watch_call(kind: type | None, call: str) -> Iterator[None]:
-    """Note which class attributes and module variables of an environment's class change within the block."""
+    """Record changes of class attributes and module variables of an environment's class within the block."""
     before = {} if kind is None or not _is_watched(kind, call) else shared_state(kind)
     try:
         yield
@@ -42,12 +42,12 @@ def watch_call(kind: type | None, call: str) -> Iterator[None]:
 
 
 def shared_changes(kind: type) -> list[str]:
-    """What was seen to change."""
+    """Names of the class attributes and module variables that changed."""
     return sorted(_changes.get(kind, ()))
 
 
 def change_of_shared(name: str) -> str:
-    """Why a resumed run differs, for a name of `shared_changes`, which may come from a file."""
+    """Reason for an inexact resume, for a name of `shared_changes`; cut, since names may come from a file."""
     return f"it changes the {name[:MAX_NAME]}, which is not saved: use attributes of self"
 
 

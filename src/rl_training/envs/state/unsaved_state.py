@@ -1,4 +1,4 @@
-"""Checksums of what an environment holds and no checkpoint can: to see whether it is still the same."""
+"""Checksums of the state that checkpoints cannot save, to detect whether it was restored."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ MAX_VALUES = 20_000
 MAX_ARRAY_BYTES = 1 << 24
 NUMBERS = (bool, int, float, complex, type(None), enum.Enum, np.generic, itertools.count)
 OTHERS = {"gymnasium", "builtins", "typing", "abc", "rl_training"}
-"""Packages whose classes keep no state that is not known."""
+"""Packages whose classes have no unknown state."""
 SAME_IN_EACH = {"spec", "_cached_spec", "metadata", "_metadata", "render_mode", "_np_random_seed"}
-"""Attributes that tell how an object was made, not where it is."""
+"""Attributes that describe the construction of an object, not its state."""
 
 
-def unsaved_state(layer: Any, saved: Iterable[str]) -> dict[str, int]:
-    """A checksum of each attribute of an environment or wrapper that is not among the saved ones."""
-    names = vars(layer).keys() - SKIPPED - set(saved)
-    packages = {_package(kind) for kind in type(layer).__mro__} - OTHERS
-    found = {name: checksum(vars(layer)[name], packages) for name in sorted(names)}
+def unsaved_state(env: Any, saved: Iterable[str]) -> dict[str, int]:
+    """A checksum of each unsaved attribute of an environment or wrapper."""
+    names = vars(env).keys() - SKIPPED - set(saved)
+    packages = {_package(kind) for kind in type(env).__mro__} - OTHERS
+    found = {name: checksum(vars(env)[name], packages) for name in sorted(names)}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def shared_state(env_class: type, *, with_tables: bool = False) -> dict[str, int]:
-    """A checksum of each class attribute and module variable that the code of an environment's class may change.
+    """A checksum of each class attribute and module variable that an environment's class may change.
 
-    Dictionaries, which may be tables that are filled once and then read, are left out unless asked for.
+    Dictionaries, often lookup tables that are filled once, are included only with `with_tables`.
     """
     kinds = (*NUMBERS, np.ndarray, *GENERATORS, list, deque, *((dict,) if with_tables else ()))
     found: dict[str, int | None] = {}
@@ -56,9 +56,9 @@ GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator
 
 
 def checksum(value: Any, packages: Set[str] = frozenset()) -> int | None:
-    """A checksum of all numbers, arrays and generators that can be reached from a value; None if there is none.
+    """A checksum of all numbers, arrays and generators reachable from a value; None if there is none.
 
-    It looks into objects of classes of these packages. Others are simulators and windows, left to the replay.
+    Only objects of classes of `packages` are searched. Others are simulators and windows, restored by the replay.
     """
     walk = _Walk(packages)
     walk.visit(value)
@@ -66,7 +66,7 @@ def checksum(value: Any, packages: Set[str] = frozenset()) -> int | None:
 
 
 class _Walk:
-    """Follows attributes and containers. Text is passed over: much of it (names of files) is of one process only."""
+    """Traverses attributes and containers; skips text, which often differs between processes (file names)."""
 
     def __init__(self, packages: Set[str]) -> None:
         self._packages = packages
@@ -77,7 +77,7 @@ class _Walk:
         self._seen: dict[int, Any] = {}
 
     def visit(self, value: Any) -> None:
-        """Take in a value."""
+        """Add a value to the checksum."""
         self._num_visited += 1
         if self._num_visited > MAX_VALUES:
             return
@@ -88,7 +88,7 @@ class _Walk:
         elif isinstance(value, (str, bytes, type, ModuleType, gym.Space)) or id(value) in self._seen:
             return
         else:
-            self._seen[id(value)] = value  # kept, so that no other object gets its id
+            self._seen[id(value)] = value  # referenced, so that no other object gets its id
             self._visit_parts(value)
 
     def _visit_array(self, array: np.ndarray[Any, Any]) -> None:

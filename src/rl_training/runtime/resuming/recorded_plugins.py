@@ -13,7 +13,7 @@ from rl_training.envs.construction import is_registered
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec
 from rl_training.plugins.extras import missing_for_unknown
-from rl_training.plugins.user_code import split_place
+from rl_training.plugins.user_code import split_source
 from rl_training.validation import suggest
 
 MAX_SHOWN = 5
@@ -34,10 +34,10 @@ def started_with(metadata: Mapping[str, Any]) -> str:
 
 def find_recorded(env_id: str, metadata: Mapping[str, Any]) -> str | None:
     """The recorded plugin that holds an environment: of a relative file it has the path, of a function the name."""
-    place, name = split_place(env_id)
+    place, name = split_source(env_id)
     path = Path(place)
     for known in recorded_plugins(metadata):
-        known_place, function = split_place(known)
+        known_place, function = split_source(known)
         is_moved = path.suffix == ".py" and not path.is_file() and Path(known_place).name == path.name
         is_same = known_place in (place, str(path.absolute())) or is_moved
         if is_same and function in ("", name):

@@ -129,7 +129,7 @@ def translate_save_errors() -> Iterator[None]:
         if error.path[:index] != ENVIRONMENTS or len(error.path) < index + 2:
             raise
         env, part, *rest = error.path[index:]
-        source = {"own": "what get_state() returns", "obs": "the observation"}.get(part, f"the {part}")
+        source = {"custom_state": "what get_state() returns", "obs": "the observation"}.get(part, f"the {part}")
         place = f" at '{'/'.join(map(str, rest))}'" if rest else ""
         raise EnvError(f"environment {env} cannot be saved: {source}{place} {error.problem}") from None
 
