@@ -11,8 +11,7 @@ from conftest import small_config
 from rl_training import PPO
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.default_manager import DefaultExperimentManager
-from rl_training.runtime.callback_checks import EVENTS
-from rl_training.runtime.callbacks import Callback, CallbackList
+from rl_training.runtime.callbacks import EVENTS, Callback, CallbackList
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.sac_trainer import train_sac
@@ -309,9 +308,9 @@ REFUSED = [
     (CamelCase(), r"unknown event 'onEvalEnd' .*did you mean 'on_eval_end'\?"),
     (TooFew(), r"on_eval_end of callback 1 \(TooFew\) cannot be called as on_eval_end\(trainer, metrics\): too many"),
     (TooMany(), r"cannot be called as on_train_start\(trainer\): missing a required argument: 'more'"),
-    (NotCallable(), r"on_train_start of callback 1 \(NotCallable\) is 3, not a method"),
+    (NotCallable(), r"on_train_start of callback 1 \(NotCallable\) is 3, not a method: define it"),
     (Async(), r"on_update_end of callback 1 \(Async\) is async"),
-    (Yields(), r"on_update_end of callback 1 \(Yields\) is async or yields"),
+    (Yields(), r"on_update_end of callback 1 \(Yields\) is async or a generator"),
     (OnlySaves(), r"has state_dict but no load_state_dict"),
     (
         Unsavable(),
