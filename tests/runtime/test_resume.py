@@ -66,7 +66,9 @@ class TestGoingBack:
     ) -> None:
         older = run / "checkpoints" / "step_000000000032"
         before = contents(run)
-        with pytest.raises(CheckpointError, match=r"step 32 of a run that went on to step 96.*--output-dir.*--rewind"):
+        with pytest.raises(
+            CheckpointError, match=r"step 32 of a run that continued to step 96.*--output-dir.*--rewind"
+        ):
             resume_training(older)
         with pytest.raises(CheckpointError, match="--rewind"):
             DefaultExperimentManager().resume(older)
@@ -193,14 +195,14 @@ class TestChanges:
         ("word", "reason"),
         [
             ("algo=a2c", "networks and optimizers"),
-            ("env_id=Acrobot-v1", "policy for the old one"),
+            ("env_id=Acrobot-v1", "simulator state of the old environment"),
             ("seed=5", "random generator"),
             ("num_envs=2", "state of each environment"),
-            ("env_kwargs.max_episode_steps=5", "restored as they were"),
+            ("env_kwargs.max_episode_steps=5", "restored with their saved settings"),
             ("algo_kwargs.hidden_sizes=[4]", "saved networks have the old shape"),
             ("algo_kwargs.num_steps=8", "saved rollout"),
             ("algo_kwargs.normalize_obs=true", "normalizer"),
-            ("algo_kwargs.normalize_advantage=false", "not a schedule or coefficient"),
+            ("algo_kwargs.normalize_advantage=false", "only schedules and coefficients can change"),
         ],
     )
     def test_that_cannot_be_made_are_refused_with_the_reason(
