@@ -350,7 +350,7 @@ class TestSchedules:
         capsys.readouterr()
         resume_training(first.run_dir, total_timesteps=128)
         said = capsys.readouterr().err
-        assert "learning_rate is 0 there" in said
+        assert "learning_rate stays 0" in said
         assert "--schedules restart" in said
         assert main(["resume", str(other), "--total-timesteps", "128", "--schedules", "restart"]) == 0
         said = capsys.readouterr().err
