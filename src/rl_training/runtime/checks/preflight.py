@@ -13,7 +13,7 @@ def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset
     total, found = config.total_timesteps, []
     newest = None if config.env_id is None else newer_version(config.env_id)
     if newest is not None:
-        found.append(f"environment '{config.env_id}' is out of date: Gymnasium has '{newest}'")
+        found.append(f"environment '{config.env_id}' is out of date: use '{newest}'")
     if isinstance(algo_config, OffPolicyConfig):
         found += _without_updates(algo_config, total, config.num_envs, "learning_starts")
         found += _repeating(algo_config.batch_size, min(algo_config.buffer_capacity, total), "the replay buffer")

@@ -10,7 +10,7 @@ from rl_training.envs.factory import unknown_code
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.resuming.recorded_plugins import check_registered, find_algorithm, find_recorded
+from rl_training.runtime.resuming.recorded_plugins import check_registered, find_algorithm, find_recorded_plugin
 from rl_training.runtime.resuming.saved_state import translate_state_errors
 from rl_training.spaces.spec import Spaces
 
@@ -33,7 +33,7 @@ def refuse_unknown_code(env_id: str, metadata: Mapping[str, Any]) -> None:
     check_registered(env_id, metadata)
     code = unknown_code(env_id)
     if code is not None:
-        place = find_recorded(env_id, metadata) or code
+        place = find_recorded_plugin(env_id, metadata) or code
         raise EnvError(
             f"environment '{env_id}' would import '{place}'; checkpoints never run code: review it, then"
             f" pass --plugin {shlex.quote(place)} (in Python: rl_training.envs.factory.load_code({place!r}))"

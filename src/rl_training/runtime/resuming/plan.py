@@ -199,11 +199,11 @@ def run_plan(plan: ResumePlan, *, callbacks: Sequence[AnyCallback] | None = None
     """Resume as planned. A run that is over is returned as it ended."""
     callbacks = CallbackList(callbacks).callbacks  # checked even if no step is left
     if plan.is_over:
-        return _as_it_ended(plan)
+        return _ended_result(plan)
     return run_training(plan.config, checkpoint_state=plan.state, callbacks=callbacks, resumption=plan.resumption)
 
 
-def _as_it_ended(plan: ResumePlan) -> TrainResult:
+def _ended_result(plan: ResumePlan) -> TrainResult:
     """The result of a run that is over, from its checkpoint and its logged metrics."""
     run_dir, session = plan.checkpoint_path.parent.parent, plan.state.trainer_state["session"]
     counts: dict[str, float] = {"global_step": plan.global_step, "gradient_steps": session["update_count"]}

@@ -27,13 +27,13 @@ def recorded_plugins(metadata: Mapping[str, Any]) -> list[str]:
     return [text for text in texts if text.isprintable() and 0 < len(text) < 1000][:MAX_SHOWN]
 
 
-def started_with(metadata: Mapping[str, Any]) -> str:
+def plugin_remedy(metadata: Mapping[str, Any]) -> str:
     """The remedy in a message about an unknown name: the run's `--plugin` options; empty if none is recorded."""
     words = " ".join(f"--plugin {shlex.quote(place)}" for place in recorded_plugins(metadata))
     return f"This run was started with {words}: review that code, then pass it again" if words else ""
 
 
-def find_recorded(env_id: str, metadata: Mapping[str, Any]) -> str | None:
+def find_recorded_plugin(env_id: str, metadata: Mapping[str, Any]) -> str | None:
     """The recorded plugin that provides `env_id`: the same module or file (by name if it was moved) and function."""
     place, name = split_place(env_id)
     path = Path(place)
@@ -51,18 +51,18 @@ def find_algorithm(name: str, metadata: Mapping[str, Any]) -> AlgorithmSpec:
     try:
         return get_algorithm_spec(name)
     except ConfigError as error:
-        raise ConfigError(_joined(str(error), started_with(metadata))) from None
+        raise ConfigError(_join(str(error), plugin_remedy(metadata))) from None
 
 
 def check_registered(env_id: str, metadata: Mapping[str, Any]) -> None:
     """Raise if a checkpoint's environment id is not registered and one of the run's plugins may have registered it."""
-    words = started_with(metadata)
+    words = plugin_remedy(metadata)
     if words and ":" not in env_id and not is_registered(env_id) and missing_for_unknown(env_id) is None:
         hint = suggest(env_id, gym.registry, "it is not registered")
-        raise EnvError(_joined(f"unknown environment '{env_id}'{hint}", words))
+        raise EnvError(_join(f"unknown environment '{env_id}'{hint}", words))
 
 
-def _joined(first: str, second: str) -> str:
+def _join(first: str, second: str) -> str:
     """Join two sentences; the first may be a question."""
     if not second:
         return first
