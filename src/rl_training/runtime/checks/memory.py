@@ -21,7 +21,7 @@ BYTES_OF_A_WEIGHT = 4 * 4
 """Float32 weight, gradient and the two moments of Adam."""
 
 INDEX_BYTES = {"prioritized": 9, HINDSIGHT: 8}
-"""Bytes per transition beside the transition itself: priority and its share of the sum tree; index in the episode."""
+"""Bytes per transition beside the transition itself: priority with sum-tree nodes; index in the episode."""
 
 
 def check_replay_fits(
