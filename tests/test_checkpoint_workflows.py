@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written atomically, pruned, verified on reading; resume, evaluate and predict from them."""
+"""Checkpoints on disk: atomic writes, retention, checks on reading, and workflows on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def some_state() -> CheckpointState:
     )
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_state_is_loaded_unchanged(tmp_path: Path) -> None:
     state = load_checkpoint(save_checkpoint(tmp_path / "c", some_state()))
     assert torch.equal(state.algorithm_state["w"], torch.ones(3))
     assert state.buffer_state["x"].shape == (2, 2)
@@ -105,7 +105,7 @@ def test_a_run_keeps_its_last_two_checkpoints_and_the_best(tmp_path: Path) -> No
     assert resolve_checkpoint(result.run_dir).name == last
 
 
-def test_another_state_of_the_same_step_is_a_further_revision_that_takes_its_place(tmp_path: Path) -> None:
+def test_another_state_of_the_same_step_replaces_it_as_a_new_revision(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep=1)
     first = folder.save((64, 10), write_some)
     assert folder.save((64, 10), write_some) == first  # the same state
@@ -125,7 +125,7 @@ def write_some(path: Path, base: Path | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["save", "go_back"])
-def test_last_names_a_checkpoint_after_a_death_before_any_operation_on_a_file(
+def test_last_names_a_checkpoint_after_a_kill_before_any_file_operation(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class DeathError(Exception):
@@ -161,7 +161,7 @@ def test_last_names_a_checkpoint_after_a_death_before_any_operation_on_a_file(
     raise AssertionError("it never ended")
 
 
-def test_resume_from_an_older_checkpoint_takes_back_what_came_after(tmp_path: Path) -> None:
+def test_resume_from_an_older_checkpoint_discards_newer_ones(tmp_path: Path) -> None:
     whole = run_training(small_config("ppo", tmp_path, total_timesteps=160, checkpoint_interval=16))
     older = whole.run_dir / "checkpoints" / "step_000000000144"
     lines = (whole.run_dir / "metrics.jsonl").read_text()
@@ -217,7 +217,7 @@ def test_schedules_are_stretched_over_an_extension_and_never_jump(tmp_path: Path
     assert rates == pytest.approx([1.0, 0.75, 0.5, 0.375, 0.25, 0.125])
 
 
-def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
+def test_the_manifest_is_valid_json(tmp_path: Path) -> None:
     result = run_training(small_config("sac", tmp_path))
     manifest = json.loads((result.checkpoint_path / "manifest.json").read_text())
     assert manifest["schema_version"] == checkpointing.SCHEMA_VERSION

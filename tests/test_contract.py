@@ -49,8 +49,7 @@ from rl_training.experiment.registry import (
     list_algorithm_specs,
     register_algorithm,
 )
-from rl_training.runtime.callback_checks import EVENTS
-from rl_training.runtime.callbacks import Callback, CallbackList
+from rl_training.runtime.callbacks import EVENTS, Callback, CallbackList
 from rl_training.runtime.controls import EarlyStoppingCallback, EarlyStoppingConfig
 from rl_training.runtime.run_utils import (
     create_training_run,

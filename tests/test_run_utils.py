@@ -53,7 +53,7 @@ def test_a_named_device_is_used_or_refused() -> None:
         resolve_device("abacus")
 
 
-def test_a_serialized_config_is_plain(tmp_path: Path) -> None:
+def test_a_serialized_config_is_json_compatible(tmp_path: Path) -> None:
     values = serialize_train_config(small_config("ppo", tmp_path, tags=("a", "b")))
     assert values["output_dir"] == str(tmp_path)
     assert values["tags"] == ["a", "b"]
@@ -176,7 +176,7 @@ def test_the_streams_of_a_run_differ_and_repeat() -> None:
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_threads_follow_the_work_and_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_depend_on_the_layer_sizes_and_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution.os, "cpu_count", lambda: 2)
     config = TrainConfig(algo="ppo", env_id="x", total_timesteps=1000)
     assert Execution.choose(config, PPOConfig()).num_threads == 1
@@ -189,13 +189,13 @@ def test_threads_follow_the_work_and_are_put_back(monkeypatch: pytest.MonkeyPatc
 
 
 def num_flushed() -> int:
-    """Of a million products too small for a normal float, computed by all threads, how many became 0."""
+    """How many of a million denormal products, computed by all threads, were flushed to zero."""
     return int((torch.full((1 << 20,), 1e-30) * 1e-10 == 0.0).sum())
 
 
 @pytest.mark.skipif(not execution.end_openmp_threads(), reason="this OpenMP library cannot end its threads")
 @pytest.mark.parametrize("main_thread_flushes", [False, True])
-def test_denormals_are_flushed_in_threads_that_were_there_before_the_run(main_thread_flushes: bool) -> None:
+def test_denormals_are_flushed_in_threads_older_than_the_run(main_thread_flushes: bool) -> None:
     torch.set_num_threads(2)
     assert num_flushed() == 0  # and now the second thread exists
     torch.set_flush_denormal(main_thread_flushes)
@@ -208,7 +208,7 @@ def test_denormals_are_flushed_in_threads_that_were_there_before_the_run(main_th
         execution.flush_denormals(False)
 
 
-def test_compiling_is_chosen_where_the_run_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_compiles_runs_with_enough_gradient_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "has_compiler", lambda: True)
     config = TrainConfig(algo="sac", env_id="x", total_timesteps=1_000_000)
     assert Execution.choose(config, SACConfig()).compile

@@ -1,4 +1,4 @@
-"""Early stopping, intervals and horizons."""
+"""Early stopping, intervals and the progress of schedules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.runtime.workflows import resume_training
 
 
 def feed(callback: EarlyStoppingCallback, scores: list[float], first_step: int = 10) -> tuple[int | None, str | None]:
-    """Evaluate every ten steps; returns the step at which a stop was asked for, and the reason."""
+    """Evaluate every ten steps; returns the step at which a stop was requested, and the reason."""
     state = TrainerState(None, Path())  # type: ignore[arg-type]
     for index, score in enumerate(scores):
         state.global_step = first_step + 10 * index
@@ -33,13 +33,13 @@ def test_it_stops_after_patience_evaluations_without_improvement() -> None:
     assert reason == "eval_return_mean has not improved on 3 for 2 evaluations"
 
 
-def test_min_delta_says_what_an_improvement_is() -> None:
+def test_an_improvement_must_exceed_min_delta() -> None:
     small_gains = [1.0, 1.4, 1.8]
     assert feed(EarlyStoppingCallback(EarlyStoppingConfig(patience=2)), small_gains) == (None, None)
     assert feed(EarlyStoppingCallback(EarlyStoppingConfig(patience=1, min_delta=0.5)), small_gains)[0] == 20
 
 
-def test_less_can_be_better() -> None:
+def test_mode_min_minimizes_the_metric() -> None:
     config = EarlyStoppingConfig(metric="eval_length_mean", mode="min", patience=1, target_value=2.0)
     assert feed(EarlyStoppingCallback(config), [5, 4, 3, 2])[1] == "eval_length_mean 2 reached the target 2"
     assert feed(EarlyStoppingCallback(config), [5, 6])[0] == 20
@@ -50,7 +50,7 @@ def test_it_never_stops_before_min_steps() -> None:
     assert feed(EarlyStoppingCallback(config), [500, 1, 1, 500])[0] == 40
 
 
-def test_its_count_survives_a_save() -> None:
+def test_its_count_is_restored() -> None:
     first = EarlyStoppingCallback(EarlyStoppingConfig(patience=3))
     feed(first, [5, 4, 4])
     second = EarlyStoppingCallback(EarlyStoppingConfig(patience=3))
@@ -65,7 +65,7 @@ def test_an_unknown_metric_is_named() -> None:
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
-def test_a_run_stops_itself_from_its_configuration(algo: str, tmp_path: Path) -> None:
+def test_early_stopping_in_the_configuration_stops_the_run(algo: str, tmp_path: Path) -> None:
     controls = {"eval_interval": 64, "early_stopping": {"target_value": -1e6, "min_steps": 100}}
     result = run_training(small_config(algo, tmp_path, total_timesteps=1000, algo_kwargs=controls))
     assert result.metrics["global_step"] == 128
@@ -75,7 +75,7 @@ def test_a_run_stops_itself_from_its_configuration(algo: str, tmp_path: Path) ->
     assert load_checkpoint(result.run_dir).trainer_state["session"]["stop_reason"] == result.stop_reason
 
 
-def test_a_stopped_run_can_be_taken_further(tmp_path: Path) -> None:
+def test_an_early_stopped_run_can_be_extended(tmp_path: Path) -> None:
     controls = {"eval_interval": 64, "early_stopping": {"target_value": -1e6}}
     first = run_training(small_config("ppo", tmp_path, total_timesteps=256, algo_kwargs=controls))
     assert first.metrics["global_step"] == 64
@@ -88,7 +88,7 @@ def test_an_interval_counts_crossings_however_large_the_steps_are() -> None:
     assert [step for step in range(7, 50, 7) if by_seven.is_due(step)] == [14, 21, 35, 42]
 
 
-def test_an_interval_goes_on_where_it_was() -> None:
+def test_an_interval_continues_from_its_saved_step() -> None:
     before, after, finer = Interval(10), Interval(10), Interval(5)
     before.is_due(25)
     after.load_state_dict(before.state_dict())
@@ -98,7 +98,7 @@ def test_an_interval_goes_on_where_it_was() -> None:
     assert finer.is_due(25)
 
 
-def test_a_horizon_never_jumps_when_it_is_extended() -> None:
+def test_progress_never_jumps_when_a_run_is_extended() -> None:
     training_progress = TrainingProgress(100)
     assert [training_progress.progress(step) for step in (0, 25, 100, 120)] == [0.0, 0.25, 1.0, 1.0]
     longer = training_progress.extended(50, 150)

@@ -254,7 +254,7 @@ class TestBadValue:
     def test_device(self, refuse: Refuse, device: str) -> None:
         message = refuse("train", *PAIR, *SMALL, "--device", device)
         assert message.startswith(f"device '{device}' cannot be used: ")
-        assert message.endswith("(use auto or cpu)")
+        assert message.endswith("; use auto or cpu")
 
 
 class TestWords:

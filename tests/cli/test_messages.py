@@ -59,7 +59,7 @@ def test_the_remedy_is_named(
 
 def test_an_environment_that_is_out_of_date_is_told_once(tmp_path: Path, capsys: Any, recwarn: Any) -> None:
     run_training(small_config("ppo", tmp_path, env_id="CartPole-v0", total_timesteps=16))
-    assert capsys.readouterr().err.count("out of date: Gymnasium has 'CartPole-v1'") == 1
+    assert capsys.readouterr().err.count("out of date: use 'CartPole-v1'") == 1
     assert not [warning for warning in recwarn if "out of date" in str(warning.message)]
 
 

@@ -58,7 +58,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_cannot_end_before_the_step_it_has_reached(stopped_run: Path, capsys: Any) -> None:
-    message = "the run is at step 64 already; --total-timesteps counts from its beginning"
+    message = "the run is at step 64 already; --total-timesteps counts from the start of the run"
     with pytest.raises(ConfigError, match=message):
         resume_training(stopped_run, total_timesteps=63)
     assert main(["resume", str(stopped_run), "--total-timesteps", "40"]) == 2

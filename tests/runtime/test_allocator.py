@@ -1,4 +1,4 @@
-"""Freed memory is kept, where the C library can be told so."""
+"""Freed memory stays in the process, with glibc."""
 
 import platform
 import subprocess
@@ -19,7 +19,7 @@ print(faults() - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs mallopt of glibc")
 def test_memory_that_was_freed_is_used_again_without_a_page_fault():
     answer = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    assert int(answer.stdout) < 500  # without it nearly always 97,500: one for each 4 kB of what `work` fills
+    assert int(answer.stdout) < 500  # else about 97,500: one per 4 kB that `work` fills

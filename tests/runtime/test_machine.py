@@ -1,4 +1,4 @@
-"""A run that moves to another kind of machine says that it is no longer exact, and why."""
+"""A run resumed on another kind of machine reports that it is not bit-exact, and why."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_finished_offline_stage_can_be_extended_into_the_environment(tmp_path:
     longer = resume_training(first.run_dir, total_timesteps=160)
     assert longer.metrics["gradient_steps"] == 104
     # The actor's learning rate is a cosine that had reached 0.
-    assert "each schedule stays where it ended" in capsys.readouterr().err
+    assert "each schedule stays at its final value" in capsys.readouterr().err
 
 
 def test_wrapped_rewards_are_refused_beside_recorded_ones(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Resuming: what is refused, what may change, forks, rewinds, edited files, and commands that are given again."""
+"""Resuming: refusals, changed settings, forks, rewinds, edited files, and repeated commands."""
 
 from __future__ import annotations
 
@@ -60,13 +60,15 @@ class FailOnce(Callback):
         raise ZeroDivisionError
 
 
-class TestGoingBack:
+class TestAnOlderCheckpoint:
     def test_is_refused_with_both_remedies_and_nothing_is_lost(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         older = run / "checkpoints" / "step_000000000032"
         before = contents(run)
-        with pytest.raises(CheckpointError, match=r"step 32 of a run that went on to step 96.*--output-dir.*--rewind"):
+        with pytest.raises(
+            CheckpointError, match=r"step 32 of a run that continued to step 96.*--output-dir.*--rewind"
+        ):
             resume_training(older)
         with pytest.raises(CheckpointError, match="--rewind"):
             DefaultExperimentManager().resume(older)
@@ -74,7 +76,7 @@ class TestGoingBack:
         assert "--rewind" in capsys.readouterr().err
         assert contents(run) == before
 
-    def test_with_rewind_discards_what_came_later(self, run: Path, template: Path) -> None:
+    def test_with_rewind_discards_newer_checkpoints(self, run: Path, template: Path) -> None:
         result = resume_training(run / "checkpoints" / "step_000000000032", rewind=True)
         assert_same_end(result, TrainResult(template, resolve_checkpoint(template), {}))
         older = run / "checkpoints" / "step_000000000064"
@@ -93,11 +95,11 @@ class TestGoingBack:
         assert_same_checkpoint(whole.checkpoint_path, resolve_checkpoint(run))
         assert metadata_of(fork.run_dir)["parent"] == parent
 
-    def test_is_not_meant_by_a_fall_back(self, run: Path) -> None:
+    def test_is_accepted_with_fall_back(self, run: Path) -> None:
         (run / "checkpoints" / "step_000000000096" / "algorithm.safetensors").write_bytes(b"")
         assert resume_training(run, fall_back=True).metrics["global_step"] == 96
 
-    def test_is_not_meant_where_all_that_is_later_is_damaged(self, run: Path) -> None:
+    def test_is_accepted_if_all_newer_checkpoints_are_damaged(self, run: Path) -> None:
         (run / "checkpoints" / "step_000000000096" / "algorithm.safetensors").write_bytes(b"")
         assert resume_training(run / "checkpoints" / "step_000000000064").metrics["global_step"] == 96
 
@@ -109,7 +111,9 @@ class TestAnEndedRun:
         (first.run_dir / "metrics.jsonl").unlink()
         assert resume_training(first.run_dir).metrics["global_step"] == 80
 
-    def test_stopped_early_says_why_and_how_to_go_on(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_stopped_early_says_why_and_how_to_extend_it(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         controls = {"early_stopping": {"target_value": -1e6, "min_steps": 40}}
         first = run_training(short(tmp_path, total_timesteps=160, algo_kwargs=controls))
         assert first.metrics["global_step"] == 64
@@ -126,7 +130,7 @@ class TestAnEndedRun:
         assert metadata_of(first.run_dir)["status"] == "finished"
         assert list(read_metrics(first.run_dir / "metrics.jsonl"))[-1]["global_step"] == 160
 
-    def test_stopped_by_a_callback_goes_on_even_if_the_first_attempt_fails(self, tmp_path: Path) -> None:
+    def test_stopped_by_a_callback_resumes_even_if_the_first_attempt_fails(self, tmp_path: Path) -> None:
         class Fails:
             def on_collect_end(self, trainer: TrainerState, result: object) -> None:
                 raise RuntimeError("no luck")
@@ -136,7 +140,7 @@ class TestAnEndedRun:
             resume_training(run_dir, callbacks=[Fails()])
         assert resume_training(run_dir).metrics["global_step"] == 96
 
-    def test_that_is_extended_has_its_patience_again(self, tmp_path: Path) -> None:
+    def test_that_is_extended_starts_with_full_patience(self, tmp_path: Path) -> None:
         controls = {"early_stopping": {"patience": 2, "min_delta": 1e6}}
         first = run_training(short(tmp_path, total_timesteps=160, algo_kwargs=controls))
         assert first.metrics["global_step"] == 96
@@ -153,7 +157,7 @@ class TestAnEndedRun:
 
 
 class TestChanges:
-    def test_of_what_the_results_depend_on_are_made_told_and_recorded(
+    def test_that_affect_the_results_are_applied_reported_and_recorded(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         rates = []
@@ -193,17 +197,17 @@ class TestChanges:
         ("word", "reason"),
         [
             ("algo=a2c", "networks and optimizers"),
-            ("env_id=Acrobot-v1", "policy for the old one"),
+            ("env_id=Acrobot-v1", "simulator state of the old environment"),
             ("seed=5", "random generator"),
             ("num_envs=2", "state of each environment"),
-            ("env_kwargs.max_episode_steps=5", "restored as they were"),
+            ("env_kwargs.max_episode_steps=5", "restored with their saved settings"),
             ("algo_kwargs.hidden_sizes=[4]", "saved networks have the old shape"),
             ("algo_kwargs.num_steps=8", "saved rollout"),
             ("algo_kwargs.normalize_obs=true", "normalizer"),
-            ("algo_kwargs.normalize_advantage=false", "not a schedule or coefficient"),
+            ("algo_kwargs.normalize_advantage=false", "only schedules and coefficients can change"),
         ],
     )
-    def test_that_cannot_be_made_are_refused_with_the_reason(
+    def test_of_fixed_keys_are_refused_with_the_reason(
         self, template: Path, word: str, reason: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         before = contents(template)
@@ -247,7 +251,7 @@ class TestAnEditedConfig:
         assert "total_timesteps=500" in str(caught.value)
         assert contents(run) == before
 
-    def test_is_accepted_where_the_command_says_the_same(self, run: Path) -> None:
+    def test_is_accepted_if_the_command_gives_the_same_values(self, run: Path) -> None:
         self.edit(run, total_timesteps=128, eval_episodes=2)
         result = resume_training(run, total_timesteps=128, eval_episodes=2)
         assert (result.metrics["global_step"], result.metrics["eval_episodes"]) == (128, 2)
@@ -261,7 +265,7 @@ class TestAnEditedConfig:
         assert resume_training(run, total_timesteps=112).metrics["global_step"] == 112
         assert load_config_file(run / "config.yaml")["total_timesteps"] == 112
 
-    def test_that_only_looks_different_is_no_edit(self, run: Path) -> None:
+    def test_that_differs_in_spelling_only_is_accepted(self, run: Path) -> None:
         self.edit(run)
         assert resume_training(run, total_timesteps=112).metrics["global_step"] == 112
 
@@ -273,7 +277,7 @@ class TestResumeOrStart:
         path.write_text(dump_yaml(serialize_train_config(config)))
         return main(["train", "--config", str(path), "--run-suffix", "job", "--resume-or-start", *words])
 
-    def test_starts_resumes_and_does_nothing_by_the_same_command(
+    def test_starts_resumes_and_then_reports_the_finished_run(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         config = short(tmp_path / "runs", total_timesteps=64)
@@ -290,7 +294,7 @@ class TestResumeOrStart:
         assert f"run_dir={stopped.run_dir}" in answer.out
         assert contents(stopped.run_dir) == before
 
-    def test_starts_again_what_was_killed_before_its_first_checkpoint(self, tmp_path: Path) -> None:
+    def test_restarts_a_run_killed_before_its_first_checkpoint(self, tmp_path: Path) -> None:
         config = short(tmp_path / "runs", total_timesteps=64)
         with pytest.raises(ZeroDivisionError):
             run_training(config, run_suffix="job", callbacks=[FailOnce()])
@@ -348,7 +352,7 @@ class TestSchedules:
         capsys.readouterr()
         resume_training(first.run_dir, total_timesteps=128)
         said = capsys.readouterr().err
-        assert "learning_rate is 0 there" in said
+        assert "learning_rate stays 0" in said
         assert "--schedules restart" in said
         assert main(["resume", str(other), "--total-timesteps", "128", "--schedules", "restart"]) == 0
         said = capsys.readouterr().err
@@ -357,7 +361,7 @@ class TestSchedules:
         with pytest.raises(AssertionError):
             assert_same_checkpoint(first.run_dir, other)
 
-    def test_chosen_are_not_forgotten_by_a_failure_before_the_next_checkpoint(self, tmp_path: Path) -> None:
+    def test_chosen_are_kept_after_a_failure_before_the_next_checkpoint(self, tmp_path: Path) -> None:
         runs = []
         for name in "ab":
             config = short(

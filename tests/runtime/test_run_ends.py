@@ -1,4 +1,4 @@
-"""How a run ends, and what resuming an ended run says and does."""
+"""The end of a run, and resuming a run that has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def status_of(run_dir: Path) -> tuple[str, str | None]:
 
 
 class SetStop(Callback):
-    """Stops by the attribute, without a reason."""
+    """Sets `should_stop` without a reason."""
 
     def on_update_end(self, trainer: TrainerState, result: Any) -> None:
         trainer.should_stop = True
@@ -84,7 +84,9 @@ def test_the_best_of_a_fork_is_one_of_its_own_checkpoints(tmp_path: Path, monkey
     assert fork.metrics["best_eval_return_mean"] == 2.0
 
 
-def test_a_resume_says_which_lines_were_cut_off_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_reports_lost_lines_of_metrics_and_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = small_config("ppo", tmp_path, total_timesteps=64, log_interval=16, algo_kwargs={"eval_interval": 16})
     run_dir = run_training(config).run_dir
     for name in ("metrics.jsonl", "evaluations.jsonl"):

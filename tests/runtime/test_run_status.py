@@ -1,4 +1,4 @@
-"""How a run ends: with its true status, a word and a true exit code, whatever foreign code or the terminal does."""
+"""Status, message and exit code of a run when user code exits or the terminal closes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def vanished_terminal() -> TextIO:
 
 
 class VanishingTerminal:
-    """A terminal that closes when the run has begun to write."""
+    """A terminal that closes after the first lines of a run."""
 
     def __init__(self) -> None:
         self.ours, theirs = os.openpty()

@@ -180,3 +180,17 @@ def test_an_unsupported_observation_space_is_named(space):
         describe_spaces(space, Discrete(2))
     inner = space["a"] if isinstance(space, Dict) else space
     assert f"observation space {inner}" in str(error.value)
+
+
+@pytest.mark.parametrize("generator", [torch.Generator().manual_seed(0), np.random.default_rng(0)])
+def test_random_actions_cover_the_space_with_either_kind_of_generator(generator):
+    bounded = action_spec(Box(np.float32([-2.0, 5.0]), np.float32([0.0, 9.0]))).random_actions(500, generator)
+    half_bounded = action_spec(Box(3.0, np.inf, (1,))).random_actions(500, generator)
+    choices = action_spec(MultiDiscrete([3, 2])).random_actions(200, generator)
+    assert bounded.dtype == half_bounded.dtype == torch.float32
+    assert -1.0 <= bounded.min() < -0.95
+    assert 0.95 < bounded.max() <= 1.0
+    assert 3.0 <= half_bounded.min() < 3.1
+    assert 4.9 < half_bounded.max() <= 5.0
+    assert len(choices.unique(dim=0)) == 6
+    assert action_spec(Discrete(4)).random_actions(100, generator).unique().tolist() == [0, 1, 2, 3]

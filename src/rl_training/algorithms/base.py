@@ -120,16 +120,7 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def random_actions(self, count: int) -> Tensor:
         """Model actions sampled uniformly from the action space, for warm-up."""
-        action = self.spaces.action
-        if action.kind is ActionKind.CONTINUOUS:
-            shape = (count, *action.model_shape)
-            actions = torch.empty(shape, device=self.device).uniform_(-1.0, 1.0, generator=self.generator)
-            if action.is_bounded:
-                return actions
-            center, half_width = (torch.from_numpy(part).to(actions) for part in action.random_range)
-            return center + half_width * actions
-        columns = [torch.randint(n, (count,), generator=self.generator, device=self.device) for n in action.choices]
-        return columns[0] if action.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
+        return self.spaces.action.random_actions(count, self.generator)
 
     def add_exploration_noise(self, actions: Tensor, amount: float) -> Tensor:
         """Add Gaussian noise of standard deviation `amount` (Box), or take a random action with that probability."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from rl_training.errors import ConfigError
 from rl_training.plugins.user_code import load_code, split_source
-from rl_training.runtime.callback_checks import EVENTS, check_callback
+from rl_training.runtime.callbacks import EVENTS, check_callback
 from rl_training.validation import suggest
 
 

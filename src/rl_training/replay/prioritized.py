@@ -75,7 +75,6 @@ class PrioritizedSampler:
         slots = self._tree.find((np.arange(count) + self._rng.random(count)) * (total / count))
         return slots, total / (num_stored * self._tree.leaves[slots])  # eq. 1 and section 3.4
 
-
     def update_priorities(self, slots: Array, td_errors: Array) -> None:
         """Set the priorities of slots from their absolute TD errors."""
         priorities = (td_errors.astype(np.float64) + EPSILON) ** self._alpha

@@ -1,28 +1,42 @@
-"""Callbacks: the events of a run at which a user's code is called."""
+"""Callbacks: the events of a run at which user code is called, and the checks of a callback before the run starts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, failure_note
+from rl_training.experiment.tree_packing import UnsavableStateError, pack
 from rl_training.plugins.user_code import frames_of_user
-from rl_training.runtime.callback_checks import check_callback, savable_state
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
+from rl_training.validation import nearest
 
+EVENTS: dict[str, tuple[str, ...]] = {
+    "on_train_start": ("trainer",),
+    "on_collect_end": ("trainer", "result"),
+    "on_update_end": ("trainer", "result"),
+    "on_eval_end": ("trainer", "metrics"),
+    "on_log": ("trainer", "metrics"),
+    "on_train_end": ("trainer", "result"),
+}
+"""Arguments of each event."""
+STATE_METHODS: dict[str, tuple[str, ...]] = {"state_dict": (), "load_state_dict": ("state",)}
 AnyCallback = object
-"""Any object with at least one of the events of `Callback`; no base class is needed. `CallbackList` checks it."""
+"""Any object with at least one event method of `Callback`; no base class is needed. `CallbackList` checks it."""
 
 
 class Callback:
-    """Base class with every event empty. `trainer.request_stop(reason)` ends the run at the next step boundary."""
+    """Base class with empty event methods. `trainer.request_stop(reason)` ends the run at the next step boundary."""
 
     def on_train_start(self, trainer: TrainerState) -> None:
         """Called once before the loop, also on resume (after `load_state_dict`)."""
 
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
-        """Called when new environment steps are stored; offline once, at the start of a new run, with the dataset."""
+        """Called when new environment steps are stored; offline once, at the start of a new run, for the dataset."""
 
     def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
         """Called after each `Algorithm.update`."""
@@ -34,20 +48,20 @@ class Callback:
         """Called after each line of metrics is written; at the same step, after `on_eval_end`."""
 
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
-        """Called once when the run has ended and is saved, also if it was stopped; not if it failed."""
+        """Called once after the last checkpoint, also if the run was stopped early; not if it failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Called for each checkpoint: what a resumed run must restore. Empty by default."""
+        """Called for each checkpoint: returns the state to restore on resume. Empty by default."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called on resume, before `on_train_start`, with what `state_dict` returned."""
+        """Called on resume, before `on_train_start`, with the saved `state_dict`."""
 
 
 def _to_each(event: str) -> Any:
-    """A method that passes an event on to each callback that has it."""
+    """Make the method that calls `event` of every callback that defines it."""
 
-    def pass_on(self: CallbackList, *values: Any) -> None:
+    def call_each(self: CallbackList, *values: Any) -> None:
         for callback in self.callbacks:
             method = getattr(callback, event, None)
             if method is None:
@@ -61,14 +75,14 @@ def _to_each(event: str) -> Any:
                 note.callback, note.trace = f"callback {type(callback).__name__} in {event}", frames_of_user(error)
                 raise
 
-    return pass_on
+    return call_each
 
 
 class CallbackList(Callback):
-    """Passes every event to each callback in order; an exception in one ends the run."""
+    """Calls every event of each callback, in order. An exception in a callback ends the run."""
 
     def __init__(self, callbacks: Iterable[AnyCallback] | None = None) -> None:
-        """Check each callback; another `CallbackList` is copied."""
+        """Check each callback; the callbacks of another `CallbackList` are shared."""
         if isinstance(callbacks, CallbackList):
             callbacks = callbacks.callbacks
         try:
@@ -79,7 +93,7 @@ class CallbackList(Callback):
         for index, callback in enumerate(self.callbacks):
             check_callback(callback, self._title(index))
         self.unclaimed: list[str] = []
-        """Class names of callbacks whose saved state no callback of this list took over."""
+        """Class names of callbacks with saved state but without a counterpart in this list."""
 
     on_train_start = _to_each("on_train_start")
     on_collect_end = _to_each("on_collect_end")
@@ -89,22 +103,22 @@ class CallbackList(Callback):
     on_train_end = _to_each("on_train_end")
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the callbacks that have one, by place and class name."""
+        """Non-empty states of the callbacks, keyed by index and class name."""
         states = {self._key(i): savable_state(c, self._title(i)) for i, c in enumerate(self.callbacks)}
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give each callback the state saved at its place, or, where the list has changed, the next of its class."""
-        left = dict(state)
+        """Restore each callback by index and class name, else by the next saved state of its class."""
+        remaining = dict(state)
         restorable = [index for index, callback in enumerate(self.callbacks) if hasattr(callback, "load_state_dict")]
         for index in (index for index in restorable if self._key(index) in state):
-            self._restore(index, left.pop(self._key(index)))
+            self._restore(index, remaining.pop(self._key(index)))
         for index in (index for index in restorable if self._key(index) not in state):
             name = type(self.callbacks[index]).__name__
-            key = next((key for key in left if key.partition(":")[2] == name), None)
+            key = next((key for key in remaining if key.partition(":")[2] == name), None)
             if key is not None:
-                self._restore(index, left.pop(key))
-        self.unclaimed = [key.partition(":")[2] for key in left]
+                self._restore(index, remaining.pop(key))
+        self.unclaimed = [key.partition(":")[2] for key in remaining]
 
     def _restore(self, index: int, state: Any) -> None:
         callback: Any = self.callbacks[index]
@@ -123,3 +137,79 @@ class CallbackList(Callback):
         callback = self.callbacks[index]
         name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
         return f"callback {index + 1} ({name})"
+
+
+def check_callback(callback: object, title: str) -> None:
+    """Raise a `ConfigError` that names `title` unless the callback is an instance with callable event methods."""
+    if inspect.isclass(callback):
+        raise ConfigError(f"{title} is a class: pass an instance, such as {callback.__name__}()")
+    _refuse_misspelt_events(callback, title)
+    methods = {name: arguments for name, arguments in (EVENTS | STATE_METHODS).items() if hasattr(callback, name)}
+    for name, arguments in methods.items():
+        _check_method(getattr(callback, name), name, arguments, title)
+    if not methods.keys() & EVENTS.keys():
+        raise ConfigError(f"{title} has no event: define at least one of {', '.join(EVENTS)}")
+    missing = STATE_METHODS.keys() - methods.keys()
+    if len(missing) == 1:
+        (present,) = STATE_METHODS.keys() & methods.keys()
+        raise ConfigError(f"{title} has {present} but no {missing.pop()}: define both, or its state is lost on resume")
+    if not missing:
+        _try_state(callback, title)
+
+
+def savable_state(callback: Any, title: str) -> dict[str, Any]:
+    """The `state_dict()` of a callback; raises a `ConfigError` if a checkpoint cannot store it."""
+    if not hasattr(callback, "state_dict"):
+        return {}
+    state = callback.state_dict()
+    if not isinstance(state, dict):
+        raise ConfigError(f"state_dict of {title} returned {type(state).__name__}: return a dict")
+    try:
+        pack(state, {})
+    except UnsavableStateError as error:
+        raise ConfigError(f"the state of {title} cannot be saved: {error}") from None
+    return state
+
+
+def _refuse_misspelt_events(callback: object, title: str) -> None:
+    for name in dir(callback):
+        event = nearest(name, EVENTS) if re.match("on[_A-Z]", name) and name not in EVENTS else None
+        if event is None:
+            continue
+        with contextlib.suppress(Exception):  # a property that raises is not an event method
+            if callable(getattr(callback, name)):
+                break
+    else:
+        return
+    raise ConfigError(
+        f"unknown event '{name}' of {title}: did you mean '{event}'? (events: {', '.join(EVENTS)};"
+        " rename the method if it is not an event)"
+    )
+
+
+def _check_method(method: Callable[..., Any], name: str, arguments: tuple[str, ...], title: str) -> None:
+    if not callable(method):
+        raise ConfigError(f"{name} of {title} is {method!r:.80}, not a method: define it as a method")
+    wanted = f"{name}({', '.join(arguments)})"
+    if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+        raise ConfigError(
+            f"{name} of {title} is async or a generator, so a call would not run it: make it a regular method"
+        )
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return  # some methods written in C have no signature
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise ConfigError(f"{name} of {title} cannot be called as {wanted}: {error}; it takes {signature}") from None
+
+
+def _try_state(callback: object, title: str) -> None:
+    """Raise if `state_dict()` cannot be saved. Other exceptions pass: it is called again after `on_train_start`."""
+    try:
+        savable_state(callback, title)
+    except ConfigError:
+        raise
+    except Exception:
+        return

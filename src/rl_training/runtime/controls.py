@@ -1,4 +1,4 @@
-"""Controls: what ends a run early, and what counts steps between events."""
+"""Controls of a run: early stopping, intervals between events, and the progress of schedules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "Interval", "Schedule
 
 
 class EarlyStoppingCallback(Callback):
-    """Ends the run when evaluations stop improving, or reach a target."""
+    """Stops the run when the evaluation metric stops improving, or reaches a target."""
 
     def __init__(self, config: EarlyStoppingConfig) -> None:
         self.config = config
@@ -26,13 +26,13 @@ class EarlyStoppingCallback(Callback):
         self.stop_reason: str | None = None
 
     def on_eval_end(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
-        """Compare with the best so far."""
+        """Compare the metric with its best value; request a stop at the target or when patience runs out."""
         config = self.config
         if config.metric not in metrics and config.metric != SUCCESS_RATE:
             raise ConfigError(
-                f"early_stopping watches unknown metric '{config.metric}'{suggest(config.metric, metrics)}"
+                f"unknown metric '{config.metric}' for early_stopping.metric{suggest(config.metric, metrics)}"
             )
-        # Many environments report only successes: an evaluation without a report had none.
+        # Many environments report only successes, so a missing success rate is 0.
         value = metrics.get(config.metric, 0.0)
         sign = 1.0 if config.mode == "max" else -1.0
         if self.best is None or sign * (value - self.best) > config.min_delta:
@@ -50,7 +50,7 @@ class EarlyStoppingCallback(Callback):
             trainer.request_stop(self.stop_reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, the count, what they are of, and why the run was stopped."""
+        """The metric and mode, the best value, the evaluations without gain, and the reason of the stop."""
         return {
             "metric": self.config.metric,
             "mode": self.config.mode,
@@ -60,7 +60,7 @@ class EarlyStoppingCallback(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting: from 0 if the run is resumed although it was stopped, and anew for another metric."""
+        """Continue counting; from 0 if early stopping had ended the run, and from nothing for another metric."""
         watched = self.config.metric, self.config.mode
         if (state.get("metric", watched[0]), state.get("mode", watched[1])) != watched:
             return
@@ -70,7 +70,7 @@ class EarlyStoppingCallback(Callback):
 
 
 def saved_early_stop(session_state: dict[str, Any]) -> str | None:
-    """Why early stopping ended the run that wrote this state; None if it did not."""
+    """Why early stopping ended the run with this session state; None if it did not."""
     for key, state in session_state.get("callbacks", {}).items():
         if key.partition(":")[2] == EarlyStoppingCallback.__name__ and isinstance(state, dict):
             reason = state.get("stop_reason")
@@ -79,14 +79,14 @@ def saved_early_stop(session_state: dict[str, Any]) -> str | None:
 
 
 class Interval:
-    """Tells when a multiple of `every` has been passed, however many steps are taken at once."""
+    """Detects crossed multiples of `every`, for any number of steps at once."""
 
     def __init__(self, every: int) -> None:
         self.every = every
         self._passed = 0
 
     def is_due(self, step: int) -> bool:
-        """True once for each crossing (several crossings at once count as one)."""
+        """Whether `step` has crossed a multiple since the last call (several count as one)."""
         passed = step // self.every
         is_due = passed > self._passed
         self._passed = max(passed, self._passed)
@@ -97,25 +97,24 @@ class Interval:
         return self.every - step % self.every
 
     def state_dict(self) -> dict[str, Any]:
-        """How many multiples have been passed, and of what."""
+        """`every`, and the number of its multiples passed."""
         return {"every": self.every, "passed": self._passed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting; a new `every` counts from the same step."""
+        """Continue from the saved step, also with another `every`."""
         self._passed = state["every"] * state["passed"] // self.every
 
 
 Schedules = Literal["stretch", "restart", "hold"]
-"""What becomes of schedules from the step of a resume on: the rest is spread over the steps left, they start again
-from their beginning, or they stay at their value."""
+"""Schedules of a resumed run: `stretch` the rest of each over the steps left (if `total_timesteps` changed), `restart`
+each over the steps left, or `hold` each at its current value."""
 
 
 @dataclass
 class TrainingProgress:
-    """The way to the last step, and how much of each schedule is done on it.
+    """The last step of the run, and the fraction of each schedule done at a step.
 
-    When a run is extended, what is done stays done: from the step where it was resumed, the rest of each schedule is
-    stretched over the steps that remain, unless the resume asks for something else.
+    From `from_step` to `total`, the fraction rises linearly from `from_progress` to `to_progress`.
     """
 
     total: int
@@ -124,13 +123,13 @@ class TrainingProgress:
     to_progress: float = 1.0
 
     def progress(self, step: int) -> float:
-        """The fraction, 0 to 1, of each schedule that is done at `step`."""
+        """Fraction of each schedule done at `step`, 0 to 1."""
         left = self.total - self.from_step
-        share = (step - self.from_step) / left if left > 0 else 0.0
-        return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * share)
+        fraction = (step - self.from_step) / left if left > 0 else 0.0
+        return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * fraction)
 
     def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> TrainingProgress:
-        """The progress of a run resumed at `step` that now ends at `total`."""
+        """Progress of a run resumed at `step` that now ends at `total`; no schedule jumps, unless it restarts."""
         if schedules == "restart":
             return TrainingProgress(total, step)
         if schedules == "hold":
@@ -138,13 +137,13 @@ class TrainingProgress:
         return self if total == self.total else TrainingProgress(total, step, self.progress(step))
 
     def describe(self, config: AlgorithmConfig) -> str:
-        """Where the run ends now, what its schedules do from the resume on, and which learning rates stay at 0."""
+        """Message on resume: the last step, the course of the schedules, and learning rates that stay at 0."""
         first, last, left = self.from_step, self.total, self.to_progress - self.from_progress
         schedules = f"the remaining {left:.0%} of each schedule is spread over the steps left"
         if self.from_progress == 0:
             schedules = "each schedule starts again and runs over the steps left"
         elif left == 0:
-            schedules = f"each schedule stays {'where it ended' if self.from_progress == 1 else 'at its present value'}"
+            schedules = f"each schedule stays at its {'final' if self.from_progress == 1 else 'current'} value"
         text = f"the run now ends at step {last:,}"
         if first >= last or not config.has_schedules():
             return text
@@ -153,9 +152,9 @@ class TrainingProgress:
         ends = self.from_progress, self.to_progress
         zero = [name for name in rates if not any(value_at(getattr(config, name), end) for end in ends)]
         if zero:
-            text += f"; {' and '.join(zero)} is 0 there, so nothing more is learned: use --schedules restart"
+            text += f"; {' and '.join(zero)} stays 0, so nothing more is learned: use --schedules restart"
         return text
 
     def state_dict(self) -> dict[str, Any]:
-        """The four numbers."""
+        """All fields."""
         return vars(self).copy()

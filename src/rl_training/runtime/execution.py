@@ -1,16 +1,20 @@
-"""How a run computes: its threads, whether it compiles, and what becomes of the memory it frees."""
+"""How and where a run computes: threads, compilation, memory allocator, and the machine its exact bits depend on."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
+import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rl_training.algorithms.config import AlgorithmConfig
@@ -19,26 +23,32 @@ from rl_training.experiment.config import MAX_THREADS, TrainConfig
 from rl_training.models.encoders import IMAGE_FEATURES
 
 WORK_FOR_TWO_THREADS = 8_000_000
-"""Multiplications in the widest layer of one update above which threads beat their own overhead."""
+"""Multiplications in the widest layer per update above which several threads are faster than one."""
 STEPS_FOR_COMPILING = 20_000
-"""Gradient steps above which a compiled update wins back the seconds that compiling takes."""
+"""Gradient steps above which compiled updates save more time than compiling takes."""
 OMP_PAUSE_HARD = 2
-"""Of `omp_pause_resource_all` (OpenMP 5.0): give up the threads."""
+"""Argument of `omp_pause_resource_all` (OpenMP 5.0): release the threads."""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's `mallopt`."""
 LARGEST_KEPT_BYTES = 32 * 1024 * 1024
-"""The most the C library accepts; larger pieces still go back to the system at once."""
+"""The largest `MMAP_THRESHOLD` that glibc accepts; larger blocks are returned to the system when freed."""
+KERNEL_VARIABLES = (
+    *("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"),
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "OPENBLAS_CORETYPE"),
+)
+"""Environment variables that select the kernels of torch and its libraries."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """How a run computes. Results depend on it to the last bit, so it stays with the run."""
+    """Number of threads and compilation of a run. Exact bits depend on both, so checkpoints store them."""
 
     num_threads: int
     compile: bool
 
     @classmethod
     def choose(cls, config: TrainConfig, algo_config: AlgorithmConfig) -> Execution:
-        """Fill in what the configuration leaves to `auto`."""
+        """Resolve `num_threads` and `compile` of the configuration where they are `auto`."""
         if config.num_threads == "auto":
             widest = max(algo_config.hidden_sizes, default=IMAGE_FEATURES)
             is_large = algo_config.samples_per_update() * widest**2 >= WORK_FOR_TWO_THREADS
@@ -50,27 +60,32 @@ class Execution:
             steps = algo_config.gradient_steps_in(config.total_timesteps, config.num_envs)
             compile_updates = steps is not None and steps >= STEPS_FOR_COMPILING and has_compiler()
         elif compile_updates and not has_compiler():
-            raise ConfigError("compile: true needs a C++ compiler (g++ or clang++) on the path; use auto or false")
+            raise ConfigError(
+                "compile: true needs a C++ compiler (g++ or clang++) on the PATH: install one, or use auto or false"
+            )
         return cls(num_threads, compile_updates)
 
     @classmethod
     def from_metadata(cls, values: Any) -> Execution:
-        """As a checkpoint has it."""
+        """Read the `execution` entry of a checkpoint's metadata."""
         match values:
             case {"num_threads": int(threads), "compile": bool(compiled)} if 1 <= threads <= MAX_THREADS:
                 return cls(threads, compiled)
-        raise CheckpointError(f"the checkpoint's execution is not a number of threads and a choice: {values!r:.100}")
+        raise CheckpointError(
+            f"bad value {values!r:.100} for the checkpoint's 'execution': should be num_threads (1 to"
+            f" {MAX_THREADS}) and compile (true or false)"
+        )
 
     def describe(self) -> str:
-        """The choices in words."""
+        """For the first line of a run: `2 threads, compiled`."""
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
         return f"{threads}, {'compiled' if self.compile else 'not compiled'}"
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Use this number of threads inside the block, and flush denormals to zero in each of them.
+        """Use this number of threads inside the block, and flush denormals to zero in each.
 
-        Adam's moments of inactive units decay into denormals, on which a processor is slow.
+        Adam's moments of inactive units decay into denormals, which are slow to compute with.
         """
         threads_before, flushes_before = torch.get_num_threads(), flushes_denormals()
         keep_freed_memory()
@@ -84,39 +99,39 @@ class Execution:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread counts numbers below 1e-38 as 0."""
+    """Whether this thread flushes denormals (numbers below 1e-38) to zero."""
     return bool(torch.full((1,), 1e-30).mul_(1e-10) == 0.0)
 
 
 def flush_denormals(wanted: bool) -> None:
-    """Choose it for this thread and for the helper threads that compute with it.
+    """Turn flushing of denormals on or off for this thread and its OpenMP threads.
 
-    The choice is the processor's, thread by thread, and a new thread inherits it. So the OpenMP threads that earlier
-    computations started are ended, and the next computation starts others.
+    The flag is a processor register of each thread, inherited by new threads. So the existing OpenMP threads are
+    ended, and the next computation starts new ones.
     """
     torch.set_flush_denormal(wanted)
     end_openmp_threads()
 
 
 def end_openmp_threads() -> bool:
-    """End the idle OpenMP threads of this thread; returns whether the OpenMP library could be asked to.
+    """End the idle OpenMP threads of this thread; returns whether the OpenMP library supports it.
 
-    torch loads its libraries for all (RTLD_GLOBAL), so that the symbol is found in the process itself.
+    torch loads its libraries with RTLD_GLOBAL, so the symbol is found in the process itself.
     """
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None) if os.name == "posix" else None
     return pause is not None and pause(OMP_PAUSE_HARD) == 0
 
 
 @contextlib.contextmanager
-def watch_compilation(tell: Callable[[bool], None]) -> Iterator[None]:
-    """Call `tell` with True whenever torch begins to compile inside the block, and with False when it is done."""
+def watch_compilation(on_compiling: Callable[[bool], None]) -> Iterator[None]:
+    """Call `on_compiling` with True when torch starts to compile inside the block, and with False when it is done."""
     from torch._dynamo.callback import callback_handler
 
     def start(_: Any) -> None:
-        tell(True)
+        on_compiling(True)
 
     def end(_: Any) -> None:
-        tell(False)
+        on_compiling(False)
 
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)
@@ -128,16 +143,57 @@ def watch_compilation(tell: Callable[[bool], None]) -> Iterator[None]:
 
 
 def has_compiler() -> bool:
-    """Whether torch can compile for the CPU here."""
+    """Whether a C++ compiler for `torch.compile` is on the PATH."""
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what its tensors free; returns whether the C library can be told so.
+    """Keep freed memory in this process instead of returning it to the system; returns whether glibc accepted it.
 
-    By default glibc hands memory back after every update and takes it again in the next, a page fault for each 4 kB.
+    By default glibc returns memory after every update and requests it again in the next: a page fault per 4 kB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return False
     return bool(mallopt(TRIM_THRESHOLD, 2**31 - 1) and mallopt(MMAP_THRESHOLD, LARGEST_KEPT_BYTES))
+
+
+def machine_facts(device: torch.device) -> dict[str, str]:
+    """Processor, instruction set and library versions, on which the exact bits of results depend."""
+    facts = {
+        "processor": _processor_name(),
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+    facts |= {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
+    if device.type == "cuda":
+        facts["accelerator"] = torch.cuda.get_device_name(device)
+    return facts
+
+
+def machine_differences(saved: Mapping[str, object], now: Mapping[str, str]) -> list[str]:
+    """The facts in which two machines differ, as reasons why a resumed run is not bit-exact."""
+    names = dict.fromkeys([*saved, *now])
+    return [
+        f"another machine: {name} was {saved.get(name, 'not set')!s:.100} and is {now.get(name, 'not set')}"
+        for name in names
+        if saved.get(name) != now.get(name)
+    ]
+
+
+@functools.cache
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    fields = dict.fromkeys(("vendor_id", "model name", "cpu family", "model"), "")
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if colon and not fields.get(key.strip(), "-"):
+            fields[key.strip()] = value.strip()
+    words = [fields["model name"] or platform.processor() or platform.machine()]
+    if fields["model"]:
+        words.append(f"({fields['vendor_id']} family {fields['cpu family']} model {fields['model']})")
+    return " ".join(words)

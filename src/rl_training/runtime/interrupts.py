@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first asks the run to stop and save, the second leaves at once."""
+"""SIGINT (Ctrl-C), SIGTERM and SIGHUP: the first signal stops and saves the run, the second exits at once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rl_training.terminal.streams import tell
 
 @contextlib.contextmanager
 def stop_on_signals(state: TrainerState, on_request: Callable[[], None] | None = None) -> Iterator[None]:
-    """Turn signals into a request to stop while the block runs (in the main thread; elsewhere do nothing).
+    """Turn signals into `state.request_stop` inside the block. Does nothing outside the main thread.
 
-    The first signal calls `on_request`, which must not print: the signal may have come while something was printed.
+    The first signal calls `on_request`, which must not print: the signal may have interrupted a print.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -37,8 +37,8 @@ def stop_on_signals(state: TrainerState, on_request: Callable[[], None] | None =
     try:
         yield
     except KeyboardInterrupt:
-        # Said here: in the handler, printing fails if the signal came while something was being printed.
-        tell("interrupted again: leaving without saving")
+        # Printed here: in the handler it would fail if the signal had interrupted a print.
+        tell("interrupted again: exiting without saving")
         raise
     finally:
         for number, handler in before.items():
@@ -46,7 +46,7 @@ def stop_on_signals(state: TrainerState, on_request: Callable[[], None] | None =
 
 
 def _signals_to_handle() -> list[signal.Signals]:
-    """A terminal that closes sends SIGHUP, which `nohup` has the program ignore."""
+    """Signals that stop a run. SIGHUP, sent when a terminal closes, is left alone if `nohup` ignores it."""
     hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)
     is_handled = hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([hang_up] if hang_up is not None and is_handled else [])]

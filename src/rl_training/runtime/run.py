@@ -22,13 +22,12 @@ from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
 from rl_training.runtime.controls import EarlyStoppingCallback, TrainingProgress
-from rl_training.runtime.execution import Execution, watch_compilation
+from rl_training.runtime.execution import Execution, machine_facts, watch_compilation
 from rl_training.runtime.interrupts import stop_on_signals
 from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
 from rl_training.runtime.loops.offline import assemble_offline, offline_loop
 from rl_training.runtime.loops.on_policy import assemble_on_policy, on_policy_loop
-from rl_training.runtime.machine import machine_facts
-from rl_training.runtime.resuming.restore import Resumption, go_back, restore
+from rl_training.runtime.resuming.restore import Resumption, discard_newer, restore
 from rl_training.runtime.resuming.saved_state import translate_save_errors, translate_state_errors, try_saving
 from rl_training.runtime.run_utils import RunSeeds, save_training_checkpoint
 from rl_training.runtime.session import Session
@@ -233,9 +232,9 @@ class Run:
         else:
             restore(self.origin.state, self.components, self.session, self.view, self.origin.resumption)
         if self.origin.folder is None:
-            self.session.begin_best_anew()
+            self.session.reset_best()
         elif self.origin.state is not None and self.origin.resumption is not None:
-            go_back(self.origin.state.trainer_state, self.session, self.origin.resumption)
+            discard_newer(self.origin.state.trainer_state, self.session, self.origin.resumption)
 
     def _open_files(self, stack: contextlib.ExitStack) -> None:
         """Open the files of metrics, cut to the lines that the restored checkpoint counts."""

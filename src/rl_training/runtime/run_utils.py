@@ -1,4 +1,4 @@
-"""What every run needs, whatever it trains: a device, seeds, a folder and its checkpoints."""
+"""Device, seeds, folder and checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = [
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device of that name; `auto` is the first accelerator on which memory can really be had, else the CPU."""
+    """The named device; `auto` is the first accelerator that can allocate memory, else the CPU."""
     if device != "auto":
         try:
             resolved = torch.device(device)
             torch.Generator(torch.zeros(1, device=resolved).device)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"device '{device}' cannot be used: {reason} (use auto or cpu)") from None
+            raise ConfigError(f"device '{device}' cannot be used: {reason}; use auto or cpu") from None
         return resolved
     for name, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps)):
         with contextlib.suppress(RuntimeError, AssertionError):
@@ -46,7 +46,7 @@ def resolve_device(device: str) -> torch.device:
 
 @dataclasses.dataclass(frozen=True)
 class RunSeeds:
-    """Independent streams of random numbers for each part of a run, all grown from one seed."""
+    """Independent seeds of the components of a run, spawned from one seed."""
 
     env: np.random.SeedSequence
     policy: np.random.SeedSequence
@@ -56,7 +56,7 @@ class RunSeeds:
 
     @classmethod
     def from_seed(cls, seed: int) -> RunSeeds:
-        """Split the seed."""
+        """Spawn the five seeds."""
         return cls(*np.random.SeedSequence(seed).spawn(5))
 
     def env_seeds(self, num_envs: int) -> list[int]:
@@ -68,11 +68,11 @@ class RunSeeds:
         return [int(seed) for seed in self.evaluation.generate_state(num_episodes)]
 
     def policy_generator(self, device: torch.device) -> torch.Generator:
-        """The generator of weights, actions and noise."""
+        """Generator of initial weights, actions and noise."""
         return torch.Generator(device).manual_seed(int(self.policy.generate_state(1, np.uint64)[0] >> 1))
 
     def replay_generator(self) -> np.random.Generator:
-        """The generator that draws batches."""
+        """Generator that samples batches."""
         return np.random.default_rng(self.replay)
 
 
@@ -86,7 +86,7 @@ def save_training_checkpoint(
     metadata: dict[str, Any] | None = None,
     base: Path | None = None,
 ) -> Path:
-    """Write a checkpoint that `load_checkpoint` reads; what is unchanged since the checkpoint `base` is linked."""
+    """Write a checkpoint for `load_checkpoint`; files unchanged since the checkpoint `base` are hard-linked."""
     metadata = {"saved": now(), "versions": package_versions(), "plugins": loaded_code(), **(metadata or {})}
     values = serialize_train_config(config)
     return save_checkpoint(

@@ -250,7 +250,7 @@ class Session:
         self._is_within_iteration = state["is_within_iteration"]
         self.inexact_reasons = list(state["inexact_reasons"])
 
-    def go_back(self, name: str, best: Best | None, *, is_extended: bool, is_changed: bool) -> None:
+    def discard_newer(self, name: str, best: Best | None, *, is_extended: bool, is_changed: bool) -> None:
         """Make the restored checkpoint `name` the last one, and restore `best` as of then.
 
         The closing evaluation of a stopped run is not part of the resumed run, unless the run had ended there.
@@ -261,7 +261,7 @@ class Session:
         self.checkpoints.rewind_to(name, None if is_changed else self.position, best)
         self.offer_restored()
 
-    def begin_best_anew(self) -> None:
+    def reset_best(self) -> None:
         """Reset the best score in a fork: the best checkpoint of the original run is not in its folder."""
         is_evaluated = self.last_eval_step == self.state.global_step
         self.best_return = self.last_eval["eval_return_mean"] if is_evaluated else None

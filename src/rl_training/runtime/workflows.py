@@ -1,4 +1,4 @@
-"""What can be done with a checkpoint: evaluate it, act with it, go on training from it."""
+"""Workflows on a checkpoint: evaluate, predict, record a dataset, resume training."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ __all__ = [
 
 
 def load_algorithm(path: str | Path, *, device: str = "auto") -> tuple[TrainConfig, Algorithm[Any], CheckpointState]:
-    """The trained algorithm in a checkpoint, ready to act. Neither the buffer nor an environment is touched."""
+    """Load the trained algorithm of a checkpoint, without its buffer and without creating an environment."""
     state = load_checkpoint(path, include_buffer=False)
     config = read_config(state, device=device)
     return config, restore_algorithm(config, state.algorithm_state), state
 
 
 def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> Algorithm[Any]:
-    """An algorithm as its `state_dict` describes it."""
+    """Create an algorithm and load its `state_dict`."""
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     spaces = read_spaces(algorithm_state)
     check_network_size(algo_config, spaces, algorithm_state)
@@ -69,7 +69,7 @@ def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> A
 def evaluate_checkpoint(path: str | Path, *, num_episodes: int | None = None, device: str = "auto") -> dict[str, float]:
     """Evaluate a checkpoint (or a run folder's last one) as training does.
 
-    With the number of episodes the run was configured with, this gives the number that training logged.
+    With the run's own `eval_episodes`, the result equals the metrics that training logged.
     """
     config, algorithm, state = load_algorithm(path, device=device)
     with choose_execution(config, state).applied():
@@ -78,17 +78,19 @@ def evaluate_checkpoint(path: str | Path, *, num_episodes: int | None = None, de
 
 
 def stored_step(state: CheckpointState) -> int:
-    """The step at which a checkpoint was written."""
+    """The environment step (offline: update) at which a checkpoint was written."""
     step = state.metadata.get("global_step", 0)
     if type(step) is not int or step < 0:
-        raise CheckpointError(f"the checkpoint's global_step should be a number of steps, not {step!r:.100}")
+        raise CheckpointError(
+            f"bad value {step!r:.100} for the checkpoint's global_step: should be an integer of at least 0"
+        )
     return step
 
 
 def evaluate_checkpoint_offline(
     path: str | Path, dataset: TransitionDataset, *, num_updates: int = 10_000, device: str = "auto"
 ) -> dict[str, float]:
-    """GoalRewardFn a checkpoint by recorded transitions alone (fitted Q evaluation), by their raw rewards."""
+    """Estimate the return of a checkpoint's policy from a dataset (fitted Q evaluation), with its raw rewards."""
     config, algorithm, state = load_algorithm(path, device=device)
     check_data(dataset, algorithm.spaces)
     data = dataset.to_model_space(algorithm.spaces)
@@ -103,12 +105,12 @@ def evaluate_algorithm(
     num_episodes: int | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Evaluate on the seeds that belong to the run. A checkpoint's `metadata` names the plugins that may be missing."""
+    """Evaluate on the run's evaluation seeds. Errors name the plugins recorded in a checkpoint's `metadata`."""
     if num_episodes is not None and num_episodes < 1:
         raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
     if config.env_id is None:
         raise ConfigError(
-            "this run was trained from data and has no env_id to evaluate in: estimate its return from data,"
+            "this run was trained on a dataset and has no env_id to evaluate in: estimate its return with"
             " `rl-training eval RUN --dataset FILE` (in Python: evaluate_checkpoint_offline)"
         )
     env_id = config.env_id
@@ -118,16 +120,16 @@ def evaluate_algorithm(
     evaluator = Evaluator(env_id, config.env_kwargs, seeds)
     try:
         if not evaluator.spaces.equals(algorithm.spaces):
-            raise EnvError(f"environment '{config.env_id}' has other spaces than the one the policy was trained in")
+            raise EnvError(f"the spaces of environment '{config.env_id}' differ from those the policy was trained with")
         with counter(len(seeds), "evaluating", "episodes", shows_time=True) as show:
             metrics = evaluator.evaluate(algorithm, show)
         if evaluator.num_restarts:
-            tell(f"environments that failed and were made anew: {evaluator.num_restarts}")
+            tell(f"environments that failed and were recreated: {evaluator.num_restarts}")
         return metrics
     finally:
         failure = try_to_close(evaluator)
         if failure is not None:
-            tell(f"the evaluation is over, but closing failed: {failure}")
+            tell(f"the evaluation is done, but closing failed: {failure}")
 
 
 def record_checkpoint(
@@ -135,15 +137,15 @@ def record_checkpoint(
 ) -> Recording:
     """Record the deterministic policy of a checkpoint in its environment, with the run's `env_kwargs`.
 
-    Actions are random with probability `epsilon`, and Box actions get Gaussian noise of standard deviation `noise`: in
-    model space, which is [-1, 1] between finite bounds and the environment's own scale without them.
+    Actions are random with probability `epsilon`; Box actions get Gaussian noise of standard deviation `noise` in model
+    space ([-1, 1] for a bounded Box, else the environment's scale).
     """
     config, algorithm, state = load_algorithm(path, device="cpu")
     env_id = config.required_env_id
     refuse_unknown_code(env_id, state.metadata)
     refuse_unknown_paths(config.env_kwargs)
     if noise and algorithm.spaces.action.kind is not ActionKind.CONTINUOUS:
-        raise ConfigError("noise is for Box actions: epsilon mixes random ones among an agent's discrete actions")
+        raise ConfigError("noise is for Box actions: use epsilon for random discrete actions")
     env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))
     act = noisy_policy(algorithm, epsilon, noise, action_seed)
     with choose_execution(config, state).applied():
@@ -151,9 +153,9 @@ def record_checkpoint(
 
 
 def predict_checkpoint(path: str | Path, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
-    """Action for one observation, or actions for a batch, by the policy in a checkpoint.
+    """Action for one observation, or actions for a batch, of the policy in a checkpoint.
 
-    This reads the checkpoint at each call; to act many times, load it once with the algorithm's class.
+    Each call reads the checkpoint; for repeated calls, load it once with `load` of the algorithm's class.
     """
     _, algorithm, _ = load_algorithm(path)
     return predict(algorithm, obs, deterministic=deterministic)

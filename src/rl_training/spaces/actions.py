@@ -98,6 +98,17 @@ class ActionSpec:
         low, high = (torch.from_numpy(bound.reshape(-1)).to(actions) for bound in (self.low, self.high))
         return actions.clamp(low, high)
 
+    def random_actions(self, count: int, generator: torch.Generator | np.random.Generator) -> Tensor:
+        """Model actions [count, ...] sampled uniformly: Box actions from `random_range`, others from all options."""
+        if self.kind is ActionKind.CONTINUOUS:
+            actions = _sample_uniform(generator, (count, *self.model_shape))
+            if self.is_bounded:
+                return actions
+            center, half_width = (torch.from_numpy(part).to(actions) for part in self.random_range)
+            return center + half_width * actions
+        columns = [_sample_integers(generator, n, count) for n in self.choices]
+        return columns[0] if self.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
+
     def to_env(self, actions: Array) -> Array:
         """Turn a batch of model actions [B, ...] into a batch that `env.step` takes."""
         shaped = actions.reshape(-1, *self.shape)
@@ -117,6 +128,20 @@ class ActionSpec:
             span = np.where(self.high > self.low, self.high - self.low, 1.0)
             shaped = (shaped - self.low) / span * 2.0 - 1.0
         return shaped.reshape(batch, -1).astype(np.float32)
+
+
+def _sample_uniform(generator: torch.Generator | np.random.Generator, shape: tuple[int, ...]) -> Tensor:
+    """Float32 numbers in [-1, 1], on the generator's device."""
+    if isinstance(generator, np.random.Generator):
+        return torch.from_numpy(generator.uniform(-1.0, 1.0, shape).astype(np.float32))
+    return torch.empty(shape, device=generator.device).uniform_(-1.0, 1.0, generator=generator)
+
+
+def _sample_integers(generator: torch.Generator | np.random.Generator, n: int, count: int) -> Tensor:
+    """Integers [count] from 0 to n - 1, on the generator's device."""
+    if isinstance(generator, np.random.Generator):
+        return torch.from_numpy(generator.integers(0, n, count))
+    return torch.randint(n, (count,), generator=generator, device=generator.device)
 
 
 def describe_action(space: Space[Any]) -> ActionSpec:

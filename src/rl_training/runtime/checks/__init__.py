@@ -1,1 +1,1 @@
-"""Checks of a run's settings before its first step."""
+"""Checks of a run's settings before its first environment step."""

@@ -1,4 +1,4 @@
-"""Networks, buffers and batches that cannot fit into memory are refused before they are filled."""
+"""Refuses networks, buffers and batches that do not fit into memory, before they are allocated."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from rl_training.replay.transitions import storage_bytes
 from rl_training.spaces.spec import Spaces
 
 BYTES_OF_A_WEIGHT = 4 * 4
-"""A weight, its gradient and the two averages of Adam are float32."""
+"""Float32 weight, gradient and the two moments of Adam."""
 
 INDEX_BYTES = {"prioritized": 9, HINDSIGHT: 8}
-"""What a kind of replay keeps besides each transition: a priority with the sums above it; its place in its episode."""
+"""Bytes per transition beside the transition itself: priority with sum-tree nodes; index in the episode."""
 
 
 def check_replay_fits(
     spaces: Spaces, capacity: int, total_steps: int, kind: str = "uniform", key: str = "buffer_capacity"
 ) -> None:
-    """Refuse a replay buffer that would outgrow the memory before the run ends."""
+    """Refuse a replay buffer that would exceed the available memory before the run ends."""
     count = min(capacity, total_steps)
     _check_fits(replay_bytes(spaces, count) + INDEX_BYTES.get(kind, 0) * count, count, "replay", key)
 
 
 def check_rollout_fits(spaces: Spaces, num_steps: int, num_envs: int) -> None:
-    """Refuse a rollout of `num_steps` steps of every environment that the memory cannot hold."""
+    """Refuse a rollout of `num_steps` steps of every environment that exceeds the available memory."""
     count = num_steps * num_envs
     _check_fits(storage_bytes(spaces, count), num_steps, f"rollout of {num_envs:,} x {num_steps:,}", "num_steps")
 
 
 def check_batch_fits(spaces: Spaces, batch_size: int) -> None:
-    """Refuse a batch that no memory could hold."""
+    """Refuse a batch that exceeds the available memory."""
     _check_fits(storage_bytes(spaces, batch_size), batch_size, "batch", "batch_size")
 
 
 def count_weights(config: AlgorithmConfig, spaces: Spaces) -> tuple[tuple[int, ...], int]:
-    """The sizes of the layers of one network of the algorithm, and how many weights it has at least."""
+    """Layer sizes of one network of the algorithm, and a lower bound of its number of weights."""
     outputs = sum(spaces.action.choices) or spaces.action.num_components
     images = spaces.obs.image_shapes
     sizes = (spaces.obs.num_features + IMAGE_FEATURES * len(images), *config.hidden_sizes, outputs)
@@ -54,23 +54,23 @@ def count_weights(config: AlgorithmConfig, spaces: Spaces) -> tuple[tuple[int, .
 
 @contextlib.contextmanager
 def check_networks_fit(config: AlgorithmConfig, spaces: Spaces, device: torch.device) -> Iterator[None]:
-    """Refuse networks that the memory cannot hold: before they are made on the CPU, elsewhere when that fails."""
+    """Refuse networks that exceed the memory: on the CPU before they are created, elsewhere when allocation fails."""
     sizes, count = count_weights(config, spaces)
     needed, available = count * BYTES_OF_A_WEIGHT, available_memory()
     remedy = f"set algo_kwargs.hidden_sizes smaller than {list(config.hidden_sizes)}"
     if device.type == "cpu" and available is not None and needed > available:
         raise ConfigError(
             f"a network with layers of {', '.join(f'{size:,}' for size in sizes)} has {count:,} weights and"
-            f" {describe_need(needed, available)} (weights, gradients and the two averages of Adam): {remedy}"
+            f" {describe_need(needed, available)} (weights, gradients and the two moments of Adam): {remedy}"
         )
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for a lack of memory on the CPU
+    except (MemoryError, RuntimeError) as error:  # on the CPU torch raises a RuntimeError
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "memory" not in str(error):
             raise
         raise ConfigError(
             f"the networks do not fit into the memory of '{device}'; one has {count:,} weights, which"
-            f" take {needed / 1e9:,.2f} GB with gradients and the two averages of Adam: {remedy}"
+            f" take {needed / 1e9:,.2f} GB with gradients and the two moments of Adam: {remedy}"
         ) from error
 
 
@@ -86,10 +86,10 @@ def _check_fits(needed: int, count: int, what: str, key: str) -> None:
 
 @contextlib.contextmanager
 def translate_memory_errors() -> Iterator[None]:
-    """Say which setting asks for more than the system will promise."""
+    """Raise a failed allocation of a buffer as a `ConfigError` that names the settings to lower."""
     try:
         yield
     except (MemoryError, OverflowError, ValueError) as error:
         raise ConfigError(
-            f"the buffer cannot be made ({error}): set algo_kwargs.buffer_capacity or algo_kwargs.num_steps lower"
+            f"the buffer cannot be allocated ({error}): set algo_kwargs.buffer_capacity or algo_kwargs.num_steps lower"
         ) from None

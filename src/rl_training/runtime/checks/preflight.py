@@ -1,4 +1,4 @@
-"""What a run's settings say, before its first step, about whether it will learn."""
+"""Warnings, before the first step, about settings with which a run would learn little."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rl_training.runtime.loops.off_policy import Pace, updates_due
 
 
 def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset_size: int | None) -> list[str]:
-    """Settings with which the run would take no gradient step, or repeat transitions; an environment out of date."""
+    """Warnings: no gradient step, batches that repeat transitions, an outdated environment version."""
     total, found = config.total_timesteps, []
     newest = None if config.env_id is None else newer_version(config.env_id)
     if newest is not None:
-        found.append(f"environment '{config.env_id}' is out of date: Gymnasium has '{newest}'")
+        found.append(f"environment '{config.env_id}' is out of date: use '{newest}'")
     if isinstance(algo_config, OffPolicyConfig):
         found += _without_updates(algo_config, total, config.num_envs, "learning_starts")
         found += _repeating(algo_config.batch_size, min(algo_config.buffer_capacity, total), "the replay buffer")

@@ -1,4 +1,4 @@
-"""What of a run's configuration may change when it is resumed, and what its results depend on."""
+"""Configuration keys that may change on resume, keys that may not, and keys that affect the results."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rl_training.runtime.run_utils import resolve_device
 
 NETWORKS = "the saved networks have the old shape"
 REPLAY = "the saved replay buffer was filled with the old value"
-PACE = "updates are counted from the first step on"
-DATASET = "the run has learned from the old dataset"
-START = "it is read only when a run starts"
+PACE = "gradient steps are counted from the first step of the run"
+DATASET = "the run was trained on the old dataset"
+START = "it has an effect only when a run starts"
 FIXED = {
-    "algo": "the checkpoint holds the networks and optimizers of the old one",
-    "env_id": "the checkpoint holds a policy for the old one, and its simulator state",
-    "env_kwargs": "the environments are restored as they were",
+    "algo": "the checkpoint holds the networks and optimizers of the old algorithm",
+    "env_id": "the checkpoint holds a policy and simulator state of the old environment",
+    "env_kwargs": "the environments are restored with their saved settings",
     "seed": "every random generator continues from its saved state",
     "num_envs": "the checkpoint holds the state of each environment",
 }
-"""Keys of `TrainConfig` that stay, and why."""
+"""Keys of `TrainConfig` that cannot change, and why."""
 ALGO_FIXED = {
     **dict.fromkeys(("hidden_sizes", "activation", "dueling", "policy", "num_critics", "num_quantiles"), NETWORKS),
     **dict.fromkeys(("buffer_capacity", "n_step", "replay", "prioritized"), REPLAY),
@@ -36,23 +36,23 @@ ALGO_FIXED = {
     "dataset_download": START,
     "log_std_init": START,
     "num_steps": "the saved rollout has the old length",
-    "normalize_obs": "the saved normalizer has or lacks statistics",
-    "normalize_reward": "the saved normalizer has or lacks statistics",
-    "lagrange_threshold": "the checkpoint has or lacks a multiplier and its optimizer",
+    "normalize_obs": "the checkpoint holds or lacks the normalizer's statistics",
+    "normalize_reward": "the checkpoint holds or lacks the normalizer's statistics",
+    "lagrange_threshold": "the checkpoint holds or lacks a Lagrange multiplier and its optimizer",
 }
-"""Keys of `algo_kwargs` that stay, and why."""
+"""Keys of `algo_kwargs` that cannot change, and why."""
 WITHOUT_EFFECT = {
     *("total_timesteps", "output_dir", "eval_episodes", "log_interval", "checkpoint_interval", "keep", "tags"),
     *("algo_kwargs.eval_interval", "algo_kwargs.early_stopping"),
 }
-"""Keys that the weights do not depend on, beside the schedules, of which the run tells."""
+"""Keys that do not affect the weights, except through the schedules, whose change the run reports."""
 COUNTS = {"batch_size", "minibatch_size", "update_epochs", "num_cql_samples"}
-"""Whole numbers of an algorithm that each update reads anew."""
+"""Integer keys of `algo_kwargs` that may change: every update reads them."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key that a resumed run has changed."""
+    """A configuration key whose value changed on resume."""
 
     step: int
     key: str
@@ -64,12 +64,12 @@ class Change:
         return f"{self.key} changed from {self.old} to {self.new} at step {self.step:,}"
 
     def as_dict(self) -> dict[str, Any]:
-        """As `metadata.json` has it."""
+        """The entry in `metadata.json`."""
         return asdict(self)
 
 
 def config_differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ, with both values; a value that is left out is its default."""
+    """Dotted keys whose values differ, with both values; a missing value counts as its default."""
     first, second = dict(_flat(old)), dict(_flat(new))
     keys = dict.fromkeys([*first, *second])
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
@@ -86,7 +86,7 @@ def _flat(config: TrainConfig) -> Iterator[tuple[str, Any]]:
 
 
 def find_changes(old: TrainConfig, new: TrainConfig, step: int) -> list[Change]:
-    """What differs between a checkpoint's configuration and the resumed run's; raises if it may not."""
+    """Changes from a checkpoint's configuration to the resumed run's; raises if a key cannot change."""
     differences = config_differences(old, new)
     for key, values in differences.items():
         reason = _reason_against(key, *values, old)
@@ -96,7 +96,7 @@ def find_changes(old: TrainConfig, new: TrainConfig, step: int) -> list[Change]:
 
 
 def refuse_fixed(old: TrainConfig, given: Mapping[str, Any]) -> None:
-    """Raise for a new value of a key that stays, before its other settings are read by what it names."""
+    """Raise for a new value of a key that cannot change; first, because other keys are parsed by its value (`algo`)."""
     for key in FIXED.keys() & given.keys() - {"env_kwargs"}:
         if given[key] != getattr(old, key):
             raise _refusal(key, getattr(old, key), given[key], FIXED[key])
@@ -113,16 +113,16 @@ def _reason_against(key: str, old: Any, new: Any, config: TrainConfig) -> str | 
     if name == "replay" and isinstance(old, Mapping) and isinstance(new, Mapping):
         return None if {**old, "beta": None} == {**new, "beta": None} else REPLAY
     if isinstance(old, str) or isinstance(new, str):
-        return ALGO_FIXED.get(name, "it names a way to compute, which the saved state belongs to")
+        return ALGO_FIXED.get(name, "it selects a method, and the saved state belongs to the old one")
     if name in ALGO_FIXED:
         return ALGO_FIXED[name]
     config_class = get_algorithm_spec(config.algo).config_class()
     is_changeable = key in WITHOUT_EFFECT or name in COUNTS or _is_coefficient(config_class, name)
-    return None if is_changeable else "it is not a schedule or coefficient, so the saved state may depend on it"
+    return None if is_changeable else "the saved state may depend on it; only schedules and coefficients can change"
 
 
 def _is_coefficient(config_class: type[AlgorithmConfig], name: str) -> bool:
-    """Whether a field holds a real number or a schedule of one."""
+    """Whether a field is a float or a schedule."""
     field = config_class.model_fields.get(name)
     return field is not None and bool({float, Schedule} & set(_types_in(field.annotation)))
 
@@ -138,6 +138,6 @@ def _affects_results(key: str, old: TrainConfig, new: TrainConfig) -> bool:
     if key == "device":
         try:
             return resolve_device(old.device) != resolve_device(new.device)
-        except ConfigError:  # the old one is not in this machine
+        except ConfigError:  # this machine lacks the old device
             return True
     return key not in WITHOUT_EFFECT

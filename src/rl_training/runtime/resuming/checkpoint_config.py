@@ -1,4 +1,4 @@
-"""The configuration and the spaces that a checkpoint claims, read without running any code that it names."""
+"""The configuration and spaces stored in a checkpoint, read without running any code that it names."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from rl_training.envs.factory import unknown_code
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.resuming.recorded_plugins import check_registered, find_algorithm, find_recorded
+from rl_training.runtime.resuming.recorded_plugins import check_registered, find_algorithm, find_recorded_plugin
 from rl_training.runtime.resuming.saved_state import translate_state_errors
 from rl_training.spaces.spec import Spaces
 
 
 def read_config(state: CheckpointState, **changes: Any) -> TrainConfig:
-    """The configuration in a checkpoint, with some values changed."""
+    """The configuration in a checkpoint, with `changes` applied."""
     if isinstance(state.config.get("algo"), str):
         find_algorithm(state.config["algo"], state.metadata)
     return TrainConfig(**{**state.config, **changes})
 
 
 def read_spaces(algorithm_state: dict[str, Any]) -> Spaces:
-    """The spaces that the networks of a checkpoint were made for."""
+    """The observation and action spaces of a checkpoint's networks."""
     with translate_state_errors():
         return Spaces.from_state_dict(algorithm_state["spaces"])
 
 
 def refuse_unknown_code(env_id: str, metadata: Mapping[str, Any]) -> None:
-    """A checkpoint may name code as its environment, but only the user lets code run."""
+    """Raise if the environment would import code that the user has not allowed; a checkpoint cannot allow it."""
     check_registered(env_id, metadata)
     code = unknown_code(env_id)
     if code is not None:
-        place = find_recorded(env_id, metadata) or code
+        place = find_recorded_plugin(env_id, metadata) or code
         raise EnvError(
-            f"environment '{env_id}' of this checkpoint would run '{place}', and checkpoints never run code: review it,"
-            f" then pass --plugin {shlex.quote(place)} (in Python: rl_training.envs.factory.load_code({place!r}))"
+            f"environment '{env_id}' would import '{place}'; checkpoints never run code: review it, then"
+            f" pass --plugin {shlex.quote(place)} (in Python: rl_training.envs.factory.load_code({place!r}))"
         )

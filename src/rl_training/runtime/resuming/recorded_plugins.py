@@ -1,4 +1,4 @@
-"""The plugins that a run was started with: recorded with the run, and named where they are missing."""
+"""Plugins recorded in a checkpoint's metadata, for error messages about environments and algorithms they register."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from rl_training.plugins.user_code import split_source
 from rl_training.validation import suggest
 
 MAX_SHOWN = 5
+"""Plugins named in one message."""
 
 
 def recorded_plugins(metadata: Mapping[str, Any]) -> list[str]:
-    """The modules and files that a checkpoint's metadata names. Show this text, never import it."""
+    """Modules and files that a checkpoint's metadata names. For messages only: never import them."""
     found = metadata.get("plugins")
     texts = [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
     return [text for text in texts if text.isprintable() and 0 < len(text) < 1000][:MAX_SHOWN]
 
 
-def started_with(metadata: Mapping[str, Any]) -> str:
-    """The last sentence of a message about something unknown; empty if no plugin is recorded."""
+def plugin_remedy(metadata: Mapping[str, Any]) -> str:
+    """The remedy in a message about an unknown name: the run's `--plugin` options; empty if none is recorded."""
     words = " ".join(f"--plugin {shlex.quote(place)}" for place in recorded_plugins(metadata))
     return f"This run was started with {words}: review that code, then pass it again" if words else ""
 
 
-def find_recorded(env_id: str, metadata: Mapping[str, Any]) -> str | None:
-    """The recorded plugin that holds an environment: of a relative file it has the path, of a function the name."""
+def find_recorded_plugin(env_id: str, metadata: Mapping[str, Any]) -> str | None:
+    """The recorded plugin that provides `env_id`: the same module or file (by name if it was moved) and function."""
     place, name = split_source(env_id)
     path = Path(place)
     for known in recorded_plugins(metadata):
@@ -46,23 +47,23 @@ def find_recorded(env_id: str, metadata: Mapping[str, Any]) -> str | None:
 
 
 def find_algorithm(name: str, metadata: Mapping[str, Any]) -> AlgorithmSpec:
-    """The algorithm of a checkpoint; if it is unknown, the error names the plugins of the run."""
+    """The algorithm of a checkpoint; the error for an unknown name lists the run's plugins."""
     try:
         return get_algorithm_spec(name)
     except ConfigError as error:
-        raise ConfigError(_joined(str(error), started_with(metadata))) from None
+        raise ConfigError(_join(str(error), plugin_remedy(metadata))) from None
 
 
 def check_registered(env_id: str, metadata: Mapping[str, Any]) -> None:
-    """Raise for a checkpoint's environment id that is unknown, if the run had a plugin that may have registered it."""
-    words = started_with(metadata)
+    """Raise if a checkpoint's environment id is not registered and one of the run's plugins may have registered it."""
+    words = plugin_remedy(metadata)
     if words and ":" not in env_id and not is_registered(env_id) and missing_for_unknown(env_id) is None:
-        hint = suggest(env_id, gym.registry, "nothing registers it")
-        raise EnvError(_joined(f"unknown environment '{env_id}'{hint}", words))
+        hint = suggest(env_id, gym.registry, "it is not registered")
+        raise EnvError(_join(f"unknown environment '{env_id}'{hint}", words))
 
 
-def _joined(first: str, second: str) -> str:
-    """Two sentences; the first may be a question."""
+def _join(first: str, second: str) -> str:
+    """Join two sentences; the first may be a question."""
     if not second:
         return first
     return f"{first}{'' if first.endswith('?') else '.'} {second}"

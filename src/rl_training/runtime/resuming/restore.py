@@ -1,4 +1,4 @@
-"""From a checkpoint back to a run in motion: what is restored, what differs from there on, and the messages."""
+"""Restores a run from a checkpoint, and reports how it differs from a run that was never stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.runtime.assembly import RunComponents
 from rl_training.runtime.controls import Schedules
-from rl_training.runtime.machine import machine_differences, machine_facts
+from rl_training.runtime.execution import machine_differences, machine_facts
 from rl_training.runtime.resuming.changes import Change
 from rl_training.runtime.resuming.saved_state import translate_state_errors
 from rl_training.runtime.session import Session
@@ -22,21 +22,21 @@ from rl_training.terminal.progress import ProgressView, collapsed
 
 @dataclass(frozen=True)
 class Resumption:
-    """From which checkpoint, in which folder and with which changes a run resumes."""
+    """The checkpoint, folder and changes with which a run resumes."""
 
     checkpoint_path: Path
     run: TrainingRun | None
-    """The run's own folder; None: a new one, a fork."""
+    """The run's own folder; None: a new folder (a fork)."""
     schedules: Schedules = "stretch"
     changes: Sequence[Change] = ()
 
     @property
     def name(self) -> str:
-        """Of the checkpoint."""
+        """Name of the checkpoint's folder."""
         return self.checkpoint_path.resolve().name
 
     def metadata(self, global_step: int) -> dict[str, Any]:
-        """What `metadata.json` of the resumed run says of the resume; earlier changes stay."""
+        """Entries for `metadata.json` of the resumed run, which keep the changes of earlier resumes."""
         source = self.run or TrainingRun(self.checkpoint_path.resolve().parent.parent)
         known = source.metadata().get("changes", [])
         changes = [change.as_dict() for change in self.changes]
@@ -50,52 +50,68 @@ class Resumption:
 
 def restore(
     checkpoint_state: CheckpointState,
-    parts: RunComponents,
+    components: RunComponents,
     session: Session,
     view: ProgressView,
     resumption: Resumption | None,
 ) -> None:
-    """Load the state of every part, and say in what the run differs from one that was never stopped."""
-    saved = checkpoint_state.trainer_state
-    with translate_state_errors():
-        parts.algorithm.load_state_dict(checkpoint_state.algorithm_state)
-        parts.buffer.load_state_dict(checkpoint_state.buffer_state)
-        session.load_state_dict(saved["session"], resumption.schedules if resumption else "stretch")
-        inexact_reasons = []
-        if parts.collector is not None:
-            inexact_reasons = parts.collector.load_state_dict(saved["collector"])
-            session.train_restarts = parts.collector.num_restarts
-        session.state.env_restarts = session.num_restarts
+    """Load the state of every component, and report why the run is not bit-exact from here on, if it is not."""
+    saved = checkpoint_state.trainer_state["session"]
+    env_reasons = _load_state(checkpoint_state, components, session, resumption.schedules if resumption else "stretch")
     for name in session.callbacks.unclaimed:
         lost = f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have"
         view.message(f"{lost}: it is dropped; to keep it, resume with that callback (callbacks=[...] or --callback)")
-    if inexact_reasons:
-        parts.buffer.truncate_newest()  # the next step may be of another episode
-        view.message("exactness: approximate. The environments are not exactly where they were when the run stopped:")
-        for reason in collapsed(inexact_reasons):
-            view.message(f"  {reason}")
-    reasons = _machine_reasons(checkpoint_state, parts)
-    _tell_reasons("From here on the results differ in their last bits:", reasons, view)
-    told = " ".join(inexact_reasons)
-    changes = [change_of_shared(name) for name in saved["session"].get("shared_changes", ())]
-    changes = [change for change in changes if change not in told]
-    _tell_reasons("New environments, as each evaluation makes them, differ from those before the stop:", changes, view)
-    reasons += changes
-    reasons += _tell_changes(resumption.changes if resumption else (), view)
-    session.inexact_reasons = list(dict.fromkeys([*session.inexact_reasons, *reasons]))
-    if session.training_progress.state_dict() != {"to_progress": 1.0, **saved["session"]["training_progress"]}:
-        view.message(session.training_progress.describe(parts.algorithm.config))
+    if env_reasons:
+        components.buffer.truncate_newest()  # the next step may belong to another episode
+    _report("The environments are not in the exact state in which the run stopped:", env_reasons, view)
+    machine_reasons = _machine_reasons(checkpoint_state, components)
+    _report("From here on the results differ in their last bits:", machine_reasons, view)
+    shared_reasons = _shared_reasons(saved, env_reasons)
+    _report("New environments, as each evaluation makes, differ from those before the stop:", shared_reasons, view)
+    change_reasons = _report_changes(resumption.changes if resumption else (), view)
+    reasons = [*session.inexact_reasons, *machine_reasons, *shared_reasons, *change_reasons]
+    session.inexact_reasons = list(dict.fromkeys(reasons))
+    if session.training_progress.state_dict() != {"to_progress": 1.0, **saved["training_progress"]}:
+        view.message(session.training_progress.describe(components.algorithm.config))
 
 
-def _tell_reasons(effect: str, reasons: Sequence[str], view: ProgressView) -> None:
+def _load_state(
+    checkpoint_state: CheckpointState, components: RunComponents, session: Session, schedules: Schedules
+) -> list[str]:
+    """Load every component; returns why the environments could not be restored exactly."""
+    saved, env_reasons = checkpoint_state.trainer_state, []
+    with translate_state_errors():
+        components.algorithm.load_state_dict(checkpoint_state.algorithm_state)
+        components.buffer.load_state_dict(checkpoint_state.buffer_state)
+        session.load_state_dict(saved["session"], schedules)
+        if components.collector is not None:
+            env_reasons = components.collector.load_state_dict(saved["collector"])
+            session.train_restarts = components.collector.num_restarts
+        session.state.env_restarts = session.num_restarts
+    return env_reasons
+
+
+def _machine_reasons(checkpoint_state: CheckpointState, components: RunComponents) -> list[str]:
+    saved = checkpoint_state.metadata.get("machine")
+    return machine_differences(saved, machine_facts(components.algorithm.device)) if isinstance(saved, dict) else []
+
+
+def _shared_reasons(session_state: dict[str, Any], reported: Sequence[str]) -> list[str]:
+    """Changes of state shared between environments, except those that `reported` contains."""
+    text = " ".join(reported)
+    reasons = [change_of_shared(name) for name in session_state.get("shared_changes", ())]
+    return [reason for reason in reasons if reason not in text]
+
+
+def _report(effect: str, reasons: Sequence[str], view: ProgressView) -> None:
     if reasons:
         view.message(f"exactness: approximate. {effect}")
         for reason in collapsed(reasons):
             view.message(f"  {reason}")
 
 
-def _tell_changes(changes: Sequence[Change], view: ProgressView) -> list[str]:
-    """Say what has changed; returns what the results depend on."""
+def _report_changes(changes: Sequence[Change], view: ProgressView) -> list[str]:
+    """Report the changed keys; returns those that affect the results."""
     for change in changes:
         view.message(str(change))
     reasons = [str(change) for change in changes if change.affects_results]
@@ -104,13 +120,8 @@ def _tell_changes(changes: Sequence[Change], view: ProgressView) -> list[str]:
     return reasons
 
 
-def _machine_reasons(checkpoint_state: CheckpointState, parts: RunComponents) -> list[str]:
-    saved = checkpoint_state.metadata.get("machine")
-    return machine_differences(saved, machine_facts(parts.algorithm.device)) if isinstance(saved, dict) else []
-
-
-def go_back(trainer_state: dict[str, Any], session: Session, resumption: Resumption) -> None:
-    """Remove what came after the checkpoint that has been restored."""
+def discard_newer(trainer_state: dict[str, Any], session: Session, resumption: Resumption) -> None:
+    """Remove the checkpoints newer than the restored one, and restore `best`."""
     best = Best(**trainer_state["best"]) if trainer_state["best"] else None
     is_extended = trainer_state["session"]["training_progress"]["total"] != session.total_steps
-    session.go_back(resumption.name, best, is_extended=is_extended, is_changed=bool(resumption.changes))
+    session.discard_newer(resumption.name, best, is_extended=is_extended, is_changed=bool(resumption.changes))

@@ -1,4 +1,4 @@
-"""What a checkpoint claims of itself, checked before anything is made, written or removed because of it."""
+"""Checks of the state in a checkpoint, on load and on save, before anything is created, written or removed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rl_training.runtime.checks.memory import count_weights
 from rl_training.spaces.spec import Spaces
 
 ENVIRONMENTS = ("trainer", "collector", "envs", "environments")
-"""Where the states of the environments are in a checkpoint."""
+"""Path of the environment states in a checkpoint."""
 
 
 class _Saved(BaseModel):
-    """A part of a state: what it names must be there and of this type; more may be there."""
+    """Schema of a part of the state: the fields are required and typed; other keys are allowed."""
 
     model_config = ConfigDict(strict=True)
 
 
-class _Horizon(_Saved):
+class _TrainingProgress(_Saved):
     total: NonNegativeInt
     from_step: NonNegativeInt
     from_progress: Fraction
@@ -58,7 +58,7 @@ class _Session(_Saved):
     epoch: NonNegativeInt
     update_count: NonNegativeInt
     update_calls: NonNegativeInt
-    training_progress: _Horizon
+    training_progress: _TrainingProgress
     intervals: list[_Interval]
     accumulator: _Accumulator
     best_return: float | None
@@ -97,7 +97,7 @@ class _TrainerState(_Saved):
 
 @contextlib.contextmanager
 def translate_state_errors() -> Iterator[None]:
-    """Turn whatever a state of the wrong shape makes of the code that takes it in into one named error."""
+    """Raise any exception while loading a state as one `CheckpointError`."""
     try:
         yield
     except RLTrainingError:
@@ -105,14 +105,14 @@ def translate_state_errors() -> Iterator[None]:
     except Exception as error:
         detail = str(error).splitlines()[0] if str(error).strip() else ""
         raise CheckpointError(
-            f"the checkpoint does not fit its own configuration: {type(error).__name__}: {detail:.300}"
+            f"the checkpoint's state does not match its configuration: {type(error).__name__}: {detail:.300}"
         ) from error
 
 
 def try_saving(
     config: TrainConfig, algorithm_state: dict[str, Any], trainer_state: dict[str, Any], metadata: dict[str, Any]
 ) -> None:
-    """Raise an error that names what a checkpoint of this run could not hold, before anything is trained."""
+    """Raise, before training, if a checkpoint of this run could not be saved; the error names the value."""
     with translate_save_errors():
         values = serialize_train_config(config)
         check_savable(CheckpointState(algorithm_state, None, trainer_state, values, metadata))
@@ -121,7 +121,7 @@ def try_saving(
 
 @contextlib.contextmanager
 def translate_save_errors() -> Iterator[None]:
-    """Say of which environment a state is that cannot be saved, and where in it."""
+    """Raise an unsavable environment state as an `EnvError` that names the environment and the place in its state."""
     try:
         yield
     except UnsavableStateError as error:
@@ -129,13 +129,13 @@ def translate_save_errors() -> Iterator[None]:
         if error.path[:index] != ENVIRONMENTS or len(error.path) < index + 2:
             raise
         env, part, *rest = error.path[index:]
-        source = {"custom_state": "what get_state() returns", "obs": "the observation"}.get(part, f"the {part}")
+        source = {"custom_state": "the return value of get_state()", "obs": "the observation"}.get(part, f"the {part}")
         place = f" at '{'/'.join(map(str, rest))}'" if rest else ""
         raise EnvError(f"environment {env} cannot be saved: {source}{place} {error.problem}") from None
 
 
 def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
-    """Raise a `CheckpointError` unless the counters are counters and there are `num_envs` environments."""
+    """Raise a `CheckpointError` unless the trainer state matches its schema and holds `num_envs` environments."""
     try:
         saved = _TrainerState(**trainer_state)
     except ValidationError as error:
@@ -143,7 +143,9 @@ def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
         where = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"the checkpoint's trainer state is wrong at '{where:.100}': {first['msg']}") from None
     accumulator = saved.session.accumulator
-    has_sums = (isinstance(group.sums, Tensor) and group.sums.shape == (len(group.names),) for group in accumulator.sums)
+    has_sums = (
+        isinstance(group.sums, Tensor) and group.sums.shape == (len(group.names),) for group in accumulator.sums
+    )
     if not all(has_sums) or len(accumulator.counts) != len(accumulator.sums):
         raise CheckpointError("the checkpoint's trainer state is wrong at 'session.accumulator.sums'")
     if saved.collector is not None:
@@ -155,8 +157,8 @@ def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
 
 
 def check_network_size(config: AlgorithmConfig, spaces: Spaces, algorithm_state: dict[str, Any]) -> None:
-    """Refuse layers that are larger than what the checkpoint holds, before memory is asked for them."""
+    """Refuse layers with more weights than the checkpoint holds, before memory is allocated for them."""
     sizes, needed = count_weights(config, spaces)
     held = sum(tensor.numel() for _, tensor in tensors_in(algorithm_state))
     if needed > held:
-        raise CheckpointError(f"the checkpoint holds {held:,} numbers and its layers {sizes} need {needed:,}")
+        raise CheckpointError(f"the checkpoint holds {held:,} numbers, but its layers {sizes} need {needed:,}")
