@@ -22,7 +22,7 @@ class Regression:
         self.optimizer = Adam(self.network.parameters())
         self.optimizer.set_learning_rate(0.1)
 
-    def parts(self) -> dict[str, object]:
+    def stateful_members(self) -> dict[str, object]:
         return {"network": self.network, "optimizer": self.optimizer}
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:

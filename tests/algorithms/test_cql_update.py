@@ -71,15 +71,14 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
         tau=0.05,
         target_entropy=-1.5,
     )
-    rule = algorithm.rule
-    rule.temperature.log_alpha.data.fill_(-0.7)
-    rule.lagrange_multiplier.log_alpha.data.fill_(0.3 if lagrange_threshold else 0.0)
+    algorithm.temperature.log_alpha.data.fill_(-0.7)
+    algorithm.lagrange_multiplier.log_alpha.data.fill_(0.3 if lagrange_threshold else 0.0)
     alpha, lagrange_multiplier = np.exp(-0.7), np.exp(0.3 if lagrange_threshold else 0.0)
     tensors = make_batch()
     batch = doubles(tensors)
     obs, actions = batch.obs, batch.actions
     actor_before, critic_before, target_before = (
-        arrays(part) for part in (rule.actor, rule.critic, rule.target_critic)
+        arrays(part) for part in (algorithm.actor, algorithm.critic, algorithm.target_critic)
     )
 
     uniform, noise, next_noise = coming_draws(algorithm)
@@ -103,7 +102,7 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
         gaps = conservative_gaps(params, obs, actions, candidates, log_densities)
         return td_loss(params) + lagrange_multiplier * 0.7 * gaps.sum()
 
-    critic_watch, actor_watch = StepWatch(rule.critic_optimizer), StepWatch(rule.actor_optimizer)
+    critic_watch, actor_watch = StepWatch(algorithm.critic_optimizer), StepWatch(algorithm.actor_optimizer)
     metrics = {name: value.item() for name, value in algorithm.update(tensors).metrics.items()}
     gap = conservative_gaps(critic_before, obs, actions, candidates, log_densities).mean()
     assert metrics["td_loss"] == pytest.approx(td_loss(critic_before), abs=1e-5)
@@ -113,7 +112,7 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
     assert metrics["q_mean"] == pytest.approx(critic(critic_before, obs, actions).mean(), abs=1e-5)
     critic_watch.assert_stepped_down(critic_loss, critic_before, metrics["critic_grad_norm"])
 
-    critic_after = arrays(rule.critic)  # the actor is judged by the critics just improved
+    critic_after = arrays(algorithm.critic)  # the actor is judged by the critics just improved
 
     def actor_loss(params):
         drawn, log_probs = actor(params, obs, noise[0])
@@ -126,8 +125,8 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
     assert metrics["alpha"] == pytest.approx(alpha, abs=1e-6)
     assert metrics["alpha_loss"] == pytest.approx(0.7 * (log_prob - 1.5), abs=1e-5)
     expected = -0.7 + 2e-3 * np.sign(log_prob - 1.5)
-    assert rule.temperature.log_alpha.item() == pytest.approx(expected, abs=1e-6)
-    assert_moved_by_tau(target_before, arrays(rule.target_critic), critic_after, 0.05)
+    assert algorithm.temperature.log_alpha.item() == pytest.approx(expected, abs=1e-6)
+    assert_moved_by_tau(target_before, arrays(algorithm.target_critic), critic_after, 0.05)
 
 
 @pytest.mark.parametrize(("threshold", "direction"), [(-50.0, 1.0), (50.0, -1.0), (None, 0.0)])
@@ -140,15 +139,15 @@ def test_the_multiplier_rises_while_the_gap_is_above_the_threshold_and_falls_bel
 
 
 def test_the_conservative_gap_equals_a_hand_worked_example():
-    rule = make().rule
+    algorithm = make()
     with torch.no_grad():
-        for parameter in rule.critic.parameters():
+        for parameter in algorithm.critic.parameters():
             parameter.zero_()
-        rule.critic.networks.biases[-1].copy_(torch.tensor([1.0, 2.0]).view(2, 1, 1))
+        algorithm.critic.networks.biases[-1].copy_(torch.tensor([1.0, 2.0]).view(2, 1, 1))
     # One row, its own action and two others, of densities 1/4 and 1/2. Each critic values all of them the same, so
     # log(e^q / (1/4) + e^q / (1/2)) - q = log(4 + 2) for each.
     log_probs = torch.tensor([[0.25], [0.5]]).log()
-    values, gaps = rule._values_and_gaps(torch.zeros(1, 3), torch.zeros(3, 1, 2), log_probs)
+    values, gaps = algorithm._values_and_gaps(torch.zeros(1, 3), torch.zeros(3, 1, 2), log_probs)
     np.testing.assert_allclose(values.detach(), [[1.0], [2.0]])
     np.testing.assert_allclose(gaps.detach(), np.log([6.0, 6.0]), atol=1e-6)
 
@@ -183,10 +182,10 @@ def numpy_discrete(params, target_params, batch, cql_alpha):
 
 def test_a_whole_discrete_update_equals_numpy():
     algorithm = make(CHOICES, cql_alpha=0.6, tau=0.05)
-    rule, tensors = algorithm.rule, make_batch(CHOICES)
-    batch, before, target_before = doubles(tensors), arrays(rule.network), arrays(rule.target_network)
+    tensors = make_batch(CHOICES)
+    batch, before, target_before = doubles(tensors), arrays(algorithm.network), arrays(algorithm.target_network)
     loss, (huber, gap) = numpy_discrete([param.copy() for param in before], target_before, batch, 0.6)
-    watch = StepWatch(rule.optimizer)
+    watch = StepWatch(algorithm.optimizer)
     metrics = {name: value.item() for name, value in algorithm.update(tensors).metrics.items()}
     assert metrics["td_loss"] == pytest.approx(huber, abs=1e-5)
     assert metrics["conservative_gap"] == pytest.approx(gap, abs=1e-5)
@@ -194,7 +193,7 @@ def test_a_whole_discrete_update_equals_numpy():
     data_values = mlp(before, batch.obs)[np.arange(BATCH), batch.actions]
     assert metrics["q_mean"] == pytest.approx(data_values.mean(), abs=1e-5)
     watch.assert_stepped_down(loss, before, metrics["critic_grad_norm"])
-    assert_moved_by_tau(target_before, arrays(rule.target_network), arrays(rule.network), 0.05)
+    assert_moved_by_tau(target_before, arrays(algorithm.target_network), arrays(algorithm.network), 0.05)
 
 
 def test_discrete_actions_are_the_best_valued():
@@ -205,8 +204,8 @@ def test_discrete_actions_are_the_best_valued():
 
 
 @pytest.mark.parametrize(("name", "value"), [("alpha", 0.5), ("num_cql_samples", 4), ("lagrange_threshold", 5.0)])
-def test_a_setting_that_means_nothing_for_discrete_actions_is_refused(name, value):
-    with pytest.raises(ConfigError, match=f"'{name}' of cql is {value}.* leave it out"):
+def test_a_setting_that_discrete_actions_do_not_use_is_refused(name, value):
+    with pytest.raises(ConfigError, match=f"algo_kwargs.{name} of cql is {value}.*: remove it"):
         make(CHOICES, **{name: value})
 
 

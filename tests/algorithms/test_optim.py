@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_training.algorithms.optim import Adam, descend
+from rl_training.algorithms.optim import Adam, descend, polyak
 
 SHAPES = [(4, 3), (3,), ()]
 LEARNING_RATES = [0.01 / (1 + step % 5) for step in range(20)]
@@ -135,3 +135,30 @@ def test_descend_moves_the_parameters_down_the_loss():
     # Adam's first step has the length of the learning rate in every component.
     for parameter, old in zip(parameters, before, strict=True):
         torch.testing.assert_close(parameter.detach(), old - 0.01 * old.sign())
+
+
+def frozen(*tensors):
+    return torch.nn.ParameterList(torch.nn.Parameter(tensor, requires_grad=False) for tensor in tensors)
+
+
+def test_a_polyak_update_moves_only_the_target_by_the_fraction_tau():
+    source = frozen(torch.tensor([1.0, 2.0]), torch.tensor([[10.0]]))
+    target = frozen(torch.tensor([0.0, 4.0]), torch.tensor([[-10.0]]))
+    polyak(source, target, 0.25)
+    assert [t.tolist() for t in target] == [[0.25, 3.5], [[-5.0]]]
+    assert [s.tolist() for s in source] == [[1.0, 2.0], [[10.0]]]
+
+
+def test_a_polyak_update_with_tau_one_copies_bit_for_bit():
+    generator = torch.Generator().manual_seed(0)
+    source = frozen(torch.randn(1000, generator=generator))
+    target = frozen(1e3 * torch.randn(1000, generator=generator))
+    polyak(source, target, 1.0)
+    assert torch.equal(source[0], target[0])
+
+
+def test_a_constant_learning_rate_stays_as_configured_when_a_state_is_loaded():
+    saved = Adam([torch.nn.Parameter(torch.zeros(2))], 1e-3).state_dict()
+    changed = Adam([torch.nn.Parameter(torch.zeros(2))], 5e-4)
+    changed.load_state_dict(saved)
+    assert changed.state_dict()["learning_rate"].item() == pytest.approx(5e-4)

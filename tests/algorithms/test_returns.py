@@ -11,7 +11,6 @@ from rl_training.algorithms.returns import (
     explained_variance,
     exponential_weights,
     gae,
-    polyak,
     smoothed_actions,
 )
 
@@ -89,21 +88,6 @@ def test_gae_reads_the_next_value_at_a_truncation_but_not_at_a_termination(rollo
     plain = gae(rewards, values, next_values, terminated, truncated, gamma=0.9, gae_lambda=0.95)
     assert torch.equal(shifted[terminated], plain[terminated])
     torch.testing.assert_close(shifted[ended_by_truncation_only], plain[ended_by_truncation_only] + 0.9)
-
-
-def test_polyak_moves_only_the_target_by_the_share_tau():
-    source = [torch.tensor([1.0, 2.0]), torch.tensor([[10.0]])]
-    target = [torch.tensor([0.0, 4.0]), torch.tensor([[-10.0]])]
-    polyak(source, target, 0.25)
-    assert [t.tolist() for t in target] == [[0.25, 3.5], [[-5.0]]]
-    assert [s.tolist() for s in source] == [[1.0, 2.0], [[10.0]]]
-
-
-def test_polyak_with_tau_one_copies_bit_for_bit():
-    generator = torch.Generator().manual_seed(0)
-    source, target = [torch.randn(1000, generator=generator)], [1e3 * torch.randn(1000, generator=generator)]
-    polyak(source, target, 1.0)
-    assert torch.equal(source[0], target[0])
 
 
 def test_explained_variance_is_one_for_perfect_zero_for_constant_and_negative_for_worse_predictions():

@@ -19,7 +19,7 @@ from numpy_reference import (
     small,
 )
 
-from rl_training.algorithms.sac import DISCRETE_ENTROPY_SHARE, SACAlgorithm, SACConfig
+from rl_training.algorithms.sac import DISCRETE_ENTROPY_FRACTION, SACAlgorithm, SACConfig
 from rl_training.errors import EnvError
 from rl_training.spaces.spec import describe_spaces
 
@@ -86,7 +86,7 @@ def test_a_whole_update_equals_numpy():
 
 
 def test_the_target_entropy_is_a_share_of_a_uniform_policys_unless_given():
-    for settings, expected in (({}, DISCRETE_ENTROPY_SHARE * np.log(4)), ({"target_entropy": 0.5}, 0.5)):
+    for settings, expected in (({}, DISCRETE_ENTROPY_FRACTION * np.log(4)), ({"target_entropy": 0.5}, 0.5)):
         algorithm = make(**settings)
         algorithm.temperature.log_alpha.data.fill_(-1.0)
         metrics = algorithm.update(make_batch(CHOICES)).metrics
