@@ -110,7 +110,8 @@ def write_page() -> None:
     first = f"{verdicts.count(REACHED)} of {len(rows)} presets reach their target"
     first += f"; {', '.join(missed)} {'does' if len(missed) == 1 else 'do'} not" if missed else "; none misses it"
     first += f"; {', '.join(unclear)}: too few seeds yet to say." if unclear else "."
-    write_block(PAGE, "verdict", [first, *mujoco_study.verdict(), *offline_study.verdict()])
+    sentences = [first, *mujoco_study.verdict(), *offline_study.verdict()]
+    write_block(PAGE, "verdict", [f"- {sentence}" for sentence in sentences])
     write_block(PAGE, "presets", table)
     write_block(PAGE, "mujoco", mujoco_study.section())
     write_block(PAGE, "offline", offline_study.section())
