@@ -8,33 +8,36 @@ PACKAGE := $(VENV)/.installed-package
 DEV := $(VENV)/.installed-dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint proof speed clean
+.PHONY: demo help test test-all lint proof speed clean
 
-demo: $(PACKAGE)
+demo: $(PACKAGE)  ## train PPO on CartPole-v1 and draw its learning curve (default)
 	$(BIN)/rl-training demo
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: $(DEV) lint
+test: $(DEV) lint  ## lint, types and the whole test suite
 	$(PYTEST)
 
 # Everything that takes longer: every algorithm in the tests of faults, then the suite as on three other machines, each
 # time in another random order (its seed is printed; `-p randomly --randomly-seed=SEED` repeats it).
-test-all: $(DEV) lint
+test-all: $(DEV) lint  ## every algorithm in the fault tests, then the suite on three imitated machines
 	RL_TRAINING_TEST_ALL=1 $(PYTEST)
 	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -p randomly
 	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -p randomly
 	OMP_NUM_THREADS=1 $(PYTEST) -p randomly
 
-lint: $(DEV)
+lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-proof: $(DEV)
+proof: $(DEV)  ## train every preset on several seeds and write docs/results.md (hours)
 	$(BIN)/python benchmarks/proof.py
 
-speed: $(DEV)
+speed: $(DEV)  ## measure training speed and write docs/speed.md; set PEER_PYTHON
 	$(BIN)/python benchmarks/speed.py
 
 # torch comes first and pinned, so that no other package pulls a build of several gigabytes.
@@ -55,5 +58,5 @@ $(DEV): $(TORCH) pyproject.toml
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	@touch $(PACKAGE) $@
 
-clean:
+clean:  ## remove .venv and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -21,12 +21,14 @@ from typing import Any
 import mujoco_study
 import offline_study
 from commands import RESULTS, ROOT, call, train
+from pages import write_block
 
 PAGE = ROOT / "docs" / "results.md"
 SCORES = ROOT / "configs" / "scores.json"
 EPISODES = 100
 FEWEST_SEEDS = 3
 SUCCESS = "eval_success_rate"
+REACHED, NOT_REACHED = "yes", "**no**"
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ BARS = {
     "ppo/pong": Bar("last", -15, "all", "random play -20.5", needs="ale_py"),
     "dqn/breakout": Bar("last", 5, "all", "random play 1.3", needs="ale_py"),
     "td3_bc/pendulum": Bar("last", -200, "all", "none here; random actions score about -1200"),
-    "iql/pendulum": Bar("last", -500, "all", "the same"),
-    "awac/pendulum": Bar("last", -500, "all", "the same"),
-    "cql/pendulum": Bar("last", -500, "all", "the same"),
+    "iql/pendulum": Bar("last", -500, "all", "random actions score about -1200"),
+    "awac/pendulum": Bar("last", -500, "all", "random actions score about -1200"),
+    "cql/pendulum": Bar("last", -500, "all", "random actions score about -1200"),
 }
 
 
@@ -95,36 +97,41 @@ def run_seed(preset: str, seed: int) -> dict[str, Any]:
 
 
 def write_page() -> None:
-    lines = [
-        "# Scores",
-        "",
-        f"Each preset of `configs/` on several seeds, judged by the mean return of {EPISODES} evaluation episodes",
-        "of the deterministic policy; where the bar is between 0 and 1, by the share of its episodes that succeeded.",
-        "Made by `make proof` (`python benchmarks/proof.py`); the raw scores are in",
-        "`benchmarks/results/`. Peers' figures are from another machine of the same kind, with the same settings,",
-        "except that the dqn preset adds `double: true`. Seconds are of two runs side by side on a busy machine.",
-        "",
-        "| preset | steps | last policy, each seed | best policy, each seed | bar | met | peer | seconds a run |",
-        "|---|---|---|---|---|---|---|---|",
+    rows = {preset: preset_columns(preset, bar) for preset, bar in BARS.items()}
+    verdicts = [columns[5] for columns in rows.values()]
+    table = [
+        "| preset | steps | last policy, each seed | best policy, each seed | target | reached | baseline |"
+        " seconds a run |",
+        f"|{'---|' * 8}",
+        *(f"| {' | '.join(columns)} |" for columns in rows.values()),
     ]
-    for preset, bar in BARS.items():
-        path = RESULTS / f"{preset.replace('/', '_')}.json"
-        if not path.is_file():
-            lines.append(f"| {preset} | | not measured yet | | {bar.policy}: {bar.score:g} | | {bar.peer} | |")
-            continue
-        record = json.loads(path.read_text())
-        scores = [run[bar.policy] for run in record["runs"]]
-        rule = "median" if bar.rule == "median" else f"{bar.seeds_needed(len(scores))} of {len(scores)}"
-        by_policy = {name: ", ".join(str(run[name]) for run in record["runs"]) for name in ("last", "best")}
-        verdict = "yes" if bar.is_met(scores) else "**no**"
-        verdict = "too few seeds yet" if len(scores) < FEWEST_SEEDS else verdict
-        lines.append(
-            f"| {preset} | {record['steps']:,} | {by_policy['last']} | {by_policy['best']} |"
-            f" {bar.policy}: {rule} at {bar.score:g} | {verdict} | {bar.peer} |"
-            f" {round(statistics.median(run['seconds'] for run in record['runs']))} |"
-        )
-    PAGE.write_text("\n".join([*lines, *mujoco_study.section(), *offline_study.section()]).rstrip() + "\n")
+    missed = [preset for preset, columns in rows.items() if columns[5] == NOT_REACHED]
+    unclear = [preset for preset, columns in rows.items() if columns[5] not in (REACHED, NOT_REACHED)]
+    first = f"{verdicts.count(REACHED)} of {len(rows)} presets reach their target"
+    first += f"; {', '.join(missed)} {'does' if len(missed) == 1 else 'do'} not" if missed else "; none misses it"
+    first += f"; {', '.join(unclear)}: too few seeds yet to say." if unclear else "."
+    sentences = [first, *mujoco_study.verdict(), *offline_study.verdict()]
+    write_block(PAGE, "verdict", [f"- {sentence}" for sentence in sentences])
+    write_block(PAGE, "presets", table)
+    write_block(PAGE, "mujoco", mujoco_study.section())
+    write_block(PAGE, "offline", offline_study.section())
     print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+def preset_columns(preset: str, bar: Bar) -> list[str]:
+    """One row of the table; the sixth column is the verdict."""
+    path = RESULTS / f"{preset.replace('/', '_')}.json"
+    if not path.is_file():
+        return [preset, "", "not measured yet", "", f"{bar.policy}: {bar.score:g}", "not measured yet", bar.peer, ""]
+    record = json.loads(path.read_text())
+    scores = [run[bar.policy] for run in record["runs"]]
+    rule = "median" if bar.rule == "median" else f"{bar.seeds_needed(len(scores))} of {len(scores)}"
+    by_policy = [", ".join(str(run[name]) for run in record["runs"]) for name in ("last", "best")]
+    verdict = REACHED if bar.is_met(scores) else NOT_REACHED
+    verdict = "too few seeds yet" if len(scores) < FEWEST_SEEDS else verdict
+    seconds = round(statistics.median(run["seconds"] for run in record["runs"]))
+    target = f"{bar.policy}: {rule} at {bar.score:g}"
+    return [preset, f"{record['steps']:,}", *by_policy, target, verdict, bar.peer, str(seconds)]
 
 
 def write_scores() -> None:

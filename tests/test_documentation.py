@@ -1,0 +1,175 @@
+"""README and docs stay true: links, paths, modules, commands, Python blocks, configurations and names of metrics."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TESTS
+from typer.main import get_command
+
+from rl_training.cli.program import app
+from rl_training.envs.factory import split_env_kwargs
+from rl_training.experiment.config import TrainConfig, load_config_file
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+
+ROOT = TESTS.parent
+SOURCE = ROOT / "src" / "rl_training"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+ROOMS = sorted(path.name for path in SOURCE.iterdir() if path.is_dir())
+FOLDERS = ("tests", "benchmarks", "examples", "configs", "src", "docs", *ROOMS)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The contents of the fenced code blocks of a language ("" is without one)."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def prose(text: str) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+        if target.startswith("http"):
+            continue
+        place, _, anchor = target.partition("#")
+        path = (page.parent / place).resolve() if place else page
+        assert path.exists(), f"{page.name} links to '{target}'"
+        assert not anchor or anchor in anchors(path), f"{page.name} links to '{target}'"
+
+
+def test_every_page_can_be_found_from_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert [
+        page.name
+        for page in PAGES
+        if page.name != "index.md" and f"({page.name})" not in index and f"(../{page.name})" not in index
+    ] == []
+
+
+@every_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    pattern = rf"(?<![\w/.<])(?:{'|'.join(FOLDERS)})/[\w/]+\.(?:py|yaml|json|md|png)\b"
+    for name in re.findall(pattern, page.read_text()):
+        if not re.search("[A-Z]{3}", name):  # NAME stands for any
+            assert (ROOT / name).exists() or (SOURCE / name).exists(), f"{page.name} names '{name}'"
+
+
+def resolve(name: str) -> None:
+    """Import `rl_training.a.b`, or `rl_training.a.b.Name`."""
+    module: Any = importlib.import_module("rl_training")
+    for part in name.split(".")[1:]:
+        path = f"{module.__name__}.{part}" if hasattr(module, "__path__") else None
+        try:
+            module = importlib.import_module(path) if path else getattr(module, part)
+        except ModuleNotFoundError:
+            module = getattr(module, part)
+
+
+@every_page
+def test_modules_that_are_named_import(page: Path) -> None:
+    text = page.read_text()
+    for name, attribute in set(re.findall(r"\b(rl_training(?:\.\w+)+)(?::(\w+))?", text)):
+        resolve(f"{name}.{attribute}" if attribute else name)
+    for block in blocks(text, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rl_training"):
+                for alias in node.names:
+                    resolve(f"{node.module}.{alias.name}")
+
+
+@every_page
+def test_python_blocks_compile(page: Path) -> None:
+    for block in blocks(page.read_text(), "python"):
+        compile(block, page.name, "exec")
+
+
+def commands(text: str) -> list[str]:
+    """What stands after `rl-training` in code blocks and in backticks."""
+    lines = [
+        line.removeprefix("$ ")
+        for block in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
+    lines += re.findall(r"`([^`\n]+)`", prose(text))
+    return [line.removeprefix("rl-training ") for line in lines if line.startswith("rl-training ")]
+
+
+def options_of(command: Any) -> set[str]:
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+@every_page
+def test_commands_have_the_verb_and_the_options(page: Path) -> None:
+    for line in commands(page.read_text()):
+        words = shlex.split(line, comments=True)
+        command: Any = get_command(app)
+        while words and hasattr(command, "commands") and not words[0].startswith("-"):
+            assert words[0] == "VERB" or words[0] in command.commands, f"{page.name}: rl-training {line}"
+            command = command.commands.get(words.pop(0), command)
+            if not hasattr(command, "commands"):
+                break
+        unknown = {word for word in words if word.startswith("--")} - options_of(command) - {"--help"}
+        assert not unknown, f"{page.name}: rl-training {line}"
+
+
+@every_page
+def test_configurations_are_valid(page: Path, tmp_path: Path) -> None:
+    for text in blocks(page.read_text(), "yaml"):
+        if not re.search(r"^algo:", text, re.MULTILINE):
+            continue
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        config = TrainConfig(**load_config_file(path))
+        get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+        split_env_kwargs(config.env_kwargs)
+
+
+def test_the_readme_lists_every_algorithm() -> None:
+    table = (ROOT / "README.md").read_text().partition("## Algorithms")[2].partition("\n## ")[0]
+    assert {spec.name for spec in list_algorithm_specs()} <= set(re.findall(r"`(\w+)`", table))
+
+
+def test_the_metrics_page_explains_every_metric_of_an_algorithm() -> None:
+    settings = {name for spec in list_algorithm_specs() for name in spec.config_class().model_fields}
+    pattern = r'"(\w+_(?:loss|norm|mean|gap|multiplier|kl|fraction|variance)|entropy|alpha)"'
+    names = {name for path in (SOURCE / "algorithms").glob("*.py") for name in re.findall(pattern, path.read_text())}
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert names - settings
+    assert [name for name in sorted(names) if f"`{name}`" not in page and name not in settings] == []
+
+
+def test_commits_are_checked_by_the_version_of_ruff_that_is_pinned() -> None:
+    pinned = re.search(r"^ruff==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned
+    assert f"rev: v{pinned[1]}\n" in (ROOT / ".pre-commit-config.yaml").read_text()
+
+
+def test_pictures_are_small() -> None:
+    for path in (ROOT / "docs" / "images").iterdir():
+        assert path.stat().st_size < 100_000, path
+
+
+def test_make_help_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert targets
+    assert set(targets[1].split()) == set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))
