@@ -49,7 +49,8 @@ def actor(params, obs, noise):
     std = np.exp(np.clip(log_std, -20, 2))
     before_tanh = mean + std * noise
     actions = np.tanh(before_tanh)
-    density = np.exp(-0.5 * ((before_tanh - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi)) / (1 - actions**2)
+    slope = np.cosh(before_tanh) ** -2.0  # the derivative of tanh; 1 - tanh² cancels where an action is near a bound
+    density = np.exp(-0.5 * ((before_tanh - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi)) / slope
     return actions, np.log(density).sum(-1)
 
 
