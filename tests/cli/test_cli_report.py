@@ -12,7 +12,7 @@ from conftest import small_config
 from terminals import Terminal
 from test_cli import OFF_POLICY, PPO, WALK, Answer, Call, call, finished_run, logged, run
 
-from rl_training.cli import commands, report
+from rl_training.cli import command_lines, report
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainResult
 
@@ -131,11 +131,11 @@ class TestCommands:
         monkeypatch.setenv("PATH", str(program.parent))
         for started, word in ((program, "rl-training"), (other, str(other))):
             monkeypatch.setattr(sys, "argv", [str(started)])
-            assert commands.own_command("algos") == f"{word} algos"
+            assert command_lines.program_command("algos") == f"{word} algos"
 
     def test_are_broken_between_words_and_not_from_their_values(self) -> None:
         words = ["rl-training", "resume", "runs/a folder/" + "x" * 60, "--plugin", "mine.py", "--total-timesteps", "9"]
-        lines = commands.wrap_command(shlex.join(words), 11)
+        lines = command_lines.wrap_command(shlex.join(words), 11)
         assert max(map(len, lines[2:])) <= 69
         assert all(line.endswith(" \\") for line in lines[:-1])
         assert any("--total-timesteps 9" in line for line in lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rl_training.cli.options import json_text
+from rl_training.cli.output import json_text
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig

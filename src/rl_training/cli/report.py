@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rl_training.cli.commands import own_command, wrap_command
-from rl_training.cli.options import say, show
+from rl_training.cli.command_lines import program_command, wrap_command
+from rl_training.cli.output import say, show
 from rl_training.errors import RLTrainingError, failure_note
 from rl_training.terminal.streams import is_terminal
 
@@ -51,7 +51,9 @@ def report_training(
         "stop_reason": result.stop_reason,
     }
     texts = {**values, "metrics": json.dumps(reduced(result.metrics))}
-    ending = [] if signal_number is None else ["saved; to resume:", *_indented(wrap_command(own_command(*resume), 2))]
+    ending = (
+        [] if signal_number is None else ["saved; to resume:", *_indented(wrap_command(program_command(*resume), 2))]
+    )
     try:
         _print_both(values, [f"{key}={text}" for key, text in texts.items() if text is not None], table, as_json)
     except RLTrainingError as error:  # the terminal may be what is gone
@@ -93,7 +95,7 @@ def _remedy(run_dir: Path, words: Sequence[str]) -> str:
     last = CheckpointFolder(run_dir / "checkpoints").last
     if last is None:
         return ""
-    return f"saved at step {checkpoint_order(last.name)[0]:,}; after mending the cause:\n  {own_command(*words)}"
+    return f"saved at step {checkpoint_order(last.name)[0]:,}; after mending the cause:\n  {program_command(*words)}"
 
 
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
@@ -191,12 +193,12 @@ def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str]
 
     if interrupting_signal(result.stop_reason) is not None:
         return []
-    commands = [own_command(*words, *code) for words in _evaluations(result, config)]
+    commands = [program_command(*words, *code) for words in _evaluations(result, config)]
     if result.stop_reason is not None:
-        commands.append(own_command(*resume))
+        commands.append(program_command(*resume))
     else:
         restart = ["--schedules", "restart"] if _has_schedules(config) else []
-        commands.append(own_command(*resume, "--total-timesteps", str(2 * config.total_timesteps), *restart))
+        commands.append(program_command(*resume, "--total-timesteps", str(2 * config.total_timesteps), *restart))
     return commands
 
 

@@ -13,7 +13,7 @@ WIDTH = 80
 CONTINUED = " \\"
 
 
-def own_command(*words: str) -> str:
+def program_command(*words: str) -> str:
     """A command of this program, started as it was started now."""
     program = Path(sys.argv[0])
     start = [_program_word(program)] if program.name == "rl-training" else [sys.executable, "-m", "rl_training"]
