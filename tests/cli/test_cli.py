@@ -670,7 +670,7 @@ class TestCallbacks:
         [
             ("watch.py", "names no object: write FILE.py:NAME or MODULE:NAME"),
             ("watch.py:Demandin", "'watch.py' has no 'Demandin': did you mean 'Demanding'?"),
-            ("watch.py:Demanding", "cannot be made without arguments: missing a required argument: 'path'"),
+            ("watch.py:Demanding", "cannot be called without arguments: missing a required argument: 'path'"),
             ("watch.py:Idle", "callback 'watch.py:Idle' has no event"),
             ("watch.py:number", "callback 'watch.py:number' has no event"),
             ("nothing.py:Watch", "file 'nothing.py' does not exist"),

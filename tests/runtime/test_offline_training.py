@@ -247,7 +247,7 @@ def test_a_file_goes_through_the_command_line(tmp_path: Path, monkeypatch: pytes
     assert main(["data", "collect", "--env", "CartPole-v1", "--steps", "400", "--seed", "2", "--out", "b.npz"]) == 0
     assert main(["data", "mix", "a.npz", "b.npz", "--weights", "0.5", "0.5", "--out", "c.npz"]) == 0
     assert main(["data", "check", "c.npz", "--env", "CartPole-v1"]) == 0
-    assert "nothing wrong found" in capsys.readouterr().out
+    assert "no faults found" in capsys.readouterr().out
     words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=c.npz", "algo_kwargs.hidden_sizes=[8]"]
     assert main(["train", "bc", "CartPole-v1", "--total-timesteps", "40", "--run-suffix", "x", *words]) == 0
     run_dir = "runs/bc__CartPole-v1__seed0__x"

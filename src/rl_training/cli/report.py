@@ -1,4 +1,4 @@
-"""How a command reports a run: lines for scripts on standard output, a small table for people on standard error."""
+"""Reports of `train`, `resume` and `eval`: key=value lines on standard output, a table on standard error."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def report_training(
     callbacks: Sequence[str] | None = None,
     proposes: bool = True,
 ) -> None:
-    """Print where the run is and how it did, and what to do with it unless `proposes` is off.
+    """Print the run folder, the metrics and, if `proposes`, the commands to use next.
 
-    An interrupted run ends with the signal's exit code.
+    An interrupted run ends with exit code 128 + signal number.
     """
     from rl_training.experiment.run_folder import interrupting_signal
 
@@ -51,17 +51,14 @@ def report_training(
         "stop_reason": result.stop_reason,
     }
     texts = {**values, "metrics": json.dumps(reduced(result.metrics))}
-    ending = (
-        [] if signal_number is None else ["saved; to resume:", *_indented(wrap_command(program_command(*resume), 2))]
-    )
     try:
         _print_both(values, [f"{key}={text}" for key, text in texts.items() if text is not None], table, as_json)
-    except RLTrainingError as error:  # the terminal may be what is gone
+    except RLTrainingError as error:
         if signal_number is None:
             raise
-        say(str(error))
+        say(str(error))  # the signal may mean that the terminal is gone
     if signal_number is not None:
-        say("\n".join(ending))
+        say("\n".join(["saved; to resume:", *(f"  {line}" for line in wrap_command(program_command(*resume), 2))]))
         raise typer.Exit(128 + signal_number)
 
 
@@ -69,7 +66,7 @@ def report_training(
 def explaining_failure(
     config: TrainConfig, plugins: Sequence[str] | None, callbacks: Sequence[str] | None
 ) -> Iterator[None]:
-    """End the error of a failed run with the command that resumes it, and name the callback that raised it."""
+    """Add the command that resumes to the error of a failed run, and the name of a callback that raised it."""
     try:
         yield
     except Exception as error:
@@ -77,40 +74,41 @@ def explaining_failure(
         if note.run_dir is None:
             raise
         words = ["resume", str(note.run_dir), *_code_words(config, plugins), *_repeated("--callback", callbacks or [])]
-        remedy = _remedy(note.run_dir, words)
+        remedy = _resume_hint(note.run_dir, words)
         if note.callback is not None:
-            told = f"{note.callback} raised {type(error).__name__}: {error}{note.trace}"
+            text = f"{note.callback} raised {type(error).__name__}: {error}{note.trace}"
         elif isinstance(error, RLTrainingError):
-            told = str(error)
+            text = str(error)
         else:
             say(remedy)
             raise
-        raise RLTrainingError(f"{told}\n{remedy}".rstrip()) from error
+        raise RLTrainingError(f"{text}\n{remedy}".rstrip()) from error
 
 
-def _remedy(run_dir: Path, words: Sequence[str]) -> str:
-    """How the failed run is resumed; empty if it has no checkpoint."""
+def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
+    """The command that resumes a failed run; empty if it has no checkpoint."""
     from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
 
     last = CheckpointFolder(run_dir / "checkpoints").last
     if last is None:
         return ""
-    return f"saved at step {checkpoint_order(last.name)[0]:,}; after mending the cause:\n  {program_command(*words)}"
+    step = checkpoint_order(last.name)[0]
+    return f"the last checkpoint is of step {step:,}; after fixing the cause, resume:\n  {program_command(*words)}"
 
 
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
-    """The options with which another command may make the environment of this run again."""
+    """The --plugin and --allow-path options that another command needs to create the environment of this run."""
     from rl_training.envs.foreign_paths import find_paths
     from rl_training.plugins.user_code import SHIPPED, plugin_of
 
-    own = plugin_of(config.env_id or "")
+    plugin = plugin_of(config.env_id or "")
     paths = [path for _, path in find_paths(config.env_kwargs)]
-    needed = [*(plugins or []), *([own] if own and own not in SHIPPED else [])]
+    needed = [*(plugins or []), *([plugin] if plugin and plugin not in SHIPPED else [])]
     return [*_repeated("--plugin", needed), *_repeated("--allow-path", paths)]
 
 
 def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -> None:
-    """Print which checkpoint was evaluated, and its score."""
+    """Print the evaluated checkpoint and its score."""
     from rl_training.experiment.checkpointing import resolve_checkpoint
 
     checkpoint = resolve_checkpoint(path)
@@ -123,7 +121,7 @@ def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -
 
 
 def _print_both(values: Mapping[str, Any], lines: Sequence[str], table: Sequence[str], as_json: bool) -> None:
-    """Print the lines for scripts and the table for people: on a terminal the table first, which is read there."""
+    """Print the lines to standard output and the table to standard error; at a terminal the table comes first."""
     is_read = is_terminal(sys.stdout) and not as_json
     if is_read:
         say("\n".join(table))
@@ -133,7 +131,7 @@ def _print_both(values: Mapping[str, Any], lines: Sequence[str], table: Sequence
 
 
 def reduced(metrics: Mapping[str, float], *, keep_all: bool = False) -> dict[str, float | None]:
-    """Steps, evaluation and best score, to six significant digits; the losses are in metrics.jsonl and --json."""
+    """Steps, evaluation and best score, to six significant digits; all metrics are in metrics.jsonl and --json."""
     wanted = {"global_step", "gradient_steps", "best_eval_return_mean"}
     return {
         name: value if isinstance(value, int) else float(f"{value:.6g}") if math.isfinite(value) else None
@@ -146,7 +144,7 @@ def _training_table(result: TrainResult, config: TrainConfig, commands: Sequence
     metrics = result.metrics
     steps, updates = int(metrics["global_step"]), int(metrics["gradient_steps"])
     end = "finished" if result.stop_reason is None else "stopped"
-    title = f"{config.algo} on {config.env_id or 'recorded data'}, seed {config.seed}: {end} at step {steps:,}"
+    title = f"{config.algo} on {config.env_id or 'a dataset'}, seed {config.seed}: {end} at step {steps:,}"
     rows = [("reason", result.stop_reason)] if result.stop_reason is not None else []
     rows += [*_score_rows(metrics), *_best_rows(result.run_dir), ("run", str(result.run_dir))]
     lines = _table(f"{title} ({updates:,} gradient steps)", rows, commands)
@@ -188,7 +186,7 @@ def _best_rows(run_dir: Path) -> list[Row]:
 
 
 def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]) -> list[str]:
-    """What is worth doing with the run; an interrupted run says separately how it is resumed."""
+    """Commands to evaluate and extend the run; none if interrupted, since its resume is printed separately."""
     from rl_training.experiment.run_folder import interrupting_signal
 
     if interrupting_signal(result.stop_reason) is not None:
@@ -203,7 +201,7 @@ def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str]
 
 
 def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
-    """How to evaluate the run: its best checkpoint if that is better than the last; without environment, from data."""
+    """Arguments of `eval`: the best checkpoint if it is better than the last; the dataset if there is no env_id."""
     if config.env_id is None:
         dataset = config.algo_kwargs.get("dataset_path") or config.algo_kwargs.get("dataset_id")
         return [["eval", str(result.run_dir), "--dataset", str(dataset)]] if dataset else []
@@ -213,7 +211,7 @@ def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
 
 
 def _has_schedules(config: TrainConfig) -> bool:
-    """Whether a setting follows a schedule, which has ended with the run: held there, it would hardly learn more."""
+    """Whether a setting is a schedule: it has ended with the run, so extending the run needs `--schedules restart`."""
     from rl_training.algorithms.config import Schedule
     from rl_training.experiment.registry import get_algorithm_spec
 
@@ -226,14 +224,10 @@ def _repeated(option: str, values: Sequence[str]) -> list[str]:
 
 
 def _table(title: str, rows: Sequence[Row], commands: Sequence[str] = ()) -> list[str]:
-    """Labels and texts in two columns, and below them the commands to use next."""
+    """Title, labels and texts in two columns, and the commands to use next."""
     width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in rows)])
     lines = [title, *(f"  {label:<{width}}{text}" for label, text in rows)]
     for number, command in enumerate(commands):
         first, *rest = wrap_command(command, 2 + width)
         lines += [f"  {'' if number else 'next':<{width}}{first}", *(f"{' ' * (2 + width)}{part}" for part in rest)]
     return lines
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]

@@ -104,7 +104,7 @@ def presets(as_json: AsJson = False) -> None:
     lines = [f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}} {row[2]:>{widths[2]}} {row[3]}" for row in rows]
     show([dataclasses.asdict(preset) for preset in found], lines, as_json)
     if not as_json:
-        say("score: mean over (n) seeds of the last checkpoint's score; best: of the best one's")
+        say("score: mean over (n) seeds of the last checkpoint; 'best': of the best checkpoint")
 
 
 def _score_text(score: PresetScore | None) -> str:
