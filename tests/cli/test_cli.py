@@ -476,7 +476,7 @@ class TestAlgos:
         rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
         assert rows["activation"].endswith("  relu | tanh")
         assert rows["learning_rate"].endswith("  number > 0 | a schedule")
-        assert rows["early_stopping"].endswith("  null | the keys:")
+        assert rows["early_stopping"].endswith("  null | mapping:")
         assert rows["early_stopping.mode"].endswith("  max | min")
         assert "a schedule: {kind: linear | cosine, start: number ≥ 0, end: number ≥ 0} over the run" in " ".join(
             out.split()

@@ -79,7 +79,9 @@ class TestTrain:
         table = "\n".join(table_of(answer))
         assert "stopped at step 16" in table
         assert "reached the target 1" in table
-        assert f"rl-training resume {answer.run_dir}" in table
+        (words,) = [shlex.split(line) for line in table.replace("\\\n", " ").splitlines() if " resume " in line]
+        assert words == ["rl-training", "resume", str(answer.run_dir), "algo_kwargs.early_stopping=null"]
+        assert call(*words[1:]).metrics["global_step"] == 64
 
     def test_json_has_everything_and_no_table(self, call: Call) -> None:
         answer = call("train", *PPO, "--json")
@@ -165,9 +167,12 @@ class TestCommands:
         assert "has no env_id to evaluate in" in refused.err
         assert "eval RUN --dataset FILE" in refused.err
         judged = call("eval", answer.run_dir, "--dataset", "a.npz", "--fqe-updates", "5")
-        rows = [line for line in judged.err.splitlines() if line.startswith(("  fqe_", "  behaviour_"))]
-        assert len({len(row) - len(row[2:].split(maxsplit=1)[1]) for row in rows}) == 1, "one column"
-        assert any(row.split() in (["fqe_converged", "yes"], ["fqe_converged", "no"]) for row in rows)
+        rows = {line[2:12].strip(): line[12:] for line in judged.err.splitlines() if line.startswith("  ")}
+        assert {"estimate", "dataset", "drift"} <= rows.keys()
+        assert rows["estimate"].startswith(f"{judged.metrics['fqe_return_mean']:.4g} (95 % bootstrap interval ")
+        assert rows["dataset"].startswith(f"{judged.metrics['behaviour_return_mean']:.4g} (mean of ")
+        assert rows[""] == "both are returns discounted by gamma 0.99"
+        assert rows["drift"].endswith(" not converged" if not judged.metrics["fqe_converged"] else ": converged")
         assert "best" not in judged.err
 
 

@@ -98,7 +98,7 @@ ConfigFile = Annotated[
 ]
 NoPreset = Annotated[bool, typer.Option("--no-preset", help="Do not use the preset of ALGO and ENV_ID.")]
 OutputDir = Annotated[
-    Path | None, typer.Option("--output-dir", metavar="FOLDER", help="Folder for the run folders (default: runs).")
+    Path | None, typer.Option("--output-dir", metavar="FOLDER", help="Parent of the run folder (default: runs).")
 ]
 ResumeOutputDir = Annotated[
     Path | None,

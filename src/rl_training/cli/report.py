@@ -93,7 +93,8 @@ def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
     if last is None:
         return ""
     step = checkpoint_order(last.name)[0]
-    return f"the last checkpoint is of step {step:,}; after fixing the cause, resume:\n  {program_command(*words)}"
+    command = "\n".join(f"  {line}" for line in wrap_command(program_command(*words), 2))
+    return f"the last checkpoint is of step {step:,}; after fixing the cause, resume:\n{command}"
 
 
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
@@ -155,8 +156,7 @@ def _training_table(result: TrainResult, config: TrainConfig, commands: Sequence
 
 def _score_rows(metrics: Mapping[str, float]) -> list[Row]:
     if "eval_return_mean" not in metrics:
-        other = {name: value for name, value in metrics.items() if name.startswith(("fqe_", "behaviour_"))}
-        return [(name, _number_text(value)) for name, value in other.items()]
+        return _estimate_rows(metrics) if "fqe_return_mean" in metrics else []
     count = int(metrics["eval_episodes"])
     score = f"{metrics['eval_return_mean']:.1f} ± {metrics['eval_return_std']:.1f}"
     meaning = f"mean ± standard deviation of {count:,} {'episode' if count == 1 else 'episodes'}"
@@ -172,8 +172,19 @@ def _score_rows(metrics: Mapping[str, float]) -> list[Row]:
     return rows
 
 
-def _number_text(value: float) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:.6g}"
+def _estimate_rows(metrics: Mapping[str, float]) -> list[Row]:
+    """The rows of fitted Q evaluation."""
+    mean, low, high = (f"{metrics[f'fqe_return_{name}']:.4g}" for name in ("mean", "low", "high"))
+    count, converged = int(metrics["held_out_episodes"]), "" if metrics["fqe_converged"] else "not "
+    rows = [
+        ("estimate", f"{mean} (95 % bootstrap interval {low} to {high})"),
+        ("dataset", f"{metrics['behaviour_return_mean']:.4g} (mean of {count:,} held-out episodes)"),
+        ("", f"both are returns discounted by gamma {metrics['gamma']:g}"),
+        ("drift", f"{metrics['fqe_drift']:.2g} in the last tenth of the updates: {converged}converged"),
+    ]
+    if metrics["tail_weight"] > 0:
+        rows.append(("tail", f"{metrics['tail_weight']:.2g} weight of rewards after the recorded episode ends"))
+    return rows
 
 
 def _best_rows(run_dir: Path) -> list[Row]:
@@ -192,12 +203,23 @@ def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str]
     if interrupting_signal(result.stop_reason) is not None:
         return []
     commands = [program_command(*words, *code) for words in _evaluations(result, config)]
-    if result.stop_reason is not None:
-        commands.append(program_command(*resume))
-    else:
-        restart = ["--schedules", "restart"] if _has_schedules(config) else []
-        commands.append(program_command(*resume, "--total-timesteps", str(2 * config.total_timesteps), *restart))
-    return commands
+    return [*commands, program_command(*resume, *_words_to_continue(result, config))]
+
+
+def _words_to_continue(result: TrainResult, config: TrainConfig) -> list[str]:
+    """What `resume` needs to continue the run: no early stopping, or more steps and schedules that start again."""
+    from rl_training.algorithms.config import Schedule
+    from rl_training.experiment.registry import get_algorithm_spec
+
+    settings = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    if result.stop_reason is None:
+        # A learning rate that has decayed to its end would hardly learn more.
+        has_schedules = any(isinstance(value, Schedule) for value in vars(settings).values())
+        restart = ["--schedules", "restart"] if has_schedules else []
+        return ["--total-timesteps", str(2 * config.total_timesteps), *restart]
+    stopping = settings.early_stopping
+    is_early_stop = stopping is not None and result.stop_reason.startswith(f"{stopping.metric} ")
+    return ["algo_kwargs.early_stopping=null"] if is_early_stop else []
 
 
 def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
@@ -208,15 +230,6 @@ def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
     metrics = result.metrics
     is_better = metrics.get("best_eval_return_mean", -math.inf) > metrics.get("eval_return_mean", math.inf)
     return [["eval", str(result.run_dir / "checkpoints" / "best" if is_better else result.run_dir)]]
-
-
-def _has_schedules(config: TrainConfig) -> bool:
-    """Whether a setting is a schedule: it has ended with the run, so extending the run needs `--schedules restart`."""
-    from rl_training.algorithms.config import Schedule
-    from rl_training.experiment.registry import get_algorithm_spec
-
-    settings = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    return any(isinstance(value, Schedule) for value in vars(settings).values())
 
 
 def _repeated(option: str, values: Sequence[str]) -> list[str]:

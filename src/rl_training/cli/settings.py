@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SCHEDULE = "Schedule"
 TYPES = {"number": "number", "integer": "integer", "string": "text", "boolean": "true | false", "null": "null"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-KEYS = "the keys:"
+MAPPING = "mapping:"
 VALUES_COLUMN = 34
 
 
@@ -87,11 +87,11 @@ def _values(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     """The allowed values of a field."""
     if "anyOf" in field:
         members = dict.fromkeys(_values(member, definitions) for member in field["anyOf"])
-        return "null | the keys:" if KEYS in members else " | ".join(members)
+        return f"null | {MAPPING}" if MAPPING in members else " | ".join(members)
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         definition = definitions.get(name, {})
-        return "a schedule" if name == SCHEDULE else KEYS if "properties" in definition else _values(definition, {})
+        return "a schedule" if name == SCHEDULE else MAPPING if "properties" in definition else _values(definition, {})
     if "enum" in field or "const" in field:
         return " | ".join(map(str, field.get("enum", [field.get("const")])))
     if field.get("type") == "array":

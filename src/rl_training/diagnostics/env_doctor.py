@@ -237,7 +237,7 @@ def _check_resume(make: Callable[[], Env], steps: int, seed: int, result: ProbeR
     changes = dict.fromkeys([*result.shared_changes, *shared_changes(result.env_class)])
     inexact_reasons = [*outcome.inexact_reasons, *(f"it changes the {name}" for name in changes if name not in named)]
     if not inexact_reasons:
-        return "exact", Finding(Level.OK, "resume", f"exact: {how}, continue as without the interruption")
+        return "exact", Finding(Level.OK, "resume", f"exact: {how}, continued identically")
     remedy = "add get_state() and set_state(state), and sample every random number from self.np_random"
     found = f"approximate: {'; '.join(inexact_reasons)} ({how})"
     return "approximate", Finding(Level.WARNING, "resume", found, remedy)

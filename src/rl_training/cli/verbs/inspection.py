@@ -104,7 +104,7 @@ def presets(as_json: AsJson = False) -> None:
     lines = [f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}} {row[2]:>{widths[2]}} {row[3]}" for row in rows]
     show([dataclasses.asdict(preset) for preset in found], lines, as_json)
     if not as_json:
-        say("score: mean over (n) seeds of the last checkpoint; 'best': of the best checkpoint")
+        say("score: mean over (n) seeds, last checkpoint; 'best': best checkpoint")
 
 
 def _score_text(score: PresetScore | None) -> str:
@@ -131,7 +131,7 @@ def doctor(
         _check_environment(env, words or [], steps, seed, as_json)
         return
     if words:
-        raise ConfigError(f"{' '.join(words)!r} are settings of an environment: add --env ENV_ID")
+        raise ConfigError(f"{' '.join(words)!r} sets env_kwargs of no environment: add --env ENV_ID")
     from rl_training.views.doctor_view import describe_machine
 
     facts = describe_machine()
