@@ -1,4 +1,4 @@
-"""What commands say at the end, and about runs that would not learn: lines for scripts, a table for people."""
+"""Reports of commands, and warnings of runs that would not learn: lines for scripts, a table for people."""
 
 from __future__ import annotations
 
@@ -166,14 +166,14 @@ class TestCommands:
         assert refused.code == 2
         assert "has no env_id to evaluate in" in refused.err
         assert "eval RUN --dataset FILE" in refused.err
-        judged = call("eval", answer.run_dir, "--dataset", "a.npz", "--fqe-updates", "5")
-        rows = {line[2:12].strip(): line[12:] for line in judged.err.splitlines() if line.startswith("  ")}
+        estimated = call("eval", answer.run_dir, "--dataset", "a.npz", "--fqe-updates", "5")
+        rows = {line[2:12].strip(): line[12:] for line in estimated.err.splitlines() if line.startswith("  ")}
         assert {"estimate", "dataset", "drift"} <= rows.keys()
-        assert rows["estimate"].startswith(f"{judged.metrics['fqe_return_mean']:.4g} (95 % bootstrap interval ")
-        assert rows["dataset"].startswith(f"{judged.metrics['behaviour_return_mean']:.4g} (mean of ")
+        assert rows["estimate"].startswith(f"{estimated.metrics['fqe_return_mean']:.4g} (95 % bootstrap interval ")
+        assert rows["dataset"].startswith(f"{estimated.metrics['behaviour_return_mean']:.4g} (mean of ")
         assert rows[""] == "both are returns discounted by gamma 0.99"
-        assert rows["drift"].endswith(" not converged" if not judged.metrics["fqe_converged"] else ": converged")
-        assert "best" not in judged.err
+        assert rows["drift"].endswith(" not converged" if not estimated.metrics["fqe_converged"] else ": converged")
+        assert "best" not in estimated.err
 
 
 class TestTerminal:

@@ -118,7 +118,7 @@ def test_the_scale_of_rewards_does_not_matter_to_the_fit(size: float) -> None:
     assert plain.tail_weight == 0.0
 
 
-def test_an_estimate_that_has_not_settled_says_so(capsys: Any) -> None:
+def test_an_estimate_that_has_not_converged_is_reported(capsys: Any) -> None:
     obs, never = np.zeros((1000, 2), np.float32), np.zeros(1000, bool)
     data = TransitionDataset(obs, np.zeros((1000, 1)), np.ones(1000), obs, never, np.arange(1000) % 10 == 9)
     algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.99)
@@ -143,7 +143,9 @@ def test_too_few_episodes_are_refused() -> None:
         fitted_q_evaluation(policy([0.0], Box(-1, 1, (1,), np.float32)), data, num_updates=1)
 
 
-def test_a_checkpoint_is_judged_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_return_of_a_checkpoint_is_estimated_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["data", "collect", "--env", "Pendulum-v1", "--steps", "1000", "--out", "a.npz"]) == 0
     words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=a.npz", "algo_kwargs.hidden_sizes=[8]"]
