@@ -476,7 +476,7 @@ class TestAlgos:
         rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
         assert rows["activation"].endswith("  relu | tanh")
         assert rows["learning_rate"].endswith("  number > 0 | a schedule")
-        assert rows["early_stopping"].endswith("  null | the keys:")
+        assert rows["early_stopping"].endswith("  null | mapping:")
         assert rows["early_stopping.mode"].endswith("  max | min")
         assert "a schedule: {kind: linear | cosine, start: number ≥ 0, end: number ≥ 0} over the run" in " ".join(
             out.split()
@@ -670,7 +670,7 @@ class TestCallbacks:
         [
             ("watch.py", "names no object: write FILE.py:NAME or MODULE:NAME"),
             ("watch.py:Demandin", "'watch.py' has no 'Demandin': did you mean 'Demanding'?"),
-            ("watch.py:Demanding", "cannot be made without arguments: missing a required argument: 'path'"),
+            ("watch.py:Demanding", "cannot be called without arguments: missing a required argument: 'path'"),
             ("watch.py:Idle", "callback 'watch.py:Idle' has no event"),
             ("watch.py:number", "callback 'watch.py:number' has no event"),
             ("nothing.py:Watch", "file 'nothing.py' does not exist"),

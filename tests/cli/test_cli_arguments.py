@@ -48,7 +48,7 @@ class TestRun:
     def test_both_is_a_named_error(self, call: Call, run: Path, command: list[str]) -> None:
         answer = call(*command, run, "--checkpoint", run)
         assert answer.code == 2
-        assert f"the run is given twice: as RUN '{run}' and as --checkpoint '{run}'" in answer.err
+        assert f"the run is given twice, as RUN '{run}' and as --checkpoint '{run}'" in answer.err
 
 
 class TestNumbersOfSteps:

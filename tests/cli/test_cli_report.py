@@ -1,4 +1,4 @@
-"""What commands say at the end, and about runs that would not learn: lines for scripts, a table for people."""
+"""Reports of commands, and warnings of runs that would not learn: lines for scripts, a table for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import small_config
 from terminals import Terminal
 from test_cli import OFF_POLICY, PPO, WALK, Answer, Call, call, finished_run, logged, run
 
-from rl_training.cli import commands, report
+from rl_training.cli import command_lines, report
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainResult
 
@@ -79,7 +79,9 @@ class TestTrain:
         table = "\n".join(table_of(answer))
         assert "stopped at step 16" in table
         assert "reached the target 1" in table
-        assert f"rl-training resume {answer.run_dir}" in table
+        (words,) = [shlex.split(line) for line in table.replace("\\\n", " ").splitlines() if " resume " in line]
+        assert words == ["rl-training", "resume", str(answer.run_dir), "algo_kwargs.early_stopping=null"]
+        assert call(*words[1:]).metrics["global_step"] == 64
 
     def test_json_has_everything_and_no_table(self, call: Call) -> None:
         answer = call("train", *PPO, "--json")
@@ -131,11 +133,11 @@ class TestCommands:
         monkeypatch.setenv("PATH", str(program.parent))
         for started, word in ((program, "rl-training"), (other, str(other))):
             monkeypatch.setattr(sys, "argv", [str(started)])
-            assert commands.own_command("algos") == f"{word} algos"
+            assert command_lines.program_command("algos") == f"{word} algos"
 
     def test_are_broken_between_words_and_not_from_their_values(self) -> None:
         words = ["rl-training", "resume", "runs/a folder/" + "x" * 60, "--plugin", "mine.py", "--total-timesteps", "9"]
-        lines = commands.wrap_command(shlex.join(words), 11)
+        lines = command_lines.wrap_command(shlex.join(words), 11)
         assert max(map(len, lines[2:])) <= 69
         assert all(line.endswith(" \\") for line in lines[:-1])
         assert any("--total-timesteps 9" in line for line in lines)
@@ -164,11 +166,14 @@ class TestCommands:
         assert refused.code == 2
         assert "has no env_id to evaluate in" in refused.err
         assert "eval RUN --dataset FILE" in refused.err
-        judged = call("eval", answer.run_dir, "--dataset", "a.npz", "--fqe-updates", "5")
-        rows = [line for line in judged.err.splitlines() if line.startswith(("  fqe_", "  behaviour_"))]
-        assert len({len(row) - len(row[2:].split(maxsplit=1)[1]) for row in rows}) == 1, "one column"
-        assert any(row.split() in (["fqe_converged", "yes"], ["fqe_converged", "no"]) for row in rows)
-        assert "best" not in judged.err
+        estimated = call("eval", answer.run_dir, "--dataset", "a.npz", "--fqe-updates", "5")
+        rows = {line[2:12].strip(): line[12:] for line in estimated.err.splitlines() if line.startswith("  ")}
+        assert {"estimate", "dataset", "drift"} <= rows.keys()
+        assert rows["estimate"].startswith(f"{estimated.metrics['fqe_return_mean']:.4g} (95 % bootstrap interval ")
+        assert rows["dataset"].startswith(f"{estimated.metrics['behaviour_return_mean']:.4g} (mean of ")
+        assert rows[""] == "both are returns discounted by gamma 0.99"
+        assert rows["drift"].endswith(" not converged" if not estimated.metrics["fqe_converged"] else ": converged")
+        assert "best" not in estimated.err
 
 
 class TestTerminal:

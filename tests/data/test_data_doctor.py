@@ -428,4 +428,4 @@ def test_a_report_on_clean_data_says_so() -> None:
     fields, spaces = rollout("Pendulum-v1")
     out = StringIO()
     Console(file=out, width=100).print(render_report(check_dataset(TransitionDataset(**fields), spaces)))
-    assert "nothing wrong found" in out.getvalue()
+    assert "no faults found" in out.getvalue()

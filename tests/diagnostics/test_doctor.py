@@ -1,4 +1,4 @@
-"""The examination of environments: each planted fault is found, and healthy environments pass."""
+"""Checks of environments: each planted fault is found, and healthy environments pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conftest import TEST_ENVS, TESTS
 
 from rl_training.cli import main
 from rl_training.data.findings import Level
-from rl_training.diagnostics.env_doctor import EnvReport, examine_environment
+from rl_training.diagnostics.env_doctor import EnvReport, check_environment
 from rl_training.diagnostics.resume_check import choose_points
 from rl_training.experiment.registry import list_algorithm_specs
 
@@ -21,8 +21,8 @@ FAULTY = f"{TESTS / 'faulty_envs.py'}"
 TAXI = "Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3"
 
 
-def examine(name: str, **env_kwargs: Any) -> EnvReport:
-    return examine_environment(f"{FAULTY}:{name}", env_kwargs, steps=200)
+def checked(name: str, **env_kwargs: Any) -> EnvReport:
+    return check_environment(f"{FAULTY}:{name}", env_kwargs, steps=200)
 
 
 def finding(report: EnvReport, check: str) -> tuple[Level, str]:
@@ -41,7 +41,7 @@ def finding(report: EnvReport, check: str) -> tuple[Level, str]:
 def test_a_known_environment_is_free_of_errors_and_resumes_exactly(env_id: str) -> None:
     if env_id.endswith("-v5"):
         pytest.importorskip("mujoco")
-    report = examine_environment(env_id, steps=200)
+    report = check_environment(env_id, steps=200)
     assert not report.has_errors
     assert report.exactness == "exact", report.findings[-1]
 
@@ -59,7 +59,7 @@ def test_a_known_environment_is_free_of_errors_and_resumes_exactly(env_id: str) 
     ],
 )
 def test_an_environment_that_can_be_restored_is_called_exact(name: str, method: str) -> None:
-    report = examine(name)
+    report = checked(name)
     assert not report.has_errors
     assert report.exactness == "exact", report.findings[-1]
     level, text = finding(report, "resume")
@@ -77,7 +77,7 @@ def test_an_environment_that_can_be_restored_is_called_exact(name: str, method: 
         ("TorchChance", "draws from torch's global generator"),
         ("ModuleChance", "changes the variable of its module 'MODULE_CHANCE'"),
         ("ModuleTable", "changes the variable of its module 'MODULE_TABLE'"),
-        ("ModuleTable", "in a new process that restored it"),
+        ("ModuleTable", "in a new process, restored at step"),
         ("ClassCounter", "changes the class attribute 'count'"),
         ("ConstructorCounter", "changes the class attribute 'made'"),
         ("CloseCounter", "changes the class attribute 'closed'"),
@@ -87,14 +87,14 @@ def test_an_environment_that_can_be_restored_is_called_exact(name: str, method: 
     ],
 )
 def test_an_environment_that_cannot_be_restored_is_called_approximate_and_why(name: str, words: str) -> None:
-    report = examine(name)
+    report = checked(name)
     level, text = finding(report, "resume")
     assert (report.exactness, level) == ("approximate", Level.WARNING)
     assert words in text
 
 
 def test_a_state_that_cannot_be_saved_is_an_error() -> None:
-    level, text = finding(examine("Unsavable"), "resume")
+    level, text = finding(checked("Unsavable"), "resume")
     assert level is Level.ERROR
     assert "type object" in text
 
@@ -102,7 +102,7 @@ def test_a_state_that_cannot_be_saved_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("fault", "check", "words"),
     [
-        ("nan", "observations", "step 3 is nan at [1]"),
+        ("nan", "observations", "step 3 returned nan at [1]"),
         ("shape", "observations", "shape (3,), its space (2,)"),
         ("words", "observations", "'hello'"),
         ("reward words", "reward", "'good'"),
@@ -117,7 +117,7 @@ def test_a_state_that_cannot_be_saved_is_an_error() -> None:
     ],
 )
 def test_a_fault_that_stops_training_is_an_error(fault: str, check: str, words: str) -> None:
-    report = examine("Twisted", fault=fault)
+    report = checked("Twisted", fault=fault)
     assert report.has_errors
     assert any(row.name == check and row.level is Level.ERROR and words in row.found for row in report.findings)
 
@@ -125,25 +125,25 @@ def test_a_fault_that_stops_training_is_an_error(fault: str, check: str, words: 
 @pytest.mark.parametrize(
     ("fault", "check", "words"),
     [
-        ("outside", "observations", "101 at [1] in step 3 is outside [-100, 100]"),
+        ("outside", "observations", "step 3 returned 101 at [1], outside [-100, 100]"),
         ("dtype", "observations", "float32, its space float64"),
         ("ending number", "endings", "terminated is 0.0"),
         ("no bounds", "actions", "no finite bounds"),
         ("wide bounds", "actions", "-1e+06 to 1e+06"),
         ("endless", "episodes", "no time limit"),
-        ("seedless", "seeds", "the same seed and actions led elsewhere at step 0"),
+        ("seedless", "seeds", "the same seed and actions gave different results at step 0"),
         ("one seed", "other seeds", "changes nothing"),
         ("large", "scale", "observations reach"),
     ],
 )
 def test_a_weakness_is_a_warning(fault: str, check: str, words: str) -> None:
-    level, text = finding(examine("Twisted", fault=fault), check)
+    level, text = finding(checked("Twisted", fault=fault), check)
     assert level is Level.WARNING
     assert words in text
 
 
 def test_scaling_is_advised_only_to_algorithms_that_can_do_it() -> None:
-    (row,) = [row for row in examine("Twisted", fault="large").findings if row.name == "scale"]
+    (row,) = [row for row in checked("Twisted", fault="large").findings if row.name == "scale"]
     names = row.remedy.partition("normalize_obs=true (")[2].partition(")")[0].split(", ")
     assert "ppo" in names
     for spec in list_algorithm_specs():
@@ -153,21 +153,21 @@ def test_scaling_is_advised_only_to_algorithms_that_can_do_it() -> None:
 
 
 def test_state_that_two_environments_share_is_found() -> None:
-    level, text = finding(examine("SharedPlace"), "instances")
+    level, text = finding(checked("SharedPlace"), "instances")
     assert level is Level.WARNING
     assert "another environment of its class is stepped" in text
-    assert not [row for row in examine("Walk").findings if row.name == "instances"]
+    assert not [row for row in checked("Walk").findings if row.name == "instances"]
 
 
-def test_global_chance_is_named_where_seeds_are_judged() -> None:
-    assert "global generator of numpy" in finding(examine("GlobalChance"), "seeds")[1]
+def test_a_global_generator_is_named_where_seeding_is_checked() -> None:
+    assert "global generator of numpy" in finding(checked("GlobalChance"), "seeds")[1]
 
 
 def test_an_environment_that_cannot_be_made_is_reported() -> None:
     for report, words in [
-        (examine("NeverMade"), "no licence"),
-        (examine_environment("CartPol-v1"), "did you mean"),
-        (examine_environment("CartPole-v1", {"gravitty": 1}), "gravitty"),
+        (checked("NeverMade"), "no licence"),
+        (check_environment("CartPol-v1"), "did you mean"),
+        (check_environment("CartPole-v1", {"gravitty": 1}), "gravitty"),
     ]:
         (only,) = report.findings
         assert (only.name, only.level) == ("make", Level.ERROR)
@@ -175,7 +175,7 @@ def test_an_environment_that_cannot_be_made_is_reported() -> None:
 
 
 def test_the_algorithms_that_fit_are_named() -> None:
-    fits = {env_id: finding(examine_environment(env_id, steps=20), "algorithms")[1] for env_id in TEST_ENVS}
+    fits = {env_id: finding(check_environment(env_id, steps=20), "algorithms")[1] for env_id in TEST_ENVS}
     assert "ppo, sac, td3" in fits["Pendulum-v1"]
     assert "dqn" not in fits["Pendulum-v1"]
     assert "dqn" in fits["CartPole-v1"]
@@ -183,7 +183,7 @@ def test_the_algorithms_that_fit_are_named() -> None:
     assert "td3" not in fits["CartPole-v1"]
 
 
-def test_points_lie_at_the_start_around_endings_and_between() -> None:
+def test_points_lie_at_the_start_around_episode_ends_and_between() -> None:
     points = choose_points([10, 30, 50, 90], 100)
     assert {0, 10, 11, 30, 31, 50, 51, 90, 91} <= set(points)
     assert len(points) >= 11

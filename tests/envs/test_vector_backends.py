@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from run_tools import StopAt, assert_same_end
 
-from rl_training.diagnostics.env_doctor import examine_environment
+from rl_training.diagnostics.env_doctor import check_environment
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
 from rl_training.envs.vector import TrainingEnv
@@ -374,7 +374,7 @@ class TestResume:
     ],
 )
 def test_the_doctor_knows_the_backend(backend: str, env_id: str, exactness: str) -> None:
-    report = examine_environment(env_id, {"backend": backend}, steps=50)
+    report = check_environment(env_id, {"backend": backend}, steps=50)
     assert report.exactness == exactness
     assert report.has_errors == (exactness == "unknown")
     assert ("no vectorized implementation" in str(report.findings)) == (exactness == "unknown")

@@ -45,7 +45,7 @@ def test_an_evaluation_does_not_depend_on_earlier_ones(name: str, backend: str) 
     evaluator, other = (Evaluator(f"{FAULTY}:{name}", {"backend": backend}, seeds) for _ in range(2))
     first = run_episodes(evaluator)
     np.random.seed(1)
-    assert not evaluator.tells_success()
+    assert not evaluator.reports_success()
     assert run_episodes(evaluator) == first
     assert run_episodes(other) == first
     evaluator.close()
@@ -56,7 +56,7 @@ def test_an_evaluation_leaves_the_global_generators_where_they_were() -> None:
     np.random.seed(3)
     expected = np.random.RandomState(3).random_sample(2).tolist()
     evaluator = Evaluator(f"{FAULTY}:GlobalChance", {}, [1, 2])
-    evaluator.tells_success()
+    evaluator.reports_success()
     assert np.random.random_sample(2).tolist() == expected
 
 

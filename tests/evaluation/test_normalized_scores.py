@@ -34,7 +34,7 @@ def test_every_reference_names_an_environment_and_is_in_order() -> None:
         assert env_id in gym.registry or env_id.endswith(("-v2", "-v3"))
 
 
-def test_an_evaluation_tells_it_and_early_stopping_can_watch_it(tmp_path: Path) -> None:
+def test_an_evaluation_reports_it_and_early_stopping_can_use_it(tmp_path: Path) -> None:
     options = {"early_stopping": {"metric": "eval_normalized_score", "target_value": 0.0}, "eval_interval": 64}
     result = run_training(small_config("sac", tmp_path, algo_kwargs=options))
     random, expert = reference_scores()["Pendulum-v1"]

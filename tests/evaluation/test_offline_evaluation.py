@@ -94,7 +94,7 @@ def test_a_hundred_horizons_of_updates_reach_the_values(monkeypatch: pytest.Monk
         (slope,) = torch.autograd.grad(loss, weight)
         weight.data -= slope / 2.0  # the loss is (weight - target)^2
 
-    monkeypatch.setattr(fitted_q, "_Values", Table)
+    monkeypatch.setattr(fitted_q, "_QFunction", Table)
     monkeypatch.setattr(fitted_q, "descend", learn_at_once)
     obs, never = np.zeros((20, 2), np.float32), np.zeros(20, bool)
     data = TransitionDataset(obs, np.zeros((20, 1), np.float32), np.full(20, -8.0), obs, never, np.arange(20) % 2 == 1)
@@ -102,7 +102,7 @@ def test_a_hundred_horizons_of_updates_reach_the_values(monkeypatch: pytest.Monk
     score = fitted_q_evaluation(algorithm, data, num_updates=1000, batch_size=1)
     assert score.fqe_return_mean == pytest.approx(-80.0, rel=0.02)
     assert score.behaviour_return_mean == pytest.approx(-8.0 * 1.9)
-    assert score.unrecorded_weight == pytest.approx(0.9**2)
+    assert score.tail_weight == pytest.approx(0.9**2)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e3])
@@ -115,10 +115,10 @@ def test_the_scale_of_rewards_does_not_matter_to_the_fit(size: float) -> None:
     )
     assert scaled.fqe_return_mean == pytest.approx(size * plain.fqe_return_mean, rel=1e-3)
     assert scaled.fqe_drift == pytest.approx(size * plain.fqe_drift, rel=1e-2)
-    assert plain.unrecorded_weight == 0.0
+    assert plain.tail_weight == 0.0
 
 
-def test_an_estimate_that_has_not_settled_says_so(capsys: Any) -> None:
+def test_an_estimate_that_has_not_converged_is_reported(capsys: Any) -> None:
     obs, never = np.zeros((1000, 2), np.float32), np.zeros(1000, bool)
     data = TransitionDataset(obs, np.zeros((1000, 1)), np.ones(1000), obs, never, np.arange(1000) % 10 == 9)
     algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.99)
@@ -143,7 +143,9 @@ def test_too_few_episodes_are_refused() -> None:
         fitted_q_evaluation(policy([0.0], Box(-1, 1, (1,), np.float32)), data, num_updates=1)
 
 
-def test_a_checkpoint_is_judged_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_return_of_a_checkpoint_is_estimated_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["data", "collect", "--env", "Pendulum-v1", "--steps", "1000", "--out", "a.npz"]) == 0
     words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=a.npz", "algo_kwargs.hidden_sizes=[8]"]
@@ -161,9 +163,9 @@ def test_a_checkpoint_is_judged_by_a_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert main([*command[:2], "runs/iql__offline__seed0__y", *command[3:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["behaviour_return_mean"] == metrics["behaviour_return_mean"]
     assert main([*command, "--eval-episodes", "3"]) == 2
-    assert "--eval-episodes means nothing" in capsys.readouterr().err
+    assert "--eval-episodes has no effect with --dataset" in capsys.readouterr().err
     assert main([*command[:3], "--fqe-updates", "3"]) == 2
-    assert "--fqe-updates belongs to" in capsys.readouterr().err
+    assert "--fqe-updates has no effect without --dataset" in capsys.readouterr().err
 
 
 def test_data_with_errors_gives_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -1,4 +1,4 @@
-"""The success rate of an evaluation: over all of its episodes, once one of them tells of success."""
+"""The success rate of an evaluation: over all of its episodes, if any of them reports success or failure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rl_training.runtime.workflows import evaluate_checkpoint
 
 
 class RareSuccessEnv(CountingEnv):
-    """One episode in `every` succeeds, by the seed; `tells` is which endings have the key in their last info."""
+    """One episode in `every` succeeds, by the seed; `reports`: which episodes have the key in their last info."""
 
-    def __init__(self, every: int = 5, tells: str = "successes") -> None:
+    def __init__(self, every: int = 5, reports: str = "successes") -> None:
         super().__init__(lengths=(2,))
-        self.every, self.tells, self.succeeds = every, tells, False
+        self.every, self.reports, self.succeeds = every, reports, False
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         obs, info = super().reset(seed=seed)
@@ -30,21 +30,23 @@ class RareSuccessEnv(CountingEnv):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         obs, _, terminated, truncated, _ = super().step(action)
-        is_told = {"all": True, "successes": self.succeeds, "failures": not self.succeeds, "none": False}[self.tells]
-        info = {"is_success": self.succeeds} if is_told and (terminated or truncated) else {}
+        is_reported = {"all": True, "successes": self.succeeds, "failures": not self.succeeds, "none": False}[
+            self.reports
+        ]
+        info = {"is_success": self.succeeds} if is_reported and (terminated or truncated) else {}
         return obs, float(self.succeeds), terminated, truncated, info
 
 
-@pytest.mark.parametrize("tells", ["all", "successes", "failures", "none"])
-def test_an_episode_that_does_not_tell_is_no_success(tells: str, tmp_path: Path) -> None:
-    env_kwargs = {"tells": tells}
+@pytest.mark.parametrize("reports", ["all", "successes", "failures", "none"])
+def test_an_episode_without_a_report_counts_as_a_failure(reports: str, tmp_path: Path) -> None:
+    env_kwargs = {"reports": reports}
     config = small_config("ppo", tmp_path, env_id="test_success_rate:RareSuccessEnv", env_kwargs=env_kwargs)
     metrics = evaluate_checkpoint(run_training(config.replace(total_timesteps=16)).run_dir, num_episodes=40)
     successes = 20 * metrics["eval_return_mean"]  # two steps of reward 1 for each
     assert 0 < successes < 20
-    reports = {"all": 40, "successes": successes, "failures": 40 - successes, "none": None}[tells]
-    rate = {"all": successes / 40, "successes": successes / 40, "failures": 0.0, "none": None}[tells]
-    assert metrics.get("eval_success_reports") == reports
+    num_reports = {"all": 40, "successes": successes, "failures": 40 - successes, "none": None}[reports]
+    rate = {"all": successes / 40, "successes": successes / 40, "failures": 0.0, "none": None}[reports]
+    assert metrics.get("eval_success_reports") == num_reports
     assert metrics.get("eval_success_rate") == rate
 
 

@@ -156,9 +156,9 @@ def test_falling_back_ends_where_the_undisturbed_run_ended(
     if name == "last":
         shutil.rmtree(last)
     assert main(["resume", "--checkpoint", str(run)]) == 2
-    assert "--fall-back goes on from there" in capsys.readouterr().err
+    assert "add --fall-back to resume from that one" in capsys.readouterr().err
     assert main(["resume", "--checkpoint", str(run), "--fall-back"]) == 0
-    assert "going on from step 64 instead" in capsys.readouterr().err
+    assert "resuming from the checkpoint of step 64 instead" in capsys.readouterr().err
     assert_same_end(_result(run), _result(original))
 
 

@@ -109,8 +109,8 @@ def test_an_exception_in_a_callback_shows_the_users_lines_and_how_to_resume(
     assert "site-packages" not in error
     assert "callbacks.py" not in error
     run = Path("runs/ppo__CartPole-v1__seed0__x")
-    assert "saved at step 32; after mending the cause:\n" in error
-    assert f"rl_training resume {run} --callback broken.py:Broken" in error
+    assert "the last checkpoint is of step 32; after fixing the cause, resume:\n" in error
+    assert f"rl_training resume {run} --callback broken.py:Broken" in " ".join(error.replace("\\\n", " ").split())
     assert json.loads((run / "metadata.json").read_text())["status"] == "failed"
     assert main(["resume", str(run), "-q"]) == 0
 
@@ -120,7 +120,7 @@ def test_a_failed_environment_says_how_to_resume(tmp_path: Path, capsys: Any) ->
     words = ["ppo", place, *WORDS[2:], "env_kwargs.fault=raise", "env_kwargs.after=20"]
     assert main(["train", *words, "--output-dir", str(tmp_path), "-q"]) == 2
     error = capsys.readouterr().err
-    assert "saved at step" in error
+    assert "the last checkpoint is of step" in error
     assert f"--plugin {TESTS / 'toy_envs.py'}" in error
 
 

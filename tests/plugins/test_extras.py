@@ -12,7 +12,7 @@ import pytest
 
 from rl_training.cli import main
 from rl_training.data.dataset_loaders import load_transition_dataset
-from rl_training.diagnostics.env_doctor import examine_environment
+from rl_training.diagnostics.env_doctor import check_environment
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.errors import DatasetError, EnvError, RLTrainingError
 from rl_training.views.plotting import plot_learning_curve
@@ -66,7 +66,7 @@ def test_of_an_environment(without, package: str, user: str, env_ids: list[str],
         assert f"'{env_id}' needs " in message
         assert message.endswith(f': pip install "rl-training[{extra}]"')
         assert "gymnasium[" not in message
-    (finding,) = examine_environment(env_ids[0]).findings
+    (finding,) = check_environment(env_ids[0]).findings
     assert finding.found.endswith(f': pip install "rl-training[{extra}]"')
 
 

@@ -206,11 +206,14 @@ def test_a_recording_goes_into_a_minari_data_set_and_comes_back(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.npz", "--noise", "0.1"], "--noise disturb"),
-        (["collect", "--steps", "9", "--out", "a.npz"], "say who acts"),
-        (["collect", "--env", "CartPole-v1", "--steps", "9"], "say where to write"),
+        (
+            ["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.npz", "--noise", "0.1"],
+            "--noise have no effect with --env",
+        ),
+        (["collect", "--steps", "9", "--out", "a.npz"], "exactly one source of actions"),
+        (["collect", "--env", "CartPole-v1", "--steps", "9"], "exactly one place to write to"),
         (["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.txt"], "give a file name that ends in .npz"),
-        (["check", __file__], "should end in .npz or .pt"),
+        (["check", __file__], "to end in .npz or .pt"),
         (["mix", "nothing.npz", "--out", "a.npz"], "'nothing.npz' does not exist"),
         (["check", "nothing.npz"], "'nothing.npz' does not exist"),
     ],
@@ -244,7 +247,7 @@ def test_a_file_goes_through_the_command_line(tmp_path: Path, monkeypatch: pytes
     assert main(["data", "collect", "--env", "CartPole-v1", "--steps", "400", "--seed", "2", "--out", "b.npz"]) == 0
     assert main(["data", "mix", "a.npz", "b.npz", "--weights", "0.5", "0.5", "--out", "c.npz"]) == 0
     assert main(["data", "check", "c.npz", "--env", "CartPole-v1"]) == 0
-    assert "nothing wrong found" in capsys.readouterr().out
+    assert "no faults found" in capsys.readouterr().out
     words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=c.npz", "algo_kwargs.hidden_sizes=[8]"]
     assert main(["train", "bc", "CartPole-v1", "--total-timesteps", "40", "--run-suffix", "x", *words]) == 0
     run_dir = "runs/bc__CartPole-v1__seed0__x"
@@ -266,7 +269,7 @@ def test_a_target_that_is_taken_is_refused_before_the_work(
         raise AssertionError("nothing should be recorded or read")
 
     monkeypatch.setattr(recording, "record_transitions", work)
-    monkeypatch.setattr("rl_training.cli.data.load_source", work)
+    monkeypatch.setattr("rl_training.cli.verbs.data.load_source", work)
     (tmp_path / "taken.npz").touch()
     assert main(["data", *words, "--out", str(tmp_path / "taken.npz")]) == 2
     assert "not overwritten" in capsys.readouterr().err

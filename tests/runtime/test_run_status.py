@@ -49,7 +49,7 @@ def test_an_environment_that_fails_to_close_ends_no_run(
     result = run_training(config)
     error = capfd.readouterr().err
     assert "environment 0 of 2 failed in close: it raised " + ("SystemExit" if leaves else "RuntimeError") in error
-    assert "an environment of evaluation failed in close" in error
+    assert "an evaluation environment failed in close" in error
     assert status_of(tmp_path) == "finished"
     if backend == "sync":
         assert main(["eval", str(result.run_dir)]) == 0

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: on terminals of several widths, without one, and not at all."""
+"""The progress of a run: on terminals of several widths, without a terminal, and quiet."""
 
 from __future__ import annotations
 

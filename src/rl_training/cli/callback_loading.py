@@ -1,4 +1,4 @@
-"""Callbacks by name, for the command line: `my_file.py:Watch` or `my_module:Watch`."""
+"""Loads the callbacks of --callback: `my_file.py:Watch` or `my_module:Watch`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rl_training.validation import suggest
 
 
 def load_callbacks(names: Sequence[str] | None) -> list[object]:
-    """Make the callbacks of these names, in their order."""
+    """The callbacks of these names, in order."""
     return [load_callback(name) for name in names or ()]
 
 
 def load_callback(name: str) -> object:
-    """Import the code that `name` names and make its callback.
+    """Import FILE.py:NAME or MODULE:NAME and return its callback.
 
-    What is found there may be a class or a function, which is called without arguments, or an object with events.
+    NAME is a class or a factory function, called without arguments, or an object with callback methods.
     """
     place, attribute = split_source(name)
     if not attribute:
@@ -40,13 +40,13 @@ def _make(maker: Callable[[], object], name: str) -> object:
         inspect.signature(maker).bind()
     except TypeError as error:
         raise ConfigError(
-            f"callback '{name}' cannot be made without arguments: {error}; name a function that makes it"
+            f"callback '{name}' cannot be called without arguments: {error}; name a factory function without arguments"
         ) from None
     except ValueError:
-        pass  # some classes written in C have no signature to look at
+        pass  # some classes written in C have no signature
     return maker()
 
 
 def _candidates(names: dict[str, Any]) -> list[str]:
-    """The names of a module that --callback could mean."""
+    """Names in a module that --callback could refer to."""
     return [name for name, value in names.items() if not name.startswith("_") and not inspect.ismodule(value)]

@@ -1,11 +1,11 @@
-"""The settings of a run as rows: key, value, and the source that set it."""
+"""The settings of a run as rows: key, value and source."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rl_training.cli.options import json_text
+from rl_training.cli.output import json_text
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig
@@ -16,13 +16,13 @@ LONGEST_VALUE = 24
 
 
 def configuration_rows(resolved: ResolvedConfig, *, is_flat: bool = False) -> list[ConfigRow]:
-    """Every key with its value and its source, the algorithm's own defaults included; if flat, also nested keys."""
+    """Every key with its value and source, including the algorithm's defaults; if flat, nested keys get own rows."""
     from rl_training.envs.factory import split_env_kwargs
     from rl_training.experiment.config import serialize_train_config
     from rl_training.experiment.registry import get_algorithm_spec
 
     config = resolved.config
-    split_env_kwargs(config.env_kwargs)  # raises if they are wrong
+    split_env_kwargs(config.env_kwargs)  # validates them
     values = serialize_train_config(config)
     given = {path for path, _ in _leaves({key: values[key] for key in MAPPINGS}, "")}
     values["algo_kwargs"] = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
@@ -39,7 +39,7 @@ def configuration_rows(resolved: ResolvedConfig, *, is_flat: bool = False) -> li
 
 
 def row_lines(rows: list[ConfigRow]) -> list[str]:
-    """The rows in columns; a preset's file is not repeated in each."""
+    """The rows as aligned lines; the preset's file name is left out, since a message names it."""
     width = max(len(key) for key, _, _ in rows)
     lines = []
     for key, value, source in rows:
@@ -49,7 +49,7 @@ def row_lines(rows: list[ConfigRow]) -> list[str]:
 
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Every value that is not a mapping itself, with its dotted key; an empty mapping is a value."""
+    """Dotted key and value of every entry that is not a mapping; an empty mapping counts as a value."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{key}.")
@@ -58,7 +58,7 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _source(path: str, sources: Mapping[str, str], given: set[str]) -> str:
-    """What set the key or, of a mapping, a part of it; a part of a mapping that was not given is a default."""
+    """The source of a key: of the key itself, of a key inside it, or of the mapping around it; else `default`."""
     within = next((source for known, source in sources.items() if f"{known}.".startswith(f"{path}.")), None)
     if within is not None:
         return within

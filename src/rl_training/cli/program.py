@@ -1,4 +1,4 @@
-"""The program `rl-training`: its commands, and what its exit codes mean."""
+"""The program `rl-training`: its verbs and its exit codes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rl_training.cli import data
-from rl_training.cli.arguments import StrictCommand
-from rl_training.cli.evaluation import evaluate, plot
-from rl_training.cli.inspection import algos, doctor, presets, show_config
-from rl_training.cli.options import say
-from rl_training.cli.training import demo, resume, train
+from rl_training.cli.output import say
+from rl_training.cli.parsing import StrictCommand, expand_groups
+from rl_training.cli.verbs import data
+from rl_training.cli.verbs.evaluation import evaluate, plot
+from rl_training.cli.verbs.inspection import algos, doctor, presets, show_config
+from rl_training.cli.verbs.training import demo, resume, train
 from rl_training.errors import RLTrainingError
 from rl_training.terminal.streams import drop_unwritten
 
@@ -22,15 +22,15 @@ BAD_INPUT = 2
 
 
 class Commands(TyperGroup):
-    """The commands, any of which may be interrupted: typer would leave without a word."""
+    """All verbs. An interrupt ends with a message and exit code 130, which typer would not print."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
+        """Run the verb that was given."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Abort from None
-        except SystemExit as error:  # typer's own way out is another one
+        except SystemExit as error:  # typer itself leaves with typer.Exit
             raise RLTrainingError(
                 f"the command did not finish: an environment, a plugin or a package called sys.exit({error.code!r})"
             ) from error
@@ -40,7 +40,7 @@ app = typer.Typer(
     cls=Commands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": sys.maxsize},  # help is as wide as the terminal, where typer stops at 80
+    context_settings={"max_content_width": sys.maxsize},  # help is as wide as the terminal; typer's limit is 80
 )
 
 
@@ -58,11 +58,11 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Train reinforcement-learning agents, evaluate them and go on training them."""
+    """Train, evaluate and resume reinforcement-learning agents."""
 
 
 app.add_typer(data.app, name="data")
-_COMMANDS: dict[str, Callable[..., None]] = {
+_VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "eval": evaluate,
     "resume": resume,
@@ -73,12 +73,16 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "plot": plot,
     "demo": demo,
 }
-for _name, _command in _COMMANDS.items():
-    app.command(_name, cls=StrictCommand)(_command)
+for _name, _verb in _VERBS.items():
+    app.command(_name, cls=StrictCommand)(expand_groups(_verb))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 2 bad input, 129, 130 or 143 interrupted and saved."""
+    """Run the command line and return its exit code.
+
+    0: done; 1: `doctor` or `data check` found errors; 2: bad input; 129, 130, 143: interrupted by SIGHUP, SIGINT or
+    SIGTERM, and saved.
+    """
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
         code = app(args=arguments or ["--help"], prog_name="rl-training", standalone_mode=False)
@@ -89,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("interrupted")
         return 130
     except typer.TyperException as error:
-        say(f"error: {error.format_message()} (--help lists what is possible)")
+        say(f"error: {error.format_message()} (see --help)")
         return BAD_INPUT
     return code if isinstance(code, int) else 0
 

@@ -1,4 +1,4 @@
-"""How a command reports a run: lines for scripts on standard output, a small table for people on standard error."""
+"""Reports of `train`, `resume` and `eval`: key=value lines on standard output, a table on standard error."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rl_training.cli.commands import own_command, wrap_command
-from rl_training.cli.options import say, show
+from rl_training.cli.command_lines import program_command, wrap_command
+from rl_training.cli.output import say, show
 from rl_training.errors import RLTrainingError, failure_note
 from rl_training.terminal.streams import is_terminal
 
@@ -34,9 +34,9 @@ def report_training(
     callbacks: Sequence[str] | None = None,
     proposes: bool = True,
 ) -> None:
-    """Print where the run is and how it did, and what to do with it unless `proposes` is off.
+    """Print the run folder, the metrics and, if `proposes`, the commands to use next.
 
-    An interrupted run ends with the signal's exit code.
+    An interrupted run ends with exit code 128 + signal number.
     """
     from rl_training.experiment.run_folder import interrupting_signal
 
@@ -51,15 +51,14 @@ def report_training(
         "stop_reason": result.stop_reason,
     }
     texts = {**values, "metrics": json.dumps(reduced(result.metrics))}
-    ending = [] if signal_number is None else ["saved; to resume:", *_indented(wrap_command(own_command(*resume), 2))]
     try:
         _print_both(values, [f"{key}={text}" for key, text in texts.items() if text is not None], table, as_json)
-    except RLTrainingError as error:  # the terminal may be what is gone
+    except RLTrainingError as error:
         if signal_number is None:
             raise
-        say(str(error))
+        say(str(error))  # the signal may mean that the terminal is gone
     if signal_number is not None:
-        say("\n".join(ending))
+        say("\n".join(["saved; to resume:", *(f"  {line}" for line in wrap_command(program_command(*resume), 2))]))
         raise typer.Exit(128 + signal_number)
 
 
@@ -67,7 +66,7 @@ def report_training(
 def explaining_failure(
     config: TrainConfig, plugins: Sequence[str] | None, callbacks: Sequence[str] | None
 ) -> Iterator[None]:
-    """End the error of a failed run with the command that resumes it, and name the callback that raised it."""
+    """Add the command that resumes to the error of a failed run, and the name of a callback that raised it."""
     try:
         yield
     except Exception as error:
@@ -75,40 +74,42 @@ def explaining_failure(
         if note.run_dir is None:
             raise
         words = ["resume", str(note.run_dir), *_code_words(config, plugins), *_repeated("--callback", callbacks or [])]
-        remedy = _remedy(note.run_dir, words)
+        remedy = _resume_hint(note.run_dir, words)
         if note.callback is not None:
-            told = f"{note.callback} raised {type(error).__name__}: {error}{note.trace}"
+            text = f"{note.callback} raised {type(error).__name__}: {error}{note.trace}"
         elif isinstance(error, RLTrainingError):
-            told = str(error)
+            text = str(error)
         else:
             say(remedy)
             raise
-        raise RLTrainingError(f"{told}\n{remedy}".rstrip()) from error
+        raise RLTrainingError(f"{text}\n{remedy}".rstrip()) from error
 
 
-def _remedy(run_dir: Path, words: Sequence[str]) -> str:
-    """How the failed run is resumed; empty if it has no checkpoint."""
+def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
+    """The command that resumes a failed run; empty if it has no checkpoint."""
     from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
 
     last = CheckpointFolder(run_dir / "checkpoints").last
     if last is None:
         return ""
-    return f"saved at step {checkpoint_order(last.name)[0]:,}; after mending the cause:\n  {own_command(*words)}"
+    step = checkpoint_order(last.name)[0]
+    command = "\n".join(f"  {line}" for line in wrap_command(program_command(*words), 2))
+    return f"the last checkpoint is of step {step:,}; after fixing the cause, resume:\n{command}"
 
 
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
-    """The options with which another command may make the environment of this run again."""
+    """The --plugin and --allow-path options that another command needs to create the environment of this run."""
     from rl_training.envs.foreign_paths import find_paths
     from rl_training.plugins.user_code import SHIPPED, plugin_of
 
-    own = plugin_of(config.env_id or "")
+    plugin = plugin_of(config.env_id or "")
     paths = [path for _, path in find_paths(config.env_kwargs)]
-    needed = [*(plugins or []), *([own] if own and own not in SHIPPED else [])]
+    needed = [*(plugins or []), *([plugin] if plugin and plugin not in SHIPPED else [])]
     return [*_repeated("--plugin", needed), *_repeated("--allow-path", paths)]
 
 
 def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -> None:
-    """Print which checkpoint was evaluated, and its score."""
+    """Print the evaluated checkpoint and its score."""
     from rl_training.experiment.checkpointing import resolve_checkpoint
 
     checkpoint = resolve_checkpoint(path)
@@ -121,7 +122,7 @@ def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -
 
 
 def _print_both(values: Mapping[str, Any], lines: Sequence[str], table: Sequence[str], as_json: bool) -> None:
-    """Print the lines for scripts and the table for people: on a terminal the table first, which is read there."""
+    """Print the lines to standard output and the table to standard error; at a terminal the table comes first."""
     is_read = is_terminal(sys.stdout) and not as_json
     if is_read:
         say("\n".join(table))
@@ -131,7 +132,7 @@ def _print_both(values: Mapping[str, Any], lines: Sequence[str], table: Sequence
 
 
 def reduced(metrics: Mapping[str, float], *, keep_all: bool = False) -> dict[str, float | None]:
-    """Steps, evaluation and best score, to six significant digits; the losses are in metrics.jsonl and --json."""
+    """Steps, evaluation and best score, to six significant digits; all metrics are in metrics.jsonl and --json."""
     wanted = {"global_step", "gradient_steps", "best_eval_return_mean"}
     return {
         name: value if isinstance(value, int) else float(f"{value:.6g}") if math.isfinite(value) else None
@@ -144,7 +145,7 @@ def _training_table(result: TrainResult, config: TrainConfig, commands: Sequence
     metrics = result.metrics
     steps, updates = int(metrics["global_step"]), int(metrics["gradient_steps"])
     end = "finished" if result.stop_reason is None else "stopped"
-    title = f"{config.algo} on {config.env_id or 'recorded data'}, seed {config.seed}: {end} at step {steps:,}"
+    title = f"{config.algo} on {config.env_id or 'a dataset'}, seed {config.seed}: {end} at step {steps:,}"
     rows = [("reason", result.stop_reason)] if result.stop_reason is not None else []
     rows += [*_score_rows(metrics), *_best_rows(result.run_dir), ("run", str(result.run_dir))]
     lines = _table(f"{title} ({updates:,} gradient steps)", rows, commands)
@@ -155,8 +156,7 @@ def _training_table(result: TrainResult, config: TrainConfig, commands: Sequence
 
 def _score_rows(metrics: Mapping[str, float]) -> list[Row]:
     if "eval_return_mean" not in metrics:
-        other = {name: value for name, value in metrics.items() if name.startswith(("fqe_", "behaviour_"))}
-        return [(name, _number_text(value)) for name, value in other.items()]
+        return _estimate_rows(metrics) if "fqe_return_mean" in metrics else []
     count = int(metrics["eval_episodes"])
     score = f"{metrics['eval_return_mean']:.1f} ± {metrics['eval_return_std']:.1f}"
     meaning = f"mean ± standard deviation of {count:,} {'episode' if count == 1 else 'episodes'}"
@@ -172,8 +172,19 @@ def _score_rows(metrics: Mapping[str, float]) -> list[Row]:
     return rows
 
 
-def _number_text(value: float) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:.6g}"
+def _estimate_rows(metrics: Mapping[str, float]) -> list[Row]:
+    """The rows of fitted Q evaluation."""
+    mean, low, high = (f"{metrics[f'fqe_return_{name}']:.4g}" for name in ("mean", "low", "high"))
+    count, converged = int(metrics["held_out_episodes"]), "" if metrics["fqe_converged"] else "not "
+    rows = [
+        ("estimate", f"{mean} (95 % bootstrap interval {low} to {high})"),
+        ("dataset", f"{metrics['behaviour_return_mean']:.4g} (mean of {count:,} held-out episodes)"),
+        ("", f"both are returns discounted by gamma {metrics['gamma']:g}"),
+        ("drift", f"{metrics['fqe_drift']:.2g} in the last tenth of the updates: {converged}converged"),
+    ]
+    if metrics["tail_weight"] > 0:
+        rows.append(("tail", f"{metrics['tail_weight']:.2g} weight of rewards after the recorded episode ends"))
+    return rows
 
 
 def _best_rows(run_dir: Path) -> list[Row]:
@@ -186,22 +197,33 @@ def _best_rows(run_dir: Path) -> list[Row]:
 
 
 def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]) -> list[str]:
-    """What is worth doing with the run; an interrupted run says separately how it is resumed."""
+    """Commands to evaluate and extend the run; none if interrupted, since its resume is printed separately."""
     from rl_training.experiment.run_folder import interrupting_signal
 
     if interrupting_signal(result.stop_reason) is not None:
         return []
-    commands = [own_command(*words, *code) for words in _evaluations(result, config)]
-    if result.stop_reason is not None:
-        commands.append(own_command(*resume))
-    else:
-        restart = ["--schedules", "restart"] if _has_schedules(config) else []
-        commands.append(own_command(*resume, "--total-timesteps", str(2 * config.total_timesteps), *restart))
-    return commands
+    commands = [program_command(*words, *code) for words in _evaluations(result, config)]
+    return [*commands, program_command(*resume, *_words_to_continue(result, config))]
+
+
+def _words_to_continue(result: TrainResult, config: TrainConfig) -> list[str]:
+    """What `resume` needs to continue the run: no early stopping, or more steps and schedules that start again."""
+    from rl_training.algorithms.config import Schedule
+    from rl_training.experiment.registry import get_algorithm_spec
+
+    settings = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    if result.stop_reason is None:
+        # A learning rate that has decayed to its end would hardly learn more.
+        has_schedules = any(isinstance(value, Schedule) for value in vars(settings).values())
+        restart = ["--schedules", "restart"] if has_schedules else []
+        return ["--total-timesteps", str(2 * config.total_timesteps), *restart]
+    stopping = settings.early_stopping
+    is_early_stop = stopping is not None and result.stop_reason.startswith(f"{stopping.metric} ")
+    return ["algo_kwargs.early_stopping=null"] if is_early_stop else []
 
 
 def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
-    """How to evaluate the run: its best checkpoint if that is better than the last; without environment, from data."""
+    """Arguments of `eval`: the best checkpoint if it is better than the last; the dataset if there is no env_id."""
     if config.env_id is None:
         dataset = config.algo_kwargs.get("dataset_path") or config.algo_kwargs.get("dataset_id")
         return [["eval", str(result.run_dir), "--dataset", str(dataset)]] if dataset else []
@@ -210,28 +232,15 @@ def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
     return [["eval", str(result.run_dir / "checkpoints" / "best" if is_better else result.run_dir)]]
 
 
-def _has_schedules(config: TrainConfig) -> bool:
-    """Whether a setting follows a schedule, which has ended with the run: held there, it would hardly learn more."""
-    from rl_training.algorithms.config import Schedule
-    from rl_training.experiment.registry import get_algorithm_spec
-
-    settings = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    return any(isinstance(value, Schedule) for value in vars(settings).values())
-
-
 def _repeated(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in dict.fromkeys(values) for word in (option, value)]
 
 
 def _table(title: str, rows: Sequence[Row], commands: Sequence[str] = ()) -> list[str]:
-    """Labels and texts in two columns, and below them the commands to use next."""
+    """Title, labels and texts in two columns, and the commands to use next."""
     width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in rows)])
     lines = [title, *(f"  {label:<{width}}{text}" for label, text in rows)]
     for number, command in enumerate(commands):
         first, *rest = wrap_command(command, 2 + width)
         lines += [f"  {'' if number else 'next':<{width}}{first}", *(f"{' ' * (2 + width)}{part}" for part in rest)]
     return lines
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]

@@ -1,4 +1,4 @@
-"""The settings of an algorithm in words: each with its default, the values it takes and its meaning."""
+"""Describes the settings of an algorithm: default, allowed values and meaning of each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 SCHEDULE = "Schedule"
 TYPES = {"number": "number", "integer": "integer", "string": "text", "boolean": "true | false", "null": "null"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-KEYS = "the keys:"
+MAPPING = "mapping:"
 VALUES_COLUMN = 34
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One key; the keys of a mapping follow it, with dots in their names."""
+    """One setting; keys of a nested mapping have dots in their names."""
 
     key: str
     default: Any
@@ -31,11 +31,11 @@ class Setting:
 
     @property
     def depth(self) -> int:
-        """How many mappings it lies in."""
+        """Number of mappings around it."""
         return self.key.count(".")
 
     def lines(self, width: int) -> list[str]:
-        """The setting for a screen of that width."""
+        """The setting as lines of at most `width` columns."""
         indent = "  " * self.depth
         start = f"{indent}{self.key}"
         if not self.is_required and not (self.has_keys and self.default is not None):
@@ -48,13 +48,13 @@ class Setting:
 
 
 def list_settings(config_class: type[FrozenConfig]) -> list[Setting]:
-    """Every key of a config class, those of nested mappings included; a schedule's keys are the same everywhere."""
+    """Every key of a config class, including nested ones; the keys of schedules are left out (`schedule_line`)."""
     schema = config_class.model_json_schema()
     return list(_settings(schema, schema.get("$defs", {}), ""))
 
 
 def schedule_line(config_class: type[FrozenConfig]) -> str | None:
-    """What a schedule is, if a setting of the class can be one."""
+    """The keys of a schedule, if a setting of the class can be one."""
     definitions = config_class.model_json_schema().get("$defs", {})
     if SCHEDULE not in definitions:
         return None
@@ -74,7 +74,7 @@ def _settings(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix:
 
 
 def _nested(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The mapping that a field is or may be, unless it is a schedule."""
+    """The schema of the mapping that a field may hold, except a schedule; None if it holds none."""
     for member in field.get("anyOf", [field]):
         name = member.get("$ref", "").rpartition("/")[2]
         if name in definitions and name != SCHEDULE and "properties" in definitions[name]:
@@ -84,14 +84,14 @@ def _nested(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping
 
 
 def _values(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """The values that a field takes."""
+    """The allowed values of a field."""
     if "anyOf" in field:
         members = dict.fromkeys(_values(member, definitions) for member in field["anyOf"])
-        return "null | the keys:" if KEYS in members else " | ".join(members)
+        return f"null | {MAPPING}" if MAPPING in members else " | ".join(members)
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         definition = definitions.get(name, {})
-        return "a schedule" if name == SCHEDULE else KEYS if "properties" in definition else _values(definition, {})
+        return "a schedule" if name == SCHEDULE else MAPPING if "properties" in definition else _values(definition, {})
     if "enum" in field or "const" in field:
         return " | ".join(map(str, field.get("enum", [field.get("const")])))
     if field.get("type") == "array":

@@ -1,1 +1,1 @@
-"""The doctors: checks of environments and of exact resume."""
+"""Checks of environments: API, seeding and exact resume."""

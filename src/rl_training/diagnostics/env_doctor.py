@@ -1,4 +1,4 @@
-"""An examination of an environment: can it be trained on, and can a run on it be stopped and continued exactly."""
+"""Checks an environment: whether it can be trained on, and whether a run on it resumes exactly."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.data.findings import Finding, Level
-from rl_training.diagnostics.env_probe import STEPS_TRACED, ProbeResult, watch
-from rl_training.diagnostics.resume_check import check_resume, draw_actions
+from rl_training.diagnostics.env_probe import STEPS_TRACED, ProbeResult, probe
+from rl_training.diagnostics.resume_check import check_resume, sample_actions
 from rl_training.envs.answers import REMEDIES
 from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs, training_env_maker
 from rl_training.envs.pools import describe_error
@@ -33,11 +33,11 @@ Env = gym.Env[Any, Any]
 
 @dataclass(frozen=True)
 class EnvReport:
-    """What the examination found."""
+    """The findings about one environment."""
 
     env_id: str
     exactness: str
-    """Whether a resumed run continues exactly: `exact`, `approximate`, or `unknown` if it could not be tried."""
+    """Whether a resumed run continues exactly: `exact`, `approximate`, or `unknown` if the check failed."""
     findings: tuple[Finding, ...]
 
     @property
@@ -46,7 +46,7 @@ class EnvReport:
         return any(finding.level is Level.ERROR for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain values."""
+        """The report as JSON-compatible values."""
         findings = [
             {"check": row.name, "level": row.level.value, "finding": row.found, "remedy": row.remedy}
             for row in self.findings
@@ -54,10 +54,10 @@ class EnvReport:
         return {"env_id": self.env_id, "exactness": self.exactness, "findings": findings}
 
 
-def examine_environment(
+def check_environment(
     env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, steps: int = 600, seed: int = 0
 ) -> EnvReport:
-    """Look at an environment as training will use it. What it raises or returns wrongly is in the report."""
+    """Check an environment as training will use it; its exceptions and wrong return values become findings."""
 
     def make() -> Env:
         return make_env(env_id, env_kwargs)
@@ -66,21 +66,21 @@ def examine_environment(
     exactness, check = "unknown", "make"
     try:
         env = make()
-        findings.append(Finding(Level.OK, check, f"{type(env.unwrapped).__name__} can be made"))
+        findings.append(Finding(Level.OK, check, f"{type(env.unwrapped).__name__} was created"))
         check = "spaces"
         spaces = describe_spaces(env.observation_space, env.action_space)
-        findings += [*_judge_spaces(env, spaces), *_judge_actions(spaces)]
+        findings += [*_check_spaces(env, spaces), *_check_actions(spaces)]
         check = "runs"
-        actions = draw_actions(env.action_space, steps, seed)
-        seen = watch(env, actions, seed)
-        findings += [*_judge_conduct(seen), *_judge_episodes(env, seen), *_judge_size(spaces, seen)]
-        if check not in seen.faults:
-            findings += _judge_chance(make, seen, actions, seed)
+        actions = sample_actions(env.action_space, steps, seed)
+        result = probe(env, actions, seed)
+        findings += [*_check_answers(result), *_check_episodes(env, result), *_check_size(spaces, result)]
+        if check not in result.faults:
+            findings += _check_seeding(make, result, actions, seed)
             if split_env_kwargs(env_kwargs or {})[0].steps_all_at_once:
                 check = "backend"
-                exactness, finding = _judge_batch(env_id, env_kwargs)
+                exactness, finding = _check_vector_backend(env_id, env_kwargs)
             else:
-                exactness, finding = _judge_resume(training_env_maker(env_id, env_kwargs), steps, seed, seen)
+                exactness, finding = _check_resume(training_env_maker(env_id, env_kwargs), steps, seed, result)
             findings.append(finding)
     except RLTrainingError as error:
         findings.append(Finding(Level.ERROR, check, str(error)))
@@ -91,22 +91,24 @@ def examine_environment(
     return EnvReport(env_id, exactness, tuple(findings))
 
 
-def _judge_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
+def _check_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
     names = [
         f"Box{list(space.shape)} of {space.dtype}" if isinstance(space, gym.spaces.Box) else str(space)
         for space in (env.observation_space, env.action_space)
     ]
-    yield Finding(Level.OK, "spaces", " to ".join(names))
+    yield Finding(Level.OK, "spaces", f"observations {names[0]}, actions {names[1]}")
     refusals = {spec.name: _refusal(spec, spaces) for spec in list_algorithm_specs()}
     fitting = [name for name, refusal in refusals.items() if refusal is None]
     if fitting:
-        yield Finding(Level.OK, "algorithms", f"{', '.join(fitting)} can train on it")
+        yield Finding(Level.OK, "algorithms", f"supported by {', '.join(fitting)}")
     else:
-        yield Finding(Level.ERROR, "algorithms", "none accepts its spaces", "; ".join(filter(None, refusals.values())))
+        yield Finding(
+            Level.ERROR, "algorithms", "no algorithm supports its spaces", "; ".join(filter(None, refusals.values()))
+        )
 
 
 def _refusal(spec: AlgorithmSpec, spaces: Spaces) -> str | None:
-    """Why an algorithm cannot train on these spaces, if it cannot."""
+    """The error with which an algorithm refuses these spaces; None if it accepts them."""
     try:
         spec.algorithm_class().check_spaces(spaces)
     except RLTrainingError as error:
@@ -114,63 +116,74 @@ def _refusal(spec: AlgorithmSpec, spaces: Spaces) -> str | None:
     return None
 
 
-def _judge_actions(spaces: Spaces) -> Iterator[Finding]:
+def _check_actions(spaces: Spaces) -> Iterator[Finding]:
     low, high = spaces.action.low, spaces.action.high
     if spaces.action.kind is not ActionKind.CONTINUOUS:
         return
     if not (low < high).all():
-        yield Finding(Level.ERROR, "actions", "a lower bound is not below its upper bound", "give each low < high")
+        yield Finding(
+            Level.ERROR, "actions", "a lower bound is not below its upper bound", "set low < high in every dimension"
+        )
     elif not spaces.action.is_bounded:
-        remedy = "give the Box finite bounds, so that actions can be scaled to them"
+        remedy = "set finite bounds, so that actions can be scaled to them"
         yield Finding(Level.WARNING, "actions", "the action space has no finite bounds", remedy)
     elif np.abs([low, high]).max() > LARGE_ACTION:
-        found = f"bounded, but as far as {low.min():g} to {high.max():g}"
-        yield Finding(Level.WARNING, "actions", found, "check that they are meant: random actions will be that large")
+        found = f"the bounds are large: {low.min():g} to {high.max():g}"
+        yield Finding(
+            Level.WARNING,
+            "actions",
+            found,
+            "check that they are intended: random actions are sampled from the whole range",
+        )
     else:
-        yield Finding(Level.OK, "actions", f"bounded, from {low.min():g} to {high.max():g}")
+        yield Finding(Level.OK, "actions", f"bounds {low.min():g} to {high.max():g}")
 
 
-def _judge_conduct(seen: ProbeResult) -> Iterator[Finding]:
-    for check, found in {**seen.faults, **seen.oddities, **seen.faults}.items():
-        yield Finding(Level.ERROR if check in seen.faults else Level.WARNING, check, found, REMEDIES[check])
-    if not seen.faults and not seen.oddities:
-        yield Finding(Level.OK, "answers", f"observations, rewards and endings were right in {seen.steps:,} steps")
-    if seen.reuses_array:
-        yield Finding(Level.OK, "arrays", "each observation is the same array; it is copied here before it changes")
+def _check_answers(result: ProbeResult) -> Iterator[Finding]:
+    for check, found in result.faults.items():
+        yield Finding(Level.ERROR, check, found, REMEDIES[check])
+    for check, found in result.warnings.items():
+        if check not in result.faults:
+            yield Finding(Level.WARNING, check, found, REMEDIES[check])
+    if not result.faults and not result.warnings:
+        found = f"observations, rewards and episode ends were valid in {result.steps:,} steps"
+        yield Finding(Level.OK, "answers", found)
+    if result.reuses_array:
+        yield Finding(Level.OK, "arrays", "every observation is the same array; rl_training copies it")
 
 
-def _judge_episodes(env: Env, seen: ProbeResult) -> Iterator[Finding]:
+def _check_episodes(env: Env, result: ProbeResult) -> Iterator[Finding]:
     limit = env.spec.max_episode_steps if env.spec is not None else None
     if not limit and env.has_wrapper_attr("_max_episode_steps"):
         limit = env.get_wrapper_attr("_max_episode_steps")
-    limited = f"at most {limit:,} steps" if limit else "without a time limit"
-    if seen.episode_lengths:
-        count, mean = len(seen.episode_lengths), np.mean(seen.episode_lengths)
-        yield Finding(Level.OK, "episodes", f"{count:,} ended, after {mean:,.0f} steps on average; {limited}")
+    limited = f"time limit: at most {limit:,} steps" if limit else "no time limit"
+    if result.episode_lengths:
+        count, mean = len(result.episode_lengths), np.mean(result.episode_lengths)
+        yield Finding(Level.OK, "episodes", f"{count:,} ended, mean length {mean:,.0f} steps; {limited}")
     elif limit:
-        yield Finding(Level.OK, "episodes", f"none ended in {seen.steps:,} steps; {limited}")
-    elif "runs" not in seen.faults:
-        found = f"none ended in {seen.steps:,} steps, and there is no time limit: resuming replays all since the reset"
+        yield Finding(Level.OK, "episodes", f"none ended in {result.steps:,} steps; {limited}")
+    elif "runs" not in result.faults:
+        found = f"none ended in {result.steps:,} steps; no time limit, so a resume replays every step since the reset"
         yield Finding(Level.WARNING, "episodes", found, "set env_kwargs.max_episode_steps")
 
 
-def _judge_size(spaces: Spaces, seen: ProbeResult) -> Iterator[Finding]:
-    if spaces.obs.dtype == "float32" and seen.largest_obs > LARGE_OBS:
-        found = f"observations reach {seen.largest_obs:,.4g}"
+def _check_size(spaces: Spaces, result: ProbeResult) -> Iterator[Finding]:
+    if spaces.obs.dtype == "float32" and result.largest_obs > LARGE_OBS:
+        found = f"observations reach {result.largest_obs:,.4g} in absolute value"
         yield Finding(Level.WARNING, "scale", found, _remedy_for_scale(spaces))
-    if seen.seconds > 0:
-        yield Finding(Level.OK, "speed", f"{seen.steps / seen.seconds:,.0f} steps a second in one process")
+    if result.seconds > 0:
+        yield Finding(Level.OK, "speed", f"{result.steps / result.seconds:,.0f} steps a second in one process")
     needed, available = replay_bytes(spaces, REPLAY_SIZE), available_memory()
-    found = f"a replay of {REPLAY_SIZE:,} transitions takes {needed / 1e9:,.2f} GB"
+    found = f"a replay buffer of {REPLAY_SIZE:,} transitions takes {needed / 1e9:,.2f} GB"
     if available is None or needed <= available:
         yield Finding(Level.OK, "memory", found)
     else:
-        remedy = f"set a smaller algo_kwargs.buffer_capacity: {available / 1e9:,.2f} GB are free"
+        remedy = f"lower algo_kwargs.buffer_capacity: {available / 1e9:,.2f} GB are free"
         yield Finding(Level.WARNING, "memory", found, remedy)
 
 
 def _remedy_for_scale(spaces: Spaces) -> str:
-    """What brings observations to scale: the setting, for the algorithms that have it, or a wrapper for all."""
+    """Normalize with the setting, for the algorithms that have it; a wrapper works for all."""
     by_wrapper = "scale them with gymnasium.wrappers.TransformObservation (docs/environments.md)"
     names = [
         spec.name
@@ -180,60 +193,62 @@ def _remedy_for_scale(spaces: Spaces) -> str:
     return f"set algo_kwargs.normalize_obs=true ({', '.join(names)}), or {by_wrapper}" if names else by_wrapper
 
 
-def _judge_chance(make: Callable[[], Env], seen: ProbeResult, actions: list[Any], seed: int) -> Iterator[Finding]:
-    again, other = (watch(make(), actions[:STEPS_TRACED], number).trace for number in (seed, seed + 1))
-    pairs = enumerate(zip(seen.trace, again, strict=False))
-    place = next((index for index, pair in pairs if not is_same(*pair)), None)
-    faults = [] if place is None else [f"the same seed and actions led elsewhere at step {place}"]
-    if seen.global_generators:
-        faults.append(f"it draws from the global generator of {' and '.join(seen.global_generators)}")
+def _check_seeding(make: Callable[[], Env], result: ProbeResult, actions: list[Any], seed: int) -> Iterator[Finding]:
+    again, other = (probe(make(), actions[:STEPS_TRACED], number).trace for number in (seed, seed + 1))
+    pairs = enumerate(zip(result.trace, again, strict=False))
+    first = next((index for index, pair in pairs if not is_same(*pair)), None)
+    faults = [] if first is None else [f"the same seed and actions gave different results at step {first}"]
+    if result.global_generators:
+        faults.append(f"it samples from the global generator of {' and '.join(result.global_generators)}")
     if faults:
-        yield Finding(Level.WARNING, "seeds", ": ".join(faults), "draw every random number from self.np_random")
+        yield Finding(Level.WARNING, "seeds", "; ".join(faults), "sample every random number from self.np_random")
     else:
         yield Finding(Level.OK, "seeds", "the same seed and actions give the same steps")
-    if place is not None:
+    if first is not None:
         return
-    beside = watch(make(), actions[:STEPS_TRACED], seed, neighbour=make()).trace
+    beside = probe(make(), actions[:STEPS_TRACED], seed, neighbour=make()).trace
     if not is_same(again, beside):
-        found = "it goes elsewhere when another environment of its class is stepped between its steps"
-        yield Finding(Level.WARNING, "instances", found, "keep its state in self, not in the class or module")
+        found = "its steps change when another environment of its class is stepped in between"
+        yield Finding(Level.WARNING, "instances", found, "keep its state in self, not in the class or the module")
     if is_same(again, other):
-        found = "another seed changes nothing: every evaluation episode begins alike"
-        yield Finding(Level.WARNING, "other seeds", found, "use self.np_random in reset, if chance is meant")
+        found = "another seed changes nothing: every evaluation episode starts the same"
+        yield Finding(Level.WARNING, "other seeds", found, "use self.np_random in reset, if it should be random")
     env = make()
     env.reset(seed=seed)
     env.step(actions[0])
     if not is_same(env.reset(seed=seed)[0], again[0]):
-        found = "reset(seed=...) of a used environment does not begin as that of a new one"
-        yield Finding(Level.WARNING, "reset", found, "call super().reset(seed=seed) and begin anew")
+        found = "reset(seed=...) after a step differs from reset(seed=...) of a new environment"
+        yield Finding(Level.WARNING, "reset", found, "call super().reset(seed=seed) and reset all state")
     env.close()
 
 
-def _judge_resume(make: Callable[[], Env], steps: int, seed: int, seen: ProbeResult) -> tuple[str, Finding]:
+def _check_resume(make: Callable[[], Env], steps: int, seed: int, result: ProbeResult) -> tuple[str, Finding]:
     try:
-        proof = check_resume(make, steps=steps, seed=seed, in_new_process=True)
+        outcome = check_resume(make, steps=steps, seed=seed, in_new_process=True)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        found = f"saving or restoring it raised {type(error).__name__}: {error}"
-        remedy = "let get_state return numbers, words, arrays, and containers of these"
+        found = f"saving or restoring its state raised {type(error).__name__}: {error}"
+        remedy = "return only numbers, strings, arrays and containers of these from get_state"
         return "unknown", Finding(Level.ERROR, "resume", found, remedy)
-    cut = f" cut at {proof.length_limit:,} steps" if proof.length_limit else ""
-    how = f"{proof.num_points} states in {proof.num_episodes:,} episodes{cut}, restored by {proof.method}"
-    named = " ".join(proof.inexact_reasons)
-    changes = dict.fromkeys([*seen.shared_changes, *shared_changes(seen.env_class)])
-    inexact_reasons = [*proof.inexact_reasons, *(f"it changes the {name}" for name in changes if name not in named)]
+    cut = f" truncated at {outcome.length_limit:,} steps" if outcome.length_limit else ""
+    how = f"{outcome.num_points} states in {outcome.num_episodes:,} episodes{cut}, restored by {outcome.method}"
+    named = " ".join(outcome.inexact_reasons)
+    changes = dict.fromkeys([*result.shared_changes, *shared_changes(result.env_class)])
+    inexact_reasons = [*outcome.inexact_reasons, *(f"it changes the {name}" for name in changes if name not in named)]
     if not inexact_reasons:
-        return "exact", Finding(Level.OK, "resume", f"exact: {how}, went on as if never left")
-    remedy = "give it get_state() and set_state(state), and all its chance from self.np_random"
+        return "exact", Finding(Level.OK, "resume", f"exact: {how}, continued identically")
+    remedy = "add get_state() and set_state(state), and sample every random number from self.np_random"
     found = f"approximate: {'; '.join(inexact_reasons)} ({how})"
     return "approximate", Finding(Level.WARNING, "resume", found, remedy)
 
 
-def _judge_batch(env_id: str, env_kwargs: Mapping[str, Any] | None) -> tuple[str, Finding]:
-    """What the backend says of itself: the other findings are of one environment alone, as evaluation uses it."""
+def _check_vector_backend(env_id: str, env_kwargs: Mapping[str, Any] | None) -> tuple[str, Finding]:
+    """Exactness of the vectorized backend; the other checks use a single environment, as evaluation does."""
     with closing(make_vector_env(env_id, env_kwargs, num_envs=2)) as envs:
         inexact_reasons = "; ".join(envs.inexact_reasons)
     if inexact_reasons:
-        return "approximate", Finding(Level.WARNING, "resume", f"approximate: {inexact_reasons}", "use sync or async")
-    return "exact", Finding(Level.OK, "resume", "exact: a trial of the vectorized environment, restored, went on alike")
+        return "approximate", Finding(
+            Level.WARNING, "resume", f"approximate: {inexact_reasons}", "use backend: sync or async"
+        )
+    return "exact", Finding(Level.OK, "resume", "exact: a restored vectorized environment continued identically")

@@ -1,9 +1,8 @@
-"""How an environment behaves when it is stepped: what it returns, how long its episodes are, how fast it is."""
+"""Steps an environment with given actions and records what it returns: faults, episode lengths, speed."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -19,118 +18,141 @@ from rl_training.envs.state.unsaved_state import shared_state
 from rl_training.errors import EnvError
 
 STEPS_TRACED = 200
+Env = gym.Env[Any, Any]
 
 
 @dataclass
 class ProbeResult:
-    """What was seen during a walk of random actions."""
+    """What an environment returned during one probe."""
 
     env_class: type
+    where: str = "reset"
+    """The call in progress: `reset` or `step 3`."""
     steps: int = 0
     faults: dict[str, str] = field(default_factory=dict)
-    """The first of each kind of fault, in words, by the name of its check."""
-    oddities: dict[str, str] = field(default_factory=dict)
-    """The same for what a trainer can live with."""
+    """First fault of each check, by the check's name: training would fail."""
+    warnings: dict[str, str] = field(default_factory=dict)
+    """First deviation of each check, by the check's name: training tolerates it."""
     episode_lengths: list[int] = field(default_factory=list)
     largest_obs: float = 0.0
     reuses_array: bool = False
     seconds: float = 0.0
     global_generators: list[str] = field(default_factory=list)
-    """Whose global random generator it draws from."""
+    """Libraries whose global random generator it samples from."""
     shared_changes: list[str] = field(default_factory=list)
-    """Which class attributes and module variables it changes."""
+    """Class attributes and module variables that it changes."""
     trace: list[Any] = field(default_factory=list)
-    """Copies of the first observations, rewards and endings."""
+    """Copies of the first observations, rewards, terminated and truncated flags."""
 
 
-def watch(
-    env: gym.Env[Any, Any], actions: Sequence[Any], seed: int, neighbour: gym.Env[Any, Any] | None = None
-) -> ProbeResult:
-    """Step the environment (and between its steps a `neighbour`) and note what it does; stop if it fails; close it."""
-    seen = ProbeResult(type(env.unwrapped))
-    before, shared = global_generators(), shared_state(type(env.unwrapped), with_tables=True)
-    where = "reset"
+def probe(env: Env, actions: Sequence[Any], seed: int, neighbour: Env | None = None) -> ProbeResult:
+    """Take the actions and close the environment; an exception ends the probe and is recorded as a fault.
+
+    A `neighbour` is stepped after each step, to find state that two environments share.
+    """
+    result = ProbeResult(type(env.unwrapped))
+    before, shared = global_generators(), shared_state(result.env_class, with_tables=True)
     try:
-        obs = _look_at_reset(env, env.reset(seed=seed), seen)
-        length, neighbour_ended = 0, True
-        for action in actions:
-            where = f"step {seen.steps + 1}"
-            start = time.perf_counter()
-            answer = env.step(action)
-            seen.seconds += time.perf_counter() - start
-            seen.steps += 1
-            length += 1
-            next_obs, ended = _look_at_step(env, answer, where, seen)
-            seen.reuses_array |= isinstance(obs, np.ndarray) and next_obs is obs
-            obs = next_obs
-            if seen.steps <= STEPS_TRACED:
-                seen.trace.append(copy.deepcopy(answer[:4]))
-            if neighbour is not None:
-                if neighbour_ended:
-                    neighbour.reset(seed=seed + seen.steps)
-                neighbour_ended = any(neighbour.step(action)[2:4])
-            if ended:
-                seen.episode_lengths.append(length)
-                length, where = 0, "reset"
-                obs = _look_at_reset(env, env.reset(), seen)
+        _take_actions(env, actions, seed, neighbour, result)
     except EnvError as error:
-        seen.faults["runs"] = str(error)
+        result.faults["runs"] = str(error)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        seen.faults["runs"] = f"it raised {type(error).__name__} in {where}: {error}"
+        result.faults["runs"] = f"it raised {type(error).__name__} in {result.where}: {error}"
     env.close()
-    now = shared_state(type(env.unwrapped), with_tables=True)
-    changed = [name for name in shared if now.get(name) != shared[name]]
-    return dataclasses.replace(seen, global_generators=drawn_from(before), shared_changes=changed)
+    now = shared_state(result.env_class, with_tables=True)
+    result.global_generators = drawn_from(before)
+    result.shared_changes = [name for name in shared if now.get(name) != shared[name]]
+    return result
 
 
-def _look_at_reset(env: gym.Env[Any, Any], answer: Any, seen: ProbeResult) -> Any:
+def _take_actions(env: Env, actions: Sequence[Any], seed: int, neighbour: Env | None, result: ProbeResult) -> None:
+    obs = _check_reset(env, env.reset(seed=seed), result)
+    length, neighbour_ended = 0, True
+    for action in actions:
+        result.where = f"step {result.steps + 1}"
+        start = time.perf_counter()
+        answer = env.step(action)
+        result.seconds += time.perf_counter() - start
+        result.steps += 1
+        length += 1
+        next_obs, ended = _check_step(env, answer, result)
+        result.reuses_array |= isinstance(obs, np.ndarray) and next_obs is obs
+        obs = next_obs
+        if result.steps <= STEPS_TRACED:
+            result.trace.append(copy.deepcopy(answer[:4]))
+        if neighbour is not None:
+            if neighbour_ended:
+                neighbour.reset(seed=seed + result.steps)
+            neighbour_ended = any(neighbour.step(action)[2:4])
+        if ended:
+            result.episode_lengths.append(length)
+            length, result.where = 0, "reset"
+            obs = _check_reset(env, env.reset(), result)
+
+
+def _check_reset(env: Env, answer: Any, result: ProbeResult) -> Any:
     check(explain_reset(answer))
-    _look_at_obs(env.observation_space, answer[0], "reset", seen)
-    if seen.steps < STEPS_TRACED:
-        seen.trace.append(copy.deepcopy(answer[0]))
+    _check_obs(env.observation_space, answer[0], result)
+    if result.steps < STEPS_TRACED:
+        result.trace.append(copy.deepcopy(answer[0]))
     return answer[0]
 
 
-def _look_at_step(env: gym.Env[Any, Any], answer: Any, where: str, seen: ProbeResult) -> tuple[Any, bool]:
-    complaint = explain_step(answer, where)
+def _check_step(env: Env, answer: Any, result: ProbeResult) -> tuple[Any, bool]:
+    """Check what `step` returned; gives the observation and whether the episode ended."""
+    where = result.where
+    fault = explain_step(answer, where)
     if isinstance(answer, tuple) and len(answer) == 5:
-        _look_at_obs(env.observation_space, answer[0], where, seen)
+        _check_obs(env.observation_space, answer[0], result)
         if not is_reward(answer[1]):
-            seen.faults.setdefault("reward", f"{short(answer[1])} in {where} is no number")
-    check(complaint)
+            result.faults.setdefault("reward", f"{short(answer[1])} in {where} is not a number")
+    check(fault)
     obs, reward, terminated, truncated, _ = answer
     if not math.isfinite(float(reward)):
-        seen.faults.setdefault("reward", f"it is {reward} in {where}")
+        result.faults.setdefault("reward", f"it is {reward} in {where}")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, (bool, np.bool_)):
-            seen.oddities.setdefault("endings", f"{name} is {short(value)} in {where}, not a bool")
+            result.warnings.setdefault("endings", f"{name} is {short(value)} in {where}, not a bool")
     return obs, bool(terminated) or bool(truncated)
 
 
-def _look_at_obs(space: gym.Space[Any], obs: Any, where: str, seen: ProbeResult) -> None:
-    array = np.asarray(obs)
-    fault = oddity = None
+def _check_obs(space: gym.Space[Any], obs: Any, result: ProbeResult) -> None:
+    fault = _find_fault(space, obs)
+    if fault is not None:
+        result.faults.setdefault("observations", f"{result.where} returned {fault}")
+    elif isinstance(space, gym.spaces.Box):
+        result.largest_obs = max(result.largest_obs, float(np.abs(np.asarray(obs, np.float64)).max(initial=0.0)))
+        warning = _find_deviation(space, obs)
+        if warning is not None:
+            result.warnings.setdefault("observations", f"{result.where} returned {warning}")
+
+
+def _find_fault(space: gym.Space[Any], obs: Any) -> str | None:
+    """Why training cannot use the observation; None if it can."""
     if not isinstance(space, gym.spaces.Box):
-        fault = None if space.contains(obs) else f"{short(obs)} of {where} is not in {space}"
-    elif array.dtype.kind not in "biuf":
-        fault = f"that of {where} is {short(obs)}, not an array of numbers"
-    elif array.shape != space.shape:
-        fault = f"that of {where} has shape {array.shape}, its space {space.shape}"
-    elif not np.isfinite(array).all():
-        place = np.argwhere(~np.isfinite(array))[0].tolist()
-        fault = f"that of {where} is {array[tuple(place)]} at {place}"
-    else:
-        seen.largest_obs = max(seen.largest_obs, float(np.abs(array.astype(np.float64)).max(initial=0.0)))
-        if not isinstance(obs, np.ndarray):
-            oddity = f"that of {where} is a {type(obs).__name__}, not an array"
-        elif array.dtype != space.dtype:
-            oddity = f"that of {where} is {array.dtype}, its space {space.dtype}"
-        elif not space.contains(array):
-            place = np.argwhere((array < space.low) | (array > space.high))[0].tolist()
-            value, low, high = (values[tuple(place)] for values in (array, space.low, space.high))
-            oddity = f"{value:g} at {place} in {where} is outside [{low:g}, {high:g}]"
-    for kind, text in ((seen.faults, fault), (seen.oddities, oddity)):
-        if text is not None:
-            kind.setdefault("observations", text)
+        return None if space.contains(obs) else f"{short(obs)}, which is not in {space}"
+    array = np.asarray(obs)
+    if array.dtype.kind not in "biuf":
+        return f"{short(obs)}, not an array of numbers"
+    if array.shape != space.shape:
+        return f"shape {array.shape}, its space {space.shape}"
+    if not np.isfinite(array).all():
+        index = np.argwhere(~np.isfinite(array))[0].tolist()
+        return f"{array[tuple(index)]} at {index}"
+    return None
+
+
+def _find_deviation(space: gym.spaces.Box, obs: Any) -> str | None:
+    """How an observation without a fault differs from its space; None if it does not."""
+    array = np.asarray(obs)
+    if not isinstance(obs, np.ndarray):
+        return f"a {type(obs).__name__}, not an array"
+    if array.dtype != space.dtype:
+        return f"{array.dtype}, its space {space.dtype}"
+    if not space.contains(array):
+        index = np.argwhere((array < space.low) | (array > space.high))[0].tolist()
+        value, low, high = (values[tuple(index)] for values in (array, space.low, space.high))
+        return f"{value:g} at {index}, outside [{low:g}, {high:g}]"
+    return None

@@ -1,4 +1,4 @@
-"""Proof that an environment can be left and brought back: restored copies against one that was never left."""
+"""Check that an environment resumes exactly: restored copies are compared with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ STEPS_COMPARED = 50
 NAMES = {
     "obs": "the observation",
     "reward": "the reward",
-    "terminated": "the termination",
-    "truncated": "the truncation",
+    "terminated": "the terminated flag",
+    "truncated": "the truncated flag",
     "final_obs": "the last observation of an episode",
     "episode": "the return or length of an episode",
 }
@@ -36,40 +36,40 @@ NAMES = {
 
 @dataclass(frozen=True)
 class ResumeCheck:
-    """What was compared and what came of it."""
+    """Extent and result of one check."""
 
     num_points: int
     num_episodes: int
     length_limit: int | None
-    """Where episodes were cut, if none ended by itself."""
+    """Steps after which episodes were truncated; None if some ended by themselves."""
     method: str
     inexact_reasons: tuple[str, ...]
-    """What restoring complained of, and the first difference from the environment that was never left."""
+    """Reasons given by the restore, and the first difference from the uninterrupted environment."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether every restored environment went on exactly as the original did."""
+        """Whether every restored environment continued exactly like the uninterrupted one."""
         return not self.inexact_reasons
 
 
 def check_resume(
     make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_POINTS, in_new_process: bool = False
 ) -> ResumeCheck:
-    """Take the state at points of a walk, restore each into a new environment, and compare what follows.
+    """Save the state at about `num_points` steps of an episode sequence, restore each, and compare the next steps.
 
-    There are about `num_points` of them. Each state goes through the form in which a checkpoint holds it. The last one
-    may be restored in a new process, too: there, what classes and modules hold is as it was at first.
+    Each state is converted to the checkpoint's form and back, then restored into a new environment. With
+    `in_new_process` the last state is also restored in a new process, where class and module state is fresh.
     """
     with closing(make()) as example:
-        actions = draw_actions(example.action_space, steps, seed)
+        actions = sample_actions(example.action_space, steps, seed)
     length_limit = None
     ends = _find_ends(make, actions, seed)
-    if not ends:  # what a reset does must be seen, too
+    if not ends:  # the comparison must include a reset
         length_limit = max(1, steps // 4)
         make = partial(make_limited, make, length_limit)
         ends = _find_ends(make, actions, seed)
     points = choose_points(ends, steps, num_points)
-    taken, states, method = _walk(make, actions, seed, points)
+    taken, states, method = _take_actions(make, actions, seed, points)
     inexact_reasons: list[str] = []
     differences: list[tuple[int, int, str]] = []
     for point, state in zip(points, states, strict=True):
@@ -89,8 +89,8 @@ def check_resume(
 def _restore_elsewhere(
     pool: Pool, point: int, state: Any, actions: Sequence[Any], taken: Sequence[Step]
 ) -> Iterator[str]:
-    """What differs from the walk when a state is restored into an environment of a new process."""
-    if pool.start():  # it can be made in this process only
+    """Differences from the uninterrupted steps after a restore in a new process."""
+    if pool.start():  # the environment cannot be created in another process
         return
     answer: Any = pool.run_one(0, "restore", state)
     for index in range(point, min(point + STEPS_COMPARED, len(actions))):
@@ -101,19 +101,19 @@ def _restore_elsewhere(
             return
         for name, words in NAMES.items():
             if not is_same(getattr(taken[index], name), getattr(answer, name)):
-                yield f"{words} differs at step {index + 1} in a new process that restored it at step {point}"
+                yield f"{words} differs at step {index + 1} in a new process, restored at step {point}"
                 return
 
 
-def draw_actions(action_space: gym.Space[Any], steps: int, seed: int) -> list[Any]:
-    """Random actions, the same for the same seed."""
+def sample_actions(action_space: gym.Space[Any], steps: int, seed: int) -> list[Any]:
+    """Random actions, reproducible by seed."""
     space = copy.deepcopy(action_space)
     space.seed(seed)
     return [space.sample() for _ in range(steps)]
 
 
 def choose_points(ends: Sequence[int], steps: int, num_points: int = NUM_POINTS) -> list[int]:
-    """The start, just before and just after the first and the last endings, and points spread between these."""
+    """Step 0, the steps before and after the first and last episode ends, and evenly spaced steps."""
     last = steps - 1
     count = max(1, num_points // 6)
     chosen = [0, *(point for end in (*ends[:count], *ends[-count:]) for point in (end, end + 1))]
@@ -123,13 +123,15 @@ def choose_points(ends: Sequence[int], steps: int, num_points: int = NUM_POINTS)
 
 
 def _find_ends(make: MakeEnv, actions: Sequence[Any], seed: int) -> list[int]:
-    return [index for index, step in enumerate(_walk(make, actions, seed)[0]) if step.terminated or step.truncated]
+    return [
+        index for index, step in enumerate(_take_actions(make, actions, seed)[0]) if step.terminated or step.truncated
+    ]
 
 
-def _walk(
+def _take_actions(
     make: MakeEnv, actions: Sequence[Any], seed: int, points: Sequence[int] = ()
 ) -> tuple[list[Step], list[Any], str]:
-    """Take the actions; returns the steps, the states before the steps at `points`, and how these are restored."""
+    """Take the actions; returns the steps, the states before the steps at `points`, and the restore method."""
     taken: list[Step] = []
     states = []
     with closing(ResumableEnv(make())) as env:
@@ -139,7 +141,7 @@ def _walk(
                 tensors: dict[str, torch.Tensor] = {}
                 text = json.dumps(pack(env.state(), tensors))
                 states.append(unpack(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}))
-            taken.append(copy.deepcopy(env.step(action)))  # the environment may write into the same arrays again
+            taken.append(copy.deepcopy(env.step(action)))  # the environment may reuse its arrays
         method = "its own get_state and set_state" if env.has_custom_state else "replaying the episode's actions"
     return taken, states, method
 
@@ -147,7 +149,7 @@ def _walk(
 def _differences(
     env: ResumableEnv, point: int, actions: Sequence[Any], expected: Sequence[Step]
 ) -> Iterator[tuple[int, int, str]]:
-    """After how many steps from `point` the environment does something else than expected, and what."""
+    """Number of steps after `point`, `point`, and the name of each value that differs from the expected one."""
     for count, (action, wanted) in enumerate(zip(actions, expected, strict=False), start=1):
         step = env.step(action)
         for name, words in NAMES.items():

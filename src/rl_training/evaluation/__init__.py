@@ -1,1 +1,1 @@
-"""The score of a policy: episodes in environments of their own, or an estimate from a dataset."""
+"""The score of a policy: from evaluation episodes, or estimated from a dataset."""

@@ -1,4 +1,4 @@
-"""Episodes of an evaluation, stepped together, each in an environment of its own; one that fails is run again."""
+"""Runs evaluation episodes in parallel, each in a new environment; a failed episode is retried."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rl_training.envs.workers import SECONDS_TO_START
 from rl_training.errors import EnvError
 
 ATTEMPTS_WITH_ITS_SEED = 3
-"""Restarts after which an episode that still fails is run with another seed: its fault is no accident."""
+"""Attempts after which a failing episode is run with another seed: its fault is reproducible."""
 
 
 @dataclass
@@ -31,33 +31,33 @@ class Episode:
     """An episode in progress."""
 
     index: int
-    """Its place in the list of seeds."""
-    place: int
-    """Which member of the pool it runs in."""
+    """Position in the list of seeds."""
+    member: int
+    """Pool member that runs it."""
     seed: int
     obs: Any = None
     total: float = 0.0
     length: int = 0
     actions: list[Any] = field(default_factory=list)
-    """Kept only where it may have to be run again."""
+    """Recorded only if the episode may be retried."""
     attempts: int = 0
 
     def add(self, step: EpisodeStep) -> None:
-        """Take in a step."""
+        """Add the reward and observation of a step."""
         self.obs = step.obs
         self.total += step.reward
         self.length += 1
 
 
 class EpisodeRunner:
-    """Begins and steps episodes. An episode that fails is run again while `env_kwargs.max_restarts` allows."""
+    """Starts and steps episodes; a failed episode is retried up to `env_kwargs.max_restarts` times in all."""
 
-    def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], num_places: int) -> None:
+    def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], num_members: int) -> None:
         settings = split_env_kwargs(env_kwargs)[0]
-        self.num_places = num_places
+        self.num_members = num_members
         self.max_restarts, self.num_restarts = settings.max_restarts, 0
         self._is_local = settings.backend != "async"
-        self._make_pool = partial(make_episode_pool, env_id, env_kwargs, num_places)
+        self._make_pool = partial(make_episode_pool, env_id, env_kwargs, num_members)
         self._started_pool: Pool | None = None
         example = make_env(env_id, env_kwargs, with_wrappers=False)
         self.obs_space, self.action_space = example.observation_space, copy.deepcopy(example.action_space)
@@ -67,36 +67,36 @@ class EpisodeRunner:
 
     @property
     def shared_changes(self) -> list[str]:
-        """Which class attributes and module variables the environments of the run were seen to change."""
+        """Class attributes and module variables that the environments of the run changed."""
         return sorted({*shared_changes(self._class), *self._changes_in_workers})
 
     @contextlib.contextmanager
     def running(self, seed: int) -> Iterator[None]:
-        """Have the places ready. Where they are in this process, its global generators are lent to them, seeded."""
+        """Start the pool; in-process environments get seeded global generators, restored at the end of the block."""
         if self._started_pool is None:
             self._started_pool = self._make_pool()
-            for place, fault in self._started_pool.start():
-                raise self._error(Episode(place, place, seed), fault, "in starting")
+            for member, fault in self._started_pool.start():
+                raise self._error(Episode(member, member, seed), fault, "at creation")
         with seeded_global_generators(seed) if self._is_local else contextlib.nullcontext():
             yield
         for found in self._pool.run("shared_changes", [()] * self._pool.size):
             self._changes_in_workers.update([] if isinstance(found, Fault) else found)
 
-    def begin(self, episodes: Sequence[Episode]) -> None:
-        """Make an environment for each episode and begin it."""
+    def start(self, episodes: Sequence[Episode]) -> None:
+        """Create a new environment for each episode and reset it."""
         if not episodes:
             return
         seeds: list[tuple[int] | None] = [None] * self._pool.size
         for episode in episodes:
-            seeds[episode.place] = (episode.seed,)
+            seeds[episode.member] = (episode.seed,)
         made = self._pool.run("make", seeds, SECONDS_TO_START)
-        begun = self._pool.run(
+        started = self._pool.run(
             "reset", [seed if fault is None else None for fault, seed in zip(made, seeds, strict=True)]
         )
         for episode in episodes:
-            answer = begun[episode.place] if made[episode.place] is None else made[episode.place]
+            answer = started[episode.member] if made[episode.member] is None else made[episode.member]
             if isinstance(answer, Fault):
-                self._run_again(episode, answer, "at its start")
+                self._retry(episode, answer, "at reset")
             else:
                 episode.obs = answer
 
@@ -105,51 +105,51 @@ class EpisodeRunner:
         try:
             return batch_observations(self.obs_space, [episode.obs for episode in active])
         except Exception:
-            misfits = {episode.place: find_misfit(self.obs_space, episode.obs) for episode in active}
+            misfits = {episode.member: find_misfit(self.obs_space, episode.obs) for episode in active}
             if not any(misfits.values()):
                 raise
         for episode in active:
-            misfit = misfits[episode.place]
+            misfit = misfits[episode.member]
             if misfit is not None:
                 episode.actions.clear()
-                self._run_again(episode, Fault(misfit, ""), f"after {episode.length} steps")
+                self._retry(episode, Fault(misfit, ""), f"after {episode.length} steps")
         return self.batch(active)
 
     def step(self, active: Sequence[Episode], actions: Sequence[Any]) -> list[EpisodeStep | None]:
-        """One step of every episode; None where one failed and began anew."""
+        """Step every episode; None where an episode failed and was started again."""
         arguments: list[tuple[Any] | None] = [None] * self._pool.size
         for episode, action in zip(active, actions, strict=True):
-            arguments[episode.place] = (action,)
+            arguments[episode.member] = (action,)
             if self.max_restarts:
                 episode.actions.append(action)
-                episode.obs = copy.deepcopy(episode.obs)  # the environment may write the next one into the same array
+                episode.obs = copy.deepcopy(episode.obs)  # the environment may reuse the array
         answers = self._pool.run("step", arguments)
         steps = []
         for episode, action in zip(active, actions, strict=True):
-            step = answers[episode.place]
+            step = answers[episode.member]
             if isinstance(step, Fault):
-                step = self._run_again(episode, step, f"at action {np.asarray(action).tolist()}")
+                step = self._retry(episode, step, f"at action {np.asarray(action).tolist()}")
             if step is not None:
                 episode.add(step)
             steps.append(step)
         return steps
 
     def close(self) -> None:
-        """Close the environments, then tell of those that failed to."""
+        """Close the environments; raise the first failure afterwards."""
         if self._started_pool is not None:
             for _, fault in self._started_pool.close():
-                raise EnvError(f"an environment of evaluation failed in close: {fault.what}\n{fault.trace}".rstrip())
+                raise EnvError(f"an evaluation environment failed in close: {fault.what}\n{fault.trace}".rstrip())
 
     @property
     def _pool(self) -> Pool:
         assert self._started_pool is not None
         return self._started_pool
 
-    def _run_again(self, episode: Episode, fault: Fault, where: str) -> EpisodeStep | None:
-        """Bring a failed episode, in a new environment, through the step that failed.
+    def _retry(self, episode: Episode, fault: Fault, where: str) -> EpisodeStep | None:
+        """Repeat a failed episode in a new environment, up to and including the step that failed.
 
-        Returns that step, or None if the episode began anew: with another seed, or because the new environment did
-        something else than the old one.
+        Returns that step, or None if the episode was started again: with another seed, or because the new environment
+        did not reproduce the old one's observations and rewards.
         """
         while True:
             if self.num_restarts >= self.max_restarts:
@@ -159,7 +159,7 @@ class EpisodeRunner:
             if episode.attempts > ATTEMPTS_WITH_ITS_SEED:
                 episode.seed = int(np.random.SeedSequence([episode.seed, episode.attempts]).generate_state(1)[0])
                 episode.actions.clear()
-            answer: Any = self._pool.replace(episode.place)
+            answer: Any = self._pool.replace(episode.member)
             if answer is None:
                 answer = self._replay(episode)
             if not isinstance(answer, Fault):
@@ -167,14 +167,14 @@ class EpisodeRunner:
             fault = answer
 
     def _replay(self, episode: Episode) -> EpisodeStep | Fault | None:
-        """Take the actions of an episode again; returns the last step, a fault, or None if the episode began anew."""
-        again = Episode(episode.index, episode.place, episode.seed)
-        again.obs = self._begin_one(again)
+        """Repeat an episode's actions; returns the last step, a fault, or None if the episode was started again."""
+        again = Episode(episode.index, episode.member, episode.seed)
+        again.obs = self._start_one(again)
         has_ended = False
         for action in episode.actions[:-1]:
             if isinstance(again.obs, Fault) or has_ended:
                 break
-            step = self._pool.run_one(again.place, "step", action)
+            step = self._pool.run_one(again.member, "step", action)
             if isinstance(step, Fault):
                 return step
             again.add(step)
@@ -183,16 +183,16 @@ class EpisodeRunner:
             return again.obs
         if episode.actions:
             if not has_ended and again.total == episode.total and is_same(again.obs, episode.obs):
-                last: EpisodeStep | Fault = self._pool.run_one(again.place, "step", episode.actions[-1])
+                last: EpisodeStep | Fault = self._pool.run_one(again.member, "step", episode.actions[-1])
                 return last
-            again.obs = self._begin_one(again)
+            again.obs = self._start_one(again)
         episode.obs, episode.total, episode.length = again.obs, 0.0, 0
         episode.actions.clear()
         return again.obs if isinstance(again.obs, Fault) else None
 
-    def _begin_one(self, episode: Episode) -> Any:
-        fault = self._pool.run_one(episode.place, "make", episode.seed, seconds=SECONDS_TO_START)
-        return fault if isinstance(fault, Fault) else self._pool.run_one(episode.place, "reset", episode.seed)
+    def _start_one(self, episode: Episode) -> Any:
+        fault = self._pool.run_one(episode.member, "make", episode.seed, seconds=SECONDS_TO_START)
+        return fault if isinstance(fault, Fault) else self._pool.run_one(episode.member, "reset", episode.seed)
 
     def _error(self, episode: Episode, fault: Fault, where: str) -> EnvError:
         lines = [f"the environment of evaluation episode {episode.index} (seed {episode.seed}) failed {where}:"]

@@ -1,4 +1,4 @@
-"""Evaluation: the deterministic policy, on environments of its own, with seeds that training never uses."""
+"""Evaluation of the deterministic policy in separate environments, with seeds that training never uses."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rl_training.spaces.spec import Spaces, describe_spaces
 
 MAX_ENVS = 8
 MAX_EPISODE_STEPS = 100_000
-"""Where an episode without an end of its own is cut."""
+"""Episodes are cut after this many steps."""
 EVAL_METRICS = ("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes")
 NORMALIZED_SCORE = "eval_normalized_score"
 SUCCESS_RATE = "eval_success_rate"
 SUCCESS_REPORTS = "eval_success_reports"
 MAX_STEPS_TRIED = 1000
-Watch = Callable[[int], None]
-"""Hears how many episodes are done."""
+OnProgress = Callable[[int], None]
+"""Called before every step with the number of finished episodes."""
 
 
 class Evaluator:
-    """Runs the same seeded episodes each time, without reward wrappers and without touching training.
+    """Runs the same seeded episodes at each evaluation, without reward wrappers; training is not affected.
 
-    Each episode has a new environment, so that nothing depends on what was evaluated before.
+    Each episode gets a new environment, so no evaluation depends on an earlier one.
     """
 
     def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], seeds: Sequence[int]) -> None:
@@ -42,7 +42,7 @@ class Evaluator:
 
     @property
     def num_restarts(self) -> int:
-        """Environments that failed and were made anew, over the whole run."""
+        """Environments that failed and were recreated, over the whole run."""
         return self._runner.num_restarts
 
     @num_restarts.setter
@@ -51,12 +51,12 @@ class Evaluator:
 
     @property
     def shared_changes(self) -> list[str]:
-        """Which class attributes and module variables the environments of the run were seen to change."""
+        """Class attributes and module variables that the environments of the run changed."""
         return self._runner.shared_changes
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """What an evaluation tells, besides the success rate."""
+        """Metrics of every evaluation; the success rate is added where environments report it."""
         return EVAL_METRICS if self._normalize(0.0) is None else (*EVAL_METRICS, NORMALIZED_SCORE)
 
     @property
@@ -64,18 +64,18 @@ class Evaluator:
         """The spaces of the environments."""
         return describe_spaces(self._runner.obs_space, self._runner.action_space)
 
-    def evaluate(self, algorithm: Algorithm[Any], watch: Watch) -> dict[str, float]:
-        """Mean and spread of the raw return over the episodes, and what else can be told.
+    def evaluate(self, algorithm: Algorithm[Any], on_progress: OnProgress) -> dict[str, float]:
+        """Mean and standard deviation of the unscaled return, mean length and number of episodes.
 
-        That is the normalized score where references are known, and the share of successful episodes where the last
-        info tells. Before every step `watch` hears how many episodes are done; what it raises ends the evaluation.
+        Adds the normalized score if references are known, and the success rate if the last `info` of an episode
+        reports success. An exception of `on_progress` ends the evaluation.
         """
-        return self.summarize(*self.run_episodes(algorithm, watch))
+        return self.summarize(*self.run_episodes(algorithm, on_progress))
 
     def summarize(
         self, returns: Sequence[float], lengths: Sequence[int], successes: Sequence[bool | None]
     ) -> dict[str, float]:
-        """The metrics of an evaluation with these episodes."""
+        """The metrics of these episodes."""
         mean = float(np.mean(returns))
         values = (mean, float(np.std(returns)), float(np.mean(lengths)), len(returns))
         metrics = dict(zip(EVAL_METRICS, values, strict=True))
@@ -84,21 +84,23 @@ class Evaluator:
             metrics[NORMALIZED_SCORE] = normalized
         return metrics | success_metrics(successes)
 
-    def run_episodes(self, algorithm: Algorithm[Any], watch: Watch) -> tuple[list[float], list[int], list[bool | None]]:
-        """Return, length and success (if told) of each episode, in the order of the seeds."""
+    def run_episodes(
+        self, algorithm: Algorithm[Any], on_progress: OnProgress
+    ) -> tuple[list[float], list[int], list[bool | None]]:
+        """Return, length and success (None if not reported) of each episode, in the order of the seeds."""
         runner = self._runner
         returns = [0.0] * len(self.seeds)
         lengths = [0] * len(self.seeds)
         successes: list[bool | None] = [None] * len(self.seeds)
         with runner.running(self.seeds[0]):
             waiting = iter(range(len(self.seeds)))
-            active = [Episode(next(waiting), place, self.seeds[place]) for place in range(runner.num_places)]
-            runner.begin(active)
+            active = [Episode(next(waiting), member, self.seeds[member]) for member in range(runner.num_members)]
+            runner.start(active)
             num_done = 0
             while active:
-                watch(num_done)
+                on_progress(num_done)
                 actions = act_on(algorithm, runner.batch(active), deterministic=True)
-                still_active, begun = [], []
+                still_active, started = [], []
                 for episode, step in zip(active, runner.step(active, list(actions)), strict=True):
                     if step is None or not (step.ended or episode.length >= MAX_EPISODE_STEPS):
                         still_active.append(episode)
@@ -108,19 +110,19 @@ class Evaluator:
                     num_done += 1
                     following = next(waiting, None)
                     if following is not None:
-                        begun.append(Episode(following, episode.place, self.seeds[following]))
-                        still_active.append(begun[-1])
-                runner.begin(begun)
+                        started.append(Episode(following, episode.member, self.seeds[following]))
+                        still_active.append(started[-1])
+                runner.start(started)
                 active = still_active
         return returns, lengths, successes
 
-    def tells_success(self) -> bool:
+    def reports_success(self) -> bool:
         """Whether a random episode reports success in its last info."""
         runner, space = self._runner, copy.deepcopy(self._runner.action_space)
         space.seed(0)
         with runner.running(self.seeds[0]):
             episode = Episode(0, 0, self.seeds[0])
-            runner.begin([episode])
+            runner.start([episode])
             step: EpisodeStep | None = None
             for _ in range(MAX_STEPS_TRIED):
                 (step,) = runner.step([episode], [space.sample()])
@@ -134,9 +136,9 @@ class Evaluator:
 
 
 def success_metrics(successes: Sequence[bool | None]) -> dict[str, float]:
-    """Fraction of successful episodes, and how many reported success or failure; nothing if none of them did.
+    """Success rate and number of episodes that reported success or failure; empty if none did.
 
-    An episode without a report is no success: many environments report only the successes.
+    An episode without a report counts as a failure: many environments report successes only.
     """
     num_reports = sum(success is not None for success in successes)
     if num_reports == 0:

@@ -1,4 +1,4 @@
-"""Judging a policy without an environment: fitted Q evaluation on held-out episodes (Le et al. 2019, algorithm 3)."""
+"""Estimates a policy's return without an environment: fitted Q evaluation (FQE; Le et al. 2019, algorithm 3)."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ from rl_training.terminal.streams import tell
 HELD_OUT = 0.2
 MAX_DRIFT = 0.01
 MAX_DRIFT_OF_INTERVAL = 0.1
-"""From which drift on, relative to the estimate and to its interval, the estimate has not converged."""
+"""The estimate has converged if its drift is within this fraction of the estimate, or that of its interval."""
 BOOTSTRAP_SAMPLES = 1000
-TARGET_SHARE = 0.05
-"""The values settle like exp(-TARGET_SHARE * (1 - gamma) * updates): at gamma 0.99, within 1 % after 10,000."""
+TAU = 0.05
+"""Polyak coefficient. The Q-values converge like exp(-TAU * (1 - gamma) * updates): 1 % at 10,000 for gamma 0.99."""
 
 
 @dataclass(frozen=True)
 class OfflineScore:
-    """Discounted returns from the first states of the held-out episodes."""
+    """Discounted returns from the first states of held-out episodes."""
 
     fqe_return_mean: float
-    """What the policy is estimated to earn."""
+    """Estimated discounted return of the policy."""
     fqe_return_low: float
     fqe_return_high: float
-    """The middle 95 % of the estimate when the held-out episodes are drawn anew; the fit's own error is not in it."""
+    """Bounds of the 95 % bootstrap interval over held-out episodes; excludes the error of the fit."""
     fqe_drift: float
-    """How much the estimate moved in the last tenth of its updates."""
+    """Change of the estimate over the last tenth of the updates."""
     fqe_converged: bool
-    """Whether that is small: at most a hundredth of the estimate, or a tenth of its interval."""
+    """Whether the drift is at most 1 % of the estimate or 10 % of its interval."""
     behaviour_return_mean: float
-    """What the recorded behaviour earned in these episodes, up to where they end."""
-    unrecorded_weight: float
-    """Share of a steady reward's worth that comes after those ends unless one terminated: only the estimate has it."""
+    """Mean discounted return recorded in these episodes, up to their ends."""
+    tail_weight: float
+    """Mean gamma**length of the held-out episodes (0 if terminated): weight of unrecorded rewards in the estimate."""
     held_out_episodes: int
     gamma: float
 
 
-class _Values(nn.Module):
-    """The value of an action in a state, [B], for Box and Discrete actions."""
+class _QFunction(nn.Module):
+    """Q(s, a) [B] for Box and Discrete actions."""
 
     def __init__(self, spaces: Spaces, obs: Tensor, generator: torch.Generator) -> None:
         super().__init__()
         if spaces.action.kind is ActionKind.MULTI_DISCRETE:
-            raise DatasetError("fitted Q evaluation needs Box or Discrete actions")
+            raise DatasetError("fitted Q evaluation does not support MultiDiscrete actions: evaluate in an environment")
         self._is_discrete = spaces.action.kind is ActionKind.DISCRETE
         encoder = make_preprocessor(spaces.obs, normalize=spaces.obs.num_categories is None)
         assert encoder is not None  # observations are normalized or one-hot encoded
@@ -81,34 +81,34 @@ class _Values(nn.Module):
 
 
 class _Fit:
-    """The values of a policy's actions, learned from transitions step by step."""
+    """The Q-function of a policy, learned from transitions."""
 
     def __init__(self, algorithm: Algorithm[Any], data: TransitionDataset, learning_rate: float, seed: int) -> None:
         self._algorithm, self._data = algorithm, data
         generator = torch.Generator().manual_seed(seed)
-        self._values = _Values(algorithm.spaces, torch.from_numpy(data.obs.copy()), generator).to(algorithm.device)
-        self._target = frozen_copy(self._values)
-        self._optimizer = Adam(self._values.network.parameters())
+        self._q = _QFunction(algorithm.spaces, torch.from_numpy(data.obs.copy()), generator).to(algorithm.device)
+        self._target = frozen_copy(self._q)
+        self._optimizer = Adam(self._q.network.parameters())
         self._optimizer.set_learning_rate(learning_rate)
 
     def update(self, batch_size: int) -> None:
-        """One step towards the targets of a batch."""
+        """One gradient step on the TD error of a batch."""
         batch = self._data.sample(batch_size)
         with torch.no_grad():
             next_actions = self._actions(batch.next_obs)
             discounts = batch.bootstrap_discounts(self._algorithm.config.gamma)
             targets = batch.rewards + discounts * self._target(batch.next_obs, next_actions)
-        descend(ensemble_mse(self._values(batch.obs, batch.actions)[None], targets), self._optimizer)
-        polyak(self._values.network, self._target.network, TARGET_SHARE)
+        descend(ensemble_mse(self._q(batch.obs, batch.actions)[None], targets), self._optimizer)
+        polyak(self._q.network, self._target.network, TAU)
 
     @torch.no_grad()
     def estimate(self, obs: Tensor) -> Array:
-        """What the policy would earn from each observation on."""
-        estimates: Array = self._values(obs, self._actions(obs)).double().cpu().numpy()
+        """Discounted return of the policy from each observation: Q(s, pi(s)) [B]."""
+        estimates: Array = self._q(obs, self._actions(obs)).double().cpu().numpy()
         return estimates
 
     def _actions(self, obs: Tensor) -> Tensor:
-        """What the environment would execute: no data tells the value of an action beyond its bounds."""
+        """The policy's actions as the environment executes them: the dataset holds no action beyond the bounds."""
         return self._algorithm.spaces.action.executed(self._algorithm.act(obs, explore=False))
 
 
@@ -121,46 +121,60 @@ def fitted_q_evaluation(
     learning_rate: float = 3e-4,
     seed: int = 0,
 ) -> OfflineScore:
-    """Learn the deterministic policy's action values from most episodes and read them off at the others' beginnings.
+    """Fit the deterministic policy's Q-function to most episodes and evaluate it at the first states of the others.
 
-    `dataset` is in model space, with the rewards to judge by.
+    `dataset` is in model space, with unscaled rewards.
     """
-    gamma = algorithm.config.gamma
     training, held_out = dataset.split_episodes(HELD_OUT, seed)
-    # In units of a typical reward, so that the fit goes the same way whatever their scale.
+    # Rewards in units of their root mean square, so that the fit does not depend on their scale.
     unit = float(np.sqrt(np.square(training.rewards, dtype=np.float64).mean())) or 1.0
     training = training.with_reward_transform(1.0 / unit)
     training = training.with_sampler(rng=np.random.default_rng(seed), device=algorithm.device)
-    starts, stops = held_out.episodes().T
-    first_obs = torch.from_numpy(held_out.obs[starts]).to(algorithm.device)
+    first_obs = torch.from_numpy(held_out.obs[held_out.episodes()[:, 0]]).to(algorithm.device)
     fit = _Fit(algorithm, training, learning_rate, seed)
     earlier = 0.0
-    for update in counting(num_updates, "learning the policy's values"):
+    for update in counting(num_updates, "fitted Q evaluation"):
         if update == num_updates * 9 // 10:
             earlier = unit * float(fit.estimate(first_obs).mean())
         fit.update(batch_size)
-    estimates = unit * fit.estimate(first_obs)
+    score = _score(unit * fit.estimate(first_obs), earlier, held_out, algorithm.config.gamma, seed)
+    if not score.fqe_converged:
+        tell(_describe_drift(score, num_updates))
+    return score
+
+
+def _score(estimates: Array, earlier: float, held_out: TransitionDataset, gamma: float, seed: int) -> OfflineScore:
+    """The score from the estimates at the first states, and their mean `earlier` in the fit."""
+    starts, stops = held_out.episodes().T
     mean = float(estimates.mean())
     resampled = np.random.default_rng(seed).choice(estimates, (BOOTSTRAP_SAMPLES, len(estimates))).mean(1)
     low, high = (float(bound) for bound in np.quantile(resampled, (0.025, 0.975)))
-    earned = np.mean([discounted_return(held_out.rewards[rows], gamma) for rows in map(slice, starts, stops)])
-    unrecorded = np.where(held_out.terminated[stops - 1], 0.0, gamma ** (stops - starts)).mean()
     drift = mean - earlier
-    converged = abs(drift) <= max(MAX_DRIFT * abs(mean), MAX_DRIFT_OF_INTERVAL * (high - low))
-    if not converged:
-        tell(_describe_drift(mean, drift, num_updates, gamma))
-    return OfflineScore(mean, low, high, drift, converged, float(earned), float(unrecorded), len(estimates), gamma)
+    recorded = np.mean([discounted_return(held_out.rewards[rows], gamma) for rows in map(slice, starts, stops)])
+    tail_weight = np.where(held_out.terminated[stops - 1], 0.0, gamma ** (stops - starts)).mean()
+    return OfflineScore(
+        fqe_return_mean=mean,
+        fqe_return_low=low,
+        fqe_return_high=high,
+        fqe_drift=drift,
+        fqe_converged=abs(drift) <= max(MAX_DRIFT * abs(mean), MAX_DRIFT_OF_INTERVAL * (high - low)),
+        behaviour_return_mean=float(recorded),
+        tail_weight=float(tail_weight),
+        held_out_episodes=len(estimates),
+        gamma=gamma,
+    )
 
 
-def _describe_drift(mean: float, drift: float, num_updates: int, gamma: float) -> str:
-    # Enough for the values to settle within 1 %, or twice as many as were too few.
-    wanted = max(2 * num_updates, math.ceil(-math.log(0.01) / (TARGET_SHARE * max(1.0 - gamma, 1e-4))))
+def _describe_drift(score: OfflineScore, num_updates: int) -> str:
+    # Enough for the Q-values to converge within 1 %, and at least twice as many as were too few.
+    wanted = max(2 * num_updates, math.ceil(-math.log(0.01) / (TAU * max(1.0 - score.gamma, 1e-4))))
     return (
-        f"fitted Q evaluation has not converged: its estimate {mean:.4g} moved by {drift:.2g} in the last tenth of"
-        f" {num_updates:,} updates; raise --fqe-updates (num_updates), for example to {round(wanted, -3) or wanted}"
+        f"fitted Q evaluation has not converged: its estimate {score.fqe_return_mean:.4g} changed by"
+        f" {score.fqe_drift:.2g} in the last tenth of {num_updates:,} updates; raise --fqe-updates (num_updates), for"
+        f" example to {round(wanted, -3) or wanted}"
     )
 
 
 def discounted_return(rewards: Any, gamma: float) -> float:
-    """The sum of rewards, each worth gamma times less than the one before."""
+    """The discounted sum of the rewards of one episode."""
     return float(np.sum(rewards * gamma ** np.arange(len(rewards))))

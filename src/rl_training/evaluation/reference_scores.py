@@ -1,4 +1,4 @@
-"""Normalized scores: 0 is what random actions earn, 100 what an expert earns, where both are known."""
+"""Normalized scores (D4RL): 0 is the return of random actions, 100 that of an expert."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rl_training.envs.factory import split_env_kwargs
 
 @cache
 def reference_scores() -> dict[str, tuple[float, float]]:
-    """Returns of random actions and of an expert, by environment id; the file beside this one names their sources."""
+    """Returns of random actions and of an expert, by environment id; reference_scores.yaml names their sources."""
     text = resources.files(__package__).joinpath("reference_scores.yaml").read_text()
     return {env_id: tuple(pair) for group in yaml.safe_load(text) for env_id, pair in group["scores"].items()}
 
 
 def normalized_score(env_id: str, env_kwargs: Mapping[str, Any], score: float) -> float | None:
-    """The score on the scale of D4RL, or None where no reference is known for this environment as it is configured."""
-    settings, own = split_env_kwargs(env_kwargs)
-    if env_id not in reference_scores() or own or settings.max_episode_steps is not None:
+    """The score from 0 (random) to 100 (expert); None if there is no reference for the environment and its settings."""
+    settings, env_arguments = split_env_kwargs(env_kwargs)
+    if env_id not in reference_scores() or env_arguments or settings.max_episode_steps is not None:
         return None
     random, expert = reference_scores()[env_id]
     return 100.0 * (score - random) / (expert - random)

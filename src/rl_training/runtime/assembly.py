@@ -98,7 +98,7 @@ def check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | No
         remedy = "remove early_stopping or give env_id"
         raise ConfigError(f"early_stopping watches evaluations, and there are none without env_id: {remedy}")
     metric, known = algo_config.early_stopping.metric, evaluator.metric_names
-    if metric not in known and not (metric == SUCCESS_RATE and evaluator.tells_success()):
+    if metric not in known and not (metric == SUCCESS_RATE and evaluator.reports_success()):
         raise ConfigError(f"early_stopping watches unknown metric '{metric}'{suggest(metric, known)}")
 
 

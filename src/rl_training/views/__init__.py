@@ -1,1 +1,1 @@
-"""What people look at: the terminal, plots and reports."""
+"""Presentation: terminal reports and plots."""

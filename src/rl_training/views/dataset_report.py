@@ -1,4 +1,4 @@
-"""The data doctor's report for a terminal, and the findings of either doctor."""
+"""Terminal report of `data check`; the table of findings is shared with `doctor`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ BAR_WIDTH = 32
 
 
 def render_report(report: DatasetReport) -> RenderableType:
-    """Summary, histogram of the returns, findings with what to do, and advice."""
+    """Summary, histogram of returns, findings with remedies, and advice."""
     parts: list[RenderableType] = [_summary(report)]
     if len(report.episodes.histogram) > 1:
-        parts += [Text("\nreturns of the episodes", style="bold"), _histogram(report)]
+        parts += [Text("\nepisode returns", style="bold"), _histogram(report)]
     parts += [Text(f"\n{_verdict(report)}", style="bold"), render_findings(report.findings)]
-    for title, lines in (("notes on reading", report.notes), ("advice", report.advice)):
+    for title, lines in (("notes of the loader", report.notes), ("advice", report.advice)):
         if lines:
             parts += [Text(f"\n{title}", style="bold"), *(Text(printable(f"• {line}")) for line in lines)]
     return Group(*parts)
 
 
 def render_findings(findings: Sequence[Finding]) -> Table:
-    """Each finding beside its level, with its remedy below it."""
+    """One row per finding: its level and text, then its remedy."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=7)
     for finding in findings:
@@ -47,7 +47,7 @@ def _summary(report: DatasetReport) -> Table:
     episodes, fit = report.episodes, report.behaviour
     ends = f"{episodes.num_terminated:,} terminated, {episodes.num_truncated:,} truncated"
     if episodes.num_unflagged:
-        ends += f", {episodes.num_unflagged:,} without a flag"
+        ends += f", {episodes.num_unflagged:,} without an end flag"
     rows = {
         "transitions": f"{report.num_transitions:,} ({report.num_bytes / 2**20:,.1f} MiB)",
         "observations": report.shapes["obs"],
@@ -58,8 +58,8 @@ def _summary(report: DatasetReport) -> Table:
         "rewards": _quartiles(report.rewards),
     }
     if fit is not None:
-        guess = f" (guessing: {fit.baseline:.2f})" if fit.baseline else ""
-        rows["behaviour"] = f"actions follow from observations with {fit.measure} {fit.value:.2f}{guess}"
+        baseline = f" (most frequent action: {fit.baseline:.2f})" if fit.baseline else ""
+        rows["behaviour"] = f"actions predicted from observations with {fit.measure} {fit.value:.2f}{baseline}"
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         table.add_row(Text(name, style="dim"), Text(printable(value)))
@@ -69,7 +69,7 @@ def _summary(report: DatasetReport) -> Table:
 def _quartiles(summary: Summary) -> str:
     return (
         f"{summary.minimum:,.4g} to {summary.maximum:,.4g}, median {summary.median:,.4g}"
-        f" (half between {summary.q25:,.4g} and {summary.q75:,.4g})"
+        f" (quartiles {summary.q25:,.4g} and {summary.q75:,.4g})"
     )
 
 
@@ -89,5 +89,5 @@ def _verdict(report: DatasetReport) -> str:
     levels = [finding.level for finding in report.findings]
     counts = {level.value: levels.count(level) for level in (Level.ERROR, Level.WARNING) if level in levels}
     if not counts:
-        return "nothing wrong found" if report.is_thorough else "nothing wrong found at a quick look"
+        return "no faults found" if report.is_thorough else "no faults found in a quick check"
     return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items())

@@ -1,4 +1,4 @@
-"""What `rl-training doctor` prints: a table in a terminal, plain lines in a pipe."""
+"""Output of `rl-training doctor`: a table at a terminal, lines in a pipe; and the facts about the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES = (
 
 
 def print_report(report: EnvReport) -> None:
-    """Show the findings, each with its remedy."""
+    """Print the findings, each with its remedy."""
     if sys.stdout.isatty():
         Console().print(Text(printable(report.env_id), style="italic"), render_findings(report.findings), sep="\n")
     else:
@@ -35,7 +35,7 @@ def print_report(report: EnvReport) -> None:
 
 
 def describe_machine() -> dict[str, str]:
-    """What training here rests on: versions, processors, memory, compiler and device."""
+    """Versions of the packages, processors, memory, compiler and device."""
     import torch
 
     available = available_memory()

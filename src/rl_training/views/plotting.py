@@ -1,8 +1,8 @@
-"""The learning curve of a run as a picture."""
+"""Plots the learning curve of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +14,16 @@ from rl_training.experiment.registry import learns_offline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-def _has(line: Mapping[str, Any], *names: str) -> bool:
-    """Whether a line of metrics holds all of these."""
-    return all(line.get(name) is not None for name in names)
+Metrics = Mapping[str, Any]
+"""One line of metrics.jsonl."""
 
 
 def plot_learning_curve(run_dir: Path, out: Path | None = None) -> Path:
-    """Draw training and evaluation return over steps into `learning_curve.png`, or into `out`."""
+    """Plot training and evaluation return over steps into `learning_curve.png` of the run folder, or into `out`."""
     figure = draw_learning_curve(run_dir)
     target = out or run_dir / "learning_curve.png"
     if out is None and target.is_symlink():
-        raise RLTrainingError(f"'{target}' is a link: remove it, or say where to write with --out")
+        raise RLTrainingError(f"'{target}' is a link: remove it, or write elsewhere with --out FILE")
     try:
         figure.savefig(target)
     except (OSError, ValueError) as error:
@@ -34,17 +32,30 @@ def plot_learning_curve(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def draw_learning_curve(run_dir: Path) -> Figure:
-    """Training and evaluation return over steps; a line marks where an offline run went online."""
+    """Training and evaluation return over steps; a vertical line marks the start of online fine-tuning."""
     metrics_path = run_dir / "metrics.jsonl"
     if not metrics_path.is_file():
         raise RLTrainingError(f"'{run_dir}' is not a run folder: it has no metrics.jsonl")
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise RLTrainingError('drawing needs matplotlib: pip install "rl-training[plot]"') from None
+        raise RLTrainingError('plotting needs matplotlib: pip install "rl-training[plot]"') from None
     lines = list(read_metrics(metrics_path))
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
+    _draw_returns(axes, lines)
+    label, online_from = _unit_of_steps(run_dir, max((line.get("global_step") or 0 for line in lines), default=0))
+    if online_from is not None:
+        axes.axvline(online_from, color="0.5", linestyle="--", linewidth=1, label="online from here")
+    axes.set(xlabel=label, ylabel="return", title=run_dir.name)
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend(loc="best", frameon=False)
+    return figure
+
+
+def _draw_returns(axes: Any, lines: Sequence[Metrics]) -> None:
+    """Mean returns of training and evaluation, with a band of one standard deviation around the latter."""
     for name, label, style in (
         ("train_return_mean", "training (mean of the last 100 episodes)", "-"),
         ("eval_return_mean", "evaluation (deterministic policy)", "o-"),
@@ -57,18 +68,14 @@ def draw_learning_curve(run_dir: Path) -> Figure:
     low = [line["eval_return_mean"] - line["eval_return_std"] for line in bands]
     high = [line["eval_return_mean"] + line["eval_return_std"] for line in bands]
     axes.fill_between(steps, low, high, color="C1", alpha=0.15, linewidth=0)
-    label, online_from = _unit_of_steps(run_dir, max((line.get("global_step") or 0 for line in lines), default=0))
-    if online_from is not None:
-        axes.axvline(online_from, color="0.5", linestyle="--", linewidth=1, label="online from here")
-    axes.set(xlabel=label, ylabel="return", title=run_dir.name)
-    axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend(loc="best", frameon=False)
-    return figure
+
+
+def _has(line: Metrics, *names: str) -> bool:
+    return all(line.get(name) is not None for name in names)
 
 
 def _unit_of_steps(run_dir: Path, last_step: int) -> tuple[str, int | None]:
-    """What a step of the run counts, and the step at which an offline run went online, if it did."""
+    """The unit of `global_step`, and the step at which online fine-tuning started, if it has."""
     try:
         config = load_config_file(run_dir / "config.yaml")
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Commands of this program that a report prints, to be pasted: how they are started, and how they are wrapped."""
+"""Commands that a report prints for the user to paste: their program name and their line breaks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ WIDTH = 80
 CONTINUED = " \\"
 
 
-def own_command(*words: str) -> str:
-    """A command of this program, started as it was started now."""
+def program_command(*words: str) -> str:
+    """A command line that starts this program the way the current process was started."""
     program = Path(sys.argv[0])
     start = [_program_word(program)] if program.name == "rl-training" else [sys.executable, "-m", "rl_training"]
     return shlex.join([*start, *words])
 
 
 def _program_word(program: Path) -> str:
-    """The bare name where the shell finds this very file by it; else its path."""
+    """The bare name if the shell finds this file by it, else its path."""
     found = shutil.which(program.name)
     with contextlib.suppress(OSError):
         if found is not None and program.samefile(found):
@@ -30,9 +30,9 @@ def _program_word(program: Path) -> str:
 
 
 def wrap_command(command: str, indent: int) -> list[str]:
-    """The lines of a command that is printed from column `indent` on; a longer one is continued after a backslash.
+    """Wrap a command printed at column `indent` into lines that end with a backslash.
 
-    Lines break between words, and an option stays beside its value. A word longer than the line is not broken.
+    Lines break between words, never between an option and its value. A word longer than the line is not broken.
     """
     lines: list[str] = []
     room = WIDTH - indent
@@ -41,7 +41,7 @@ def wrap_command(command: str, indent: int) -> list[str]:
             lines[-1] += f" {unit}"
         else:
             lines.append(unit if not lines else f"  {unit}")
-    # The last line needs no backslash, so that what fits without one is not broken.
+    # A command that fits without a backslash stays on one line.
     if len(command) <= room:
         return [command]
     return [line + CONTINUED for line in lines[:-1]] + lines[-1:]

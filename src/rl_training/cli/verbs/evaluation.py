@@ -1,4 +1,4 @@
-"""The commands that look at a run: `eval` and `plot`."""
+"""The verbs that read a run: `eval` and `plot`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from rl_training.cli.arguments import find_run, find_run_folder, positive_number
-from rl_training.cli.data import load_source
 from rl_training.cli.options import (
     NUMBER,
     AllowedPaths,
@@ -19,33 +18,38 @@ from rl_training.cli.options import (
     EvalEpisodes,
     Quiet,
     Run,
-    put,
 )
+from rl_training.cli.output import put
 from rl_training.cli.report import report_evaluation
-from rl_training.errors import RLTrainingError
+from rl_training.cli.verbs.data import load_source
+from rl_training.errors import ConfigError
+
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset", metavar="FILE|MINARI_ID", help="Estimate the return from this dataset (fitted Q evaluation)."
+    ),
+]
+FQEUpdates = Annotated[
+    int | None,
+    typer.Option(
+        "--fqe-updates",
+        metavar=NUMBER,
+        parser=positive_number,
+        help="Gradient updates of fitted Q evaluation (default: 10000).",
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="PNG file to write (default: in the run folder).")
+]
 
 
 def evaluate(
     run: Run = None,
     checkpoint: CheckpointPath = None,
     eval_episodes: EvalEpisodes = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset",
-            metavar="FILE|MINARI_ID",
-            help="Estimate the return from this dataset (fitted Q evaluation).",
-        ),
-    ] = None,
-    fqe_updates: Annotated[
-        int | None,
-        typer.Option(
-            "--fqe-updates",
-            help="Updates of that estimate (default: 10000).",
-            metavar=NUMBER,
-            parser=positive_number,
-        ),
-    ] = None,
+    dataset: Dataset = None,
+    fqe_updates: FQEUpdates = None,
     device: Device = None,
     plugin: CheckpointPlugins = None,
     allow_path: AllowedPaths = None,
@@ -54,33 +58,26 @@ def evaluate(
 ) -> None:
     """Evaluate a run: `eval RUN`.
 
-    The policy of its last checkpoint, or of the checkpoint named, plays episodes on the run's evaluation seeds. With
-    --dataset its return is estimated from recorded transitions alone.
+    Runs the deterministic policy of the last checkpoint, or of the checkpoint named, on the run's evaluation seeds.
+    With --dataset no environment is needed: the return is estimated from recorded transitions.
     """
     from rl_training.runtime.workflows import evaluate_checkpoint, evaluate_checkpoint_offline
 
     path = find_run(run, checkpoint)
     if dataset is not None and eval_episodes is not None:
-        raise RLTrainingError("--dataset judges without an environment, so --eval-episodes means nothing beside it")
+        raise ConfigError("--eval-episodes has no effect with --dataset, which runs no episodes: remove one of them")
     if dataset is None and fqe_updates is not None:
-        raise RLTrainingError("--fqe-updates belongs to an estimate from data: name the data with --dataset")
+        raise ConfigError("--fqe-updates has no effect without --dataset: add --dataset FILE, or remove it")
     if dataset is None:
         metrics = evaluate_checkpoint(path, num_episodes=eval_episodes, device=device or "auto")
     else:
-        data = load_source(dataset)
-        updates = fqe_updates or 10_000
+        data, updates = load_source(dataset), fqe_updates or 10_000
         metrics = evaluate_checkpoint_offline(path, data, num_updates=updates, device=device or "auto")
     report_evaluation(path, metrics, as_json)
 
 
-def plot(
-    run: Run = None,
-    checkpoint: CheckpointPath = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="PNG to write (default: in the run folder).")
-    ] = None,
-) -> None:
-    """Draw a run's learning curve: `plot RUN`.
+def plot(run: Run = None, checkpoint: CheckpointPath = None, out: Out = None) -> None:
+    """Plot a run's learning curve: `plot RUN`.
 
     Needs an extra: pip install "rl-training[plot]"
     """

@@ -1,0 +1,154 @@
+"""The verbs that train nothing: `config`, `algos`, `presets` and `doctor`."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import textwrap
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_training.cli.arguments import positive_number
+from rl_training.cli.completion import complete_algorithm
+from rl_training.cli.config_rows import configuration_rows, row_lines
+from rl_training.cli.config_sources import resolve
+from rl_training.cli.options import NUMBER, AsJson, Plugins, TrainOptions, find_in_working_directory
+from rl_training.cli.output import say, show
+from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.config import AlgorithmConfig
+    from rl_training.experiment.presets import PresetScore
+
+MIN_WIDTH = 40
+
+
+Algo = Annotated[
+    str | None,
+    typer.Argument(metavar="[ALGO]", autocompletion=complete_algorithm, help="Algorithm whose settings to list."),
+]
+EnvSettings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="env_kwargs of the environment.")
+]
+CheckedEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="ENV_ID",
+        callback=find_in_working_directory,
+        help="Environment to check (default: show versions and hardware).",
+    ),
+]
+CheckedSteps = Annotated[
+    int, typer.Option("--steps", metavar=NUMBER, parser=positive_number, help="Environment steps to take.")
+]
+CheckSeed = Annotated[
+    int, typer.Option("--seed", min=0, metavar=NUMBER, help="Seed of the environment and the random actions.")
+]
+
+
+def show_config(options: TrainOptions) -> None:
+    """Show the settings a run would have, and the source of each.
+
+    Takes every option of `train`; --run-suffix, --resume-or-start and --callback are not settings and have no effect.
+    """
+    resolved = resolve(options)
+    values = {key: {"value": value, "source": source} for key, value, source in configuration_rows(resolved)}
+    show(values, row_lines(configuration_rows(resolved, is_flat=True)), options.as_json)
+
+
+def algos(name: Algo = None, plugin: Plugins = None, as_json: AsJson = False) -> None:
+    """List the algorithms, or the settings of one."""
+    from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+
+    if name is None:
+        rows = [(spec.name, spec.loop.value, spec.summary) for spec in list_algorithm_specs()]
+        lines = [line for row in rows for line in _algorithm_lines(*row)]
+        show([dict(zip(("name", "loop", "summary"), row, strict=True)) for row in rows], lines, as_json)
+        return
+    _show_settings(get_algorithm_spec(name).config_class(), as_json)
+
+
+def _algorithm_lines(name: str, loop: str, summary: str) -> list[str]:
+    """Name, loop and summary of an algorithm; the summary is wrapped in its own column."""
+    start = f"{name:<8}{loop:<12}"
+    width = max(MIN_WIDTH, shutil.get_terminal_size().columns)
+    return textwrap.wrap(summary, width, initial_indent=start, subsequent_indent=" " * len(start))
+
+
+def _show_settings(config_class: type[AlgorithmConfig], as_json: bool) -> None:
+    from rl_training.cli.settings import list_settings, schedule_line
+
+    settings = list_settings(config_class)
+    width = shutil.get_terminal_size().columns
+    lines = ["set as algo_kwargs.NAME=VALUE", ""]
+    lines += [line for setting in settings for line in setting.lines(width)]
+    schedule = schedule_line(config_class)
+    lines += [] if schedule is None else ["", *textwrap.wrap(schedule, width)]
+    values = {
+        setting.key: {"default": setting.default, "meaning": setting.meaning, "values": setting.values}
+        for setting in settings
+    }
+    show(values, lines, as_json)
+
+
+def presets(as_json: AsJson = False) -> None:
+    """List the presets: environment, training steps and measured score."""
+    from rl_training.experiment.presets import describe_presets
+
+    found = describe_presets()
+    rows = [("preset", "environment", "steps", "score")]
+    rows += [(preset.name, preset.env_id, f"{preset.total_timesteps:,}", _score_text(preset.score)) for preset in found]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}} {row[2]:>{widths[2]}} {row[3]}" for row in rows]
+    show([dataclasses.asdict(preset) for preset in found], lines, as_json)
+    if not as_json:
+        say("score: mean over (n) seeds, last checkpoint; 'best': best checkpoint")
+
+
+def _score_text(score: PresetScore | None) -> str:
+    if score is None:
+        return "not measured"
+    is_rate = score.metric == "eval_success_rate"
+    value = f"{score.mean:.0%} success" if is_rate else f"{score.mean:,.1f}"
+    return f"{value}{' best' if score.policy == 'best' else ''} ({len(score.scores)})"
+
+
+def doctor(
+    words: EnvSettings = None,
+    env: CheckedEnv = None,
+    steps: CheckedSteps = 600,
+    seed: CheckSeed = 0,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check an environment (API, seeding, exact resume); without --env, show versions and hardware.
+
+    Exits with 1 if training on the environment would fail.
+    """
+    if env is not None:
+        _check_environment(env, words or [], steps, seed, as_json)
+        return
+    if words:
+        raise ConfigError(f"{' '.join(words)!r} sets env_kwargs of no environment: add --env ENV_ID")
+    from rl_training.views.doctor_view import describe_machine
+
+    facts = describe_machine()
+    width = max(map(len, facts))
+    show(facts, [f"{name:<{width}} {value}" for name, value in facts.items()], as_json)
+
+
+def _check_environment(env_id: str, words: list[str], steps: int, seed: int, as_json: bool) -> None:
+    from rl_training.diagnostics.env_doctor import check_environment
+    from rl_training.experiment.config import parse_overrides
+    from rl_training.views.doctor_view import print_report
+
+    settings = parse_overrides([f"env_kwargs.{word.removeprefix('env_kwargs.')}" for word in words])
+    report = check_environment(env_id, settings.get("env_kwargs"), steps=steps, seed=seed)
+    if as_json:
+        show(report.as_dict(), [], as_json)
+    else:
+        print_report(report)
+    if report.has_errors:
+        raise typer.Exit(1)
