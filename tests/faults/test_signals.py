@@ -19,7 +19,7 @@ from test_kill import assert_same_folders, processes_marked, wait_until
 
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.interrupts import stop_on_signals
+from rl_training.runtime.controls import stop_on_signals
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import serialize_train_config
 from rl_training.runtime.trainer import TrainerState, TrainResult
