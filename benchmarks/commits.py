@@ -4,7 +4,7 @@
     python benchmarks/commits.py BEFORE AFTER --repeats 5 sac_halfcheetah iql
 
 Each commit is checked out into a temporary folder and runs its own speed worker (`speed_worker.py`, for offline
-algorithms `offline_worker.py`) on one thread, eagerly. The commits take turns, each turn is a new process, and the order
+algorithms `offline_worker.py`) on one thread, eagerly. The commits take turns; each turn is a new process; the order
 alternates between rounds. Printed are the median speed of each commit and the median, smallest and largest ratio.
 """
 

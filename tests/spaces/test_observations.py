@@ -80,13 +80,13 @@ def test_a_spec_restored_from_its_state_stores_the_same(space):
     [
         {"shape": [10**9]},
         {"dtype": "object"},
-        {"parts": [{"path": ["a"], "shape": [-1], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
-        {"parts": [{"path": ["a"], "shape": [2, 2], "is_image": True, "scale": 1.0, "choices": [], "start": []}]},
-        {"parts": [{"path": [None], "shape": [21], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
-        {"parts": [{"path": ["a"], "shape": [21], "is_image": False, "scale": 1.0, "choices": [21], "start": [0]}]},
-        {"parts": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [21], "start": []}]},
-        {"parts": [{"path": ["a"], "shape": [17], "is_image": False, "scale": [], "choices": [], "start": []}]},
-        {"parts": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [17], "start": ["x"]}]},
+        {"leaves": [{"path": ["a"], "shape": [-1], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
+        {"leaves": [{"path": ["a"], "shape": [2, 2], "is_image": True, "scale": 1.0, "choices": [], "start": []}]},
+        {"leaves": [{"path": [None], "shape": [21], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
+        {"leaves": [{"path": ["a"], "shape": [21], "is_image": False, "scale": 1.0, "choices": [21], "start": [0]}]},
+        {"leaves": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [21], "start": []}]},
+        {"leaves": [{"path": ["a"], "shape": [17], "is_image": False, "scale": [], "choices": [], "start": []}]},
+        {"leaves": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [17], "start": ["x"]}]},
     ],
 )
 def test_a_forged_state_is_refused(change):
