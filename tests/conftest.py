@@ -103,7 +103,5 @@ def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
     if not spec.leaves:
         return stored
     leading = stored.shape[:-1]
-    names = {leaf.path[0]: leaf.shape for leaf in spec.leaves}
-    return {name: stored[..., spec.columns(name)].reshape(*leading, *shape) for name, shape in names.items()}
-        part.path[0]: stored[..., spec.columns(part.path[0])].reshape(*leading, *part.shape) for part in spec.leaves
-    }
+    shapes = {leaf.path[0]: leaf.shape for leaf in spec.leaves}
+    return {name: stored[..., spec.columns(name)].reshape(*leading, *shape) for name, shape in shapes.items()}
