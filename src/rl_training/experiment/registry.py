@@ -5,9 +5,10 @@ Importing it imports neither torch nor pydantic: `import rl_training` reads the 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,18 @@ def register_algorithm(spec: AlgorithmSpec) -> None:
     if not isinstance(spec.config, str):
         _check_config_base(spec, spec.config)
     _SPECS[spec.name] = spec
+
+
+@contextlib.contextmanager
+def registered(spec: AlgorithmSpec) -> Iterator[None]:
+    """Register an algorithm inside the block only; its name must be free."""
+    if spec.name in _SPECS:
+        raise ConfigError(f"algorithm '{spec.name}' is already registered: choose another name")
+    register_algorithm(spec)
+    try:
+        yield
+    finally:
+        del _SPECS[spec.name]
 
 
 def _check_config_base(spec: AlgorithmSpec, config: type[AlgorithmConfig]) -> None:

@@ -1,0 +1,201 @@
+"""The algorithm under test: how it is made, the batches it is given, and the settings of its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, Resources, UpdateResult
+from rl_training.algorithms.config import AlgorithmConfig, OfflineToOnlineConfig
+from rl_training.data.dataset_loaders import load_transition_dataset
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.envs.factory import make_env
+from rl_training.errors import ConfigError, EnvError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import AlgorithmSpec, Loop
+from rl_training.replay.transitions import FIELDS, Transitions
+from rl_training.runtime.execution import Execution
+from rl_training.spaces.spec import Spaces, describe_spaces
+from rl_training.terminal.streams import quieted
+
+TEST_ENVS = ("CartPole-v1", "Pendulum-v1", "rl_training.envs.goals:PointGoalEnv")
+"""An algorithm is checked in the first of these that its `check_spaces` accepts, unless `env_id` is given."""
+TOTAL_STEPS, NUM_ENVS, NUM_BATCHES = 96, 2, 8
+EPISODE_STEPS = 20
+"""Time limit of the episodes, so that some are truncated and evaluations are short."""
+SMALL: dict[Loop, dict[str, Any]] = {
+    Loop.ON_POLICY: {"num_steps": 16, "minibatch_size": 16, "update_epochs": 2},
+    # More updates per iteration than the loop samples at once, so that a stop can come between them.
+    Loop.OFF_POLICY: {
+        "buffer_capacity": 500,
+        "batch_size": 16,
+        "learning_starts": 32,
+        "train_frequency": 32,
+        "gradient_steps": 36,
+    },
+    Loop.OFFLINE: {"dataset_kind": "random", "dataset_size": 300, "batch_size": 16},
+}
+"""Settings of the runs, as far as the config class has them."""
+ONLINE = {
+    "after_updates": 32,
+    "buffer_capacity": 500,
+    "learning_starts": 16,
+    "train_frequency": 24,
+    "gradient_steps": 36,
+}
+"""The online stage of offline runs, if the config class has one."""
+_numbers = itertools.count()
+
+
+class AlgorithmCheckError(AssertionError):
+    """An algorithm does not keep its contract: the message names the check, the fault and the remedy."""
+
+
+def fail(found: str, remedy: str) -> None:
+    """Report a fault; `check` adds the names of the algorithm and the check."""
+    raise AlgorithmCheckError(f"{found}: {remedy}")
+
+
+@dataclass(frozen=True, eq=False)
+class AlgorithmCase:
+    """An algorithm class with its config class, its loop, and the environment and settings it is checked with."""
+
+    algorithm_class: type[Algorithm[Any]]
+    config_class: type[AlgorithmConfig]
+    loop: Loop
+    env_id: str | None = None
+    algo_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise a `ConfigError` if the config class does not fit the loop, or a setting is wrong."""
+        _ = self.algo_config
+
+    @property
+    def name(self) -> str:
+        """Name of the algorithm class."""
+        return self.algorithm_class.__name__
+
+    @functools.cached_property
+    def spec(self) -> AlgorithmSpec:
+        """The algorithm under a name that no other has."""
+        name = f"{self.name.lower()}_checked_{next(_numbers)}"
+        return AlgorithmSpec(name, "an algorithm that is checked", self.algorithm_class, self.config_class, self.loop)
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """The `algo_kwargs` of the runs."""
+        fields = self.spec.config_class().model_fields
+        small = {"hidden_sizes": [8, 8], "eval_interval": 64, **SMALL[self.loop]}
+        if issubclass(self.config_class, OfflineToOnlineConfig):
+            small["online"] = ONLINE
+        return {**{name: value for name, value in small.items() if name in fields}, **self.algo_kwargs}
+
+    @functools.cached_property
+    def algo_config(self) -> Any:
+        """The parsed settings."""
+        return self.spec.parse_kwargs(self.settings)
+
+    @functools.cached_property
+    def env(self) -> str:
+        """The environment of the runs."""
+        for env_id in TEST_ENVS if self.env_id is None else (self.env_id,):
+            with contextlib.closing(make_env(env_id)) as env, contextlib.suppress(EnvError):
+                self.algorithm_class.check_spaces(describe_spaces(env.observation_space, env.action_space))
+                return env_id
+        tried = self.env_id or ", ".join(TEST_ENVS)
+        raise ConfigError(f"check_spaces of {self.name} does not accept {tried}: pass the env_id of one it accepts")
+
+    @functools.cached_property
+    def spaces(self) -> Spaces:
+        """The spaces of that environment."""
+        with contextlib.closing(make_env(self.env)) as env:
+            return describe_spaces(env.observation_space, env.action_space)
+
+    def train_config(self, output_dir: Path, seed: int = 1) -> TrainConfig:
+        """Configuration of a run; the algorithm must be registered."""
+        return TrainConfig(
+            algo=self.spec.name,
+            env_id=self.env,
+            env_kwargs={"max_episode_steps": EPISODE_STEPS},
+            seed=seed,
+            total_timesteps=TOTAL_STEPS,
+            output_dir=output_dir,
+            device="cpu",
+            num_envs=NUM_ENVS,
+            num_threads=1,
+            compile=False,
+            eval_episodes=2,
+            log_interval=32,
+            checkpoint_interval=64,
+            algo_kwargs=self.settings,
+        )
+
+    def make(self, seed: int = 1, spaces: Spaces | None = None) -> Algorithm[Any]:
+        """A new algorithm object, prepared for training."""
+        spaces = spaces or self.spaces
+        resources = Resources(torch.device("cpu"), torch.Generator().manual_seed(seed), NUM_ENVS)
+        algorithm = self.algorithm_class.for_spaces(spaces)(self.algo_config, spaces, resources)
+        if self.loop is Loop.OFFLINE and spaces is self.spaces:
+            algorithm.fit_observations(torch.from_numpy(self._transitions.obs.copy()))
+        return algorithm
+
+    @functools.cached_property
+    def _transitions(self) -> TransitionDataset:
+        rows = self._batch_rows * NUM_BATCHES
+        limit = {"max_episode_steps": EPISODE_STEPS}
+        recorded = load_transition_dataset("random", env_id=self.env, env_kwargs=limit, size=rows)
+        return recorded.to_model_space(self.spaces)
+
+    @property
+    def _batch_rows(self) -> int:
+        is_rollout = self.loop is Loop.ON_POLICY
+        return int(self.algo_config.num_steps * NUM_ENVS if is_rollout else self.algo_config.batch_size)
+
+    def batch(self, number: int) -> Transitions:
+        """A new copy of a batch of random actions: [T, N, ...] for the on-policy loop, else [B, ...]."""
+        size, start = self._batch_rows, number % NUM_BATCHES * self._batch_rows
+        fields = {name: np.array(getattr(self._transitions, name)[start : start + size]) for name in FIELDS}
+        if self.loop is Loop.ON_POLICY:
+            shape = (NUM_ENVS, size // NUM_ENVS)
+            fields = {name: array.reshape(*shape, *array.shape[1:]).swapaxes(0, 1) for name, array in fields.items()}
+        return Transitions(**{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in fields.items()})
+
+    def obs(self, count: int) -> Tensor:
+        """A new copy of `count` observations, [count, ...]."""
+        return torch.from_numpy(np.resize(self._transitions.obs, (count, *self.spaces.obs.shape)))
+
+    def train(self, algorithm: Algorithm[Any], number: int) -> tuple[Tensor, UpdateResult]:
+        """Explore once and update with a batch, as a loop does; returns the actions and the result."""
+        algorithm.set_progress(10 * number, number / 100)
+        actions = algorithm.act(self.obs(NUM_ENVS), explore=True)
+        return actions, algorithm.update(self.batch(number))
+
+
+Check = Callable[[AlgorithmCase], None]
+
+
+def check(function: Check) -> Check:
+    """Make a check: it runs quietly on one thread, and its errors name the algorithm and the check."""
+
+    @functools.wraps(function)
+    def run(case: AlgorithmCase) -> None:
+        _ = case.env  # a ConfigError if there is none
+        with quieted(), Execution(1, compile=False).applied():
+            try:
+                function(case)
+            except AlgorithmCheckError as error:
+                raise AlgorithmCheckError(f"{case.name} fails {function.__name__}: {error}") from error.__cause__
+            except Exception as error:
+                found = f"{type(error).__name__}: {error}"
+                raise AlgorithmCheckError(f"{case.name} fails {function.__name__}: {found}") from error
+
+    return run

@@ -1,0 +1,219 @@
+"""Checks of an algorithm object: its spaces, `act`, `update` and `state_dict`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Algorithm, UpdateResult
+from rl_training.errors import ConfigError, EnvError
+from rl_training.experiment.registry import Loop
+from rl_training.spaces.actions import ActionKind, describe_action
+from rl_training.spaces.spec import Spaces
+from rl_training.testing.case import AlgorithmCase, check, fail
+from rl_training.testing.comparison import first_difference, no_global_randomness, saved_state, unsaved_attributes
+
+ACTION_SPACES = (
+    Discrete(3),
+    Box(-2.0, 2.0, (2,), np.float32),
+    Box(-np.inf, np.inf, (2,), np.float32),
+    MultiDiscrete([2, 3]),
+    MultiBinary(2),
+)
+NUM_UPDATES = 3
+KEEP_STATE = (
+    "keep everything that changes in self.counters, in a parameter or buffer of an nn.Module, or in an object with"
+    " state_dict and load_state_dict"
+)
+
+
+@check
+def check_construction(case: AlgorithmCase) -> None:
+    """The constructor draws from `self.generator` only, and every tensor and generator can be saved."""
+    with no_global_randomness("the constructor"):
+        algorithm = case.make()
+    algorithm.stateful_members()
+    if first_difference(saved_state(algorithm), saved_state(case.make()), path="state"):
+        fail("two objects with the same seed differ", "initialize from self.generator only")
+
+
+@check
+def check_spaces(case: AlgorithmCase) -> None:
+    """`check_spaces` accepts an action space with which the algorithm works, or raises an `EnvError`."""
+    for space in ACTION_SPACES:
+        spaces = Spaces(case.spaces.obs, describe_action(space))
+        try:
+            case.algorithm_class.check_spaces(spaces)
+        except EnvError:
+            continue
+        except Exception as error:
+            fail(f"check_spaces raises {type(error).__name__} ({error}) for {space} actions", "raise an EnvError")
+        try:
+            algorithm = case.make(spaces=spaces)
+            for explore in (False, True):
+                _check_actions(algorithm.act(case.obs(2), explore=explore), spaces, 2)
+        except (ConfigError, EnvError):  # a setting that these actions do not support
+            continue
+        except Exception as error:
+            found = f"check_spaces accepts {space} actions, but with them {type(error).__name__} is raised ({error})"
+            fail(found, "raise an EnvError in check_spaces")
+
+
+@check
+def check_act(case: AlgorithmCase) -> None:
+    """Actions have the shape, dtype and range of model space; without `explore` no random number is drawn."""
+    algorithm = case.make()
+    for count, explore in itertools.product((1, 5), (True, False)):
+        before = algorithm.generator.get_state()
+        with no_global_randomness(f"act(explore={explore})"):
+            actions = algorithm.act(case.obs(count), explore=explore)
+        _check_actions(actions, case.spaces, count)
+        if explore:
+            continue
+        if not torch.equal(before, algorithm.generator.get_state()):
+            fail("act draws from self.generator without explore", "return the deterministic policy's actions")
+        if not torch.equal(actions, algorithm.act(case.obs(count), explore=False)):
+            fail("act without explore gives other actions for the same observations", "make it deterministic")
+
+
+def _check_actions(actions: Any, spaces: Spaces, count: int) -> None:
+    spec = spaces.action
+    shape, dtype = (count, *spec.model_shape), getattr(torch, spec.model_dtype)
+    if not isinstance(actions, Tensor):
+        fail(f"act returns a {type(actions).__name__}", "return a tensor of model actions")
+    if tuple(actions.shape) != shape:
+        fail(f"act returns shape {tuple(actions.shape)} for {count} observations", f"return shape {shape}")
+    if actions.dtype != dtype:
+        fail(f"act returns {actions.dtype}", f"return {dtype}")
+    if actions.requires_grad:
+        fail("act returns actions with a gradient", "decorate it with @torch.no_grad()")
+    if spec.kind is ActionKind.CONTINUOUS:
+        if not actions.isfinite().all():
+            fail("act returns actions that are not finite", "return finite numbers")
+        return
+    columns = actions.reshape(count, -1)
+    if (columns < 0).any() or (columns >= torch.tensor(spec.choices)).any():
+        largest = [choices - 1 for choices in spec.choices]
+        fail(f"act returns {actions.tolist()}", f"return model actions, from 0 to {largest}")
+
+
+@check
+def check_update(case: AlgorithmCase) -> None:
+    """`update` returns finite scalar metrics, changes some parameter and uses no global random generator."""
+    algorithm = case.make()
+    before = _learned(algorithm)
+    for number in range(NUM_UPDATES):
+        algorithm.set_progress(10 * number, number / 100)
+        with no_global_randomness("update"):
+            result = algorithm.update(case.batch(number))
+        _check_result(result, len(case.batch(number).rewards))
+    if first_difference(before, _learned(algorithm), path="members") is None:
+        fail(f"{NUM_UPDATES} updates change no parameter", "take an optimizer step on parameters that act uses")
+
+
+def _learned(algorithm: Algorithm[Any]) -> dict[str, Any]:
+    """The states of the networks; of all members if none is a module."""
+    members = algorithm.stateful_members()
+    networks = {name: member for name, member in members.items() if isinstance(member, nn.Module)}
+    state = saved_state(algorithm)["members"]
+    return {name: state[name] for name in networks or members}
+
+
+def _check_result(result: Any, batch_size: int) -> None:
+    if not isinstance(result, UpdateResult):
+        fail(f"update returns a {type(result).__name__}", "return UpdateResult(metrics)")
+    for name, value in result.metrics.items():
+        if not isinstance(value, (Tensor, int, float)) or (isinstance(value, Tensor) and value.numel() != 1):
+            kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            fail(f"metric '{name}' is a {kind}", "report scalar tensors or numbers")
+        if isinstance(value, Tensor) and value.requires_grad:
+            fail(f"metric '{name}' has a gradient", f"report {name}.detach()")
+        if not math.isfinite(float(value)):
+            fail(f"metric '{name}' is {float(value)}", "keep the loss and the gradient finite")
+    if type(result.gradient_steps) is not int or result.gradient_steps < 0:
+        fail(f"gradient_steps is {result.gradient_steps!r}", "report the optimizer steps of the update, an int")
+    if result.td_errors is not None and tuple(result.td_errors.shape) != (batch_size,):
+        fail(f"td_errors has shape {tuple(result.td_errors.shape)}", f"report one per transition, [{batch_size}]")
+
+
+@check
+def check_inputs(case: AlgorithmCase) -> None:
+    """`act` and `update` do not modify the tensors they are given, which belong to the buffer."""
+    algorithm = case.make()
+    for explore in (True, False):
+        obs = case.obs(5)
+        algorithm.act(obs, explore=explore)
+        if not torch.equal(obs, case.obs(5)):
+            fail("act modifies the observations in place", "work on a copy: obs.clone()")
+    for number in range(NUM_UPDATES):
+        batch = case.batch(number)
+        algorithm.update(batch)
+        path = first_difference(vars(batch), vars(case.batch(number)), path="batch")
+        if path:
+            name = path.removeprefix("batch/")
+            fail(f"update modifies batch.{name} in place", f"work on a copy: batch.{name}.clone()")
+
+
+@check
+def check_truncation(case: AlgorithmCase) -> None:
+    """Off-policy and offline, `truncated` does not change the update: only `terminated` cuts the bootstrap."""
+    if case.loop is Loop.ON_POLICY:
+        return
+    states = []
+    for is_truncated in (False, True):
+        algorithm = case.make()
+        metrics = []
+        for number in range(NUM_UPDATES):
+            batch = case.batch(number)
+            flags = {name: torch.zeros_like(batch.terminated) for name in ("terminated", "truncated")}
+            flags["truncated"][::2] = is_truncated
+            metrics.append(_numbers(algorithm.update(dataclasses.replace(batch, **flags))))
+        states.append({"metrics": metrics, **saved_state(algorithm)})
+    path = first_difference(*states, path="state")
+    if path:
+        fail(
+            f"an update with truncated transitions differs from one without, at {path}",
+            "bootstrap truncated episodes: use batch.bootstrap_discounts(gamma) or batch.terminated, not batch.dones",
+        )
+
+
+def _numbers(result: UpdateResult) -> dict[str, float]:
+    return {name: float(value) for name, value in result.metrics.items()}
+
+
+@check
+def check_state(case: AlgorithmCase) -> None:
+    """A new object that loads the `state_dict` of a trained one has its attributes, and continues bit-exactly."""
+    algorithm = case.make()
+    snapshots = [unsaved_attributes(algorithm)]
+    for number in range(NUM_UPDATES):
+        case.train(algorithm, number)
+        snapshots.append(unsaved_attributes(algorithm))
+    restored = case.make(seed=2)
+    restored.load_state_dict(saved_state(algorithm))
+    last, loaded = snapshots[-1], unsaved_attributes(restored)
+    changed = {
+        name
+        for before, after in itertools.pairwise(snapshots)
+        for name in before.keys() & after.keys()
+        if before[name] != after[name]
+    }
+    lost = sorted(name for name in changed if name in last and loaded.get(name) != last[name])
+    if lost:
+        names = ", ".join(f"'{name}'" for name in lost)
+        fail(f"attribute {names} changes in act or update, and no checkpoint holds it", KEEP_STATE)
+    for number in range(NUM_UPDATES, 2 * NUM_UPDATES):
+        results = []
+        for one in (algorithm, restored):
+            actions, result = case.train(one, number)
+            results.append({"actions": actions, "metrics": _numbers(result), **saved_state(one)})
+        path = first_difference(*results, path="state")
+        if path:
+            fail(f"after load_state_dict, act and update continue differently, at {path}", KEEP_STATE)

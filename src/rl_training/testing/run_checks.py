@@ -1,0 +1,210 @@
+"""Checks of whole runs: seeds, stopping and resuming, metrics, counts and evaluation."""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rl_training.algorithms.base import UpdateResult
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import Loop, registered
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.loops.off_policy import updates_due
+from rl_training.runtime.run import run_training
+from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
+from rl_training.testing.case import NUM_ENVS, TOTAL_STEPS, AlgorithmCase, check, fail
+from rl_training.testing.comparison import first_difference
+from rl_training.testing.object_checks import KEEP_STATE
+
+STOPS = {"within a collection": 50, "within the updates": 64, "at an evaluation": 64}
+"""Where a run is stopped, and from which step on."""
+STOP_REASON = "check_resume"
+RELATIVE_TOLERANCE = 1e-5
+
+
+@dataclass
+class Recorder(Callback):
+    """Records the updates of a run, and the updates that precede each log line."""
+
+    updates: list[UpdateResult] = field(default_factory=list)
+    lines: list[tuple[Mapping[str, float], list[UpdateResult], int]] = field(default_factory=list)
+    """Metrics, the updates since the line before, and the gradient steps so far."""
+    _new: list[UpdateResult] = field(default_factory=list)
+
+    def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
+        """Record an update."""
+        self.updates.append(result)
+        self._new.append(result)
+
+    def on_log(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
+        """Record a line."""
+        self.lines.append((metrics, self._new, sum(result.gradient_steps for result in self.updates)))
+        self._new = []
+
+
+class StopAt(Callback):
+    """Requests a stop at one of `STOPS`."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def on_train_start(self, trainer: TrainerState) -> None:
+        """Watch `act`, which is called within a collection."""
+        act = trainer.algorithm.act
+
+        def watched(obs: Tensor, *, explore: bool) -> Tensor:
+            if explore:
+                self._check(trainer, "within a collection")
+            return act(obs, explore=explore)
+
+        trainer.algorithm.act = watched  # type: ignore[method-assign]
+
+    def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
+        """Stop within the updates."""
+        self._check(trainer, "within the updates")
+
+    def on_eval_end(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
+        """Stop at an evaluation."""
+        self._check(trainer, "at an evaluation")
+
+    def _check(self, trainer: TrainerState, place: str) -> None:
+        if place == self.place and trainer.global_step >= STOPS[place]:
+            trainer.request_stop(STOP_REASON)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves behind."""
+
+    state: dict[str, Any]
+    """Algorithm, buffer, environments, session, and the lines of `metrics.jsonl`."""
+    checkpoint: CheckpointState
+    metrics: dict[str, float]
+    lines: list[dict[str, Any]]
+    recorder: Recorder
+    score: dict[str, float]
+    """Result of `evaluate_checkpoint`."""
+
+
+def _outcome(result: TrainResult, recorder: Recorder, *, evaluate: bool = False) -> Outcome:
+    checkpoint, lines = load_checkpoint(result.checkpoint_path), list(read_metrics(result.run_dir / "metrics.jsonl"))
+    state = {
+        "algorithm": checkpoint.algorithm_state,
+        "buffer": checkpoint.buffer_state,
+        "collector": checkpoint.trainer_state["collector"],
+        "session": {**checkpoint.trainer_state["session"], "stop_reason": None, "callbacks": None},
+        "metrics": lines,
+    }
+    score = evaluate_checkpoint(result.run_dir, device="cpu") if evaluate else {}
+    return Outcome(state, checkpoint, result.metrics, lines, recorder, score)
+
+
+def _run(case: AlgorithmCase, seed: int = 1) -> Outcome:
+    """A run that is not stopped."""
+    with registered(case.spec), tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder()
+        result = run_training(case.train_config(Path(folder), seed), callbacks=[recorder])
+        return _outcome(result, recorder, evaluate=seed == 1)
+
+
+def _stopped_run(case: AlgorithmCase, place: str) -> Outcome:
+    """A run that is stopped at a place and resumed."""
+    with registered(case.spec), tempfile.TemporaryDirectory() as folder:
+        stopped = run_training(case.train_config(Path(folder)), callbacks=[StopAt(place)])
+        if stopped.stop_reason != STOP_REASON:
+            raise ConfigError(f"a run of {TOTAL_STEPS} steps does not stop {place}: lower the settings in algo_kwargs")
+        recorder = Recorder()
+        return _outcome(resume_training(stopped.run_dir, callbacks=[recorder]), recorder)
+
+
+@functools.lru_cache(maxsize=1)
+def _undisturbed(case: AlgorithmCase) -> Outcome:
+    """The run that the checks share."""
+    return _run(case)
+
+
+@check
+def check_seed(case: AlgorithmCase) -> None:
+    """The same seed gives the same run, another seed another run."""
+    whole = _undisturbed(case)
+    path = first_difference(whole.state, _run(case).state, path="run")
+    if path:
+        fail(f"two runs with the same seed differ at {path}", "draw every random number from self.generator")
+    members = [outcome.checkpoint.algorithm_state["members"] for outcome in (whole, _run(case, seed=2))]
+    if first_difference(*members, path="members") is None:
+        fail("runs with two seeds learn the same", "draw initial weights and noise from self.generator")
+
+
+@check
+def check_resume(case: AlgorithmCase) -> None:
+    """A run that is stopped and resumed equals the run that was never stopped, tensor by tensor."""
+    whole = _undisturbed(case)
+    collects = case.loop is not Loop.OFFLINE or getattr(case.algo_config, "online", None) is not None
+    for place in STOPS:
+        if place == "within a collection" and not collects:
+            continue
+        path = first_difference(whole.state, _stopped_run(case, place).state, path="run")
+        if path:
+            found = f"a run that was stopped {place} and resumed differs from the one that was not, at {path}"
+            fail(found, f"{KEEP_STATE}, and draw random numbers from self.generator only")
+
+
+@check
+def check_metrics(case: AlgorithmCase) -> None:
+    """Each log line has the mean of every metric over the updates since the line before that reported it."""
+    recorder = _undisturbed(case).recorder
+    for line, updates, _ in recorder.lines:
+        for name in {name for result in updates for name in result.metrics}:
+            values = [float(result.metrics[name]) for result in updates if name in result.metrics]
+            mean = sum(values) / len(values)
+            if name not in line or not math.isclose(line[name], mean, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-6):
+                found = f"the log line has {line.get(name)} for metric '{name}', whose mean is {mean}"
+                fail(found, "report it under a name that the run does not use")
+    if not any(result.metrics for result in recorder.updates):
+        fail("no update reports a metric", "report the losses in UpdateResult.metrics")
+
+
+@check
+def check_gradient_steps(case: AlgorithmCase) -> None:
+    """The log has the sum of the reported `gradient_steps`; the number of updates does not depend on it."""
+    whole = _undisturbed(case)
+    for line, _, gradient_steps in whole.recorder.lines:
+        if line["gradient_steps"] != gradient_steps:
+            found = f"the log line at step {line['global_step']} has gradient_steps {line['gradient_steps']}"
+            fail(found, f"report the optimizer steps of each update in UpdateResult: their sum is {gradient_steps}")
+    expected, calls = _expected_updates(case, int(whole.metrics["global_step"])), len(whole.recorder.updates)
+    if calls != expected:
+        fail(f"the run called update {calls} times, not {expected}", "leave the number of updates to the loop")
+
+
+def _expected_updates(case: AlgorithmCase, last_step: int) -> int:
+    """Calls of `update` that the settings of a run ask for."""
+    config = case.algo_config
+    if case.loop is Loop.ON_POLICY:
+        return -(-last_step // int(config.num_steps * NUM_ENVS))
+    if case.loop is Loop.OFF_POLICY:
+        return updates_due(config, last_step, 0)
+    online = getattr(config, "online", None)
+    if online is None:
+        return last_step
+    return int(online.after_updates) + updates_due(online, last_step - online.after_updates, 0)
+
+
+@check
+def check_evaluation(case: AlgorithmCase) -> None:
+    """`evaluate_checkpoint` reproduces the score that the run logged."""
+    whole = _undisturbed(case)
+    for name in ("eval_return_mean", "eval_return_std"):
+        if whole.score[name] != whole.metrics[name]:
+            found = f"evaluate_checkpoint gives {name} {whole.score[name]}, the run logged {whole.metrics[name]}"
+            fail(found, f"let act without explore depend on saved state only: {KEEP_STATE}")
