@@ -175,7 +175,7 @@ class AlgorithmCase:
 
     def train(self, algorithm: Algorithm[Any], number: int) -> tuple[Tensor, UpdateResult]:
         """Explore once and update with a batch, as a loop does; returns the actions and the result."""
-        algorithm.set_progress(10 * number, number / 100)
+        algorithm.global_step, algorithm.progress = 10 * number, number / 100
         actions = algorithm.act(self.obs(NUM_ENVS), explore=True)
         return actions, algorithm.update(self.batch(number))
 

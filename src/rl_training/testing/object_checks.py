@@ -110,7 +110,7 @@ def check_update(case: AlgorithmCase) -> None:
     algorithm = case.make()
     before = _learned(algorithm)
     for number in range(NUM_UPDATES):
-        algorithm.set_progress(10 * number, number / 100)
+        algorithm.global_step, algorithm.progress = 10 * number, number / 100
         with no_global_randomness("update"):
             result = algorithm.update(case.batch(number))
         _check_result(result, len(case.batch(number).rewards))
@@ -180,7 +180,7 @@ def check_truncation(case: AlgorithmCase) -> None:
     if path:
         fail(
             f"an update with truncated transitions differs from one without, at {path}",
-            "bootstrap truncated episodes: use batch.bootstrap_discounts(gamma) or batch.terminated, not batch.dones",
+            "bootstrap truncated episodes: use bootstrap_discounts(batch, gamma) of rl_training.algorithms.replay, or batch.terminated, not batch.dones",
         )
 
 
