@@ -9,7 +9,7 @@ import pytest
 from conftest import TESTS, small_config
 from wrong_envs import OBSERVATIONS, RESETS, STEPS
 
-from rl_training.envs.factory import make_vector_env
+from rl_training.envs.factory import EnvSource, make_vector_env
 from rl_training.errors import EnvError, NonFiniteError
 from rl_training.evaluation import evaluator as evaluation
 from rl_training.evaluation.evaluator import Evaluator
@@ -57,7 +57,7 @@ def test_a_wrong_answer_in_an_evaluation_is_named(case: str, after: int, monkeyp
     if case in RESETS and after > 1:
         return  # each episode has its own environment, which is reset once
     monkeypatch.setattr(evaluation, "act_on", lambda algorithm, obs, deterministic: np.zeros(1, np.int64))
-    evaluator = Evaluator(WRONG, {"case": case, "after": after}, [7])
+    evaluator = Evaluator(EnvSource.parse(WRONG, {"case": case, "after": after}), [7])
     with pytest.raises(EnvError) as caught:
         evaluator.run_episodes(None, lambda num_done: None)  # type: ignore[arg-type]
     message = str(caught.value)

@@ -12,7 +12,7 @@ from checkpoint_tools import stored_rows
 from conftest import TESTS
 from gymnasium.vector import AutoresetMode
 
-from rl_training.envs.factory import make_env, make_vector_env
+from rl_training.envs.factory import EnvSource, make_env, make_vector_env
 from rl_training.errors import ConfigError, EnvError
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime.collector import Collector
@@ -128,6 +128,6 @@ def test_an_evaluation_episode_without_an_end_is_cut(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(evaluator, "MAX_EPISODE_STEPS", 7)
     monkeypatch.setattr(evaluator, "act_on", lambda algorithm, obs, deterministic: np.zeros(len(obs), np.int64))
-    evaluator = evaluator.Evaluator(f"{TOYS}:CountingEnv", {"lengths": (10**9,)}, seeds=[1, 2])
+    evaluator = evaluator.Evaluator(EnvSource.parse(f"{TOYS}:CountingEnv", {"lengths": (10**9,)}), seeds=[1, 2])
     assert evaluator.run_episodes(None, lambda num_done: None) == ([28.0, 28.0], [7, 7], [None, None])  # type: ignore[arg-type]
     evaluator.close()

@@ -11,6 +11,7 @@ from conftest import TESTS, small_config
 from run_tools import StopAt
 
 from rl_training.cli import main
+from rl_training.envs.factory import EnvSource
 from rl_training.errors import EnvError
 from rl_training.evaluation import evaluator
 from rl_training.evaluation.evaluator import Evaluator
@@ -42,7 +43,7 @@ def failing(fault: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["Remembering", "GlobalChance", "Curriculum"])
 def test_an_evaluation_does_not_depend_on_earlier_ones(name: str, backend: str) -> None:
     seeds = list(range(10))  # more than there are places
-    evaluator, other = (Evaluator(f"{FAULTY}:{name}", {"backend": backend}, seeds) for _ in range(2))
+    evaluator, other = (Evaluator(EnvSource.parse(f"{FAULTY}:{name}", {"backend": backend}), seeds) for _ in range(2))
     first = run_episodes(evaluator)
     np.random.seed(1)
     assert not evaluator.reports_success()
@@ -55,7 +56,7 @@ def test_an_evaluation_does_not_depend_on_earlier_ones(name: str, backend: str) 
 def test_an_evaluation_leaves_the_global_generators_where_they_were() -> None:
     np.random.seed(3)
     expected = np.random.RandomState(3).random_sample(2).tolist()
-    evaluator = Evaluator(f"{FAULTY}:GlobalChance", {}, [1, 2])
+    evaluator = Evaluator(EnvSource.parse(f"{FAULTY}:GlobalChance", {}), [1, 2])
     evaluator.reports_success()
     assert np.random.random_sample(2).tolist() == expected
 
@@ -80,7 +81,7 @@ def test_an_episode_that_failed_by_accident_is_run_again_with_the_same_result(
 ) -> None:
     options = {"backend": backend, "once": str(tmp_path / "failed")}
     healthy, hurt = (
-        Evaluator(f"{FAULTY}:FailsOnSeed", failing(fault, **options, **more), EVAL_SEEDS)
+        Evaluator(EnvSource.parse(f"{FAULTY}:FailsOnSeed", failing(fault, **options, **more)), EVAL_SEEDS)
         for more in ({"seeds": []}, {"max_restarts": 1})
     )
     assert run_episodes(hurt) == run_episodes(healthy)

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from run_tools import StopAt, assert_same_end
 
 from rl_training import HER
-from rl_training.envs.factory import unknown_code
+from rl_training.envs.factory import EnvSource, unknown_code
 from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.envs.goals import BitFlipEnv
 from rl_training.errors import ConfigError, EnvError
@@ -227,7 +227,7 @@ class Failing(BitFlipEnv):
 
 @pytest.mark.parametrize("env_id", [BITS, f"{HERE}:OneByOne", f"{HERE}:Confusing"])
 def test_the_environment_judges_many_rows_as_it_judges_each(env_id: str):
-    goal_rewards = GoalRewards(env_id, {"num_bits": 2})
+    goal_rewards = GoalRewards(EnvSource.parse(env_id, {"num_bits": 2}))
     rows = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
     achieved, desired = rows.repeat(4, 0), np.tile(rows, (4, 1))
     rewards, terminated = goal_rewards(achieved, desired)
@@ -242,7 +242,7 @@ def test_the_environment_judges_many_rows_as_it_judges_each(env_id: str):
 
 def test_new_rewards_go_through_the_reward_wrappers():
     wrappers = {"reward": {"scale": 3.0, "shift": 0.5, "clip": [-2.0, 0.25]}}
-    goal_rewards = GoalRewards(POINT, {"wrappers": wrappers})
+    goal_rewards = GoalRewards(EnvSource.parse(POINT, {"wrappers": wrappers}))
     rewards, _ = goal_rewards(np.zeros((2, 2), np.float32), np.array([[0.0, 0.05], [0.5, 0.0]], np.float32))
     assert rewards.tolist() == [0.25, -2.0]
 
@@ -256,7 +256,7 @@ def test_recorded_rewards_and_endings_are_those_computed_for_the_recorded_goal(t
     (segment,) = load_checkpoint(result.run_dir).buffer_state["segments"]
     rows = {name: array[:, 0] for name, array in segment.arrays.items()}
     achieved, desired = find_goals(describe_observation(BitFlipEnv(4).observation_space))
-    rewards, terminated = GoalRewards(BITS, config.env_kwargs)(
+    rewards, terminated = GoalRewards(EnvSource.parse(BITS, config.env_kwargs))(
         rows["next_obs"][:, achieved], rows["next_obs"][:, desired]
     )
     np.testing.assert_array_equal(rewards, rows["rewards"])

@@ -14,7 +14,7 @@ from rl_training.data.findings import Finding, Level
 from rl_training.diagnostics.env_probe import STEPS_TRACED, ProbeResult, probe
 from rl_training.diagnostics.resume_check import check_resume, sample_actions
 from rl_training.envs.answers import REMEDIES
-from rl_training.envs.factory import make_env, make_vector_env, split_env_kwargs, training_env_maker
+from rl_training.envs.factory import EnvSource, make_env, make_vector_env
 from rl_training.envs.pools import describe_error
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.shared_changes import shared_changes
@@ -76,11 +76,14 @@ def check_environment(
         findings += [*_check_answers(result), *_check_episodes(env, result), *_check_size(spaces, result)]
         if check not in result.faults:
             findings += _check_seeding(make, result, actions, seed)
-            if split_env_kwargs(env_kwargs or {})[0].steps_all_at_once:
+            source = EnvSource.parse(env_id, env_kwargs)
+            if source.settings.steps_all_at_once:
                 check = "backend"
                 exactness, finding = _check_vector_backend(env_id, env_kwargs)
             else:
-                exactness, finding = _check_resume(training_env_maker(env_id, env_kwargs), steps, seed, result)
+                exactness, finding = _check_resume(
+                    EnvSource.parse(env_id, env_kwargs).training_maker(), steps, seed, result
+                )
             findings.append(finding)
     except RLTrainingError as error:
         findings.append(Finding(Level.ERROR, check, str(error)))

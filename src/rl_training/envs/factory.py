@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -26,14 +27,13 @@ from rl_training.validation import FrozenConfig, parse_config
 
 __all__ = [
     "EnvSettings",
+    "EnvSource",
     "WrapperConfig",
     "load_code",
     "make_env",
-    "make_episode_pool",
     "make_vector_env",
     "split_env_kwargs",
     "unknown_code",
-    "without_training_wrappers",
 ]
 Env = gym.Env[Any, Any]
 Backend = Literal["sync", "async", "vector", "envpool"]
@@ -92,21 +92,96 @@ class EnvSettings(FrozenConfig):
         return self
 
 
+@dataclass(frozen=True)
+class EnvSource:
+    """An environment to make, once or many times: its id, the reserved settings, and its own arguments."""
+
+    env_id: str
+    settings: EnvSettings
+    arguments: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> EnvSource:
+        """Separate the reserved keys of `env_kwargs` from the arguments of the environment."""
+        settings, arguments = split_env_kwargs(env_kwargs or {})
+        return cls(env_id, settings, arguments)
+
+    def make(self, *, with_wrappers: bool = True) -> Env:
+        """Make one environment; without `with_wrappers`, rewards and episode ends are its own, as in evaluation."""
+        env = self._make_preprocessed()
+        if not with_wrappers:
+            return env
+        env = self._with_life_ends(env)
+        env = clip_rewards(env) if self.settings.wrappers.clips_to_sign else env
+        return apply_reward_wrappers(env, self.settings.wrappers.reward)
+
+    def make_vector(self, num_envs: int = 1) -> TrainingEnv:
+        """Make the training environments; an environment is reset within the step that ends its episode."""
+        settings = self.settings
+        if settings.steps_all_at_once:
+            return self._make_native(num_envs)
+        make, transform = self.training_maker(), settings.wrappers.reward_transform
+        if settings.backend == "sync":
+            return make_sync(make, num_envs, settings.max_restarts, transform)
+        return make_async(make, num_envs, settings.max_restarts, settings.worker_timeout, transform)
+
+    def make_episode_pool(self, size: int) -> Pool:
+        """Make the pool that runs evaluation episodes; with `backend: async`, each member in its own process."""
+        make = functools.partial(_make_evaluation_env, self, code_for(self.env_id))
+        has_own_process = self.settings.backend == "async"
+        make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
+        if has_own_process:
+            return AsyncPool(make_member, size, self.settings.worker_timeout)
+        return SyncPool(make_member, size)
+
+    def training_maker(self) -> MakeEnv:
+        """A picklable function that makes one training environment, with untransformed rewards."""
+        return functools.partial(_make_training_env, self, code_for(self.env_id))
+
+    def without_training_wrappers(self) -> EnvSource:
+        """The source for recording: in this process, with the environment's own rewards and episode ends."""
+        atari = self.settings.wrappers.atari
+        changes = {"terminal_on_life_loss": False, "clip_reward": False}
+        own = None if atari is None else AtariConfig(**{**atari.model_dump(), **changes})
+        kept = {name: getattr(self.settings, name) for name in ("max_episode_steps", "max_restarts", "worker_timeout")}
+        return replace(self, settings=EnvSettings(**kept, wrappers=WrapperConfig(atari=own)))
+
+    def _make_preprocessed(self) -> Env:
+        """The environment with the wrappers that training and evaluation share."""
+        atari, limit = self.settings.wrappers.atari, self.settings.max_episode_steps
+        if atari is None:
+            return construct(self.env_id, self.arguments, limit)
+        for key in GAME_KWARGS.keys() & self.arguments.keys():
+            raise ConfigError(f"env_kwargs.{key} is set by wrappers.atari: remove it")
+        try:
+            env = preprocess(construct(self.env_id, {**self.arguments, **GAME_KWARGS}, None), atari)
+        except ConfigError as error:
+            raise ConfigError(f"env_kwargs.wrappers.atari is for the games of ale-py: {error}") from error
+        return env if limit is None else gym.wrappers.TimeLimit(env, limit)  # in actions, not in frames
+
+    def _with_life_ends(self, env: Env) -> Env:
+        atari = self.settings.wrappers.atari
+        return EpisodicLife(env) if atari is not None and atari.terminal_on_life_loss else env
+
+    def _make_native(self, num_envs: int) -> TrainingEnv:
+        settings, arguments = self.settings, dict(self.arguments)
+        if find_maker(self.env_id) is not None:
+            raise EnvError(f"backend: {settings.backend} takes registered ids, not '{self.env_id}' (use sync or async)")
+        env_id = self.env_id.rpartition(":")[2]
+        import_known_packages(env_id)
+        check_has_batch(env_id, settings.backend)
+        example = construct(env_id, arguments, settings.max_episode_steps)
+        make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolNativeEnv
+        with translate_construction_errors(env_id, arguments):
+            batch = make_batch(env_id, arguments, example, num_envs)
+            return NativeTrainingEnv(batch, example, num_envs, settings.wrappers.reward)
+
+
 def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[str, Any]]:
     """Separate the reserved keys from the arguments of the environment."""
     settings = {key: value for key, value in env_kwargs.items() if key in EnvSettings.model_fields}
     env_arguments = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
     return parse_config(EnvSettings, settings, "env_kwargs"), env_arguments
-
-
-def without_training_wrappers(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """`env_kwargs` for evaluation: in this process, with the environment's own rewards and episode ends."""
-    kept = {key: value for key, value in env_kwargs.items() if key not in ("backend", "wrappers")}
-    atari = split_env_kwargs(env_kwargs)[0].wrappers.atari
-    if atari is None:
-        return kept
-    changes = {"terminal_on_life_loss": False, "clip_reward": False}
-    return {**kept, "wrappers": {"atari": {**atari.model_dump(), **changes}}}
 
 
 def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_wrappers: bool = True) -> Env:
@@ -115,49 +190,22 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_w
     The name may also be a factory function. Both are called with the unreserved keys of `env_kwargs`. Without
     `with_wrappers`, rewards and episode ends are the environment's own, as in evaluation.
     """
-    settings, env_arguments = split_env_kwargs(env_kwargs or {})
-    env = _make_preprocessed(env_id, env_arguments, settings)
-    if not with_wrappers:
-        return env
-    env = _with_life_ends(env, settings.wrappers)
-    env = clip_rewards(env) if settings.wrappers.clips_to_sign else env
-    return apply_reward_wrappers(env, settings.wrappers.reward)
+    return EnvSource.parse(env_id, env_kwargs).make(with_wrappers=with_wrappers)
 
 
 def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, num_envs: int = 1) -> TrainingEnv:
     """Make the training environments; an environment is reset within the step that ends its episode."""
-    settings, env_arguments = split_env_kwargs(env_kwargs or {})
-    if settings.steps_all_at_once:
-        return _make_native(env_id, settings, env_arguments, num_envs)
-    make, transform = training_env_maker(env_id, env_kwargs), settings.wrappers.reward_transform
-    if settings.backend == "sync":
-        return make_sync(make, num_envs, settings.max_restarts, transform)
-    return make_async(make, num_envs, settings.max_restarts, settings.worker_timeout, transform)
+    return EnvSource.parse(env_id, env_kwargs).make_vector(num_envs)
 
 
-def make_episode_pool(env_id: str, env_kwargs: Mapping[str, Any], size: int) -> Pool:
-    """Make the pool that runs evaluation episodes; with `backend: async`, each member in its own process."""
-    settings, _ = split_env_kwargs(env_kwargs)
-    make = functools.partial(_make_evaluation_env, env_id, dict(env_kwargs), code_for(env_id))
-    has_own_process = settings.backend == "async"
-    make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
-    return AsyncPool(make_member, size, settings.worker_timeout) if has_own_process else SyncPool(make_member, size)
+def _make_evaluation_env(source: EnvSource, code: str | None) -> Env:
+    _load_code(source.env_id, code)
+    return source.make(with_wrappers=False)
 
 
-def training_env_maker(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> MakeEnv:
-    """A picklable function that makes one training environment, with untransformed rewards."""
-    return functools.partial(_make_training_env, env_id, dict(env_kwargs or {}), code_for(env_id))
-
-
-def _make_evaluation_env(env_id: str, env_kwargs: Mapping[str, Any], code: str | None) -> Env:
-    _load_code(env_id, code)
-    return make_env(env_id, env_kwargs, with_wrappers=False)
-
-
-def _make_training_env(env_id: str, env_kwargs: Mapping[str, Any], code: str | None) -> Env:
-    _load_code(env_id, code)
-    settings, env_arguments = split_env_kwargs(env_kwargs)
-    return _with_life_ends(_make_preprocessed(env_id, env_arguments, settings), settings.wrappers)
+def _make_training_env(source: EnvSource, code: str | None) -> Env:
+    _load_code(source.env_id, code)
+    return source._with_life_ends(source._make_preprocessed())
 
 
 def _load_code(env_id: str, code: str | None) -> None:
@@ -170,35 +218,3 @@ def _load_code(env_id: str, code: str | None) -> None:
             f"environment '{env_id}' is registered in the main process, but not where '{code}' is imported, as worker"
             " processes do: register it in that module, or above `if __name__ == '__main__':`"
         )
-
-
-def _make_preprocessed(env_id: str, env_arguments: Mapping[str, Any], settings: EnvSettings) -> Env:
-    """The environment with the wrappers that training and evaluation share."""
-    atari = settings.wrappers.atari
-    if atari is None:
-        return construct(env_id, env_arguments, settings.max_episode_steps)
-    for key in GAME_KWARGS.keys() & env_arguments.keys():
-        raise ConfigError(f"env_kwargs.{key} is set by wrappers.atari: remove it")
-    try:
-        env = preprocess(construct(env_id, {**env_arguments, **GAME_KWARGS}, None), atari)
-    except ConfigError as error:
-        raise ConfigError(f"env_kwargs.wrappers.atari is for the games of ale-py: {error}") from error
-    limit = settings.max_episode_steps  # in actions, not in frames
-    return env if limit is None else gym.wrappers.TimeLimit(env, limit)
-
-
-def _with_life_ends(env: Env, wrappers: WrapperConfig) -> Env:
-    return EpisodicLife(env) if wrappers.atari is not None and wrappers.atari.terminal_on_life_loss else env
-
-
-def _make_native(env_id: str, settings: EnvSettings, env_arguments: dict[str, Any], num_envs: int) -> TrainingEnv:
-    if find_maker(env_id) is not None:
-        raise EnvError(f"backend: {settings.backend} takes registered ids, not '{env_id}' (use sync or async)")
-    env_id = env_id.rpartition(":")[2]
-    import_known_packages(env_id)
-    check_has_batch(env_id, settings.backend)
-    example = construct(env_id, env_arguments, settings.max_episode_steps)
-    make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolNativeEnv
-    with translate_construction_errors(env_id, env_arguments):
-        batch = make_batch(env_id, env_arguments, example, num_envs)
-        return NativeTrainingEnv(batch, example, num_envs, settings.wrappers.reward)

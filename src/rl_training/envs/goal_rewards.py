@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_training.envs.factory import make_env, split_env_kwargs
+from rl_training.envs.factory import EnvSource
 from rl_training.envs.pools import describe_error
 from rl_training.errors import EnvError
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
@@ -27,9 +27,9 @@ class GoalRewards:
     test shows that this gives the same results as row by row.
     """
 
-    def __init__(self, env_id: str, env_kwargs: Mapping[str, Any]) -> None:
-        self._env = make_env(env_id, env_kwargs, with_wrappers=False)
-        self._transform = split_env_kwargs(env_kwargs)[0].wrappers.reward or RewardTransformConfig()
+    def __init__(self, source: EnvSource) -> None:
+        self._env = source.make(with_wrappers=False)
+        self._transform = source.settings.wrappers.reward or RewardTransformConfig()
         try:
             goals = self._some_goals()
             rewards, self._terminated = (
@@ -40,7 +40,7 @@ class GoalRewards:
         except Exception as error:
             self.close()
             reason = str(error) if isinstance(error, EnvError) else describe_error(error)
-            raise EnvError(f"HER cannot compute the rewards of '{env_id}': {reason}") from error
+            raise EnvError(f"HER cannot compute the rewards of '{source.env_id}': {reason}") from error
         self._rewards = rewards
 
     def __call__(self, achieved: Array, desired: Array) -> tuple[Array, Array | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from rl_training.envs.answers import find_misfit
 from rl_training.envs.episodes import EpisodeStep
-from rl_training.envs.factory import make_env, make_episode_pool, split_env_kwargs
+from rl_training.envs.factory import EnvSource
 from rl_training.envs.pools import Fault, Pool, close_example
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.global_generators import seeded_global_generators
@@ -52,14 +52,14 @@ class Episode:
 class EpisodeRunner:
     """Starts and steps episodes; a failed episode is retried up to `env_kwargs.max_restarts` times in all."""
 
-    def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], num_members: int) -> None:
-        settings = split_env_kwargs(env_kwargs)[0]
+    def __init__(self, source: EnvSource, num_members: int) -> None:
+        settings = source.settings
         self.num_members = num_members
         self.max_restarts, self.num_restarts = settings.max_restarts, 0
         self._is_local = settings.backend != "async"
-        self._make_pool = partial(make_episode_pool, env_id, env_kwargs, num_members)
+        self._make_pool = partial(source.make_episode_pool, num_members)
         self._started_pool: Pool | None = None
-        example = make_env(env_id, env_kwargs, with_wrappers=False)
+        example = source.make(with_wrappers=False)
         self.obs_space, self.action_space = example.observation_space, copy.deepcopy(example.action_space)
         close_example(example)
         self._class = type(example.unwrapped)

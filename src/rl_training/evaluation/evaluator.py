@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.envs.episodes import EpisodeStep
+from rl_training.envs.factory import EnvSource
 from rl_training.evaluation.episode_runner import Episode, EpisodeRunner
 from rl_training.evaluation.reference_scores import normalized_score
 from rl_training.replay.transitions import Array
@@ -35,10 +36,10 @@ class Evaluator:
     Each episode gets a new environment, so no evaluation depends on an earlier one.
     """
 
-    def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], seeds: Sequence[int]) -> None:
+    def __init__(self, source: EnvSource, seeds: Sequence[int]) -> None:
         self.seeds = [int(seed) for seed in seeds]
-        self._normalize = partial(normalized_score, env_id, env_kwargs)
-        self._runner = EpisodeRunner(env_id, env_kwargs, min(len(self.seeds), MAX_ENVS))
+        self._normalize = partial(normalized_score, source)
+        self._runner = EpisodeRunner(source, min(len(self.seeds), MAX_ENVS))
 
     @property
     def num_restarts(self) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import yaml
 
-from rl_training.envs.factory import split_env_kwargs
+from rl_training.envs.factory import EnvSource
 
 
 @cache
@@ -19,10 +17,10 @@ def reference_scores() -> dict[str, tuple[float, float]]:
     return {env_id: tuple(pair) for group in yaml.safe_load(text) for env_id, pair in group["scores"].items()}
 
 
-def normalized_score(env_id: str, env_kwargs: Mapping[str, Any], score: float) -> float | None:
+def normalized_score(source: EnvSource, score: float) -> float | None:
     """The score from 0 (random) to 100 (expert); None if there is no reference for the environment and its settings."""
-    settings, env_arguments = split_env_kwargs(env_kwargs)
-    if env_id not in reference_scores() or env_arguments or settings.max_episode_steps is not None:
+    env_id, limit = source.env_id, source.settings.max_episode_steps
+    if env_id not in reference_scores() or source.arguments or limit is not None:
         return None
     random, expert = reference_scores()[env_id]
     return 100.0 * (score - random) / (expert - random)

@@ -11,6 +11,7 @@ import torch
 from rl_training.algorithms.base import Algorithm, Resources
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.envs.factory import EnvSource
 from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.envs.pools import describe_error
 from rl_training.envs.vector import TrainingEnv
@@ -34,6 +35,7 @@ class RunSetup:
 
     config: TrainConfig
     algo_config: Any
+    env: EnvSource | None
     seeds: RunSeeds
     execution: Execution
 
@@ -44,10 +46,14 @@ class RunSetup:
 
     def make_evaluator(self) -> Evaluator | None:
         """The run's evaluator; None without an environment."""
-        config = self.config
-        if config.env_id is None:
-            return None
-        return Evaluator(config.env_id, config.env_kwargs, self.seeds.eval_seeds(config.eval_episodes))
+        return None if self.env is None else Evaluator(self.env, self.seeds.eval_seeds(self.config.eval_episodes))
+
+    @property
+    def required_env(self) -> EnvSource:
+        """The environment, where it is needed."""
+        if self.env is None:
+            raise ConfigError("missing key 'env_id' for the configuration: this needs an environment")
+        return self.env
 
 
 @dataclass(frozen=True)

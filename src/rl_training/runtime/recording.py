@@ -15,7 +15,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.recorded_observations import to_recorded
-from rl_training.envs.factory import make_vector_env, without_training_wrappers
+from rl_training.envs.factory import EnvSource
 from rl_training.memory import check_data_fits
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.replay.transitions import FIELDS, storage_bytes
@@ -45,7 +45,7 @@ def record_transitions(
 
     Observations and rewards are recorded as the environment returns them, actions as it executes them.
     """
-    envs = make_vector_env(env_id, without_training_wrappers(env_kwargs))
+    envs = EnvSource.parse(env_id, env_kwargs).without_training_wrappers().make_vector()
     device = torch.device("cpu")
     try:
         spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rl_training.envs.factory import EnvSource
 from rl_training.envs.foreign_paths import allow_paths_of
 from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError, failure_note
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
@@ -127,7 +128,8 @@ def run_training(
     origin = Origin(checkpoint_state, resumption)
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     execution = choose_execution(config, checkpoint_state, algo_config)
-    setup = RunSetup(config, algo_config, RunSeeds.from_seed(config.seed), execution)
+    env = None if config.env_id is None else EnvSource.parse(config.env_id, config.env_kwargs)
+    setup = RunSetup(config, algo_config, env, RunSeeds.from_seed(config.seed), execution)
     with contextlib.ExitStack() as stack:
         stack.enter_context(execution.applied())
         components = assemble_run(setup)

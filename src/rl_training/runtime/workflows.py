@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.envs.factory import EnvSource
 from rl_training.envs.foreign_paths import refuse_unknown_paths
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.evaluation.evaluator import Evaluator, act_on
@@ -117,7 +118,7 @@ def evaluate_algorithm(
     refuse_unknown_code(env_id, metadata or {})
     refuse_unknown_paths(config.env_kwargs)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
-    evaluator = Evaluator(env_id, config.env_kwargs, seeds)
+    evaluator = Evaluator(EnvSource.parse(env_id, config.env_kwargs), seeds)
     try:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"the spaces of environment '{config.env_id}' differ from those the policy was trained with")

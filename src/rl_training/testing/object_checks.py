@@ -180,7 +180,7 @@ def check_truncation(case: AlgorithmCase) -> None:
     if path:
         fail(
             f"an update with truncated transitions differs from one without, at {path}",
-            "bootstrap truncated episodes: use bootstrap_discounts(batch, gamma) of rl_training.algorithms.replay, or batch.terminated, not batch.dones",
+            "bootstrap truncated episodes: use algorithms.replay.bootstrap_discounts, not batch.dones",
         )
 
 

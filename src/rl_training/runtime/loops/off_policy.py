@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.config import HINDSIGHT, OffPolicyConfig, OnlineStageConfig
-from rl_training.envs.factory import make_vector_env
 from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.hindsight_replay import GoalRewardFn, HindsightReplay, find_goals
@@ -34,7 +33,7 @@ Pace = OffPolicyConfig | OnlineStageConfig
 def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunComponents:
     """Make and check the components of an off-policy run."""
     config, algo_config = setup.config, setup.algo_config
-    envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
+    envs = setup.required_env.make_vector(config.num_envs)
     on_failure.callback(try_to_close, envs)
     spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
     algorithm = setup.make_algorithm(spaces)
@@ -43,7 +42,7 @@ def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Ru
     goal_rewards = None
     if algo_config.replay.kind == HINDSIGHT:
         find_goals(spaces.obs)
-        goal_rewards = GoalRewards(config.required_env_id, config.env_kwargs)
+        goal_rewards = GoalRewards(setup.required_env)
         on_failure.callback(try_to_close, goal_rewards)
     with translate_memory_errors():
         rng = setup.seeds.replay_generator()

@@ -13,7 +13,6 @@ from rl_training.data.dataset_checks import Level, check_dataset
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.dataset_spaces import infer_spaces
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.envs.factory import make_vector_env, split_env_kwargs
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.mixed_replay import MixedReplay
@@ -48,7 +47,7 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     if online is None:
         return RunComponents(algorithm, None, dataset, evaluator, dataset, notes)
     config = setup.config
-    envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
+    envs = setup.required_env.make_vector(config.num_envs)
     on_failure.callback(try_to_close, envs)
     new_steps = config.total_timesteps - online.after_updates
     check_replay_fits(spaces, online.buffer_capacity, new_steps, key="online.buffer_capacity")
@@ -90,7 +89,7 @@ def _online_stage(config: OfflineConfig) -> OnlineStageConfig | None:
 
 def _load_dataset(setup: RunSetup) -> TransitionDataset:
     config, algo_config = setup.config, setup.algo_config
-    if split_env_kwargs(config.env_kwargs)[0].wrappers.reward is not None:
+    if setup.env is not None and setup.env.settings.wrappers.reward is not None:
         raise ConfigError(
             "env_kwargs.wrappers.reward does not reach recorded rewards: use reward_scale, reward_shift,"
             f" reward_clip_min and reward_clip_max of {config.algo}, which also apply to new rewards"

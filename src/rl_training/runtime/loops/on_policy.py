@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.envs.factory import make_vector_env
 from rl_training.replay.rollout_buffer import RolloutBuffer
 from rl_training.runtime.assembly import RunComponents, RunSetup, try_to_close
 from rl_training.runtime.checks.memory import check_rollout_fits, translate_memory_errors
@@ -20,7 +19,7 @@ from rl_training.spaces.spec import describe_spaces
 def assemble_on_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunComponents:
     """Make and check the components of an on-policy run."""
     config = setup.config
-    envs = make_vector_env(config.required_env_id, config.env_kwargs, num_envs=config.num_envs)
+    envs = setup.required_env.make_vector(config.num_envs)
     on_failure.callback(try_to_close, envs)
     spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
     algorithm = setup.make_algorithm(spaces)
