@@ -63,6 +63,7 @@ BARS = {
     "dqn/cartpole": Bar("best", 475, "median", "last policy 500, 500, 500, 192, 19 (SB3)"),
     "dqn/mountaincar": Bar("best", -130, "median", "-101 (RL Zoo)"),
     "qrdqn/cartpole": Bar("best", 475, "median", "none here"),
+    "c51/cartpole": Bar("best", 475, "median", "none here"),
     "sac/cartpole": Bar("best", 475, "all", "none here: SB3 has no SAC for Discrete actions"),
     "sac/pendulum": Bar("last", -200, "all", "-144, -158, -132 (SB3, 3 seeds)"),
     "td3/pendulum": Bar("last", -200, "all", "-148, -166, -138 (SB3, 3 seeds)"),

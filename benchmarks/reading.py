@@ -1,11 +1,12 @@
 """Which files and functions of the package one training step enters: what a reader opens to follow it.
 
-    python benchmarks/reading.py            # SAC on Pendulum-v1 and PPO on CartPole-v1
+    python benchmarks/reading.py            # SAC and PPO on Pendulum-v1
     python benchmarks/reading.py --list     # with the functions by file
 
-A training runs until it is warm; then one iteration is traced, from the end of one update to the end of the next: for
-SAC one environment step and one update, for PPO one rollout and one update. Logging, evaluation and checkpoints fall
-outside of it. Only code of `rl_training` counts; comprehensions and lambdas count as part of their function.
+A training runs until it is warm; then one iteration is traced, from within one environment step to within the next
+one after an update: for SAC one environment step and one update, for PPO one rollout and one update. Log lines,
+evaluations, checkpoints and the ends of episodes fall outside of it. Only code of `rl_training` counts; comprehensions
+and lambdas count as part of their function.
 """
 
 from __future__ import annotations
@@ -15,57 +16,75 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import FrameType
+from typing import Any, ClassVar
+
+import gymnasium as gym
 
 import rl_training
 from rl_training import DefaultExperimentManager, TrainConfig
 
-PACKAGE = Path(rl_training.__file__).parent
+PACKAGE = str(Path(rl_training.__file__).parent)
 CASES: dict[str, dict[str, Any]] = {
-    "sac": {"env_id": "Pendulum-v1", "algo_kwargs": {"learning_starts": 20, "batch_size": 16, "hidden_sizes": [16]}},
-    "ppo": {"env_id": "CartPole-v1", "num_envs": 2, "algo_kwargs": {"num_steps": 8, "minibatch_size": 8}},
+    "sac": {"steps": 1, "algo_kwargs": {"learning_starts": 20, "hidden_sizes": [16]}},
+    "ppo": {"steps": 16, "algo_kwargs": {"num_steps": 16, "minibatch_size": 8}},
 }
-UPDATES_BEFORE = 10
+STEPS_BEFORE = 160
 
 
-class Tracer:
-    """A callback that records every function of the package entered between two updates."""
+class Tracer(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment that traces the package between two of its steps."""
 
-    def __init__(self) -> None:
-        self.entered: dict[str, set[str]] = defaultdict(set)
-        self._updates = 0
+    entered: ClassVar[dict[str, set[str]]] = {}
+    steps_traced = 1
+    is_done = False
 
-    def on_update_end(self, trainer: Any, result: Any) -> None:
-        self._updates += 1
-        if self._updates == UPDATES_BEFORE:
-            sys.setprofile(self._note)
-        elif self._updates == UPDATES_BEFORE + 1:
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._count = 0
+
+    def step(self, action: Any) -> Any:
+        answer = self.env.step(action)
+        self._count += 1
+        if self._count == STEPS_BEFORE and not Tracer.is_done:
+            Tracer.is_done = True  # the environments of evaluations are not traced
+            sys.setprofile(note)
+        elif self._count == STEPS_BEFORE + self.steps_traced:
             sys.setprofile(None)
-            trainer.request_stop("traced")
+        return answer
 
-    def _note(self, frame: FrameType, event: str, _: Any) -> None:
-        code: CodeType = frame.f_code
-        if event != "call" or not code.co_filename.startswith(str(PACKAGE)):
-            return
-        name = code.co_qualname if hasattr(code, "co_qualname") else code.co_name
-        if code.co_name.startswith("<"):  # a comprehension or a lambda
-            return
-        self.entered[str(Path(code.co_filename).relative_to(PACKAGE))].add(name)
+
+def note(frame: FrameType, event: str, _: Any) -> None:
+    """Record the function that is entered."""
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
+        name = getattr(code, "co_qualname", code.co_name)
+        Tracer.entered[str(Path(code.co_filename).relative_to(PACKAGE))].add(name)
 
 
 def trace(algo: str) -> dict[str, set[str]]:
     """The functions by file."""
-    tracer = Tracer()
+    case = CASES[algo]
+    gym.register("Traced-v0", lambda: Tracer(gym.make("Pendulum-v1")), max_episode_steps=1000)
+    Tracer.entered, Tracer.steps_traced, Tracer.is_done = defaultdict(set), case["steps"], False
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(
-            algo=algo, total_timesteps=1000, output_dir=Path(folder), log_interval=1000, eval_episodes=1, **CASES[algo]
+            algo=algo,
+            env_id="Traced-v0",
+            total_timesteps=320,
+            output_dir=Path(folder),
+            log_interval=320,
+            checkpoint_interval=320,
+            eval_episodes=1,
+            algo_kwargs={**case["algo_kwargs"], "eval_interval": 320},
         )
-        DefaultExperimentManager().setup(config, callbacks=[tracer]).train()
-    return tracer.entered
+        DefaultExperimentManager().setup(config).train()
+    del gym.registry["Traced-v0"]
+    return Tracer.entered
 
 
 def main() -> None:
+    """Print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="list the functions")
     arguments = parser.parse_args()

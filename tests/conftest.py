@@ -99,7 +99,8 @@ def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
 
 def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
     """The observation whose stored form is `stored` [..., features]."""
-    if not spec.parts:
+    if not spec.leaves:
         return stored
     leading = stored.shape[:-1]
-    return {part.path[0]: stored[..., spec.columns(part.path[0])].reshape(*leading, *part.shape) for part in spec.parts}
+    shapes = {leaf.path[0]: leaf.shape for leaf in spec.leaves}
+    return {name: stored[..., spec.columns(name)].reshape(*leading, *shape) for name, shape in shapes.items()}

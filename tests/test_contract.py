@@ -362,7 +362,7 @@ class TestRuntime:
         assert UpdateResult({}, 4).num_gradient_steps == UpdateResult({}, 4).gradient_steps == 4
 
     def test_callbacks(self) -> None:
-        base, page = Callback(), (TESTS.parent / "docs" / "extending.md").read_text()
+        base, page = Callback(), (TESTS.parent / "docs" / "python.md").read_text()
         for event, arguments in EVENTS.items():
             assert list(parameters(getattr(base, event))) == list(arguments)
             assert getattr(base, event)(*arguments) is None

@@ -24,7 +24,6 @@ from rl_training.experiment.registry import (
     list_algorithm_specs,
     register_algorithm,
 )
-from rl_training.models.mlp import MLP
 from rl_training.replay.transitions import Transitions
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.spaces.actions import ActionKind
@@ -43,9 +42,7 @@ class Reinforce(Algorithm[ReinforceConfig]):
 
     def __init__(self, config: ReinforceConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.policy = MLP(
-            spaces.obs.num_features, (16,), spaces.action.choices[0], activation="tanh", generator=self.generator
-        )
+        self.policy = self.mlp_spec.make(spaces.obs.num_features, spaces.action.choices[0])
         self.optimizer = Adam(self.policy.parameters())
 
     @classmethod

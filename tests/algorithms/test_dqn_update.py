@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from rl_training.algorithms.base import Resources
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.optim import Adam
-from rl_training.algorithms.replay import Batch
+from rl_training.algorithms.replay import Batch, bootstrap_discounts
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import describe_spaces
 
@@ -89,7 +89,7 @@ def test_targets_loss_and_mean_value_equal_numpy(double, dueling, n_step):
     huber = np.where(errors < 1, 0.5 * errors**2, errors - 0.5).mean()
 
     actual = algorithm._targets(
-        Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.bootstrap_discounts(0.9))
+        Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, bootstrap_discounts(batch, 0.9))
     )
     np.testing.assert_allclose(actual, targets, atol=1e-5)
     metrics = algorithm.update(batch).metrics
@@ -131,7 +131,7 @@ def test_the_target_network_is_copied_when_its_interval_has_been_crossed_and_nev
     batch = make_batch()
     copied_at = []
     for step in (0, 4, 9, 10, 11, 19, 23, 28, 29, 55, 56, 59, 60):
-        algorithm.set_progress(step, 0.5)
+        algorithm.global_step, algorithm.progress = step, 0.5
         network, target = weights_of(algorithm.network), weights_of(algorithm.target_network)
         algorithm.update(batch)
         after = weights_of(algorithm.target_network)
@@ -147,7 +147,7 @@ def test_the_target_network_is_copied_when_its_interval_has_been_crossed_and_nev
 )
 def test_epsilon_falls_linearly_over_the_exploration_fraction_and_then_stays(progress, expected):
     algorithm = make(epsilon_start=1.0, epsilon_end=0.1, exploration_fraction=0.2)
-    algorithm.set_progress(0, progress)
+    algorithm.global_step, algorithm.progress = 0, progress
     assert algorithm.epsilon() == pytest.approx(expected)
 
 

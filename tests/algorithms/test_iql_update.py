@@ -91,7 +91,7 @@ def test_the_metrics_stand_in_the_order_in_which_a_mistake_would_spread():
 @pytest.mark.parametrize(("progress", "expected"), [(0.0, 3e-4), (0.5, 1.5e-4), (1.0, 0.0)])
 def test_by_default_the_actor_slows_down_along_a_cosine_and_the_others_do_not(progress, expected):
     algorithm = make()
-    algorithm.set_progress(0, progress)
+    algorithm.global_step, algorithm.progress = 0, progress
     algorithm.update(make_batch())
     assert algorithm.actor_optimizer._learning_rate.item() == pytest.approx(expected, abs=1e-9)
     for optimizer in (algorithm.critic_optimizer, algorithm.value_optimizer):

@@ -194,7 +194,7 @@ def test_the_update_uses_the_learning_rate_and_clip_of_this_point_of_the_run(pro
     algorithm = make(
         learning_rate=Schedule(kind="linear", start=1e-3), clip_coef=Schedule(kind="cosine", start=0.2, end=0.1)
     )
-    algorithm.set_progress(100, progress)
+    algorithm.global_step, algorithm.progress = 100, progress
     before, clips, step = arrays(algorithm.policy), [], algorithm._step
     algorithm._step = lambda *samples: (clips.append(samples[-1].item()), step(*samples))[1]
     algorithm.update(make_rollout(ACTION_SPACES[0]))

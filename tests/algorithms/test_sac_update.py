@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from rl_training.algorithms.base import Resources
-from rl_training.algorithms.replay import Batch
+from rl_training.algorithms.replay import Batch, bootstrap_discounts
 from rl_training.algorithms.sac import SACAlgorithm, SACConfig
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import describe_spaces
@@ -166,7 +166,7 @@ def test_critic_targets_equal_numpy_row_by_row():
     next_actions, log_probs = actor(arrays(algorithm.actor), batch.next_obs, next_noise)
     values = critic(arrays(algorithm.target_critic), batch.next_obs, next_actions).min(0) - 0.3 * log_probs
     step_batch = Batch(
-        tensors.obs, tensors.actions, tensors.rewards, tensors.next_obs, tensors.bootstrap_discounts(0.9)
+        tensors.obs, tensors.actions, tensors.rewards, tensors.next_obs, bootstrap_discounts(tensors, 0.9)
     )
     actual = algorithm._targets(step_batch, torch.tensor(next_noise, dtype=torch.float32), torch.tensor(0.3))
     np.testing.assert_allclose(actual, batch.rewards + 0.9 * (1 - batch.terminated) * values, atol=1e-5)

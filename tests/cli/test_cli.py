@@ -492,7 +492,7 @@ class TestAlgos:
     def test_settings_as_json(self, call: Call) -> None:
         rows = json.loads(call("algos", "sac", "--json").out)
         assert rows["tau"]["default"] == 0.005
-        assert "target critics" in rows["tau"]["meaning"]
+        assert "target networks" in rows["tau"]["meaning"]
 
 
 class TestEval:

@@ -19,7 +19,7 @@ from test_kill import assert_same_folders, processes_marked, wait_until
 
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.interrupts import stop_on_signals
+from rl_training.runtime.controls import stop_on_signals
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import serialize_train_config
 from rl_training.runtime.trainer import TrainerState, TrainResult
@@ -124,7 +124,7 @@ def test_a_signal_while_a_worker_is_restarted_saves_the_run(signal: str, tmp_pat
     config = small_config("ppo", tmp_path / "runs", **RUN, env_id=env_id, env_kwargs=kwargs)
     code, out, error = interrupt(config, tmp_path, "worker", 3, signal)  # after the two of the beginning
     assert code == CODES[signal], error
-    assert "an environment failed and was made anew" in error
+    assert "an environment failed and was restarted" in error
     assert f"stop_reason=interrupted by {signal}" in out
     (run_dir,) = (tmp_path / "runs").glob("*__x")
     verify_checkpoint(resolve_checkpoint(run_dir))

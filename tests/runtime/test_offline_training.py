@@ -80,7 +80,7 @@ def test_data_that_nobody_named_is_refused(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.iterdir())
     words = ["algo_kwargs.dataset_kind=random", "algo_kwargs.dataset_size=50", "algo_kwargs.hidden_sizes=[8]"]
     assert main(["train", "iql", "MountainCarContinuous-v0", "--total-timesteps", "10", *words]) == 0
-    assert "WARNING: the data are 50 steps of random actions in MountainCarContinuous-v0" in capsys.readouterr().err
+    assert "WARNING: the dataset is 50 steps of random actions in MountainCarContinuous-v0" in capsys.readouterr().err
 
 
 def test_random_data_can_have_a_seed_of_its_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from run_tools import StopAt, assert_same_end
 
 from rl_training.errors import ConfigError, EnvError, NonFiniteError
-from rl_training.models.encoders import ObsNetwork, ObsPreprocessor
+from rl_training.models.encoders import ObsNetwork, make_preprocessor
 from rl_training.models.mlp import MLPSpec
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import load_algorithm, predict, resume_training
@@ -80,13 +80,13 @@ def test_a_spec_restored_from_its_state_stores_the_same(space):
     [
         {"shape": [10**9]},
         {"dtype": "object"},
-        {"parts": [{"path": ["a"], "shape": [-1], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
-        {"parts": [{"path": ["a"], "shape": [2, 2], "is_image": True, "scale": 1.0, "choices": [], "start": []}]},
-        {"parts": [{"path": [None], "shape": [21], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
-        {"parts": [{"path": ["a"], "shape": [21], "is_image": False, "scale": 1.0, "choices": [21], "start": [0]}]},
-        {"parts": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [21], "start": []}]},
-        {"parts": [{"path": ["a"], "shape": [17], "is_image": False, "scale": [], "choices": [], "start": []}]},
-        {"parts": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [17], "start": ["x"]}]},
+        {"leaves": [{"path": ["a"], "shape": [-1], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
+        {"leaves": [{"path": ["a"], "shape": [2, 2], "is_image": True, "scale": 1.0, "choices": [], "start": []}]},
+        {"leaves": [{"path": [None], "shape": [21], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
+        {"leaves": [{"path": ["a"], "shape": [21], "is_image": False, "scale": 1.0, "choices": [21], "start": [0]}]},
+        {"leaves": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [21], "start": []}]},
+        {"leaves": [{"path": ["a"], "shape": [17], "is_image": False, "scale": [], "choices": [], "start": []}]},
+        {"leaves": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [17], "start": ["x"]}]},
     ],
 )
 def test_a_forged_state_is_refused(change):
@@ -101,7 +101,7 @@ def test_an_image_goes_through_convolutions_however_its_axes_are_ordered(shape):
     spec = describe_observation(Box(0, 255, shape, np.uint8))
     network = ObsNetwork(spec, MLPSpec((), "relu", torch.Generator().manual_seed(0)))
     obs = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
-    features = network.features(ObsPreprocessor(spec, normalize=False)(obs))
+    features = network.features(obs)
     assert features.shape == (2, network.num_features) == (2, 512)
     planes = obs.float() / 255
     if shape[-1] == 3:
@@ -126,7 +126,24 @@ def test_images_and_numbers_are_read_side_by_side():
 
 def test_images_cannot_be_normalized():
     with pytest.raises(ConfigError, match="normalize_obs is for vectors"):
-        ObsPreprocessor(describe_observation(IMAGE), normalize=True)
+        make_preprocessor(describe_observation(IMAGE), normalize=True)
+
+
+@pytest.mark.parametrize(
+    ("space", "normalize", "is_needed"),
+    [
+        (Box(-1, 1, (3,)), False, False),
+        (Box(-1, 1, (3,)), True, True),
+        (Box(-1, 1, (2, 3)), False, True),
+        (Box(0, 255, (3,), np.uint8), False, True),
+        (Discrete(4), False, True),
+        (Dict(a=Discrete(2), b=Box(-1, 1, (2, 2))), False, False),
+        (IMAGE, False, False),
+    ],
+)
+def test_stored_vectors_and_images_need_no_preprocessing(space, normalize, is_needed):
+    spec = describe_observation(space)
+    assert (make_preprocessor(spec, normalize=normalize) is not None) == is_needed
 
 
 class MixedEnv(gym.Env):

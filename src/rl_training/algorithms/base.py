@@ -69,7 +69,11 @@ class Resources:
 
 
 class Algorithm(ABC, Generic[ConfigT]):
-    """One update rule with its networks and optimizers."""
+    """One update rule with its networks and optimizers.
+
+    A run sets `global_step`, its environment steps (offline: updates) so far, and `progress`, the fraction of training
+    done, before each `act` and `update`; schedules follow them. Whole numbers in `counters` are saved with it.
+    """
 
     def __init__(self, config: ConfigT, spaces: Spaces, resources: Resources) -> None:
         self.config = config
@@ -80,7 +84,6 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.global_step = 0
         self.progress = 0.0
         self.counters: dict[str, int] = {}
-        """Whole numbers of the algorithm's own that are saved with it."""
 
     @classmethod
     def for_spaces(cls, spaces: Spaces) -> type[Algorithm[Any]]:
@@ -116,11 +119,6 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def fit_observations(self, obs: Tensor) -> None:
         """Called with chunks of the dataset's observations before offline training; does nothing by default."""
-
-    def set_progress(self, global_step: int, progress: float) -> None:
-        """Set the current step and fraction of training done, for schedules; called before each `act` and `update`."""
-        self.global_step = global_step
-        self.progress = progress
 
     def random_actions(self, count: int) -> Tensor:
         """Model actions sampled uniformly from the action space, for warm-up."""

@@ -42,7 +42,7 @@ class C51Algorithm(DQNAlgorithm):
         return CategoricalQNetwork(self.spaces, self.mlp_spec, support, dueling=config.dueling).to(self.device)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        log_probs = of_actions(self.network.distribution(batch.obs).log_softmax(-1), batch.actions)  # [B, atoms]
+        log_probs = of_actions(self.network.distribution(batch.obs), batch.actions).log_softmax(-1)  # [B, atoms]
         targets = self._targets(batch)
         losses = -(targets * log_probs).sum(-1)  # C51 algorithm 1, last line
         values = (log_probs.exp() * self.network.support).sum(-1)
@@ -68,7 +68,8 @@ def project(returns: Tensor, probs: Tensor, support: Tensor) -> Tensor:
 
     Each atom's probability is split between its two neighbours on the support, by its distance to each.
     """
-    spacing = support[1] - support[0]
-    clamped = returns.clamp(support[0], support[-1])
-    distances = (clamped.unsqueeze(-1) - support).abs() / spacing  # [B, N, M]
+    last = len(support) - 1
+    spacing = (support[-1] - support[0]) / last
+    positions = ((returns - support[0]) / spacing).clamp(0.0, last)  # C51 algorithm 1: b, in units of the spacing
+    distances = (positions.unsqueeze(-1) - torch.arange(len(support), device=support.device)).abs()  # [B, N, M]
     return (probs.unsqueeze(-1) * (1.0 - distances).clamp(min=0.0)).sum(1)

@@ -21,6 +21,11 @@ StepResult = tuple[tuple[str, ...], Tensor, Tensor | None]
 """Metric names, metric values [M] and TD errors [B] of one compiled step."""
 
 
+def bootstrap_discounts(batch: Transitions, gamma: float) -> Tensor:
+    """Factor of V(next_obs) in the TD target, [B]: gamma, or gamma**n with n-step returns; 0 if terminated."""
+    return (~batch.terminated).float() * (gamma if batch.discounts is None else batch.discounts)
+
+
 class Batch(NamedTuple):
     """Input of a gradient step: preprocessed observations [B, features] (or images), all else [B, ...]."""
 
@@ -88,7 +93,7 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         for optimizer in self.optimizers:
             if optimizer.schedule is not None:
                 optimizer.follow_schedule(self.progress)
-        discounts = batch.bootstrap_discounts(self.config.gamma) if self.uses_next_obs else batch.rewards
+        discounts = bootstrap_discounts(batch, self.config.gamma) if self.uses_next_obs else batch.rewards
         weights = None if batch.inverse_probabilities is None else self._importance_weights(batch.inverse_probabilities)
         inputs = Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, weights)
         names, values, td_errors = self._step(inputs, *self.step_inputs(batch.actions))

@@ -132,9 +132,9 @@ def _nested_spec(space: Space[Any]) -> ObsSpec | None:
 
 
 def _describe_rows(spec: ObsSpec | None) -> str:
-    if spec is None or not spec.parts:
+    if spec is None or not spec.leaves:
         return ""
-    order = ", ".join(f"{'.'.join(map(str, part.path)) or 'obs'} ({part.width})" for part in spec.parts)
+    order = ", ".join(f"{'.'.join(map(str, part.path)) or 'obs'} ({part.width})" for part in spec.leaves)
     if spec.image_shapes:
         return f"observations are uint8 rows, first the float32 numbers, then the images, in this order: {order}"
     wrapper = "gymnasium.wrappers.FlattenObservation does the same in the environment"

@@ -23,7 +23,7 @@ MAX_BYTE = 255
 
 def recorded_spec(spec: ObsSpec) -> ObsSpec:
     """The spec without scaling: observations in the environment's units."""
-    return dataclasses.replace(spec, parts=tuple(dataclasses.replace(part, scale=1.0) for part in spec.parts))
+    return dataclasses.replace(spec, leaves=tuple(dataclasses.replace(part, scale=1.0) for part in spec.leaves))
 
 
 def to_recorded(spec: ObsSpec, rows: Array) -> Array:
@@ -52,7 +52,7 @@ def from_recorded(spec: ObsSpec, rows: Array) -> Array:
 
 def check_recorded(name: str, rows: Array, spec: ObsSpec) -> None:
     """Raise a `DatasetError` unless uint8 parts hold bytes and discrete parts are one-hot."""
-    if not spec.parts:
+    if not spec.leaves:
         return
     for part, columns in _number_columns(spec):
         key = "/".join(map(str, part.path)) or "obs"
@@ -72,13 +72,13 @@ def check_recorded(name: str, rows: Array, spec: ObsSpec) -> None:
 def as_observations(space: Space[Any], rows: Array) -> Any:
     """Convert file rows [n, *shape] to a batch of observations of `space`."""
     spec = describe_observation(space)
-    if not spec.parts:
+    if not spec.leaves:
         return rows.reshape(len(rows), *space.shape).astype(space.dtype)  # type: ignore[misc]
     numbers, found = spec.numbers(rows), dict[Path, Array]()
     for part, columns in _number_columns(spec):
         found[part.path] = numbers[:, columns]
     start = FLOAT_BYTES * spec.num_features
-    for part in (part for part in spec.parts if part.is_image):
+    for part in (part for part in spec.leaves if part.is_image):
         found[part.path] = rows[:, start : start + part.width]
         start += part.width
     return _nested(space, (), found)
@@ -99,13 +99,13 @@ def _nested(space: Space[Any], path: Path, found: dict[Path, Array]) -> Any:
 
 
 def _has_scales(spec: ObsSpec) -> bool:
-    return any(part.scale != 1.0 for part in spec.parts)
+    return any(part.scale != 1.0 for part in spec.leaves)
 
 
 def _number_columns(spec: ObsSpec) -> Iterator[tuple[ObsLeaf, slice]]:
     """Each part that is not an image, and its columns in the numeric part of a row."""
     start = 0
-    for part in spec.parts:
+    for part in spec.leaves:
         if not part.is_image:
             yield part, slice(start, start + part.width)
             start += part.width

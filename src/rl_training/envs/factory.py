@@ -14,9 +14,9 @@ from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, EpisodicLi
 from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
 from rl_training.envs.native_vector import EnvPoolNativeEnv, NativeTrainingEnv, check_has_batch, make_gymnasium_batch
-from rl_training.envs.pools import Pool, SyncPool
+from rl_training.envs.pools import Pool
 from rl_training.envs.rewards import apply_reward_wrappers
-from rl_training.envs.vector import Array, MakeEnv, RewardTransform, TrainingEnv, make_async, make_sync
+from rl_training.envs.vector import Array, MakeEnv, RewardTransform, SyncPool, TrainingEnv, make_async, make_sync
 from rl_training.envs.workers import AsyncPool
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import import_known_packages

@@ -76,47 +76,8 @@ class Pool(ABC):
         return self.run(command, [values if other == index else None for other in range(self.size)], seconds)[index]
 
 
-class SyncPool(Pool):
-    """All members in this process, run one after the other."""
-
-    def __init__(self, make: MakeMember, size: int) -> None:
-        self.size = size
-        self._make = make
-        self.members: list[Member] = []
-        try:
-            self.members += [make() for _ in range(size)]
-        except BaseException:
-            self.close()
-            raise
-
-    def run(self, command: str, arguments: Arguments, seconds: float | None = None) -> list[Any]:
-        """Run a command in each member whose arguments are not None."""
-        results: list[Any] = []
-        for member, values in zip(self.members, arguments, strict=True):
-            try:
-                results.append(None if values is None else getattr(member, command)(*values))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                results.append(Fault.from_error(error, member))
-        return results
-
-    def replace(self, index: int) -> Fault | None:
-        """Close a failed member, ignoring errors, and make another."""
-        _try_to(self.members[index].close)
-        return _try_to(self._make_at, index)
-
-    def close(self) -> list[tuple[int, Fault]]:
-        """Close all members, also after one fails to close."""
-        faults = [(index, _try_to(member.close)) for index, member in enumerate(self.members)]
-        self.members.clear()
-        return [(index, fault) for index, fault in faults if fault is not None]
-
-    def _make_at(self, index: int) -> None:
-        self.members[index] = self._make()
-
-
-def _try_to(call: Callable[..., None], *values: Any) -> Fault | None:
+def try_to(call: Callable[..., None], *values: Any) -> Fault | None:
+    """Call a function; returns a `Fault` if it fails."""
     try:
         call(*values)
     except KeyboardInterrupt:
@@ -129,7 +90,7 @@ def _try_to(call: Callable[..., None], *values: Any) -> Fault | None:
 def close_example(env: gym.Env[Any, Any]) -> None:
     """Close an environment that was made to read its spaces; an error is ignored."""
     with watch_call(type(env.unwrapped), "close"):
-        _try_to(env.close)
+        try_to(env.close)
 
 
 def describe_error(error: BaseException) -> str:

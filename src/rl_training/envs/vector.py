@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from rl_training.envs.answers import find_misfit
-from rl_training.envs.pools import Fault, Pool, SyncPool, close_example
+from rl_training.envs.pools import Arguments, Fault, MakeMember, Member, Pool, close_example, try_to
 from rl_training.envs.resumable import ResumableEnv, Step
 from rl_training.envs.workers import AsyncPool
 from rl_training.errors import EnvError
@@ -68,6 +68,46 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
     @abstractmethod
     def _reset_all(self) -> Any:
         """Reset every environment with its seed; returns the first observations."""
+
+
+class SyncPool(Pool):
+    """All members in this process, run one after the other."""
+
+    def __init__(self, make: MakeMember, size: int) -> None:
+        self.size = size
+        self._make = make
+        self.members: list[Member] = []
+        try:
+            self.members += [make() for _ in range(size)]
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, command: str, arguments: Arguments, seconds: float | None = None) -> list[Any]:
+        """Run a command in each member whose arguments are not None."""
+        results: list[Any] = []
+        for member, values in zip(self.members, arguments, strict=True):
+            try:
+                results.append(None if values is None else getattr(member, command)(*values))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                results.append(Fault.from_error(error, member))
+        return results
+
+    def replace(self, index: int) -> Fault | None:
+        """Close a failed member, ignoring errors, and make another."""
+        try_to(self.members[index].close)
+        return try_to(self._make_at, index)
+
+    def close(self) -> list[tuple[int, Fault]]:
+        """Close all members, also after one fails to close."""
+        faults = [(index, try_to(member.close)) for index, member in enumerate(self.members)]
+        self.members.clear()
+        return [(index, fault) for index, fault in faults if fault is not None]
+
+    def _make_at(self, index: int) -> None:
+        self.members[index] = self._make()
 
 
 class PooledTrainingEnv(TrainingEnv):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.optim import Adam, descend, polyak
+from rl_training.algorithms.replay import bootstrap_discounts
 from rl_training.algorithms.returns import ensemble_mse
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
@@ -96,7 +97,7 @@ class _Fit:
         batch = self._data.sample(batch_size)
         with torch.no_grad():
             next_actions = self._actions(batch.next_obs)
-            discounts = batch.bootstrap_discounts(self._algorithm.config.gamma)
+            discounts = bootstrap_discounts(batch, self._algorithm.config.gamma)
             targets = batch.rewards + discounts * self._target(batch.next_obs, next_actions)
         descend(ensemble_mse(self._q(batch.obs, batch.actions)[None], targets), self._optimizer)
         polyak(self._q.network, self._target.network, TAU)

@@ -79,12 +79,12 @@ class CNNEncoder(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Turn stored observations [B, *shape] into [B, features]."""
-        if not self._spec.parts:
+        if not self._spec.leaves:
             features: Tensor = self.images[0](obs)
             return features
         num_bytes = FLOAT_BYTES * self._spec.num_features
         read = [obs[:, :num_bytes].contiguous().view(torch.float32)] if num_bytes else []
-        images = torch.split(obs[:, num_bytes:], [part.width for part in self._spec.parts if part.is_image], 1)
+        images = torch.split(obs[:, num_bytes:], [part.width for part in self._spec.leaves if part.is_image], 1)
         read += [module(image) for module, image in zip(self.images, images, strict=True)]
         return torch.cat(read, 1)
 

@@ -149,7 +149,7 @@ class FrameReplayBuffer(ReplayBuffer):
 
 def stores_frames(obs: ObsSpec) -> bool:
     """Whether observations are stored frame by frame: images that are not part of a Dict or Tuple."""
-    return bool(obs.image_shapes) and not obs.parts
+    return bool(obs.image_shapes) and not obs.leaves
 
 
 def replay_class(spaces: Spaces) -> type[ReplayBuffer]:

@@ -22,11 +22,11 @@ GoalRewardFn = Callable[[Array, Array], tuple[Array, Array | None]]
 
 def find_goals(spec: ObsSpec) -> tuple[slice, slice]:
     """Columns of the achieved and desired goal in a stored observation; an `EnvError` if HER cannot use them."""
-    if not {(key,) for key in GOAL_KEYS} <= {part.path[:1] for part in spec.parts}:
+    if not {(key,) for key in GOAL_KEYS} <= {part.path[:1] for part in spec.leaves}:
         raise EnvError(f"replay kind her needs a Dict observation with the keys {', '.join(GOAL_KEYS)}")
     if spec.image_shapes:
         raise EnvError("replay kind her needs observations without images: remove them, or use another replay kind")
-    goals = [part for part in spec.parts if part.path in (("achieved_goal",), ("desired_goal",))]
+    goals = [part for part in spec.leaves if part.path in (("achieved_goal",), ("desired_goal",))]
     if len({part.shape for part in goals}) != 1 or any(part.choices or part.scale != 1.0 for part in goals):
         raise EnvError("replay kind her needs achieved_goal and desired_goal to be Box or MultiBinary, of one shape")
     return spec.columns("achieved_goal"), spec.columns("desired_goal")

@@ -47,11 +47,6 @@ class Transitions:
         for parts in zip(*fields.values(), strict=True):
             yield Transitions(**dict(zip(fields, parts, strict=True)))
 
-    def bootstrap_discounts(self, gamma: float) -> Tensor:
-        """Factor of V(next_obs) in the TD target: the discount, and 0 where the episode terminated."""
-        alive = (~self.terminated).float()
-        return alive * (gamma if self.discounts is None else self.discounts)
-
 
 def allocate(spaces: Spaces, *leading: int) -> Storage:
     """Zeroed arrays for transitions with the given leading shape (memory is committed as they fill)."""

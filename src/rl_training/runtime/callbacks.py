@@ -95,6 +95,11 @@ class CallbackList(Callback):
         self.unclaimed: list[str] = []
         """Class names of callbacks with saved state but without a counterpart in this list."""
 
+    def listens_to(self, event: str) -> bool:
+        """Whether any callback has this event, other than the empty one of `Callback`."""
+        empty = getattr(Callback, event)
+        return any(hasattr(item, event) and getattr(type(item), event, None) is not empty for item in self.callbacks)
+
     on_train_start = _to_each("on_train_start")
     on_collect_end = _to_each("on_collect_end")
     on_update_end = _to_each("on_update_end")

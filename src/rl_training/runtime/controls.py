@@ -1,19 +1,28 @@
-"""Controls of a run: early stopping, intervals between events, and the progress of schedules."""
+"""Controls of a run: early stopping, signals, and intervals between events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, Literal
 
-from rl_training.algorithms.config import AlgorithmConfig, EarlyStoppingConfig, value_at
+from rl_training.algorithms.config import EarlyStoppingConfig
 from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import SUCCESS_RATE
+from rl_training.experiment.run_folder import INTERRUPTED
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState
+from rl_training.terminal.streams import tell
 from rl_training.validation import suggest
 
-__all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "Interval", "Schedules", "TrainingProgress"]
+__all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "Interval", "Schedules", "stop_on_signals"]
+
+Schedules = Literal["stretch", "restart", "hold"]
+"""Schedules of a resumed run: `stretch` the rest of each over the steps left (if `total_timesteps` changed), `restart`
+each over the steps left, or `hold` each at its current value."""
 
 
 class EarlyStoppingCallback(Callback):
@@ -105,56 +114,40 @@ class Interval:
         self._passed = state["every"] * state["passed"] // self.every
 
 
-Schedules = Literal["stretch", "restart", "hold"]
-"""Schedules of a resumed run: `stretch` the rest of each over the steps left (if `total_timesteps` changed), `restart`
-each over the steps left, or `hold` each at its current value."""
+@contextlib.contextmanager
+def stop_on_signals(state: TrainerState, on_request: Callable[[], None] | None = None) -> Iterator[None]:
+    """Turn signals into `state.request_stop` inside the block. Does nothing outside the main thread.
 
-
-@dataclass
-class TrainingProgress:
-    """The last step of the run, and the fraction of each schedule done at a step.
-
-    From `from_step` to `total`, the fraction rises linearly from `from_progress` to `to_progress`.
+    The first signal calls `on_request`, which must not print: the signal may have interrupted a print.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    total: int
-    from_step: int = 0
-    from_progress: float = 0.0
-    to_progress: float = 1.0
+    seen: list[int] = []
 
-    def progress(self, step: int) -> float:
-        """Fraction of each schedule done at `step`, 0 to 1."""
-        left = self.total - self.from_step
-        fraction = (step - self.from_step) / left if left > 0 else 0.0
-        return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * fraction)
+    def handle(number: int, frame: FrameType | None) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+        state.request_stop(INTERRUPTED + signal.Signals(number).name)
+        if on_request is not None:
+            on_request()
 
-    def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> TrainingProgress:
-        """Progress of a run resumed at `step` that now ends at `total`; no schedule jumps, unless it restarts."""
-        if schedules == "restart":
-            return TrainingProgress(total, step)
-        if schedules == "hold":
-            return TrainingProgress(total, step, self.progress(step), self.progress(step))
-        return self if total == self.total else TrainingProgress(total, step, self.progress(step))
+    before = {number: signal.signal(number, handle) for number in _signals_to_handle()}
+    try:
+        yield
+    except KeyboardInterrupt:
+        # Printed here: in the handler it would fail if the signal had interrupted a print.
+        tell("interrupted again: exiting without saving")
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    def describe(self, config: AlgorithmConfig) -> str:
-        """Message on resume: the last step, the course of the schedules, and learning rates that stay at 0."""
-        first, last, left = self.from_step, self.total, self.to_progress - self.from_progress
-        schedules = f"the remaining {left:.0%} of each schedule is spread over the steps left"
-        if self.from_progress == 0:
-            schedules = "each schedule starts again and runs over the steps left"
-        elif left == 0:
-            schedules = f"each schedule stays at its {'final' if self.from_progress == 1 else 'current'} value"
-        text = f"the run now ends at step {last:,}"
-        if first >= last or not config.has_schedules():
-            return text
-        text += f": from step {first:,} on, {schedules}"
-        rates = [name for name in type(config).model_fields if name.endswith("learning_rate")]
-        ends = self.from_progress, self.to_progress
-        zero = [name for name in rates if not any(value_at(getattr(config, name), end) for end in ends)]
-        if zero:
-            text += f"; {' and '.join(zero)} stays 0, so nothing more is learned: use --schedules restart"
-        return text
 
-    def state_dict(self) -> dict[str, Any]:
-        """All fields."""
-        return vars(self).copy()
+def _signals_to_handle() -> list[signal.Signals]:
+    """Signals that stop a run. SIGHUP, sent when a terminal closes, is left alone if `nohup` ignores it."""
+    hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)
+    is_handled = hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([hang_up] if hang_up is not None and is_handled else [])]

@@ -19,7 +19,9 @@ import torch
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import MAX_THREADS, TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.encoders import IMAGE_FEATURES
 
 WORK_FOR_TWO_THREADS = 8_000_000
@@ -96,6 +98,21 @@ class Execution:
         finally:
             torch.set_num_threads(threads_before)
             flush_denormals(flushes_before)
+
+
+def choose_execution(
+    config: TrainConfig, checkpoint_state: CheckpointState | None, algo_config: Any = None
+) -> Execution:
+    """Threads and compilation as in the checkpoint, or as configured."""
+    if algo_config is None:
+        algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    if checkpoint_state is None or "execution" not in checkpoint_state.metadata:
+        return Execution.choose(config, algo_config)
+    saved = Execution.from_metadata(checkpoint_state.metadata["execution"])
+    before = TrainConfig(**checkpoint_state.config)
+    changed = [name for name in ("num_threads", "compile") if getattr(before, name) != getattr(config, name)]
+    chosen = Execution.choose(config, algo_config) if changed else saved
+    return dataclasses.replace(saved, **{name: getattr(chosen, name) for name in changed})
 
 
 def flushes_denormals() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,16 +20,16 @@ from rl_training.experiment.run_folder import TrainingRun, create_training_run, 
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
-from rl_training.runtime.controls import EarlyStoppingCallback, TrainingProgress
-from rl_training.runtime.execution import Execution, machine_facts, watch_compilation
-from rl_training.runtime.interrupts import stop_on_signals
+from rl_training.runtime.controls import EarlyStoppingCallback, stop_on_signals
+from rl_training.runtime.execution import choose_execution, machine_facts, watch_compilation
 from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
 from rl_training.runtime.loops.offline import assemble_offline, offline_loop
 from rl_training.runtime.loops.on_policy import assemble_on_policy, on_policy_loop
 from rl_training.runtime.resuming.restore import Resumption, discard_newer, restore
 from rl_training.runtime.resuming.saved_state import translate_save_errors, translate_state_errors, try_saving
 from rl_training.runtime.run_utils import RunSeeds, save_training_checkpoint
-from rl_training.runtime.session import Session
+from rl_training.runtime.scores import Scores
+from rl_training.runtime.session import Session, TrainingProgress
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.terminal.progress import ProgressView, collapsed, make_view
 from rl_training.terminal.streams import tell
@@ -174,13 +173,14 @@ class Run:
         config, algo_config = setup.config, setup.algo_config
         self.checkpoints = CheckpointFolder(folder.checkpoints_dir, config.keep)
         early_stopping = [EarlyStoppingCallback(algo_config.early_stopping)] if algo_config.early_stopping else []
+        state = TrainerState(components.algorithm, folder.run_dir, config=config)
+        self.scores = Scores(state, components.evaluator, self.checkpoints)
         self.session = Session(
             config=config,
-            state=TrainerState(components.algorithm, folder.run_dir, config=config),
+            state=state,
             training_progress=TrainingProgress(config.total_timesteps),
             callbacks=CallbackList([*early_stopping, *callbacks]),
-            evaluator=components.evaluator,
-            checkpoints=self.checkpoints,
+            scores=self.scores,
             sinks=(),
             view=view,
             save=self.save,
@@ -210,7 +210,7 @@ class Run:
             self._open_files(stack)
             if not is_new and self.origin.folder is None:  # a fork can be resumed from its first moment on
                 self.save()
-                session.offer_restored()
+                self.scores.offer_restored()
             if stop_reason is not None:
                 session.state.request_stop(stop_reason)
             session.begin(len(self.components.dataset) if is_new and self.components.dataset else None)
@@ -232,7 +232,7 @@ class Run:
         else:
             restore(self.origin.state, self.components, self.session, self.view, self.origin.resumption)
         if self.origin.folder is None:
-            self.session.reset_best()
+            self.scores.reset_best()
         elif self.origin.state is not None and self.origin.resumption is not None:
             discard_newer(self.origin.state.trainer_state, self.session, self.origin.resumption)
 
@@ -250,7 +250,7 @@ class Run:
         lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in files if file.num_lost_bytes]
         if lost:
             self.view.message(f"lines that the run had written are missing in {' and '.join(lost)}: it resumes without")
-        self.session.sinks, self.session.evaluations = (self._metrics, tensorboard), self._evaluations
+        self.session.sinks, self.scores.evaluations = (self._metrics, tensorboard), self._evaluations
         self.session.recall_metrics(latest_metrics(run_dir / "metrics.jsonl"))
 
     def _run_loop(self) -> TrainResult:
@@ -322,21 +322,6 @@ def _recording_failure(folder: TrainingRun) -> Iterator[None]:
 def _close(components: RunComponents) -> None:
     for failure in components.close():
         tell(f"the run is over, but closing failed: {failure}")
-
-
-def choose_execution(
-    config: TrainConfig, checkpoint_state: CheckpointState | None, algo_config: Any = None
-) -> Execution:
-    """Threads and compilation as in the checkpoint, or as configured."""
-    if algo_config is None:
-        algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    if checkpoint_state is None or "execution" not in checkpoint_state.metadata:
-        return Execution.choose(config, algo_config)
-    saved = Execution.from_metadata(checkpoint_state.metadata["execution"])
-    before = TrainConfig(**checkpoint_state.config)
-    changed = [name for name in ("num_threads", "compile") if getattr(before, name) != getattr(config, name)]
-    chosen = Execution.choose(config, algo_config) if changed else saved
-    return dataclasses.replace(saved, **{name: getattr(chosen, name) for name in changed})
 
 
 def _standing_reason(config: TrainConfig, run: TrainingRun, checkpoint_state: CheckpointState | None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import NonFiniteError
-from rl_training.evaluation.evaluator import Evaluator
-from rl_training.experiment.checkpoint_folder import Best, CheckpointFolder, Position
+from rl_training.experiment.checkpoint_folder import Position
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import EvaluationFile, MetricSink
+from rl_training.experiment.logging import MetricSink
 from rl_training.experiment.run_folder import interrupting_signal
-from rl_training.runtime.callbacks import Callback, CallbackList
-from rl_training.runtime.controls import Interval, Schedules, TrainingProgress
+from rl_training.runtime.callbacks import CallbackList
+from rl_training.runtime.controls import Interval, Schedules
 from rl_training.runtime.metrics import MetricAccumulator, ParameterGuard
+from rl_training.runtime.scores import Scores
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 from rl_training.terminal.progress import ProgressView
 
@@ -33,6 +32,37 @@ class AbandonedError(Exception):
 
 
 @dataclass
+class TrainingProgress:
+    """The last step of the run, and the fraction of each schedule done at a step.
+
+    From `from_step` to `total`, the fraction rises linearly from `from_progress` to `to_progress`.
+    """
+
+    total: int
+    from_step: int = 0
+    from_progress: float = 0.0
+    to_progress: float = 1.0
+
+    def progress(self, step: int) -> float:
+        """Fraction of each schedule done at `step`, 0 to 1."""
+        left = self.total - self.from_step
+        fraction = (step - self.from_step) / left if left > 0 else 0.0
+        return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * fraction)
+
+    def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> TrainingProgress:
+        """Progress of a run resumed at `step` that now ends at `total`; no schedule jumps, unless it restarts."""
+        if schedules == "restart":
+            return TrainingProgress(total, step)
+        if schedules == "hold":
+            return TrainingProgress(total, step, self.progress(step), self.progress(step))
+        return self if total == self.total else TrainingProgress(total, step, self.progress(step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All fields."""
+        return vars(self).copy()
+
+
+@dataclass
 class Session:
     """A run as its loop sees it: the loop reports collections and updates, and ends iterations."""
 
@@ -40,18 +70,13 @@ class Session:
     state: TrainerState
     training_progress: TrainingProgress
     callbacks: CallbackList
-    evaluator: Evaluator | None
-    checkpoints: CheckpointFolder
+    scores: Scores
     sinks: Sequence[MetricSink]
     view: ProgressView
     save: Callable[[], Path]
     """Writes a checkpoint of the run's current state."""
     eval_every_steps: int
-    evaluations: EvaluationFile | None = None
     accumulator: MetricAccumulator = field(default_factory=MetricAccumulator)
-    best_return: float | None = None
-    last_eval: dict[str, float] = field(default_factory=dict)
-    last_eval_step: int | None = None
     train_restarts: int = 0
     """Training environments that failed and were restarted."""
     inexact_reasons: list[str] = field(default_factory=list)
@@ -66,8 +91,8 @@ class Session:
         self.parameters = ParameterGuard(self.state.algorithm)
         self._check_parameters_at = 0
         self._next_event_step = 0
-        self._hears_collections = _has_listener(self.callbacks, "on_collect_end")
-        self._hears_updates = _has_listener(self.callbacks, "on_update_end")
+        self._hears_collections = self.callbacks.listens_to("on_collect_end")
+        self._hears_updates = self.callbacks.listens_to("on_update_end")
         self._last_logged_step: int | None = None
         self._pending: list[bool] | None = None
         self._is_within_iteration = False
@@ -77,11 +102,6 @@ class Session:
         """Unique to each state of the run, also within an iteration or with an evaluation pending."""
         state = self.state
         return state.global_step, state.update_count, state.epoch, self._is_within_iteration, self._pending is not None
-
-    @property
-    def total_steps(self) -> int:
-        """Last step of the run."""
-        return self.training_progress.total
 
     @property
     def has_steps_left(self) -> bool:
@@ -97,7 +117,7 @@ class Session:
     @property
     def num_restarts(self) -> int:
         """Environments of training and evaluation that failed and were restarted."""
-        return self.train_restarts + (0 if self.evaluator is None else self.evaluator.num_restarts)
+        return self.train_restarts + self.scores.num_restarts
 
     def begin(self, dataset_size: int | None = None) -> None:
         """Call `on_train_start`; a new offline run reports its dataset of `dataset_size` transitions as collected."""
@@ -110,7 +130,8 @@ class Session:
     def set_progress(self) -> None:
         """Pass the current step and fraction of training done to the algorithm."""
         step = self.state.global_step
-        self.state.algorithm.set_progress(step, self.training_progress.progress(step))
+        algorithm = self.state.algorithm
+        algorithm.global_step, algorithm.progress = step, self.training_progress.progress(step)
 
     def collected(self, result: CollectResult) -> None:
         """Report new steps in the buffer."""
@@ -147,7 +168,7 @@ class Session:
         if has_event:
             self._next_event_step = step + min(due.steps_left(step) for due in self._intervals())
             log_due, eval_due, checkpoint_due = (due.is_due(step) for due in self._intervals())
-            self._pending = [log_due, eval_due and self.evaluator is not None, checkpoint_due]
+            self._pending = [log_due, eval_due and self.scores.evaluator is not None, checkpoint_due]
             self.close_iteration()
 
     def close_iteration(self) -> None:
@@ -164,7 +185,7 @@ class Session:
         except AbandonedError:
             return
         is_last = self.state.should_stop or not self.has_steps_left
-        if log_due and is_last and not eval_due and self.evaluator is not None:
+        if log_due and is_last and not eval_due and self.scores.evaluator is not None:
             self._pending = [True, False, checkpoint_due]
         else:
             self._pending = None
@@ -172,8 +193,8 @@ class Session:
                 self._log()
         if checkpoint_due or is_best:
             path = self.save()
-            if is_best and self.best_return is not None:
-                self.checkpoints.offer_best(path, self.best_return)
+            if is_best:
+                self.scores.offer_best(path)
         if self._pending is None:
             self.view.update(self.state.global_step, self.training_progress.total, self._latest)
 
@@ -184,20 +205,17 @@ class Session:
             self.view.stopped()
         # Saved before the closing evaluation, so that a resumed run continues as if it had never stopped here.
         path = self.save()
-        if self.evaluator is not None and self.last_eval_step != self.state.global_step:
+        if self.scores.evaluator is not None and not self.scores.is_current:
             with contextlib.suppress(AbandonedError):
-                if self._evaluate() and self.best_return is not None:
-                    self.checkpoints.offer_best(path, self.best_return)
+                if self._evaluate():
+                    self.scores.offer_best(path)
                 self._last_logged_step = None  # a line without the evaluation is not enough
             self._name_stop()
         if self._last_logged_step != self.state.global_step:
             self._log()
         self.view.update(self.state.global_step, self.training_progress.total, self._latest)
-        metrics = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count, **self._latest}
-        if self.last_eval_step is not None:
-            metrics |= {**self.last_eval, "eval_step": self.last_eval_step}
-        if self.checkpoints.best is not None:
-            metrics["best_eval_return_mean"] = self.checkpoints.best.score
+        counts = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count}
+        metrics = {**counts, **self._latest, **self.scores.metrics()}
         return TrainResult(self.state.run_dir, path, metrics, self.state.stop_reason)
 
     def _name_stop(self) -> None:
@@ -217,15 +235,11 @@ class Session:
             "accumulator": self.accumulator.state_dict(),
             "callbacks": self.callbacks.state_dict(),
             "intervals": [due.state_dict() for due in self._intervals()],
-            "best_return": self.best_return,
-            "last_eval": dict(self.last_eval),
-            "last_eval_step": self.last_eval_step,
+            **self.scores.state_dict(),
             "last_logged_step": self._last_logged_step,
-            "eval_restarts": 0 if self.evaluator is None else self.evaluator.num_restarts,
             "pending": self._pending,
             "is_within_iteration": self._is_within_iteration,
             "inexact_reasons": list(self.inexact_reasons),
-            "shared_changes": [] if self.evaluator is None else self.evaluator.shared_changes,
         }
 
     def load_state_dict(self, state: dict[str, Any], schedules: Schedules = "stretch") -> None:
@@ -240,64 +254,29 @@ class Session:
         self.callbacks.load_state_dict(state["callbacks"])
         for due, saved in zip(self._intervals(), state["intervals"], strict=True):
             due.load_state_dict(saved)
-        self.best_return = state["best_return"]
-        self.last_eval = dict(state["last_eval"])
-        self.last_eval_step = state["last_eval_step"]
+        self.scores.load_state_dict(state)
         self._last_logged_step = state["last_logged_step"]
         self._pending = state["pending"]
-        if self.evaluator is not None:
-            self.evaluator.num_restarts = state["eval_restarts"]
         self._is_within_iteration = state["is_within_iteration"]
         self.inexact_reasons = list(state["inexact_reasons"])
 
-    def discard_newer(self, name: str, best: Best | None, *, is_extended: bool, is_changed: bool) -> None:
-        """Make the restored checkpoint `name` the last one, and restore `best` as of then.
-
-        The closing evaluation of a stopped run is not part of the resumed run, unless the run had ended there.
-        """
-        now = self.checkpoints.best
-        if now is not None and not is_extended and (self.best_return is None or now.score > self.best_return):
-            self.checkpoints.restore_best(best)
-        self.checkpoints.rewind_to(name, None if is_changed else self.position, best)
-        self.offer_restored()
-
-    def reset_best(self) -> None:
-        """Reset the best score in a fork: the best checkpoint of the original run is not in its folder."""
-        is_evaluated = self.last_eval_step == self.state.global_step
-        self.best_return = self.last_eval["eval_return_mean"] if is_evaluated else None
-
     def recall_metrics(self, logged: Mapping[str, float]) -> None:
         """Load the metrics logged before a resume, which are part of the run's result."""
-        self._latest = {**self.last_eval, **logged}
-
-    def offer_restored(self) -> None:
-        """Mark the last checkpoint as `best` if it is, in case a kill came before that was done."""
-        path, is_evaluated = self.checkpoints.last, self.last_eval_step == self.state.global_step
-        if path is not None and is_evaluated and self.best_return == self.last_eval["eval_return_mean"]:
-            self.checkpoints.offer_best(path, self.best_return)
+        self._latest = {**self.scores.last, **logged}
 
     def _intervals(self) -> tuple[Interval, Interval, Interval]:
         return self._log_due, self._eval_due, self._checkpoint_due
 
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
-        assert self.evaluator is not None
         self.view.update(self.state.global_step, self.training_progress.total, self._latest)
-        episodes = self.evaluator.run_episodes(self.state.algorithm, self._watch_evaluation)
-        self.last_eval = self.evaluator.summarize(*episodes)
-        self._tell_restarts()
-        self.last_eval_step = self.state.global_step
-        self.callbacks.on_eval_end(self.state, dict(self.last_eval))
-        score = self.last_eval["eval_return_mean"]
-        if not math.isfinite(score):
-            raise NonFiniteError(f"the evaluation's mean return is {score} at step {self.state.global_step:,}")
-        if self.evaluations is not None:
-            self.evaluations.write(self.state.global_step, self.evaluator.seeds, *episodes)
-        is_best = self.best_return is None or score > self.best_return
-        if is_best:
-            self.best_return = score
-        self.view.evaluated(self.state.global_step, self.last_eval, is_best=is_best)
+        is_best = self.scores.evaluate(self._watch_evaluation, self._evaluated)
+        self.view.evaluated(self.state.global_step, self.scores.last, is_best=is_best)
         return is_best
+
+    def _evaluated(self, metrics: dict[str, float]) -> None:
+        self._tell_restarts()
+        self.callbacks.on_eval_end(self.state, metrics)
 
     def _tell_restarts(self) -> None:
         if self.num_restarts > self.state.env_restarts:
@@ -328,16 +307,10 @@ class Session:
         }
         if self.state.env_restarts:
             metrics["env_restarts"] = self.state.env_restarts
-        if self.last_eval_step == self.state.global_step:
-            metrics |= self.last_eval
+        if self.scores.is_current:
+            metrics |= self.scores.last
         for sink in self.sinks:
             sink.write(metrics)
         self._latest |= metrics
         self._last_logged_step = self.state.global_step
         self.callbacks.on_log(self.state, dict(metrics))
-
-
-def _has_listener(callbacks: CallbackList, event: str) -> bool:
-    """Whether any callback has this event, other than the empty one of the base class."""
-    empty = getattr(Callback, event)
-    return any(hasattr(item, event) and getattr(type(item), event, None) is not empty for item in callbacks.callbacks)

@@ -27,7 +27,7 @@ def _nothing() -> Array:
 
 
 class ActionKind(enum.Enum):
-    """How an action is chosen."""
+    """Kind of an action space."""
 
     DISCRETE = "discrete"
     MULTI_DISCRETE = "multi_discrete"
@@ -36,13 +36,13 @@ class ActionKind(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class ActionSpec:
-    """One action: its kind, its size in model space, and the way to and from the environment's space."""
+    """An action space: its kind, and the conversion between model space and environment space."""
 
     kind: ActionKind
     shape: tuple[int, ...]
     dtype: str
     choices: tuple[int, ...] = ()
-    """Number of options of each discrete component."""
+    """Number of options of each discrete component; empty for Box."""
     start: Array = field(default_factory=_nothing)
     """First option of each discrete component."""
     low: Array = field(default_factory=_nothing)
@@ -56,15 +56,15 @@ class ActionSpec:
 
     @cached_property
     def is_bounded(self) -> bool:
-        """True if every component has two finite bounds, so that [-1, 1] can be mapped onto it."""
+        """Whether every component has two finite bounds, onto which [-1, 1] is mapped."""
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     @cached_property
     def random_range(self) -> tuple[Array, Array]:
-        """Center and half width of uniformly random model actions, float32 [A].
+        """Center and half width of the range of random model actions, float32 [A].
 
-        It is [-1, 1], except where some bound is infinite and another is not: there it is the finite range, or a range
-        of length 2 beside the finite bound.
+        The range is [-1, 1], unless some bounds are finite and others infinite: then it is the finite range of a
+        component, or a range of length 2 at its finite bound.
         """
         center, half_width = np.zeros(self.num_components, np.float32), np.ones(self.num_components, np.float32)
         if self.is_bounded:

@@ -1,8 +1,8 @@
-"""How an observation is stored: as one array, whatever its space, so that buffers and files need not know more.
+"""The stored form of an observation: one array for every space, so that buffers and files need not know the space.
 
-A Box keeps its shape and a Discrete is a number. Dict and Tuple become one row of float32, each category as a row of
-zeros with a one in it, as `gymnasium.spaces.flatten` has it. Where there are images among them, the row is one of
-bytes: those of the float32 numbers first, then those of the images.
+A Box keeps its shape and a Discrete is an integer. Dict and Tuple become one float32 row with categories one-hot
+encoded, as in `gymnasium.spaces.flatten`. With images among them, the row is uint8: the bytes of the float32 numbers
+first, then those of the images.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ Array = npt.NDArray[Any]
 Path = tuple[str | int, ...]
 FLOAT_BYTES = 4
 MIN_IMAGE_SIDE = 36
-"""Smaller pictures leave nothing behind the convolutions, and are read as vectors."""
+"""Smaller images would be reduced to nothing by the convolutions, and are read as vectors."""
 
 
 @dataclass(frozen=True)
 class ObsLeaf:
-    """One leaf of a Dict or Tuple: where it is found, and what it is stored as."""
+    """One leaf of a Dict or Tuple: its path in the observation, and its stored form."""
 
     path: Path
     shape: tuple[int, ...]
     is_image: bool = False
     scale: float = 1.0
-    """What its numbers are multiplied with."""
+    """Factor of its numbers: 1/255 for byte vectors."""
     choices: tuple[int, ...] = ()
-    """Number of options of each component, where it holds categories."""
+    """Number of categories of each component; empty for numbers."""
     start: tuple[int, ...] = ()
-    """First option of each."""
+    """First category of each component."""
 
     @property
     def width(self) -> int:
-        """Numbers in its stored row."""
+        """Length of its stored row."""
         return sum(self.choices) or prod(self.shape)
 
     def find(self, obs: Any) -> Any:
-        """The leaf itself."""
+        """The leaf in an observation."""
         for key in self.path:
             obs = obs[key]
         return obs
 
     def row(self, obs: Any) -> Array:
-        """Its part of a batch of observations, [B, width]."""
+        """The leaf of a batch of observations in stored form, [B, width]."""
         values = np.asarray(self.find(obs))
         rows = values.reshape(len(values), prod(self.shape))
         if self.is_image:
@@ -65,131 +65,131 @@ class ObsLeaf:
 
 @dataclass(frozen=True)
 class ObsSpec:
-    """One observation as it is stored: its shape, its dtype, and for a category how many there are."""
+    """The stored form of an observation: shape, dtype, and the number of categories of a Discrete."""
 
     shape: tuple[int, ...]
     dtype: str
     num_categories: int | None = None
-    parts: tuple[ObsLeaf, ...] = ()
-    """What a Dict or Tuple is made of, images last; none for other spaces."""
+    leaves: tuple[ObsLeaf, ...] = ()
+    """Leaves of a Dict or Tuple, images last; empty for other spaces."""
 
     @property
     def num_features(self) -> int:
-        """Numbers that a network reads once the observation is flat (or one-hot coded), images aside."""
-        if self.parts:
-            return sum(part.width for part in self.parts if not part.is_image)
+        """Length of the flat (or one-hot encoded) observation, without images."""
+        if self.leaves:
+            return sum(leaf.width for leaf in self.leaves if not leaf.is_image)
         return 0 if self.image_shapes else self.num_categories or prod(self.shape)
 
     @property
     def image_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the images in it, in the order in which they are stored."""
-        if self.parts:
-            return tuple(part.shape for part in self.parts if part.is_image)
+        """Shapes of its images, in stored order."""
+        if self.leaves:
+            return tuple(leaf.shape for leaf in self.leaves if leaf.is_image)
         return (self.shape,) if self.dtype == "uint8" and is_image_shape(self.shape) else ()
 
     def as_stored(self, obs: Any) -> Array:
-        """A batch of the environment's observations as [B, *shape]."""
-        if not self.parts:
+        """Stored form [B, *shape] of a batch of the environment's observations."""
+        if not self.leaves:
             return np.asarray(obs).astype(self.dtype, copy=False)
-        rows = [part.row(obs) for part in self.parts if not part.is_image]
+        rows = [leaf.row(obs) for leaf in self.leaves if not leaf.is_image]
         if self.dtype == "float32":
             return np.hstack(rows)
         numbers = [np.hstack(rows).view(np.uint8)] if rows else []
-        return np.hstack([*numbers, *(part.row(obs) for part in self.parts if part.is_image)])
+        return np.hstack([*numbers, *(leaf.row(obs) for leaf in self.leaves if leaf.is_image)])
 
     def one_as_stored(self, obs: Any) -> Array:
-        """One of the environment's observations as [*shape]."""
+        """Stored form [*shape] of one observation of the environment."""
         stored: Array = self.as_stored(self.as_batch(obs))[0]
         return stored
 
     def as_batch(self, obs: Any) -> Any:
-        """One of the environment's observations as a batch of one."""
-        return _as_batch(obs) if self.parts else np.asarray(obs)[None]
+        """One observation of the environment as a batch of one."""
+        return _as_batch(obs) if self.leaves else np.asarray(obs)[None]
 
     def is_batch(self, obs: Any) -> bool:
-        """Whether `obs` is a batch and not a single observation; an `EnvError` if it is neither."""
+        """Whether `obs` is a batch, not a single observation; raises an `EnvError` if it is neither."""
         answers: set[bool] = set()
-        for part in self.parts or (ObsLeaf((), self.shape),):
-            name = "/".join(map(str, part.path))
+        for leaf in self.leaves or (ObsLeaf((), self.shape),):
+            name = "/".join(map(str, leaf.path))
             try:
-                shape = np.shape(part.find(obs))
+                shape = np.shape(leaf.find(obs))
             except (KeyError, IndexError, TypeError):
                 raise EnvError(f"the observation has no part '{name}'") from None
-            if shape != part.shape and (not shape or shape[1:] != part.shape):
+            if shape != leaf.shape and (not shape or shape[1:] != leaf.shape):
                 what = f"part '{name}' of the observation has shape" if name else "observation of shape"
-                raise EnvError(f"{what} {shape} does not fit: expected {part.shape}, or {('batch', *part.shape)}")
-            answers.add(shape != part.shape)
+                raise EnvError(f"{what} {shape} does not fit: expected {leaf.shape}, or {('batch', *leaf.shape)}")
+            answers.add(shape != leaf.shape)
         if len(answers) > 1:
             raise EnvError("some parts of the observation are a batch and others are not")
         return answers.pop()
 
     def numbers(self, rows: Array) -> Array:
-        """The numbers in stored rows that could be NaN, [..., numbers]."""
-        if self.parts and self.dtype == "uint8":
+        """The float numbers in stored rows, [..., numbers], which could be NaN."""
+        if self.leaves and self.dtype == "uint8":
             rows = rows[..., : FLOAT_BYTES * self.num_features].view(np.float32)
         return rows
 
     def columns(self, name: str) -> slice:
-        """Where a part of a Dict without images stands in the stored row."""
+        """Columns of a leaf in the stored row of a Dict without images."""
         start = 0
-        for part in self.parts:
-            if part.path == (name,):
-                return slice(start, start + part.width)
-            start += part.width
+        for leaf in self.leaves:
+            if leaf.path == (name,):
+                return slice(start, start + leaf.width)
+            start += leaf.width
         raise KeyError(name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to store observations later without the environment."""
+        """All fields, JSON-compatible."""
         state = {"shape": self.shape, "dtype": self.dtype, "num_categories": self.num_categories}
-        return {**state, "parts": [dict(vars(part)) for part in self.parts]} if self.parts else state
+        return {**state, "leaves": [dict(vars(leaf)) for leaf in self.leaves]} if self.leaves else state
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ObsSpec:
         """Rebuild what `state_dict` wrote, or raise a `ValueError`."""
-        parts = []
-        for saved in state.get("parts", ()):
+        leaves = []
+        for saved in state.get("leaves", ()):
             lists = {name: tuple(saved[name]) for name in ("path", "shape", "choices", "start")}
-            parts.append(ObsLeaf(**{**saved, **lists}))
-        spec = cls(**{**state, "shape": tuple(state["shape"]), "parts": tuple(parts)})
+            leaves.append(ObsLeaf(**{**saved, **lists}))
+        spec = cls(**{**state, "shape": tuple(state["shape"]), "leaves": tuple(leaves)})
         spec._check()
         return spec
 
     def _check(self) -> None:
-        """Raise a `ValueError` unless `describe_observation` could have made this."""
+        """Raise a `ValueError` unless `describe_observation` can return this."""
         sizes = [*self.shape, *([] if self.num_categories is None else [self.num_categories])]
-        sizes += [size for part in self.parts for size in (*part.shape, *part.choices)]
+        sizes += [size for leaf in self.leaves for size in (*leaf.shape, *leaf.choices)]
         check_sizes(sizes)
         if self.dtype not in (("float32", "uint8") if self.num_categories is None else ("int64",)):
             raise ValueError(f"observations cannot be of type {self.dtype!r:.100}")
-        if not self.parts:
+        if not self.leaves:
             return
-        if any(part.is_image is not True and part.is_image is not False for part in self.parts):
+        if any(leaf.is_image is not True and leaf.is_image is not False for leaf in self.leaves):
             raise ValueError("a part of the observation neither is an image nor is none")
-        if any(type(part.scale) is not float or not 0.0 < part.scale <= 1.0 for part in self.parts):
+        if any(type(leaf.scale) is not float or not 0.0 < leaf.scale <= 1.0 for leaf in self.leaves):
             raise ValueError("a part of the observation has no scale from 0 to 1")
-        if any(type(first) is not int for part in self.parts for first in part.start):
+        if any(type(first) is not int for leaf in self.leaves for first in leaf.start):
             raise ValueError("a category of the observation does not begin at a number")
-        if any(part.is_image and not is_image_shape(part.shape) for part in self.parts):
+        if any(leaf.is_image and not is_image_shape(leaf.shape) for leaf in self.leaves):
             raise ValueError("an image of the observation has no shape of an image")
-        if not all(type(key) in (str, int) for part in self.parts for key in part.path):
+        if not all(type(key) in (str, int) for leaf in self.leaves for key in leaf.path):
             raise ValueError("a part of the observation has no name")
-        if any(len(part.choices) not in (0, prod(part.shape)) for part in self.parts) or any(
-            len(part.choices) != len(part.start) for part in self.parts
+        if any(len(leaf.choices) not in (0, prod(leaf.shape)) for leaf in self.leaves) or any(
+            len(leaf.choices) != len(leaf.start) for leaf in self.leaves
         ):
             raise ValueError("the categories of the observation are not of its shape")
-        if (self.shape, self.dtype) != stored_as(self.parts):
+        if (self.shape, self.dtype) != stored_as(self.leaves):
             raise ValueError("the parts of the observation do not make up its shape")
 
 
 def check_sizes(sizes: Iterable[Any]) -> None:
-    """Raise a `ValueError` if one of them is no size of a space."""
+    """Raise a `ValueError` unless all are positive integers."""
     for number in sizes:
         if type(number) is not int or number < 1:
             raise ValueError(f"{number!r:.100} is not a size of a space")
 
 
 def is_image_shape(shape: tuple[int, ...]) -> bool:
-    """Whether bytes of this shape are read by convolutions: [H, W], with channels first or last, or a stack of such."""
+    """Whether bytes of this shape are an image for a CNN: [H, W], with channels first or last, or a stack of such."""
     return len(shape) in (2, 3, 4) and min(plane_shape(shape)) >= MIN_IMAGE_SIDE
 
 
@@ -200,10 +200,10 @@ def plane_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return height, width
 
 
-def stored_as(parts: tuple[ObsLeaf, ...]) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of the row that parts make up."""
-    num_pixels = sum(part.width for part in parts if part.is_image)
-    num_numbers = sum(part.width for part in parts if not part.is_image)
+def stored_as(leaves: tuple[ObsLeaf, ...]) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of the stored row of these leaves."""
+    num_pixels = sum(leaf.width for leaf in leaves if leaf.is_image)
+    num_numbers = sum(leaf.width for leaf in leaves if not leaf.is_image)
     return ((FLOAT_BYTES * num_numbers + num_pixels,), "uint8") if num_pixels else ((num_numbers,), "float32")
 
 
@@ -219,20 +219,20 @@ def describe_observation(space: Space[Any]) -> ObsSpec:
         return ObsSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")
     if isinstance(space, MultiBinary):
         return ObsSpec(tuple(space.shape), "float32")
-    parts = tuple(sorted(leaves(space), key=lambda part: part.is_image))
-    if not parts:
+    leaves = tuple(sorted(find_leaves(space), key=lambda leaf: leaf.is_image))
+    if not leaves:
         raise EnvError(f"observation space {space} is empty")
-    return ObsSpec(*stored_as(parts), parts=parts)
+    return ObsSpec(*stored_as(leaves), leaves=leaves)
 
 
-def leaves(space: Space[Any], path: Path = ()) -> Iterator[ObsLeaf]:
-    """Every part of a Dict or Tuple, in the order that the space has them."""
+def find_leaves(space: Space[Any], path: Path = ()) -> Iterator[ObsLeaf]:
+    """The leaves of a Dict or Tuple, in the order of the space."""
     if isinstance(space, Dict):
         for key, inner in space.spaces.items():
-            yield from leaves(inner, (*path, key))
+            yield from find_leaves(inner, (*path, key))
     elif isinstance(space, Tuple):
         for index, inner in enumerate(space.spaces):
-            yield from leaves(inner, (*path, index))
+            yield from find_leaves(inner, (*path, index))
     elif isinstance(space, Box):
         is_bytes = space.dtype == np.uint8
         is_image = is_bytes and is_image_shape(space.shape)

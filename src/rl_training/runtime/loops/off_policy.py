@@ -100,12 +100,12 @@ def collect_and_update(
 
     `first_step` is the step at which an offline stage ended; each of its steps was one update.
     """
-    state = session.state
+    state, total = session.state, session.training_progress.total - first_step
     while not state.should_stop:
         if not updates_due(pace, state.global_step - first_step, state.update_calls - first_step):
-            if not session.has_steps_left:
+            step = state.global_step - first_step
+            if step >= total:
                 break
-            step, total = state.global_step - first_step, session.total_steps - first_step
             steps = steps_to_next_update(pace, step, total, collector.num_envs)
             result = collector.collect(explore, buffer, steps, state)
             session.collected(result)

@@ -64,8 +64,8 @@ def offline_loop(
     """Train until the run is over."""
     config: OfflineConfig = algorithm.config
     state = session.state
-    online = _online_stage(config)
-    num_updates = min(session.total_steps, online.after_updates) if online else session.total_steps
+    online, total = _online_stage(config), session.training_progress.total
+    num_updates = min(total, online.after_updates) if online else total
     while state.global_step < num_updates and not state.should_stop:
         count = min(session.steps_to_next_event, num_updates - state.global_step, MAX_BATCHES_AT_ONCE)
         # Sampled batches are used even if a stop is requested: a resumed run would not sample them again.

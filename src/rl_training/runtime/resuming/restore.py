@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_training.algorithms.config import AlgorithmConfig, value_at
 from rl_training.envs.state.shared_changes import change_of_shared
 from rl_training.experiment.checkpoint_folder import Best
 from rl_training.experiment.checkpointing import CheckpointState
@@ -16,7 +17,7 @@ from rl_training.runtime.controls import Schedules
 from rl_training.runtime.execution import machine_differences, machine_facts
 from rl_training.runtime.resuming.changes import Change
 from rl_training.runtime.resuming.saved_state import translate_state_errors
-from rl_training.runtime.session import Session
+from rl_training.runtime.session import Session, TrainingProgress
 from rl_training.terminal.progress import ProgressView, collapsed
 
 
@@ -72,7 +73,27 @@ def restore(
     reasons = [*session.inexact_reasons, *machine_reasons, *shared_reasons, *change_reasons]
     session.inexact_reasons = list(dict.fromkeys(reasons))
     if session.training_progress.state_dict() != {"to_progress": 1.0, **saved["training_progress"]}:
-        view.message(session.training_progress.describe(components.algorithm.config))
+        view.message(_describe_progress(session.training_progress, components.algorithm.config))
+
+
+def _describe_progress(progress: TrainingProgress, config: AlgorithmConfig) -> str:
+    """Message on resume: the last step, the course of the schedules, and learning rates that stay at 0."""
+    first, last, left = progress.from_step, progress.total, progress.to_progress - progress.from_progress
+    schedules = f"the remaining {left:.0%} of each schedule is spread over the steps left"
+    if progress.from_progress == 0:
+        schedules = "each schedule starts again and runs over the steps left"
+    elif left == 0:
+        schedules = f"each schedule stays at its {'final' if progress.from_progress == 1 else 'current'} value"
+    text = f"the run now ends at step {last:,}"
+    if first >= last or not config.has_schedules():
+        return text
+    text += f": from step {first:,} on, {schedules}"
+    rates = [name for name in type(config).model_fields if name.endswith("learning_rate")]
+    ends = progress.from_progress, progress.to_progress
+    zero = [name for name in rates if not any(value_at(getattr(config, name), end) for end in ends)]
+    if zero:
+        text += f"; {' and '.join(zero)} stays 0, so nothing more is learned: use --schedules restart"
+    return text
 
 
 def _load_state(
@@ -123,5 +144,6 @@ def _report_changes(changes: Sequence[Change], view: ProgressView) -> list[str]:
 def discard_newer(trainer_state: dict[str, Any], session: Session, resumption: Resumption) -> None:
     """Remove the checkpoints newer than the restored one, and restore `best`."""
     best = Best(**trainer_state["best"]) if trainer_state["best"] else None
-    is_extended = trainer_state["session"]["training_progress"]["total"] != session.total_steps
-    session.discard_newer(resumption.name, best, is_extended=is_extended, is_changed=bool(resumption.changes))
+    is_extended = trainer_state["session"]["training_progress"]["total"] != session.training_progress.total
+    position = None if resumption.changes else session.position
+    session.scores.discard_newer(resumption.name, position, best, is_extended=is_extended)
