@@ -25,6 +25,7 @@ from rl_training.algorithms.config import (
     OnPolicyConfig,
 )
 from rl_training.algorithms.optim import Adam, descend
+from rl_training.algorithms.replay import bootstrap_discounts
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment import registry
 from rl_training.experiment.logging import read_metrics
@@ -78,7 +79,7 @@ class Sound(Algorithm[Any]):
         return self.replace_at_random(actions, 0.3) if explore else actions
 
     def bootstrap(self, batch: Transitions) -> Tensor:
-        return batch.bootstrap_discounts(self.config.gamma)
+        return bootstrap_discounts(batch, self.config.gamma)
 
     def loss(self, batch: Transitions) -> Tensor:
         values = self.network(batch.obs).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
@@ -402,7 +403,7 @@ FAULTS = [
     (LearnsNothing, "check_update", "3 updates change no parameter"),
     (ModifiesObs, "check_inputs", "act modifies the observations in place: work on a copy: obs.clone()"),
     (ModifiesBatch, "check_inputs", "update modifies batch.rewards in place: work on a copy: batch.rewards.clone()"),
-    (CutByTruncation, "check_truncation", "use batch.bootstrap_discounts(gamma) or batch.terminated, not batch.dones"),
+    (CutByTruncation, "check_truncation", "use bootstrap_discounts(batch, gamma) or batch.terminated, not batch.dones"),
     (PlainCounter, "check_state", f"attribute 'num_updates' {KEEP}"),
     (PlainObject, "check_state", f"attribute 'noise.state' {KEEP}"),
     (CounterInModule, "check_state", f"attribute 'network.calls' {KEEP}"),

@@ -175,9 +175,14 @@ class AlgorithmCase:
 
     def train(self, algorithm: Algorithm[Any], number: int) -> tuple[Tensor, UpdateResult]:
         """Explore once and update with a batch, as a loop does; returns the actions and the result."""
-        algorithm.set_progress(10 * number, number / 100)
+        set_progress(algorithm, number)
         actions = algorithm.act(self.obs(NUM_ENVS), explore=True)
         return actions, algorithm.update(self.batch(number))
+
+
+def set_progress(algorithm: Algorithm[Any], number: int) -> None:
+    """Set the point of training of update `number`, as a run does."""
+    algorithm.global_step, algorithm.progress = 10 * number, number / 100
 
 
 Check = Callable[[AlgorithmCase], None]

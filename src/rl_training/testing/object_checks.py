@@ -17,7 +17,7 @@ from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.registry import Loop
 from rl_training.spaces.actions import ActionKind, describe_action
 from rl_training.spaces.spec import Spaces
-from rl_training.testing.case import AlgorithmCase, check, fail
+from rl_training.testing.case import AlgorithmCase, check, fail, set_progress
 from rl_training.testing.comparison import first_difference, no_global_randomness, saved_state, unsaved_attributes
 
 ACTION_SPACES = (
@@ -111,14 +111,14 @@ def check_update(case: AlgorithmCase) -> None:
     before = _learned(algorithm)
     for number in range(NUM_UPDATES):
         batch = case.batch(number)
-        algorithm.set_progress(10 * number, number / 100)
+        set_progress(algorithm, number)
         with no_global_randomness("update"):
             result = algorithm.update(batch)
         _check_result(result, len(batch.rewards))
     if first_difference(before, _learned(algorithm), path="members") is None:
         fail(f"{NUM_UPDATES} updates change no parameter", "take an optimizer step on parameters that act uses")
     for number in range(NUM_UPDATES):
-        other.set_progress(10 * number, number / 100)
+        set_progress(other, number)
         other.update(case.batch(number))
     path = first_difference(saved_state(algorithm), saved_state(other), path="state")
     if path:
@@ -188,7 +188,7 @@ def check_truncation(case: AlgorithmCase) -> None:
     if path:
         fail(
             f"an update with truncated transitions differs from one without, at {path}",
-            "bootstrap truncated episodes: use batch.bootstrap_discounts(gamma) or batch.terminated, not batch.dones",
+            "bootstrap truncated episodes: use bootstrap_discounts(batch, gamma) or batch.terminated, not batch.dones",
         )
 
 
