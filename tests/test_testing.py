@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import re
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import env_of
+from conftest import TESTS, env_of
 from torch import Tensor, nn
 
-from rl_training import TrainConfig
+from rl_training import TrainConfig, testing
 from rl_training.algorithms.base import Algorithm, Resources, UpdateResult
 from rl_training.algorithms.config import (
     AlgorithmConfig,
@@ -25,7 +27,7 @@ from rl_training.algorithms.config import (
     OnPolicyConfig,
 )
 from rl_training.algorithms.optim import Adam, descend
-from rl_training.algorithms.replay import bootstrap_discounts
+from rl_training.algorithms.replay import Batch, ReplayAlgorithm, bootstrap_discounts
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment import registry
 from rl_training.experiment.logging import read_metrics
@@ -463,6 +465,13 @@ class Constant(Sound):
         return UpdateResult({"critic_loss": 0.0})
 
 
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "dqn", "td3_bc"])
+def test_a_resumed_run_follows_the_schedules_of_the_one_that_was_never_stopped(algo: str) -> None:
+    spec = get_algorithm_spec(algo)
+    schedule = {"learning_rate": {"kind": "linear", "start": 1e-2, "end": 0.0}}
+    check_resume(AlgorithmCase(spec.algorithm_class(), spec.config_class(), spec.loop, env_of(algo), schedule))
+
+
 def test_seeds_must_matter() -> None:
     with pytest.raises(AlgorithmCheckError, match="Constant fails check_seed: runs with two seeds learn the same"):
         check_seed(AlgorithmCase(Constant, OnPolicyConfig, Loop.ON_POLICY))
@@ -471,7 +480,7 @@ def test_seeds_must_matter() -> None:
 def test_wrong_means_in_the_log_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     collect = MetricAccumulator.collect
     monkeypatch.setattr(MetricAccumulator, "collect", lambda self: {k: 2 * v for k, v in collect(self).items()})
-    with pytest.raises(AlgorithmCheckError, match=r"the log line has 18\.0 for metric 'both', whose mean is 9\.0|4\.5"):
+    with pytest.raises(AlgorithmCheckError, match=r"the log line has 18\.0 for metric 'both', whose mean is 9\.0:"):
         check_metrics(AlgorithmCase(Alternating, OnPolicyConfig, Loop.ON_POLICY))
 
 
@@ -506,6 +515,31 @@ def test_updates_of_three_gradient_steps_keep_the_ratio_of_updates(
 def test_metrics_that_alternate_are_averaged_over_the_updates_that_report_them(tmp_path: Path) -> None:
     lines = [line for line in logged_run(Alternating, Loop.OFF_POLICY, tmp_path) if "both" in line]
     assert [(line["both"], line["odd"], line["even"]) for line in lines] == [(4.5, 1.0, 2.0)] * 2
+
+
+class ThreeGraphSteps(ReplayAlgorithm[Any]):
+    """Three gradient steps per `gradient_step`."""
+
+    def __init__(self, config: Any, spaces: Spaces, resources: Resources) -> None:
+        super().__init__(config, spaces, resources)
+        self.network = self.mlp_spec.make(spaces.obs.num_features, spaces.action.choices[0])
+        self.optimizer = Adam(self.network.parameters(), 1e-3)
+
+    check_spaces = Sound.check_spaces
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        return self.add_exploration_noise(self.network(obs).argmax(-1), 0.3 if explore else 0.0)
+
+    def gradient_step(self, batch: Batch) -> UpdateResult:
+        for _ in range(3):
+            loss = (self.network(batch.obs).amax(-1) - batch.rewards).square().mean()
+            descend(loss, self.optimizer)
+        return UpdateResult({"critic_loss": loss}, gradient_steps=3)
+
+
+def test_a_step_of_three_gradient_steps_is_counted_as_three(tmp_path: Path) -> None:
+    assert logged_run(ThreeGraphSteps, Loop.OFF_POLICY, tmp_path)[-1]["gradient_steps"] == 3 * 72
 
 
 @pytest.mark.parametrize(
@@ -564,3 +598,25 @@ def test_a_member_made_after_construction_is_refused_on_resume(tmp_path: Path) -
         result = run_training(config)
         with pytest.raises(CheckpointError, match="saved member 'second' is not in a new LateMember: create it in"):
             resume_training(result.run_dir, total_timesteps=2 * config.total_timesteps)
+
+
+def test_the_examples_of_the_documentation_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (TESTS.parent / "docs" / "extending.md").read_text()
+    found = re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert [name for name, _ in found] == ["my_algorithm", "soft_q", "test_mine"]
+    for name, text in found:
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    tests = importlib.import_module("test_mine")
+    tests.test_reinforce()
+    tests.test_soft_q_with_prioritized_replay()
+    assert {"reinforce", "soft_q"} <= set(registry._SPECS)
+
+
+def test_the_page_lists_every_check() -> None:
+    page = (TESTS.parent / "docs" / "extending.md").read_text()
+    names = [check.__name__ for check in CHECKS]
+    assert re.findall(r"^\| `(check_\w+)` \|", page, re.MULTILINE) == names
+    assert re.findall(r"^- `(check_\w+)`:", testing.__doc__ or "", re.MULTILINE) == names

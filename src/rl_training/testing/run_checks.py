@@ -87,7 +87,7 @@ class Outcome:
     """What a run leaves behind."""
 
     state: dict[str, Any]
-    """Algorithm, buffer, environments and session in the last checkpoint, and the lines of both logs."""
+    """Algorithm, buffer, environments and session in the last checkpoint, the best algorithm, and both logs."""
     metrics: dict[str, float]
     recorder: Recorder
     scores: dict[str, float]
@@ -95,13 +95,14 @@ class Outcome:
 
 
 def _outcome(result: TrainResult, recorder: Recorder, *, evaluate: bool = False) -> Outcome:
-    checkpoint = load_checkpoint(result.checkpoint_path)
+    checkpoint, best = load_checkpoint(result.checkpoint_path), result.run_dir / "checkpoints" / "best"
     state = {
         "algorithm": checkpoint.algorithm_state,
         "buffer": checkpoint.buffer_state,
         "collector": checkpoint.trainer_state["collector"],
         "session": {**checkpoint.trainer_state["session"], "stop_reason": None, "callbacks": None},
         "metrics": list(read_metrics(result.run_dir / "metrics.jsonl")),
+        "best": load_checkpoint(best, include_buffer=False).algorithm_state,
         "evaluations": (result.run_dir / "evaluations.jsonl").read_text().splitlines(),
     }
     return Outcome(state, result.metrics, recorder, _scores(result.run_dir) if evaluate else {})
@@ -168,7 +169,7 @@ def check_metrics(case: AlgorithmCase) -> None:
     """Each log line has the mean of every metric over the updates since the line before that reported it."""
     recorder = _undisturbed(case).recorder
     for line, updates, _ in recorder.lines:
-        for name in {name for result in updates for name in result.metrics}:
+        for name in sorted({name for result in updates for name in result.metrics}):
             values = [float(result.metrics[name]) for result in updates if name in result.metrics]
             mean = sum(values) / len(values)
             if name not in line or not math.isclose(line[name], mean, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-6):
