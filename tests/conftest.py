@@ -21,6 +21,7 @@ from rl_training.errors import EnvError
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import describe_spaces
+from rl_training.testing.case import TEST_ENVS
 
 TESTS = Path(__file__).parent
 SMALL: dict[Loop, dict[str, Any]] = {
@@ -35,8 +36,6 @@ SMALL: dict[Loop, dict[str, Any]] = {
     },
     Loop.OFFLINE: {"dataset_kind": "random", "dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
 }
-TEST_ENVS = ("CartPole-v1", "Pendulum-v1", "rl_training.envs.goals:PointGoalEnv")
-"""An algorithm is tested on the first of these that its `check_spaces` accepts."""
 BOX_TESTED = ("sac", "bc", "cql")
 """Tested on Box actions although they also accept Discrete ones."""
 FAULTY = ("ppo", "dqn", "sac", "iql")

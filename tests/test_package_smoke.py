@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "diagnostics": {"spaces", "envs", "replay", "data", "models", "algorithms", "experiment", "evaluation", "runtime"},
 }
 """The rooms from the bottom up, and which rooms each may import."""
-ABOVE = {"views": ("diagnostics",), "api": (), "cli": ("diagnostics", "views", "api")}
+ABOVE = {"views": ("diagnostics",), "api": (), "testing": (), "cli": ("diagnostics", "views", "api")}
 for _room, _others in ABOVE.items():
     MAY_IMPORT[_room] = {*MAY_IMPORT["runtime"], "runtime", *_others}
 

@@ -1,4 +1,4 @@
-"""What every registered algorithm must do; a new one is covered by being registered."""
+"""What every registered algorithm must do, besides `check_algorithm`; a new one is covered by being registered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, TRY_ALL, as_observation, env_of, small_config
+from conftest import TESTS, TRY_ALL, algorithms_for_faults, as_observation, env_of, small_config
 from run_tools import StopAt, assert_same_end
 
 from rl_training import TrainConfig
@@ -49,59 +49,41 @@ def test_a_run_leaves_everything_a_run_should(algo: str, tmp_path: Path) -> None
     assert load_checkpoint(result.run_dir).config["algo"] == algo
 
 
-@pytest.mark.parametrize("algo", ALGOS)
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(algo: str, tmp_path: Path) -> None:
-    one, two, other = (
-        run_training(small_config(algo, tmp_path / name, seed=seed)) for name, seed in (("a", 3), ("b", 3), ("c", 4))
-    )
-    assert_same_end(one, two)
-    with pytest.raises(AssertionError):
-        assert_same_end(one, other)
-
-
-def with_stops(algo: str, output_dir: Path, num_envs: int) -> TrainConfig:
+def with_stops(algo: str, output_dir: Path) -> TrainConfig:
     """A run with evaluations at 64, 128 and 192, and, off-policy, iterations of more updates than one sampling."""
     rhythm = {"train_frequency": 32, "gradient_steps": 40} if get_algorithm_spec(algo).loop is Loop.OFF_POLICY else {}
     algo_kwargs = {"eval_interval": 64, **rhythm}
-    return small_config(algo, output_dir, num_envs=num_envs, total_timesteps=192, algo_kwargs=algo_kwargs)
+    return small_config(algo, output_dir, total_timesteps=192, algo_kwargs=algo_kwargs)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], TrainResult]:
-    """The run that is never stopped, made once for an algorithm and a number of environments."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainResult]:
+    """The run that is never stopped, made once for an algorithm."""
 
     @functools.cache
-    def train(algo: str, num_envs: int) -> TrainResult:
+    def train(algo: str) -> TrainResult:
         torch.set_num_threads(1)
-        return run_training(with_stops(algo, tmp_path_factory.mktemp("undisturbed"), num_envs))
+        return run_training(with_stops(algo, tmp_path_factory.mktemp("undisturbed")))
 
     return train
 
 
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize(
-    ("event", "step", "num_envs"),
+    ("event", "step"),
     [
-        pytest.param("collect", 50, 3, id="collecting"),
-        pytest.param("collect", 64, 1, id="before-the-updates-of-the-first-best"),
-        pytest.param("update", 64, 1, id="within-the-updates-of-the-first-best"),
-        pytest.param("update", 77, 3, id="updating"),
-        pytest.param("eval", 64, 3, id="evaluating"),
-        pytest.param("update", 192, 1, id="within-the-last-updates"),
+        pytest.param("collect", 64, id="before-the-updates-of-the-first-best"),
+        pytest.param("update", 64, id="within-the-updates-of-the-first-best"),
+        pytest.param("update", 192, id="within-the-last-updates"),
     ],
 )
 def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
-    algo: str,
-    event: str,
-    step: int,
-    num_envs: int,
-    undisturbed: Callable[[str, int], TrainResult],
-    tmp_path: Path,
+    algo: str, event: str, step: int, undisturbed: Callable[[str], TrainResult], tmp_path: Path
 ) -> None:
     if event == "collect" and learns_offline(algo):
         event = "update"
-    whole = undisturbed(algo, num_envs)
-    stopped = run_training(with_stops(algo, tmp_path, num_envs), callbacks=[StopAt(step, event)])
+    whole = undisturbed(algo)
+    stopped = run_training(with_stops(algo, tmp_path), callbacks=[StopAt(step, event)])
     assert stopped.stop_reason == "test"
     resumed = resume_training(stopped.run_dir)
     assert resumed.run_dir == stopped.run_dir
@@ -122,16 +104,6 @@ def test_a_finished_run_can_be_extended_in_place(algo: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_a_checkpoint_evaluates_to_what_training_logged(algo: str, tmp_path: Path) -> None:
-    result = run_training(small_config(algo, tmp_path, eval_episodes=3))
-    again = evaluate_checkpoint(result.run_dir)
-    assert again["eval_return_mean"] == result.metrics["eval_return_mean"]
-    assert again["eval_return_std"] == result.metrics["eval_return_std"]
-    best = evaluate_checkpoint(result.run_dir / "checkpoints" / "best")
-    assert best["eval_return_mean"] == result.metrics["best_eval_return_mean"]
-
-
-@pytest.mark.parametrize("algo", ALGOS)
 def test_prediction_fits_the_action_space_alone_and_in_a_batch(algo: str, tmp_path: Path) -> None:
     result = run_training(small_config(algo, tmp_path))
     _, algorithm, _ = load_algorithm(result.run_dir)
@@ -144,18 +116,7 @@ def test_prediction_fits_the_action_space_alone_and_in_a_batch(algo: str, tmp_pa
     np.testing.assert_allclose(alone, actions[2], rtol=1e-4)
 
 
-@pytest.mark.parametrize("algo", ALGOS)
-def test_acting_without_exploration_draws_no_random_number(algo: str, tmp_path: Path) -> None:
-    result = run_training(small_config(algo, tmp_path))
-    _, algorithm, _ = load_algorithm(result.run_dir)
-    obs = torch.randn(5, *algorithm.spaces.obs.shape)
-    before = algorithm.generator.get_state()
-    first, second = algorithm.act(obs, explore=False), algorithm.act(obs, explore=False)
-    assert torch.equal(first, second)
-    assert torch.equal(before, algorithm.generator.get_state())
-
-
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", algorithms_for_faults())
 def test_training_leaves_the_global_generators_alone(algo: str, tmp_path: Path) -> None:
     torch.manual_seed(5)
     np.random.seed(5)

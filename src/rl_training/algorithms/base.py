@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +26,7 @@ from rl_training.spaces.spec import Spaces
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 LOOSE = (Tensor, torch.Generator, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
 """State without a `state_dict`: as an attribute of an algorithm, a checkpoint would lose it."""
+STATELESS = (type, AlgorithmConfig, Spaces, FunctionType, MethodType, ModuleType)
 
 
 class Stateful(Protocol):
@@ -103,8 +106,9 @@ class Algorithm(ABC, Generic[ConfigT]):
     def stateful_members(self) -> dict[str, Stateful]:
         """Networks, optimizers and all else with a `state_dict`, by attribute name; these are saved.
 
-        Members of lists, tuples and dicts are found too, as `critics.0`. Override it only to add more. A tensor, an
-        array or a random generator that no checkpoint would hold raises a `ConfigError`.
+        Members of lists, tuples, dicts and plain objects are found too, as `critics.0` or `agent.critic`. Override it
+        only to add more. A tensor, an array or a random generator that no checkpoint would hold, as an attribute or
+        in a list, tuple or dict, raises a `ConfigError`.
         """
         return dict(self._find_members())
 
@@ -142,35 +146,55 @@ class Algorithm(ABC, Generic[ConfigT]):
             "generator": self.generator.get_state(),
             "global_step": self.global_step,
             "progress": self.progress,
-            "counters": dict(self.counters),
+            "counters": self._saved_counters(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for name, member in self.stateful_members().items():
-            member.load_state_dict(state["members"][name])
+        members, saved = self.stateful_members(), state["members"]
+        for name in saved.keys() - members.keys():
+            raise ValueError(f"saved member '{name}' is not in a new {type(self).__name__}: create it in __init__")
+        for name, member in members.items():
+            member.load_state_dict(saved[name])
         self.generator.set_state(state["generator"].cpu())
         self.global_step = int(state["global_step"])
         self.progress = float(state["progress"])
         self.counters |= {name: int(count) for name, count in state["counters"].items()}
 
+    def _saved_counters(self) -> dict[str, int]:
+        for name, count in self.counters.items():
+            if not isinstance(count, (int, np.integer)):
+                raise ConfigError(
+                    f"self.counters['{name}'] of {type(self).__name__} is {count!r:.100}, not an int: keep it in a"
+                    " buffer of an nn.Module"
+                )
+        return {name: int(count) for name, count in self.counters.items()}
+
     def _find_members(self) -> Iterator[tuple[str, Stateful]]:
-        seen = {id(self.generator)}
+        seen = {id(self), id(self.generator)}
         for name, value in vars(self).items():
             yield from self._members_in(name, value, seen)
 
-    def _members_in(self, name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Stateful]]:
-        if id(value) in seen or isinstance(value, (type, AlgorithmConfig, Spaces)):
+    def _members_in(
+        self, name: str, value: Any, seen: set[int], *, refuse_loose: bool = True
+    ) -> Iterator[tuple[str, Stateful]]:
+        if id(value) in seen or isinstance(value, STATELESS):
             return
         if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
             seen.add(id(value))
             yield name, value
         elif isinstance(value, LOOSE):
+            if not refuse_loose:
+                return
             raise ConfigError(
                 f"attribute '{name}' of {type(self).__name__} is a {type(value).__name__} that no checkpoint would"
                 " hold: make it a buffer or parameter of an nn.Module, draw from self.generator, or compute it where"
                 " it is used"
             )
-        elif isinstance(value, (list, tuple, dict)):
+        elif isinstance(value, (list, tuple, deque, dict)):
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from self._members_in(f"{name}.{key}", item, seen)
+                yield from self._members_in(f"{name}.{key}", item, seen, refuse_loose=refuse_loose)
+        elif hasattr(value, "__dict__"):
+            seen.add(id(value))
+            for key, item in vars(value).items():  # its arrays may be constants, such as the bounds of a space
+                yield from self._members_in(f"{name}.{key}", item, seen, refuse_loose=False)

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.replay import Batch
-from rl_training.models.critics import CategoricalQNetwork, of_actions
+from rl_training.models.critics import QNetwork, of_actions
+from rl_training.models.mlp import MLPSpec
+from rl_training.spaces.spec import Spaces
 
 
 class C51Config(DQNConfig):
@@ -26,6 +28,24 @@ class C51Config(DQNConfig):
         if not self.v_min < self.v_max:
             raise ValueError(f"v_min {self.v_min} is not below v_max {self.v_max}: exchange or change them")
         return self
+
+
+class CategoricalQNetwork(QNetwork):
+    """Distribution of the return of every discrete action over the atoms of `support` [atoms]."""
+
+    support: Tensor
+
+    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, support: Tensor, *, dueling: bool = False) -> None:
+        super().__init__(spaces, mlp_spec, dueling=dueling, action_outputs=len(support))
+        self.register_buffer("support", support)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """The Q-value of each action, [B, num_actions]: the mean of its distribution."""
+        return (self.distribution(obs).softmax(-1) * self.support).sum(-1)
+
+    def distribution(self, obs: Tensor) -> Tensor:
+        """Logits of each action's return distribution, [B, num_actions, atoms]."""
+        return self._combined(self.network(self.features(obs)).unflatten(-1, (-1, len(self.support))))
 
 
 class C51Algorithm(DQNAlgorithm):

@@ -17,8 +17,8 @@ from rl_training.models.policies import Policy
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
 
-StepResult = tuple[tuple[str, ...], Tensor, Tensor | None]
-"""Metric names, metric values [M] and TD errors [B] of one compiled step."""
+StepResult = tuple[tuple[str, ...], Tensor, int, Tensor | None]
+"""Metric names, metric values [M], number of gradient steps and TD errors [B] of one compiled step."""
 
 
 def bootstrap_discounts(batch: Transitions, gamma: float) -> Tensor:
@@ -96,8 +96,8 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         discounts = bootstrap_discounts(batch, self.config.gamma) if self.uses_next_obs else batch.rewards
         weights = None if batch.inverse_probabilities is None else self._importance_weights(batch.inverse_probabilities)
         inputs = Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, weights)
-        names, values, td_errors = self._step(inputs, *self.step_inputs(batch.actions))
-        return UpdateResult(dict(zip(names, values.unbind(), strict=True)), td_errors=td_errors)
+        names, values, gradient_steps, td_errors = self._step(inputs, *self.step_inputs(batch.actions))
+        return UpdateResult(dict(zip(names, values.unbind(), strict=True)), gradient_steps, td_errors)
 
     def step_inputs(self, actions: Tensor) -> tuple[Any, ...]:
         """Arguments of `gradient_step` after the batch: noise and choices, made outside of the compiled graph."""
@@ -120,4 +120,5 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         """The whole step as one graph: stored observations in, metrics as one tensor out."""
         next_obs = self.preprocess(batch.next_obs) if self.uses_next_obs else batch.next_obs
         result = self.gradient_step(batch._replace(obs=self.preprocess(batch.obs), next_obs=next_obs), *args)
-        return tuple(result.metrics), torch.stack(list(result.metrics.values())).detach(), result.td_errors
+        values = torch.stack(list(result.metrics.values())).detach()
+        return tuple(result.metrics), values, result.gradient_steps, result.td_errors

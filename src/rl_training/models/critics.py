@@ -92,24 +92,6 @@ class QuantileQNetwork(QNetwork):
         return self._combined(self.network(self.features(obs)).unflatten(-1, (-1, self._num_quantiles)))
 
 
-class CategoricalQNetwork(QNetwork):
-    """Distribution of the return of every discrete action over the atoms of `support` [atoms]."""
-
-    support: Tensor
-
-    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, support: Tensor, *, dueling: bool = False) -> None:
-        super().__init__(spaces, mlp_spec, dueling=dueling, action_outputs=len(support))
-        self.register_buffer("support", support)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """The Q-value of each action, [B, num_actions]: the mean of its distribution."""
-        return (self.distribution(obs).softmax(-1) * self.support).sum(-1)
-
-    def distribution(self, obs: Tensor) -> Tensor:
-        """Logits of each action's return distribution, [B, num_actions, atoms]."""
-        return self._combined(self.network(self.features(obs)).unflatten(-1, (-1, len(self.support))))
-
-
 def of_actions(distributions: Tensor, actions: Tensor) -> Tensor:
     """Select the distribution of one action per row: [B, num_actions, N] becomes [B, N]."""
     return distributions.take_along_dim(actions.view(-1, 1, 1), 1).squeeze(1)

@@ -15,6 +15,16 @@ from rl_training.errors import ConfigError, NonFiniteError
 from rl_training.experiment.tree_codec import tensors_in
 
 EPISODE_WINDOW = 100
+RESERVED = (
+    "global_step",
+    "gradient_steps",
+    "env_restarts",
+    "train_return_mean",
+    "train_length_mean",
+    "eval_",
+    "best_eval_",
+)
+"""Names, or their beginnings, that a log line has besides the metrics of updates."""
 Names = tuple[str, ...]
 
 
@@ -46,7 +56,10 @@ class MetricAccumulator:
             values = torch.stack(tuple(metrics.values())).detach()
         except (TypeError, RuntimeError):
             values = _stack_any(metrics)
+        if values.dim() != 1:
+            values = _stack_any(metrics)
         if names not in self._sums:
+            _check_names(names)
             self._sums[names] = torch.zeros(len(names), dtype=torch.float64, device=values.device)
             self._counts[names] = 0
         self._sums[names] += values
@@ -100,6 +113,13 @@ class MetricAccumulator:
         self._counts = dict(zip(self._sums, state["counts"], strict=True))
         self._returns = deque(state["returns"], maxlen=EPISODE_WINDOW)
         self._lengths = deque(state["lengths"], maxlen=EPISODE_WINDOW)
+
+
+def _check_names(names: Names) -> None:
+    """Raise a `ConfigError` for a metric that would replace a value of the log line."""
+    for name in names:
+        if name in RESERVED or name.startswith(tuple(start for start in RESERVED if start.endswith("_"))):
+            raise ConfigError(f"metric '{name}' of an update has the name of a value that the run logs: rename it")
 
 
 def _stack_any(metrics: Mapping[str, Any]) -> Tensor:

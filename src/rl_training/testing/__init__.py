@@ -3,8 +3,8 @@
 `check_algorithm` runs every check below. Each can be called by itself with an `AlgorithmCase`:
 
 - `check_construction`: the constructor works, and every tensor and generator can be saved;
-- `check_spaces`: unsuitable action spaces raise an `EnvError`, accepted ones work;
 - `check_act`: shape, dtype and range of the actions; deterministic without `explore`;
+- `check_spaces`: unsuitable action spaces raise an `EnvError`, accepted ones work;
 - `check_update`: finite scalar metrics; some parameter changes; no global random generator is used;
 - `check_inputs`: observations and batches are not modified;
 - `check_truncation`: a truncated episode is bootstrapped (off-policy and offline);
@@ -13,7 +13,7 @@
 - `check_resume`: a run that is stopped and resumed equals the run that was never stopped;
 - `check_metrics`: log lines have the mean of every metric;
 - `check_gradient_steps`: gradient steps and updates are counted right;
-- `check_evaluation`: `evaluate_checkpoint` reproduces the logged score.
+- `check_evaluation`: `evaluate_checkpoint` reproduces the logged scores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rl_training.testing.run_checks import (
 )
 
 CHECKS = (
-    *(check_construction, check_spaces, check_act, check_update, check_inputs, check_truncation, check_state),
+    *(check_construction, check_act, check_spaces, check_update, check_inputs, check_truncation, check_state),
     *(check_seed, check_resume, check_metrics, check_gradient_steps, check_evaluation),
 )
 """Every check, in the order in which `check_algorithm` runs them."""

@@ -175,9 +175,14 @@ class AlgorithmCase:
 
     def train(self, algorithm: Algorithm[Any], number: int) -> tuple[Tensor, UpdateResult]:
         """Explore once and update with a batch, as a loop does; returns the actions and the result."""
-        algorithm.global_step, algorithm.progress = 10 * number, number / 100
+        set_progress(algorithm, number)
         actions = algorithm.act(self.obs(NUM_ENVS), explore=True)
         return actions, algorithm.update(self.batch(number))
+
+
+def set_progress(algorithm: Algorithm[Any], number: int) -> None:
+    """Set the point of training of update `number`, as a run does."""
+    algorithm.global_step, algorithm.progress = 10 * number, number / 100
 
 
 Check = Callable[[AlgorithmCase], None]
@@ -188,8 +193,8 @@ def check(function: Check) -> Check:
 
     @functools.wraps(function)
     def run(case: AlgorithmCase) -> None:
-        _ = case.env  # a ConfigError if there is none
         with quieted(), Execution(1, compile=False).applied():
+            case.obs(1)  # errors of the environment are not the algorithm's
             try:
                 function(case)
             except AlgorithmCheckError as error:

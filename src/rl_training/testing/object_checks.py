@@ -17,7 +17,7 @@ from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.registry import Loop
 from rl_training.spaces.actions import ActionKind, describe_action
 from rl_training.spaces.spec import Spaces
-from rl_training.testing.case import AlgorithmCase, check, fail
+from rl_training.testing.case import AlgorithmCase, check, fail, set_progress
 from rl_training.testing.comparison import first_difference, no_global_randomness, saved_state, unsaved_attributes
 
 ACTION_SPACES = (
@@ -71,9 +71,9 @@ def check_act(case: AlgorithmCase) -> None:
     """Actions have the shape, dtype and range of model space; without `explore` no random number is drawn."""
     algorithm = case.make()
     for count, explore in itertools.product((1, 5), (True, False)):
-        before = algorithm.generator.get_state()
+        obs, before = case.obs(count), algorithm.generator.get_state()
         with no_global_randomness(f"act(explore={explore})"):
-            actions = algorithm.act(case.obs(count), explore=explore)
+            actions = algorithm.act(obs, explore=explore)
         _check_actions(actions, case.spaces, count)
         if explore:
             continue
@@ -106,16 +106,24 @@ def _check_actions(actions: Any, spaces: Spaces, count: int) -> None:
 
 @check
 def check_update(case: AlgorithmCase) -> None:
-    """`update` returns finite scalar metrics, changes some parameter and uses no global random generator."""
-    algorithm = case.make()
+    """`update` returns finite scalar metrics, changes some parameter and depends on the object's state only."""
+    algorithm, other = case.make(), case.make()
     before = _learned(algorithm)
     for number in range(NUM_UPDATES):
-        algorithm.global_step, algorithm.progress = 10 * number, number / 100
+        batch = case.batch(number)
+        set_progress(algorithm, number)
         with no_global_randomness("update"):
-            result = algorithm.update(case.batch(number))
-        _check_result(result, len(case.batch(number).rewards))
+            result = algorithm.update(batch)
+        _check_result(result, len(batch.rewards))
     if first_difference(before, _learned(algorithm), path="members") is None:
         fail(f"{NUM_UPDATES} updates change no parameter", "take an optimizer step on parameters that act uses")
+    for number in range(NUM_UPDATES):
+        set_progress(other, number)
+        other.update(case.batch(number))
+    path = first_difference(saved_state(algorithm), saved_state(other), path="state")
+    if path:
+        found = f"two objects with the same seed learn differently from the same batches, at {path}"
+        fail(found, "keep no state outside of the object, and draw from self.generator only")
 
 
 def _learned(algorithm: Algorithm[Any]) -> dict[str, Any]:
@@ -180,7 +188,7 @@ def check_truncation(case: AlgorithmCase) -> None:
     if path:
         fail(
             f"an update with truncated transitions differs from one without, at {path}",
-            "bootstrap truncated episodes: use algorithms.replay.bootstrap_discounts, not batch.dones",
+            "bootstrap truncated episodes: use bootstrap_discounts(batch, gamma) or batch.terminated, not batch.dones",
         )
 
 

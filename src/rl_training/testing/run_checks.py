@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import Loop, registered
 from rl_training.runtime.callbacks import Callback
@@ -87,26 +87,31 @@ class Outcome:
     """What a run leaves behind."""
 
     state: dict[str, Any]
-    """Algorithm, buffer, environments, session, and the lines of `metrics.jsonl`."""
-    checkpoint: CheckpointState
+    """Algorithm, buffer, environments and session in the last checkpoint, the best algorithm, and both logs."""
     metrics: dict[str, float]
-    lines: list[dict[str, Any]]
     recorder: Recorder
-    score: dict[str, float]
-    """Result of `evaluate_checkpoint`."""
+    scores: dict[str, float]
+    """Results of `evaluate_checkpoint`, named like those of the run."""
 
 
 def _outcome(result: TrainResult, recorder: Recorder, *, evaluate: bool = False) -> Outcome:
-    checkpoint, lines = load_checkpoint(result.checkpoint_path), list(read_metrics(result.run_dir / "metrics.jsonl"))
+    checkpoint, best = load_checkpoint(result.checkpoint_path), result.run_dir / "checkpoints" / "best"
     state = {
         "algorithm": checkpoint.algorithm_state,
         "buffer": checkpoint.buffer_state,
         "collector": checkpoint.trainer_state["collector"],
         "session": {**checkpoint.trainer_state["session"], "stop_reason": None, "callbacks": None},
-        "metrics": lines,
+        "metrics": list(read_metrics(result.run_dir / "metrics.jsonl")),
+        "best": load_checkpoint(best, include_buffer=False).algorithm_state,
+        "evaluations": (result.run_dir / "evaluations.jsonl").read_text().splitlines(),
     }
-    score = evaluate_checkpoint(result.run_dir, device="cpu") if evaluate else {}
-    return Outcome(state, checkpoint, result.metrics, lines, recorder, score)
+    return Outcome(state, result.metrics, recorder, _scores(result.run_dir) if evaluate else {})
+
+
+def _scores(run_dir: Path) -> dict[str, float]:
+    last, best = (evaluate_checkpoint(path, device="cpu") for path in (run_dir, run_dir / "checkpoints" / "best"))
+    names = ("eval_return_mean", "eval_return_std")
+    return {**{name: last[name] for name in names}, "best_eval_return_mean": best["eval_return_mean"]}
 
 
 def _run(case: AlgorithmCase, seed: int = 1) -> Outcome:
@@ -140,7 +145,7 @@ def check_seed(case: AlgorithmCase) -> None:
     path = first_difference(whole.state, _run(case).state, path="run")
     if path:
         fail(f"two runs with the same seed differ at {path}", "draw every random number from self.generator")
-    members = [outcome.checkpoint.algorithm_state["members"] for outcome in (whole, _run(case, seed=2))]
+    members = [outcome.state["algorithm"]["members"] for outcome in (whole, _run(case, seed=2))]
     if first_difference(*members, path="members") is None:
         fail("runs with two seeds learn the same", "draw initial weights and noise from self.generator")
 
@@ -164,7 +169,7 @@ def check_metrics(case: AlgorithmCase) -> None:
     """Each log line has the mean of every metric over the updates since the line before that reported it."""
     recorder = _undisturbed(case).recorder
     for line, updates, _ in recorder.lines:
-        for name in {name for result in updates for name in result.metrics}:
+        for name in sorted({name for result in updates for name in result.metrics}):
             values = [float(result.metrics[name]) for result in updates if name in result.metrics]
             mean = sum(values) / len(values)
             if name not in line or not math.isclose(line[name], mean, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-6):
@@ -202,9 +207,9 @@ def _expected_updates(case: AlgorithmCase, last_step: int) -> int:
 
 @check
 def check_evaluation(case: AlgorithmCase) -> None:
-    """`evaluate_checkpoint` reproduces the score that the run logged."""
+    """`evaluate_checkpoint` reproduces the scores that the run logged, of the last checkpoint and of the best."""
     whole = _undisturbed(case)
-    for name in ("eval_return_mean", "eval_return_std"):
-        if whole.score[name] != whole.metrics[name]:
-            found = f"evaluate_checkpoint gives {name} {whole.score[name]}, the run logged {whole.metrics[name]}"
+    for name, score in whole.scores.items():
+        if score != whole.metrics[name]:
+            found = f"evaluate_checkpoint gives {name} {score}, the run logged {whole.metrics[name]}"
             fail(found, f"let act without explore depend on saved state only: {KEEP_STATE}")

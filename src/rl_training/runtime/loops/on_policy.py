@@ -40,7 +40,8 @@ def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Colle
         return algorithm.act(obs, explore=True)
 
     while not state.should_stop and (session.has_steps_left or buffer.steps_left < buffer.num_steps):
-        session.set_progress()
+        if buffer.steps_left == buffer.num_steps:  # a run resumed within a rollout keeps the progress it began with
+            session.set_progress()
         session.collected(collector.collect(explore, buffer, buffer.steps_left, state))
         if buffer.steps_left:
             break  # a stop was requested within the rollout, which is saved as far as it is

@@ -1,0 +1,622 @@
+"""`check_algorithm`: every built-in algorithm passes, and each kind of fault in a plugin fails its check."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import re
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from conftest import TESTS, env_of
+from torch import Tensor, nn
+
+from rl_training import TrainConfig, testing
+from rl_training.algorithms.base import Algorithm, Resources, UpdateResult
+from rl_training.algorithms.config import (
+    AlgorithmConfig,
+    OfflineConfig,
+    OfflineToOnlineConfig,
+    OffPolicyConfig,
+    OnPolicyConfig,
+)
+from rl_training.algorithms.optim import Adam, descend
+from rl_training.algorithms.replay import Batch, ReplayAlgorithm, bootstrap_discounts
+from rl_training.errors import CheckpointError, ConfigError, EnvError
+from rl_training.experiment import registry
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec, list_algorithm_specs, registered
+from rl_training.replay.transitions import Transitions
+from rl_training.runtime.metrics import MetricAccumulator
+from rl_training.runtime.run import run_training
+from rl_training.runtime.session import Session
+from rl_training.runtime.workflows import resume_training
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
+from rl_training.testing import (
+    CHECKS,
+    AlgorithmCase,
+    AlgorithmCheckError,
+    check_algorithm,
+    check_evaluation,
+    check_gradient_steps,
+    check_metrics,
+    check_resume,
+    check_seed,
+)
+
+CONFIGS: dict[Loop, type[AlgorithmConfig]] = {
+    Loop.ON_POLICY: OnPolicyConfig,
+    Loop.OFF_POLICY: OffPolicyConfig,
+    Loop.OFFLINE: OfflineToOnlineConfig,
+}
+
+
+class Sound(Algorithm[Any]):
+    """A one-step Q-learner without fault, for every loop."""
+
+    def __init__(self, config: AlgorithmConfig, spaces: Spaces, resources: Resources) -> None:
+        super().__init__(config, spaces, resources)
+        self.network = self.mlp_spec.make(spaces.obs.num_features, spaces.action.choices[0])
+        self.optimizer: Any = Adam(self.network.parameters(), 1e-3)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Where the faults below are made."""
+
+    @classmethod
+    def check_spaces(cls, spaces: Spaces) -> None:
+        if spaces.action.kind is not ActionKind.DISCRETE:
+            raise EnvError("a Discrete action space is needed")
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        actions: Tensor = self.network(obs).argmax(-1)
+        return self.replace_at_random(actions, 0.3) if explore else actions
+
+    def bootstrap(self, batch: Transitions) -> Tensor:
+        return bootstrap_discounts(batch, self.config.gamma)
+
+    def loss(self, batch: Transitions) -> Tensor:
+        values = self.network(batch.obs).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            next_values = self.network(batch.next_obs).amax(-1)
+        return (values - batch.rewards - self.bootstrap(batch) * next_values).square().mean()
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        loss = self.loss(batch)
+        descend(loss, self.optimizer)
+        return UpdateResult({"critic_loss": loss.detach()})
+
+
+class TorchOptimizer(Sound):
+    """A list of networks, an optimizer and a scheduler of torch, and a network in a plain object."""
+
+    def prepare(self) -> None:
+        self.network = None  # type: ignore[assignment]
+        sizes = self.spaces.obs.num_features, self.spaces.action.choices[0]
+        self.networks = [self.mlp_spec.make(*sizes), self.mlp_spec.make(*sizes)]
+        self.targets = SimpleNamespace(network=self.mlp_spec.make(*sizes), owner=self)
+        self.optimizer = torch.optim.AdamW([p for net in self.networks for p in net.parameters()], lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        actions = sum(network(obs) for network in (*self.networks, self.targets.network)).argmax(-1)
+        return self.replace_at_random(actions, 0.3) if explore else actions
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        rewards, target = batch.rewards, self.targets.network
+        loss = sum(
+            ((net(batch.obs).amax(-1) - rewards - target(batch.next_obs).amax(-1)) ** 2).mean() for net in self.networks
+        )
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        for own, source in zip(target.parameters(), self.networks[0].parameters(), strict=True):
+            own.data.lerp_(source.data, 0.1)
+        return UpdateResult({"critic_loss": loss.detach()})
+
+
+class OwnStateDict(Sound):
+    """A plain attribute that the algorithm saves by itself."""
+
+    def prepare(self) -> None:
+        self.average = 1.0
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        self.average *= 0.9
+        return super().update(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "average": self.average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.average = state["average"]
+
+
+class Alternating(Sound):
+    """Metrics that not every update reports, as numbers and as tensors of shape [1]."""
+
+    def prepare(self) -> None:
+        self.counters["updates"] = 0
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        super().update(batch)
+        self.counters["updates"] += 1
+        if self.counters["updates"] % 2:
+            return UpdateResult({"both": torch.tensor([9.0]), "odd": torch.tensor([1.0])})
+        return UpdateResult({"even": 2, "both": 0.0})
+
+
+class ThreeSteps(Sound):
+    """Three gradient steps per update."""
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        for _ in range(2):
+            super().update(batch)
+        return UpdateResult(super().update(batch).metrics, gradient_steps=3)
+
+
+@pytest.mark.parametrize("algo", [spec.name for spec in list_algorithm_specs()])
+def test_every_built_in_algorithm_passes(algo: str) -> None:
+    spec = get_algorithm_spec(algo)
+    check_algorithm(spec.algorithm_class(), spec.config_class(), spec.loop, env_id=env_of(algo))
+
+
+@pytest.mark.parametrize(
+    ("algorithm_class", "loop"),
+    [
+        (Sound, Loop.ON_POLICY),
+        (TorchOptimizer, Loop.OFF_POLICY),
+        (OwnStateDict, Loop.OFF_POLICY),
+        (Alternating, Loop.OFF_POLICY),
+        (ThreeSteps, Loop.OFF_POLICY),
+        (ThreeSteps, Loop.OFFLINE),
+    ],
+)
+def test_a_sound_plugin_passes(algorithm_class: type[Algorithm[Any]], loop: Loop) -> None:
+    check_algorithm(algorithm_class, CONFIGS[loop], loop)
+
+
+class PlainTensor(Sound):
+    def prepare(self) -> None:
+        self.scale = torch.ones(1)
+
+
+class LateTensor(Sound):
+    def update(self, batch: Transitions) -> UpdateResult:
+        self.last_rewards = batch.rewards
+        return super().update(batch)
+
+
+class SecondGenerator(Sound):
+    def prepare(self) -> None:
+        self.noise = torch.Generator()
+
+
+class NumpyGenerator(Sound):
+    def prepare(self) -> None:
+        self.rngs = [np.random.default_rng(0)]
+
+
+class GlobalInit(Sound):
+    def prepare(self) -> None:
+        self.head = nn.Linear(2, 2)
+
+
+class FloatCounter(Sound):
+    def prepare(self) -> None:
+        self.counters["average"] = 0.5  # type: ignore[assignment]
+
+
+class PlainCounter(Sound):
+    def prepare(self) -> None:
+        self.num_updates = 0
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        self.num_updates += 1
+        return super().update(batch)
+
+
+class PlainObject(Sound):
+    def prepare(self) -> None:
+        self.noise = SimpleNamespace(state=np.zeros(2), scale=1.0)
+
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        if explore:
+            self.noise.state = self.noise.state + 1.0
+        return super().act(obs, explore=explore)
+
+
+class CounterInModule(Sound):
+    def prepare(self) -> None:
+        self.network.calls = 0  # type: ignore[assignment]
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        self.network.calls += 1  # type: ignore[operator]
+        return super().update(batch)
+
+
+class History(Sound):
+    def prepare(self) -> None:
+        self.losses: list[float] = []
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        result = super().update(batch)
+        self.losses.append(float(result.metrics["critic_loss"]))
+        return result
+
+
+class LateMember(Sound):
+    def prepare(self) -> None:
+        self.second: Adam | None = None
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        self.second = self.second or Adam(self.network.parameters(), 1e-3)
+        descend(self.loss(batch), self.second)
+        return super().update(batch)
+
+
+class IncompleteState(Sound):
+    """A member whose `state_dict` is not all of its state."""
+
+    def prepare(self) -> None:
+        state = {"count": 0}
+        self.hidden = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None, values=state)
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        self.hidden.values["count"] += 1
+        return UpdateResult({**super().update(batch).metrics, "count": self.hidden.values["count"]})
+
+
+class DrawsWithoutExplore(Sound):
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        return self.replace_at_random(super().act(obs, explore=explore), 0.3)
+
+
+class DrawsGlobally(Sound):
+    def update(self, batch: Transitions) -> UpdateResult:
+        random.random()
+        np.random.rand()
+        return super().update(batch)
+
+
+class WrongDtype(Sound):
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        return super().act(obs, explore=explore).float()
+
+
+class WrongShape(Sound):
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        return super().act(obs, explore=explore).unsqueeze(-1)
+
+
+class OutOfRange(Sound):
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        return super().act(obs, explore=explore) + 2
+
+
+class ModifiesObs(Sound):
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        return super().act(obs.clamp_(-0.01, 0.01), explore=explore)
+
+
+class ModifiesBatch(Sound):
+    def update(self, batch: Transitions) -> UpdateResult:
+        batch.rewards.mul_(0.1)
+        return super().update(batch)
+
+
+class CutByTruncation(Sound):
+    def bootstrap(self, batch: Transitions) -> Tensor:
+        return 0.99 * ~batch.dones
+
+
+class AcceptsAll(Sound):
+    @classmethod
+    def check_spaces(cls, spaces: Spaces) -> None:
+        pass
+
+
+class WrongError(Sound):
+    @classmethod
+    def check_spaces(cls, spaces: Spaces) -> None:
+        if spaces.action.kind is ActionKind.MULTI_DISCRETE:
+            raise ValueError("unsuitable")
+        super().check_spaces(spaces)
+
+
+class WithGradient(Sound):
+    def update(self, batch: Transitions) -> UpdateResult:
+        loss = self.loss(batch)
+        super().update(batch)
+        return UpdateResult({"critic_loss": loss})
+
+
+class VectorMetric(Sound):
+    def update(self, batch: Transitions) -> UpdateResult:
+        return UpdateResult({"critic_loss": super().update(batch).metrics["critic_loss"].expand(3)})
+
+
+class InfiniteMetric(Sound):
+    def update(self, batch: Transitions) -> UpdateResult:
+        return UpdateResult({**super().update(batch).metrics, "ratio": torch.tensor(float("inf"))})
+
+
+class HalfStep(Sound):
+    def update(self, batch: Transitions) -> UpdateResult:
+        return UpdateResult(super().update(batch).metrics, gradient_steps=0.5)  # type: ignore[arg-type]
+
+
+class LearnsNothing(Sound):
+    def update(self, batch: Transitions) -> UpdateResult:
+        return UpdateResult({"critic_loss": torch.zeros(())})
+
+
+class ReservedMetric(Sound):
+    def update(self, batch: Transitions) -> UpdateResult:
+        return UpdateResult({**super().update(batch).metrics, "global_step": torch.tensor(5.0)})
+
+
+class ClassCounter(Sound):
+    """State that every object of the class shares."""
+
+    calls: ClassVar[int] = 0
+
+    def bootstrap(self, batch: Transitions) -> Tensor:
+        ClassCounter.calls += 1
+        return super().bootstrap(batch) * (0.999**ClassCounter.calls)
+
+
+HOLD = "that no checkpoint would hold: make it a buffer"
+KEEP = "changes in act or update, and no checkpoint holds it: keep everything that changes in self.counters"
+FAULTS = [
+    (PlainTensor, "check_construction", f"attribute 'scale' of PlainTensor is a Tensor {HOLD}"),
+    (SecondGenerator, "check_construction", f"attribute 'noise' of SecondGenerator is a Generator {HOLD}"),
+    (NumpyGenerator, "check_construction", f"attribute 'rngs.0' of NumpyGenerator is a Generator {HOLD}"),
+    (GlobalInit, "check_construction", "the constructor draws from the global generator of torch, which no"),
+    (FloatCounter, "check_construction", "self.counters['average'] of FloatCounter is 0.5, not an int: keep it in a"),
+    (DrawsWithoutExplore, "check_act", "act draws from self.generator without explore: return the deterministic"),
+    (WrongDtype, "check_act", "act returns torch.float32: return torch.int64"),
+    (WrongShape, "check_act", "act returns shape (1, 1) for 1 observations: return shape (1,)"),
+    (OutOfRange, "check_act", "return model actions, from 0 to [1]"),
+    (
+        AcceptsAll,
+        "check_spaces",
+        "check_spaces accepts Box(-2.0, 2.0, (2,), float32) actions, but with them IndexError",
+    ),
+    (WrongError, "check_spaces", "raises ValueError (unsuitable) for MultiDiscrete([2 3]) actions: raise an EnvError"),
+    (LateTensor, "check_update", f"attribute 'last_rewards' of LateTensor is a Tensor {HOLD}"),
+    (DrawsGlobally, "check_update", "update draws from the global generator of numpy.random and random, which"),
+    (WithGradient, "check_update", "metric 'critic_loss' has a gradient: report critic_loss.detach()"),
+    (VectorMetric, "check_update", "metric 'critic_loss' is a tensor of shape (3,): report scalar tensors or numbers"),
+    (InfiniteMetric, "check_update", "metric 'ratio' is inf"),
+    (HalfStep, "check_update", "gradient_steps is 0.5: report the optimizer steps of the update, an int"),
+    (ClassCounter, "check_update", "two objects with the same seed learn differently from the same batches, at state/"),
+    (LearnsNothing, "check_update", "3 updates change no parameter"),
+    (ModifiesObs, "check_inputs", "act modifies the observations in place: work on a copy: obs.clone()"),
+    (ModifiesBatch, "check_inputs", "update modifies batch.rewards in place: work on a copy: batch.rewards.clone()"),
+    (CutByTruncation, "check_truncation", "use bootstrap_discounts(batch, gamma) or batch.terminated, not batch.dones"),
+    (PlainCounter, "check_state", f"attribute 'num_updates' {KEEP}"),
+    (PlainObject, "check_state", f"attribute 'noise.state' {KEEP}"),
+    (CounterInModule, "check_state", f"attribute 'network.calls' {KEEP}"),
+    (History, "check_state", f"attribute 'losses' {KEEP}"),
+    (LateMember, "check_state", "saved member 'second' is not in a new LateMember: create it in __init__"),
+    (IncompleteState, "check_state", "act and update continue differently, at state/metrics/count: keep everything"),
+    (
+        ReservedMetric,
+        "check_seed",
+        "metric 'global_step' of an update has the name of a value that the run logs: rename",
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm_class", "check", "message"), FAULTS, ids=[fault[0].__name__ for fault in FAULTS])
+def test_a_faulty_plugin_fails_the_check_that_names_the_fault(
+    algorithm_class: type[Algorithm[Any]], check: str, message: str
+) -> None:
+    with pytest.raises(AlgorithmCheckError, match=re.escape(message)) as caught:
+        check_algorithm(algorithm_class, OffPolicyConfig, Loop.OFF_POLICY)
+    assert str(caught.value).startswith(f"{algorithm_class.__name__} fails {check}: ")
+
+
+class Biased(Sound):
+    """An unsaved attribute that decides the actions."""
+
+    def prepare(self) -> None:
+        self.bias = 0
+
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        return (super().act(obs, explore=explore) + self.bias) % 2
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        self.bias = 1
+        return super().update(batch)
+
+
+def test_runs_find_lost_state_by_themselves() -> None:
+    case = AlgorithmCase(Biased, OffPolicyConfig, Loop.OFF_POLICY)
+    with pytest.raises(
+        AlgorithmCheckError, match=r"was stopped .* and resumed differs from the one that was not, at run/"
+    ):
+        check_resume(case)
+    with pytest.raises(AlgorithmCheckError, match=r"evaluate_checkpoint gives eval_return_mean .*, the run logged"):
+        check_evaluation(case)
+    case = AlgorithmCase(ClassCounter, OffPolicyConfig, Loop.OFF_POLICY)
+    with pytest.raises(AlgorithmCheckError, match=r"two runs with the same seed differ at run/algorithm/members/"):
+        check_seed(case)
+
+
+class Constant(Sound):
+    def prepare(self) -> None:
+        for parameter in self.network.parameters():
+            nn.init.zeros_(parameter)
+
+    def update(self, batch: Transitions) -> UpdateResult:
+        return UpdateResult({"critic_loss": 0.0})
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "dqn", "td3_bc"])
+def test_a_resumed_run_follows_the_schedules_of_the_one_that_was_never_stopped(algo: str) -> None:
+    spec = get_algorithm_spec(algo)
+    schedule = {"learning_rate": {"kind": "linear", "start": 1e-2, "end": 0.0}}
+    check_resume(AlgorithmCase(spec.algorithm_class(), spec.config_class(), spec.loop, env_of(algo), schedule))
+
+
+def test_seeds_must_matter() -> None:
+    with pytest.raises(AlgorithmCheckError, match="Constant fails check_seed: runs with two seeds learn the same"):
+        check_seed(AlgorithmCase(Constant, OnPolicyConfig, Loop.ON_POLICY))
+
+
+def test_wrong_means_in_the_log_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    collect = MetricAccumulator.collect
+    monkeypatch.setattr(MetricAccumulator, "collect", lambda self: {k: 2 * v for k, v in collect(self).items()})
+    with pytest.raises(AlgorithmCheckError, match=r"the log line has 18\.0 for metric 'both', whose mean is 9\.0:"):
+        check_metrics(AlgorithmCase(Alternating, OnPolicyConfig, Loop.ON_POLICY))
+
+
+def test_wrong_counts_in_the_log_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    updated = Session.updated
+
+    def count_once(session: Session, result: UpdateResult) -> None:
+        before = session.state.update_count
+        updated(session, result)
+        session.state.update_count = before + 1
+
+    monkeypatch.setattr(Session, "updated", count_once)
+    with pytest.raises(AlgorithmCheckError, match=r"step 32 has gradient_steps 1: .*: their sum is 3"):
+        check_gradient_steps(AlgorithmCase(ThreeSteps, OnPolicyConfig, Loop.ON_POLICY))
+
+
+def logged_run(algorithm_class: type[Algorithm[Any]], loop: Loop, folder: Path) -> list[dict[str, Any]]:
+    """Log lines of a run of 96 steps: off-policy 2 * 36 updates, offline 32 and then 2 * 36."""
+    case = AlgorithmCase(algorithm_class, CONFIGS[loop], loop)
+    with registered(case.spec):
+        result = run_training(case.train_config(folder))
+    return list(read_metrics(result.run_dir / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize(("loop", "gradient_steps"), [(Loop.OFF_POLICY, 3 * 72), (Loop.OFFLINE, 3 * (32 + 72))])
+def test_updates_of_three_gradient_steps_keep_the_ratio_of_updates(
+    loop: Loop, gradient_steps: int, tmp_path: Path
+) -> None:
+    assert logged_run(ThreeSteps, loop, tmp_path)[-1]["gradient_steps"] == gradient_steps
+
+
+def test_metrics_that_alternate_are_averaged_over_the_updates_that_report_them(tmp_path: Path) -> None:
+    lines = [line for line in logged_run(Alternating, Loop.OFF_POLICY, tmp_path) if "both" in line]
+    assert [(line["both"], line["odd"], line["even"]) for line in lines] == [(4.5, 1.0, 2.0)] * 2
+
+
+class ThreeGraphSteps(ReplayAlgorithm[Any]):
+    """Three gradient steps per `gradient_step`."""
+
+    def __init__(self, config: Any, spaces: Spaces, resources: Resources) -> None:
+        super().__init__(config, spaces, resources)
+        self.network = self.mlp_spec.make(spaces.obs.num_features, spaces.action.choices[0])
+        self.optimizer = Adam(self.network.parameters(), 1e-3)
+
+    check_spaces = Sound.check_spaces
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+        return self.add_exploration_noise(self.network(obs).argmax(-1), 0.3 if explore else 0.0)
+
+    def gradient_step(self, batch: Batch) -> UpdateResult:
+        for _ in range(3):
+            loss = (self.network(batch.obs).amax(-1) - batch.rewards).square().mean()
+            descend(loss, self.optimizer)
+        return UpdateResult({"critic_loss": loss}, gradient_steps=3)
+
+
+def test_a_step_of_three_gradient_steps_is_counted_as_three(tmp_path: Path) -> None:
+    assert logged_run(ThreeGraphSteps, Loop.OFF_POLICY, tmp_path)[-1]["gradient_steps"] == 3 * 72
+
+
+@pytest.mark.parametrize(
+    ("config_class", "loop", "base"),
+    [
+        (OnPolicyConfig, Loop.OFF_POLICY, "OffPolicyConfig"),
+        (OfflineConfig, Loop.ON_POLICY, "OnPolicyConfig"),
+        (OffPolicyConfig, Loop.OFFLINE, "OfflineConfig"),
+    ],
+)
+def test_a_config_class_of_another_loop_is_refused(config_class: type[AlgorithmConfig], loop: Loop, base: str) -> None:
+    message = f"config class {config_class.__name__} does not inherit {base}, which {loop} reads: derive it from {base}"
+    with pytest.raises(ConfigError, match=message):
+        check_algorithm(Sound, config_class, loop)
+
+
+def test_wrong_settings_and_environments_are_config_errors() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'batchsize'.*did you mean 'batch_size'"):
+        check_algorithm(Sound, OffPolicyConfig, Loop.OFF_POLICY, algo_kwargs={"batchsize": 3})
+    with pytest.raises(ConfigError, match="check_spaces of Sound does not accept Pendulum-v1: pass the env_id of one"):
+        check_algorithm(Sound, OffPolicyConfig, Loop.OFF_POLICY, env_id="Pendulum-v1")
+
+
+def test_a_check_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before, threads = dict(registry._SPECS), torch.get_num_threads()
+    case = AlgorithmCase(Sound, OnPolicyConfig, Loop.ON_POLICY)
+    for check in CHECKS:
+        check(case)
+    with pytest.raises(AlgorithmCheckError):
+        check_algorithm(ReservedMetric, OnPolicyConfig, Loop.ON_POLICY)
+    assert before == registry._SPECS
+    assert torch.get_num_threads() == threads
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_registered_algorithm_can_be_checked_and_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    spec = AlgorithmSpec("sound", "a user's own", Sound, OnPolicyConfig, Loop.ON_POLICY)
+    with registered(spec):
+        check_algorithm(Sound, OnPolicyConfig, Loop.ON_POLICY)
+        assert get_algorithm_spec("sound") is spec
+        with pytest.raises(ConfigError, match="'sound' is already registered"), registered(spec):
+            pass
+    with pytest.raises(ConfigError, match="unknown algorithm 'sound'"):
+        get_algorithm_spec("sound")
+
+
+def test_a_member_made_after_construction_is_refused_on_resume(tmp_path: Path) -> None:
+    case = AlgorithmCase(LateMember, OnPolicyConfig, Loop.ON_POLICY)
+    with registered(case.spec):
+        config: TrainConfig = case.train_config(tmp_path)
+        result = run_training(config)
+        with pytest.raises(CheckpointError, match="saved member 'second' is not in a new LateMember: create it in"):
+            resume_training(result.run_dir, total_timesteps=2 * config.total_timesteps)
+
+
+def test_the_examples_of_the_documentation_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (TESTS.parent / "docs" / "extending.md").read_text()
+    found = re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert [name for name, _ in found] == ["my_algorithm", "soft_q", "test_mine"]
+    for name, text in found:
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    tests = importlib.import_module("test_mine")
+    tests.test_reinforce()
+    tests.test_soft_q_with_prioritized_replay()
+    assert {"reinforce", "soft_q"} <= set(registry._SPECS)
+
+
+def test_the_page_lists_every_check() -> None:
+    page = (TESTS.parent / "docs" / "extending.md").read_text()
+    names = [check.__name__ for check in CHECKS]
+    assert re.findall(r"^\| `(check_\w+)` \|", page, re.MULTILINE) == names
+    assert re.findall(r"^- `(check_\w+)`:", testing.__doc__ or "", re.MULTILINE) == names
