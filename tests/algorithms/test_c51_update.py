@@ -83,9 +83,9 @@ def make_sampled_batch(n_step, prioritized):
         tensors = replace(tensors, discounts=torch.tensor(discounts, dtype=torch.float32))
         batch.discounts = discounts * (1.0 - batch.terminated)
     if prioritized:
-        inverse_probabilities = rng.uniform(0.1, 4.0, BATCH)
-        tensors = replace(tensors, inverse_probabilities=torch.tensor(inverse_probabilities, dtype=torch.float32))
-        weights = inverse_probabilities**BETA / (inverse_probabilities**BETA).max()
+        unscaled_weights = rng.uniform(0.1, 4.0, BATCH)
+        tensors = replace(tensors, unscaled_weights=torch.tensor(unscaled_weights, dtype=torch.float32))
+        weights = unscaled_weights**BETA / (unscaled_weights**BETA).max()
     return tensors, batch, weights
 
 

@@ -6,7 +6,6 @@ import torch
 
 from rl_training.algorithms.config import Schedule, value_at
 from rl_training.algorithms.returns import (
-    ensemble_mse,
     expectile_loss,
     explained_variance,
     exponential_weights,
@@ -147,8 +146,3 @@ def test_exponential_weights_are_cut_above_and_never_overflow():
 def test_smoothed_actions_clip_the_noise_and_then_the_action():
     actions, noise = torch.tensor([0.0, 0.0, 0.0, 0.9, -0.9]), torch.tensor([1.0, 4.0, -4.0, 4.0, -1.0])
     np.testing.assert_allclose(smoothed_actions(actions, noise, 0.2, 0.5), [0.2, 0.5, -0.5, 1.0, -1.0], rtol=1e-6)
-
-
-def test_the_errors_of_an_ensemble_are_averaged_over_the_batch_and_summed_over_the_members():
-    values = torch.tensor([[1.0, 2.0], [0.0, 5.0]])
-    assert ensemble_mse(values, torch.tensor([1.0, 4.0])).item() == pytest.approx((0 + 4) / 2 + (1 + 1) / 2)

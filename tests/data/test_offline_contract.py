@@ -147,7 +147,7 @@ OBS = Box(-1.0, 1.0, (3,))
         (AWACAlgorithm, Box(-np.inf, np.inf, (2,)), r"awac needs .* finite bounds, not from \[-inf -inf\]"),
         (BCAlgorithm, Box(-np.inf, np.inf, (2,)), "bc needs a Box action space with finite bounds"),
         (CQLAlgorithm, Box(-np.inf, np.inf, (2,)), "cql needs a Box action space with finite bounds"),
-        (CQLAlgorithm, MultiDiscrete([2, 2]), "cql needs a Box action space"),
+        (CQLAlgorithm, MultiDiscrete([2, 2]), "cql needs a bounded Box or a Discrete action space; .* use bc"),
     ],
 )
 def test_a_space_that_does_not_suit_is_refused(algorithm_class, action_space, message):

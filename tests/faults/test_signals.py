@@ -124,7 +124,7 @@ def test_a_signal_while_a_worker_is_restarted_saves_the_run(signal: str, tmp_pat
     config = small_config("ppo", tmp_path / "runs", **RUN, env_id=env_id, env_kwargs=kwargs)
     code, out, error = interrupt(config, tmp_path, "worker", 3, signal)  # after the two of the beginning
     assert code == CODES[signal], error
-    assert "an environment failed and was restarted" in error
+    assert "an environment failed and was recreated" in error
     assert f"stop_reason=interrupted by {signal}" in out
     (run_dir,) = (tmp_path / "runs").glob("*__x")
     verify_checkpoint(resolve_checkpoint(run_dir))

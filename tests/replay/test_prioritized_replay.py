@@ -89,7 +89,7 @@ def test_only_what_is_stored_is_drawn_and_errors_reach_the_transition_they_belon
     fill(buffer, 2)
     batch = buffer.sample(64)
     assert set(batch.rewards.tolist()) == {0.0, 1.0, 10.0, 11.0}
-    assert batch.inverse_probabilities.tolist() == [1.0] * 64
+    assert batch.unscaled_weights.tolist() == [1.0] * 64
     buffer.update_priorities(batch, (batch.rewards == 10.0).float())
     assert set(buffer.sample(100).rewards.tolist()) == {10.0}
     fill(buffer, 4)  # the buffer is full and overwrites its oldest rows
@@ -143,14 +143,14 @@ def test_weights_scale_each_transition_and_errors_come_back(algo, tmp_path: Path
         return spec.algorithm_class()(config, spaces, resources).update(batch)
 
     alone = update(plain)
-    weighted = update(dataclasses.replace(plain, inverse_probabilities=torch.full((32,), 0.3)))
+    weighted = update(dataclasses.replace(plain, unscaled_weights=torch.full((32,), 0.3)))
     assert alone.td_errors is None
     assert weighted.td_errors.shape == (32,)
     assert (weighted.td_errors >= 0).all()
     torch.testing.assert_close(weighted.metrics["critic_loss"], alone.metrics["critic_loss"])
     half = torch.ones(32)
     half[16:] = 1e-12
-    first_half = dataclasses.replace(plain, inverse_probabilities=half)
+    first_half = dataclasses.replace(plain, unscaled_weights=half)
     few = update(first_half).metrics["critic_loss"]
     assert not torch.isclose(few, alone.metrics["critic_loss"])
 

@@ -388,7 +388,7 @@ def test_priorities_belong_to_their_transitions() -> None:
         batch = buffer.sample(16)
         moments = assert_true(batch, space, action_space)
         expected = [sum(priorities.values()) / (len(priorities) * priorities[moment]) for moment in moments]
-        np.testing.assert_allclose(batch.inverse_probabilities, expected, rtol=1e-6)
+        np.testing.assert_allclose(batch.unscaled_weights, expected, rtol=1e-6)
         errors = np.array([code_of(moment) / 100 for moment in moments])
         buffer.update_priorities(batch, torch.from_numpy(errors))
         priorities |= dict(zip(moments, (errors + 1e-6) ** 0.5, strict=True))

@@ -224,6 +224,17 @@ class TestChanges:
             with pytest.raises(ConfigError, match=f"algo_kwargs.{key}' cannot change"):
                 resume_training(first.run_dir, total_timesteps=40, changes={"algo_kwargs": {key: value}})
 
+    @pytest.mark.parametrize(
+        ("algo", "old", "new"), [("sac", {"alpha": 0.2}, {"alpha": 0.1}), ("c51", {}, {"v_max": 5})]
+    )
+    def test_of_values_that_the_networks_hold_are_refused(
+        self, algo: str, old: dict[str, Any], new: dict[str, Any], tmp_path: Path
+    ) -> None:
+        config = small_config(algo, tmp_path, total_timesteps=36, algo_kwargs=old)
+        first = run_training(config)
+        with pytest.raises(ConfigError, match=f"algo_kwargs.{next(iter(new))}' cannot change"):
+            resume_training(first.run_dir, total_timesteps=40, changes={"algo_kwargs": new})
+
     def test_of_threads_are_applied(self, run: Path) -> None:
         result = resume_training(run, total_timesteps=128, changes={"num_threads": 2})
         assert load_checkpoint(result.run_dir).metadata["execution"]["num_threads"] == 2

@@ -52,7 +52,7 @@ class A2CAlgorithm(OnPolicyActorCritic[A2CConfig]):
         self.optimizer.follow_schedule(self.progress)
         rewards = self.normalized_rewards(batch)
         metrics = self._step(batch.obs, batch.actions, rewards, batch.next_obs, batch.terminated, batch.truncated)
-        if self.policy.preprocessor is not None:  # after the update, which improves the policy that acted
+        if self.policy.preprocessor is not None:  # after the update: the rollout belongs to the old statistics
             self.policy.preprocessor.update_statistics(batch.obs.flatten(0, 1))
         return UpdateResult(dict(zip(STEP_METRICS, metrics.unbind(), strict=True)))
 
@@ -67,8 +67,8 @@ class A2CAlgorithm(OnPolicyActorCritic[A2CConfig]):
             baseline = values.view_as(rewards)
             # For every row, although most equal the next row's value: selecting the others would cost more.
             next_values = self.policy(next_obs.flatten(0, 1))[1].view_as(rewards)
-            ends = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
-            advantages = gae(rewards, baseline, next_values, terminated, truncated, **ends).flatten()
+            factors = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
+            advantages = gae(rewards, baseline, next_values, terminated, truncated, **factors).flatten()
             returns = advantages + values
             explained = explained_variance(values, returns)
             if config.normalize_advantage and len(advantages) > 1:

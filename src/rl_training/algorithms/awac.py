@@ -10,7 +10,7 @@ from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.returns import ensemble_mse, exponential_weights
+from rl_training.algorithms.returns import exponential_weights
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import TanhMeanGaussianPolicy
@@ -52,7 +52,7 @@ class AWACAlgorithm(ReplayAlgorithm[AWACConfig]):
         values, mean = self.critic(batch.obs, batch.actions), self.actor.mode(batch.obs)  # [2, B], [B, A]
         # Before the critics' step, so that these Q-values serve both.
         advantages = values.detach().amin(0) - self._policy_values(batch.obs, mean, noise)
-        critic_loss = ensemble_mse(values, self._targets(batch, next_noise))
+        critic_loss = batch.mean((values - self._targets(batch, next_noise)).square()).sum()
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
         weights = exponential_weights(advantages / self.config.awac_lambda, self.config.max_advantage_weight)
         actor_loss = (

@@ -24,8 +24,8 @@ from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
-LOOSE = (Tensor, torch.Generator, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
-"""State without a `state_dict`: as an attribute of an algorithm, a checkpoint would lose it."""
+UNSAVED_TYPES = (Tensor, torch.Generator, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
+"""Types that hold state but have no `state_dict`: a checkpoint would not save such an attribute."""
 STATELESS = (type, AlgorithmConfig, Spaces, FunctionType, MethodType, ModuleType)
 
 
@@ -58,7 +58,7 @@ class UpdateResult:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run gives to its algorithm."""
+    """Device, random generator and options that a run passes to its algorithm."""
 
     device: torch.device
     generator: torch.Generator
@@ -72,7 +72,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     """One update rule with its networks and optimizers.
 
     A run sets `global_step`, its environment steps (offline: updates) so far, and `progress`, the fraction of training
-    done, before each `act` and `update`; schedules follow them. Whole numbers in `counters` are saved with it.
+    done, before each `act` and `update`; schedules follow them. Integers in `counters` are saved in the state_dict.
     """
 
     def __init__(self, config: ConfigT, spaces: Spaces, resources: Resources) -> None:
@@ -116,6 +116,11 @@ class Algorithm(ABC, Generic[ConfigT]):
     def optimizers(self) -> list[Adam]:
         """The optimizers of the package's own class among the members."""
         return [member for member in self.stateful_members().values() if isinstance(member, Adam)]
+
+    @cached_property
+    def scheduled_optimizers(self) -> list[Adam]:
+        """Those whose learning rate follows a schedule."""
+        return [optimizer for optimizer in self.optimizers if optimizer.schedule is not None]
 
     def fit_observations(self, obs: Tensor) -> None:
         """Called with chunks of the dataset's observations before offline training; does nothing by default."""
@@ -183,7 +188,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
             seen.add(id(value))
             yield name, value
-        elif isinstance(value, LOOSE):
+        elif isinstance(value, UNSAVED_TYPES):
             if not refuse_loose:
                 return
             raise ConfigError(

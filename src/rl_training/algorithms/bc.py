@@ -33,7 +33,7 @@ class BCAlgorithm(ReplayAlgorithm[BCConfig]):
     def check_spaces(cls, spaces: Spaces) -> None:
         """Require finite bounds of Box actions."""
         if spaces.action.kind is ActionKind.CONTINUOUS:
-            require_bounded_box(spaces, "bc", "bc")
+            require_bounded_box(spaces, "bc", "bc")  # discrete actions need no bounds
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step on the imitation loss."""

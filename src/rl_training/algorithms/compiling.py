@@ -45,7 +45,7 @@ def compiled(step: Callable[..., ResultT], enabled: bool) -> Callable[..., Resul
 
 
 def checked(step: Callable[..., ResultT], graph: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Run the first call of each kind (TD3 has two: with and without its actor) both eagerly and compiled.
+    """Compare the compiled step with the eager one at the first call for each set of non-tensor arguments.
 
     The state that the eager call changed is restored before the compiled call, so the check changes no result.
     """

@@ -161,12 +161,13 @@ class OffPolicyConfig(AlgorithmConfig):
         return is_beta_scheduled or super().has_schedules()
 
 
-KIND_READING = {
-    "dataset_path": "npz or pt",
-    "dataset_id": "minari",
-    "dataset_download": "minari",
-    "dataset_seed": "random",
+DATASET_KEYS = {
+    "npz": ("dataset_path",),
+    "pt": ("dataset_path",),
+    "minari": ("dataset_id", "dataset_download"),
+    "random": ("dataset_size", "dataset_seed"),
 }
+"""Keys of each kind of dataset; a file or Minari dataset needs the first."""
 
 
 class OfflineConfig(AlgorithmConfig):
@@ -206,19 +207,20 @@ class OfflineConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _dataset_can_be_found(self) -> OfflineConfig:
-        needed = {"npz": "dataset_path", "pt": "dataset_path", "minari": "dataset_id"}.get(self.dataset_kind or "")
-        if needed and getattr(self, needed) is None:
-            raise ValueError(f"dataset_kind '{self.dataset_kind}' needs {needed}")
-        read = (needed, {"minari": "dataset_download", "random": "dataset_seed"}.get(self.dataset_kind or ""))
-        for name in ("dataset_path", "dataset_id", "dataset_download", "dataset_seed"):
+        kind = self.dataset_kind
+        used = DATASET_KEYS.get(kind or "", ())
+        if kind not in (None, "random") and getattr(self, used[0]) is None:
+            raise ValueError(f"dataset_kind '{kind}' needs {used[0]}")
+        for name in dict.fromkeys(key for keys in DATASET_KEYS.values() for key in keys):
             value = getattr(self, name)
-            if name in read or value is None or value is False:
+            if name in used or value == type(self).model_fields[name].default:
                 continue
-            if self.dataset_kind is None:
-                raise ValueError(f"{name} is '{value}', but dataset_kind is not set: set it to {KIND_READING[name]}")
-            kind = "pt" if name == "dataset_path" and str(value).endswith(".pt") else KIND_READING[name].split()[0]
-            refused = f"{name} is '{value}', but dataset_kind '{self.dataset_kind}' does not read it"
-            raise ValueError(f"{refused}: set algo_kwargs.dataset_kind={kind}")
+            kinds = [known for known, keys in DATASET_KEYS.items() if name in keys]
+            if kind is None:
+                raise ValueError(f"{name} is '{value}', but dataset_kind is not set: set it to {' or '.join(kinds)}")
+            right = "pt" if str(value).endswith(".pt") else kinds[0]
+            refused = f"{name} is '{value}', but dataset_kind '{kind}' does not read it"
+            raise ValueError(f"{refused}: set algo_kwargs.dataset_kind={right}")
         low, high = self.reward_clip_min, self.reward_clip_max
         if low is not None and high is not None and low > high:
             raise ValueError(f"reward_clip_min {low} lies above reward_clip_max {high}: exchange them")

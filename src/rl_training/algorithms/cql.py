@@ -14,9 +14,8 @@ from rl_training.algorithms.base import Algorithm, Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.returns import ensemble_mse
 from rl_training.algorithms.soft_actor_critic import SoftActorCritic, Temperature
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, EnvError
 from rl_training.models.critics import EnsembleCritic, QNetwork
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import SquashedGaussianPolicy
@@ -80,9 +79,18 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:
         """Require a Discrete or bounded Box action space; with Box actions, observations without images."""
-        if spaces.action.kind is not ActionKind.DISCRETE:
-            require_bounded_box(spaces, "cql", "one Discrete, not MultiDiscrete, or bc")
+        if spaces.action.kind is ActionKind.MULTI_DISCRETE:
+            raise EnvError(
+                "cql needs a bounded Box or a Discrete action space; for MultiDiscrete and MultiBinary use bc"
+            )
+        if spaces.action.kind is ActionKind.CONTINUOUS:
+            require_bounded_box(spaces, "cql", "cql")
             require_vectors(spaces, "cql with Box actions", "awac or bc")
+
+    def actor_learning_rate(self) -> Scheduled:
+        """Learning rate of the actor and the temperature."""
+        rate: Scheduled = self.config.actor_learning_rate
+        return rate
 
     def make_critic(self) -> EnsembleCritic:
         """Twin critics."""
@@ -97,7 +105,7 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
 
     def gradient_step(self, batch: Batch, uniform: Tensor, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""
-        alpha = self.temperature.log_alpha.detach().exp()
+        alpha = self.temperature.alpha
         with torch.no_grad():
             next_actions, next_log_probs = self.actor(batch.next_obs, next_noise)
             policy_actions, policy_log_probs = self.actor(batch.obs, noise[1:])
@@ -123,7 +131,7 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
     def _step_critics(self, obs: Tensor, actions: Tensor, log_probs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """TD loss plus the conservative penalty: the soft maximum of Q over all actions minus Q of the dataset's."""
         values, gaps = self._values_and_gaps(obs, actions, log_probs)
-        td_loss = ensemble_mse(values, targets)
+        td_loss = (values - targets).square().mean(-1).sum()
         multiplier = self.lagrange_multiplier.log_alpha.exp().clamp(max=MAX_MULTIPLIER)
         # CQL eq. 4, weighted as in the authors' code, which takes the whole squared error where the paper halves it.
         critic_loss = td_loss + multiplier.detach() * self.config.cql_alpha * gaps.sum()
@@ -142,7 +150,7 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
         }
 
     def _values_and_gaps(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Each critic's values of the dataset's actions (the first) [2, B], and its mean conservative gap [2].
+        """Q-values of the dataset's actions, `actions[0]`, [2, B], and the mean conservative gap [2], per critic.
 
         The sampled actions are importance-weighted by their densities (CQL appendix F). As in the authors' code their
         sum is not divided by their number: that would only shift the gap, and with it `lagrange_threshold`. The gap is

@@ -1,4 +1,8 @@
-"""CrossQ (Bhatt et al. 2024): SAC with batch normalization in the critics and no target networks."""
+"""CrossQ (Bhatt et al. 2024): SAC with batch normalization in the critics and no target networks.
+
+Unlike the paper: no policy delay, Adam's default betas, no normalization in the actor, critics as wide as
+`hidden_sizes`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ class CrossQAlgorithm(SoftActorCritic[CrossQConfig]):
 
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""
-        alpha = self.temperature.log_alpha.detach().exp()
+        alpha = self.temperature.alpha
         values, targets = self._values_and_targets(batch, next_noise, alpha)
         critic_loss = batch.mean(0.5 * (values - targets).square()).sum()
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)

@@ -84,8 +84,8 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     def epsilon(self) -> float:
         """Probability of a random action at this point of training."""
         config = self.config
-        done = self.progress / config.exploration_fraction if config.exploration_fraction else 1.0
-        return config.epsilon_start + min(done, 1.0) * (config.epsilon_end - config.epsilon_start)
+        fraction = self.progress / config.exploration_fraction if config.exploration_fraction else 1.0
+        return config.epsilon_start + min(fraction, 1.0) * (config.epsilon_end - config.epsilon_start)
 
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:

@@ -10,7 +10,7 @@ from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig, Schedule, Scheduled
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.returns import ensemble_mse, expectile_loss, exponential_weights
+from rl_training.algorithms.returns import expectile_loss, exponential_weights
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
@@ -59,12 +59,12 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step of the value function, the critics and the actor, in that order."""
-        # The actor uses these advantages too: recomputing them after the small step of V would change them little.
+        # Reused by the actor; the authors' code evaluates V again after its step.
         advantages = self.target_critic(batch.obs, batch.actions).amin(0) - self.value(batch.obs).squeeze(-1)
         value_loss = expectile_loss(advantages, self.config.expectile)  # IQL eq. 5
         value_grad_norm = descend(value_loss, self.value_optimizer)
         values = self.critic(batch.obs, batch.actions)  # [2, B]
-        critic_loss = ensemble_mse(values, self._targets(batch))  # IQL eq. 6
+        critic_loss = batch.mean((values - self._targets(batch)).square()).sum()  # IQL eq. 6
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
         actor_loss = self._actor_loss(batch.obs, batch.actions, advantages.detach())
         actor_grad_norm = descend(actor_loss, self.actor_optimizer)

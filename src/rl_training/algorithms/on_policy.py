@@ -1,4 +1,4 @@
-"""What PPO and A2C share: a policy and a value function, advantages, and running normalization."""
+"""Base of PPO and A2C: policy and value function, advantages, reward and observation normalization."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
 
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        """Sample from the policy, or without `explore` take its most likely action."""
+        """Sample from the policy, or without `explore` take its deterministic action."""
         outputs, _ = self.policy(obs)
         return self.policy.head.sample(outputs, self.generator) if explore else self.policy.head.mode(outputs)
 

@@ -61,7 +61,7 @@ class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
             steps.append(self._step(*minibatch, clip))
             if config.target_kl is not None and steps[-1][APPROX_KL] > 1.5 * config.target_kl:
                 break
-        if self.policy.preprocessor is not None:  # after the update, which improves the policy that acted
+        if self.policy.preprocessor is not None:  # after the update: the log-probabilities belong to the old statistics
             self.policy.preprocessor.update_statistics(samples[0])
         means = torch.stack(steps).mean(0)
         metrics = dict(zip(STEP_METRICS, means, strict=True)) | {"explained_variance": explained}

@@ -60,7 +60,7 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
     actor: Policy
     """The policy that `act` uses, unless it is overridden."""
     uses_next_obs = True
-    """Whether the loss uses `next_obs` and `bootstrap_discounts`; without, these are not prepared."""
+    """Whether the loss uses `next_obs` and `bootstrap_discounts`; if False, neither is computed."""
     noise_per_step = 0
     """Standard normal tensors of the actions' shape that `gradient_step` takes after the batch."""
 
@@ -74,7 +74,7 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
 
     @torch.no_grad()
     def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        """Sample from the policy, or without `explore` take its most likely action."""
+        """Sample from the policy, or without `explore` take its deterministic action."""
         obs = self.preprocess(obs)
         return self.actor.sample(obs, self.generator) if explore else self.actor.mode(obs)
 
@@ -90,11 +90,11 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
 
     def update(self, batch: Transitions) -> UpdateResult:
         """Take one gradient step, at the learning rates of this point of training."""
-        for optimizer in self.optimizers:
-            if optimizer.schedule is not None:
-                optimizer.follow_schedule(self.progress)
+        for optimizer in self.scheduled_optimizers:
+            optimizer.follow_schedule(self.progress)
+        # Without next observations any [B] tensor serves: the inputs of a compiled graph stay tensors.
         discounts = bootstrap_discounts(batch, self.config.gamma) if self.uses_next_obs else batch.rewards
-        weights = None if batch.inverse_probabilities is None else self._importance_weights(batch.inverse_probabilities)
+        weights = None if batch.unscaled_weights is None else self._importance_weights(batch.unscaled_weights)
         inputs = Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, weights)
         names, values, gradient_steps, td_errors = self._step(inputs, *self.step_inputs(batch.actions))
         return UpdateResult(dict(zip(names, values.unbind(), strict=True)), gradient_steps, td_errors)
@@ -110,10 +110,10 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         Order the metrics by data flow: the first non-finite one is reported.
         """
 
-    def _importance_weights(self, inverse_probabilities: Tensor) -> Tensor:
+    def _importance_weights(self, unscaled_weights: Tensor) -> Tensor:
         """(1 / (N P(i)))^beta, divided by their maximum (Schaul et al. 2016, section 3.4)."""
         assert isinstance(self.config, OffPolicyConfig)
-        weights = inverse_probabilities ** value_at(self.config.replay.beta, self.progress)
+        weights = unscaled_weights ** value_at(self.config.replay.beta, self.progress)
         return weights / weights.max()
 
     def _graph_step(self, batch: Batch, *args: Any) -> StepResult:

@@ -38,12 +38,6 @@ def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
     return 1.0 - (targets - predictions).var(correction=0) / (targets.var(correction=0) + 1e-8)
 
 
-def ensemble_mse(values: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean squared error of each critic's values [E, B] to the targets [B], summed over the critics."""
-    squares = (values - targets).square()
-    return (squares if weights is None else squares * weights).mean(1).sum()
-
-
 def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
     """Quantile Huber losses [..., B] of quantiles [..., B, N] against target samples [B, M] (QR-DQN eq. 10)."""
     count = quantiles.shape[-1]

@@ -62,7 +62,7 @@ class SACAlgorithm(SoftActorCritic[SACConfig]):
 
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""
-        alpha = self.temperature.log_alpha.detach().exp()
+        alpha = self.temperature.alpha
         values = self.critic(batch.obs, batch.actions)  # [2, B]
         targets = self._targets(batch, next_noise, alpha)
         critic_loss = batch.mean(0.5 * (values - targets).square()).sum()  # SAC eq. 5
@@ -112,7 +112,7 @@ class DiscreteSACAlgorithm(SoftActorCritic[SACConfig]):
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""
-        alpha = self.temperature.log_alpha.detach().exp()
+        alpha = self.temperature.alpha
         values = self.critic(batch.obs, batch.actions)  # [2, B]
         with torch.no_grad():
             next_values, next_log_probs = self._expected(batch.next_obs, self.target_critic)

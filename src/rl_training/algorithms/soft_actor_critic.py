@@ -1,4 +1,4 @@
-"""What SAC, TQC, CrossQ and CQL share: a stochastic policy, critics, and the temperature of the entropy bonus."""
+"""Base of SAC, TQC, CrossQ and CQL: stochastic policy, critics, entropy temperature."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import ConfigT, Resources
-from rl_training.algorithms.config import OffPolicyConfig
+from rl_training.algorithms.config import OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import ReplayAlgorithm
 from rl_training.models.policies import Policy, SquashedGaussianPolicy
@@ -38,6 +38,11 @@ class Temperature(nn.Module):
         self._target_entropy = target_entropy
         self.log_alpha = nn.Parameter(torch.tensor(math.log(1.0 if alpha == "auto" else alpha)))
 
+    @property
+    def alpha(self) -> Tensor:
+        """The factor, without gradient."""
+        return self.log_alpha.detach().exp()
+
     def step(self, log_prob: Tensor, optimizer: Adam) -> Tensor:
         """One gradient step towards the target entropy, if learned; returns the loss."""
         if not self._is_learned:
@@ -58,10 +63,9 @@ class SoftActorCritic(ReplayAlgorithm[ConfigT]):
         self.actor = self.make_actor().to(self.device)
         self.critic = self.make_critic().to(self.device)
         self.temperature = Temperature(self.config.alpha, self.target_entropy()).to(self.device)
-        actor_learning_rate = getattr(config, "actor_learning_rate", config.learning_rate)
-        self.actor_optimizer = Adam(self.actor.parameters(), actor_learning_rate)
+        self.actor_optimizer = Adam(self.actor.parameters(), self.actor_learning_rate())
         self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
-        self.alpha_optimizer = Adam(self.temperature.parameters(), actor_learning_rate)
+        self.alpha_optimizer = Adam(self.temperature.parameters(), self.actor_learning_rate())
 
     def make_actor(self) -> Policy:
         """A new policy network."""
@@ -76,6 +80,11 @@ class SoftActorCritic(ReplayAlgorithm[ConfigT]):
         target = self.make_critic().to(self.device).requires_grad_(False)
         target.load_state_dict(self.critic.state_dict())
         return target
+
+    def actor_learning_rate(self) -> Scheduled:
+        """Learning rate of the actor and the temperature: that of the critics."""
+        rate: Scheduled = self.config.learning_rate
+        return rate
 
     def target_entropy(self) -> float:
         """The configured target entropy; `auto` is minus the number of action components."""

@@ -12,7 +12,7 @@ from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import AlgorithmConfig, Fraction, OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.returns import ensemble_mse, smoothed_actions
+from rl_training.algorithms.returns import smoothed_actions
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import DeterministicPolicy
@@ -26,7 +26,7 @@ class TD3BaseConfig(AlgorithmConfig):
     policy_noise: NonNegativeFloat = 0.2
     """Standard deviation of the noise on the target policy's actions."""
     noise_clip: NonNegativeFloat = 0.5
-    """That noise is clipped to ± noise_clip."""
+    """Bound of the noise on the target policy's actions: it is clipped to ± noise_clip."""
     policy_delay: PositiveInt = 2
     """Gradient steps of the critics per step of the actor and the target networks."""
     tau: Fraction = 0.005
@@ -74,7 +74,7 @@ class TD3BaseAlgorithm(ReplayAlgorithm[TD3BaseConfigT]):
     def gradient_step(self, batch: Batch, noise: Tensor, with_actor: bool) -> UpdateResult:
         """One step of the critics, and with `with_actor` one of the actor and the target networks."""
         values, targets = self.critic(batch.obs, batch.actions), self._targets(batch, noise)  # [num_critics, B], [B]
-        critic_loss = ensemble_mse(values, targets, batch.importance_weights)
+        critic_loss = batch.mean((values - targets).square()).sum()
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
         metrics = {"critic_loss": critic_loss, "critic_grad_norm": critic_grad_norm, "q_mean": values.mean()}
         if with_actor:

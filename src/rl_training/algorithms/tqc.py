@@ -57,7 +57,7 @@ class TQCAlgorithm(SoftActorCritic[TQCConfig]):
 
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""
-        alpha = self.temperature.log_alpha.detach().exp()
+        alpha = self.temperature.alpha
         quantiles = self.critic(batch.obs, batch.actions)  # [C, B, M]
         targets = self._targets(batch, next_noise, alpha)
         losses = quantile_huber_losses(quantiles, targets) / self.config.num_quantiles  # [C, B], TQC eq. 12 and 13

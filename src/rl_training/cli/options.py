@@ -108,9 +108,7 @@ ResumeOutputDir = Annotated[
         help="Resume as a new run in this folder and leave the old one unchanged (default: resume in place).",
     ),
 ]
-TotalTimesteps = Annotated[
-    int | None, _number("--total-timesteps", "Total environment steps (offline: gradient updates).")
-]
+TotalTimesteps = Annotated[int | None, _number("--total-timesteps", "Total environment steps (offline: updates).")]
 ResumeTotalTimesteps = Annotated[
     int | None,
     _number("--total-timesteps", "Total environment steps, including those before the resume (offline: updates)."),

@@ -16,7 +16,7 @@ from gymnasium import Space, spaces
 from rl_training.data.dataset_fields import row_blocks, rows_where
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import Array
-from rl_training.spaces.observations import FLOAT_BYTES, ObsLeaf, ObsSpec, Path, describe_observation
+from rl_training.spaces.observations import FLOAT_BYTES, LeafPath, ObsLeaf, ObsSpec, describe_observation
 
 MAX_BYTE = 255
 
@@ -74,7 +74,7 @@ def as_observations(space: Space[Any], rows: Array) -> Any:
     spec = describe_observation(space)
     if not spec.leaves:
         return rows.reshape(len(rows), *space.shape).astype(space.dtype)  # type: ignore[misc]
-    numbers, found = spec.numbers(rows), dict[Path, Array]()
+    numbers, found = spec.numbers(rows), dict[LeafPath, Array]()
     for part, columns in _number_columns(spec):
         found[part.path] = numbers[:, columns]
     start = FLOAT_BYTES * spec.num_features
@@ -84,7 +84,7 @@ def as_observations(space: Space[Any], rows: Array) -> Any:
     return _nested(space, (), found)
 
 
-def _nested(space: Space[Any], path: Path, found: dict[Path, Array]) -> Any:
+def _nested(space: Space[Any], path: LeafPath, found: dict[LeafPath, Array]) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: _nested(inner, (*path, key), found) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import bootstrap_discounts
-from rl_training.algorithms.returns import ensemble_mse
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
 from rl_training.models.critics import EnsembleCritic, QNetwork
@@ -62,6 +62,8 @@ class _QFunction(nn.Module):
         super().__init__()
         if spaces.action.kind is ActionKind.MULTI_DISCRETE:
             raise DatasetError("fitted Q evaluation does not support MultiDiscrete actions: evaluate in an environment")
+        if spaces.obs.image_shapes:
+            raise DatasetError("fitted Q evaluation does not support images: evaluate in an environment")
         self._is_discrete = spaces.action.kind is ActionKind.DISCRETE
         encoder = make_preprocessor(spaces.obs, normalize=spaces.obs.num_categories is None)
         assert encoder is not None  # observations are normalized or one-hot encoded
@@ -89,8 +91,7 @@ class _Fit:
         generator = torch.Generator().manual_seed(seed)
         self._q = _QFunction(algorithm.spaces, torch.from_numpy(data.obs.copy()), generator).to(algorithm.device)
         self._target = frozen_copy(self._q)
-        self._optimizer = Adam(self._q.network.parameters())
-        self._optimizer.set_learning_rate(learning_rate)
+        self._optimizer = Adam(self._q.network.parameters(), learning_rate)
 
     def update(self, batch_size: int) -> None:
         """One gradient step on the TD error of a batch."""
@@ -99,7 +100,7 @@ class _Fit:
             next_actions = self._actions(batch.next_obs)
             discounts = bootstrap_discounts(batch, self._algorithm.config.gamma)
             targets = batch.rewards + discounts * self._target(batch.next_obs, next_actions)
-        descend(ensemble_mse(self._q(batch.obs, batch.actions)[None], targets), self._optimizer)
+        descend(F.mse_loss(self._q(batch.obs, batch.actions), targets), self._optimizer)
         polyak(self._q.network, self._target.network, TAU)
 
     @torch.no_grad()

@@ -51,7 +51,7 @@ def read_pointer(pointer: Path) -> list[str]:
         raise CheckpointError(f"'{pointer}' is damaged: its checksum differs")
     if not words or not CHECKPOINT_NAME.fullmatch(words[0]):
         raise CheckpointError(f"'{pointer}' points at '{text.strip():.100}', which is not a checkpoint beside it")
-    return words[:num_words]  # the checksum is optional: older versions wrote none
+    return words[:num_words]  # the checksum is optional: a pointer written by hand has none
 
 
 def _checksum(text: str) -> str:

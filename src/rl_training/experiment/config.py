@@ -28,7 +28,7 @@ class TrainConfig(FrozenConfig):
     seed: NonNegativeInt = 0
     """Seed of all random number generators of the run."""
     total_timesteps: PositiveInt = 100_000
-    """Total environment steps over all environments (offline: gradient steps)."""
+    """Total environment steps over all environments (offline: updates)."""
     output_dir: Path = Path("runs")
     """Folder that holds the run folders."""
     device: str = "auto"

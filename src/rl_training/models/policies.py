@@ -36,7 +36,7 @@ class Policy(ObsNetwork, ABC):
 
     @abstractmethod
     def mode(self, obs: Tensor) -> Tensor:
-        """The most likely action."""
+        """The deterministic action: the mean, squashed if the policy is, or the argmax."""
 
     @abstractmethod
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
@@ -138,7 +138,7 @@ class CategoricalPolicy(ImitationPolicy):
         self.head = CategoricalHead(spaces.action)
 
     def mode(self, obs: Tensor) -> Tensor:
-        """The most likely action."""
+        """The deterministic action: the mean, squashed if the policy is, or the argmax."""
         return self.head.mode(self.outputs(obs))
 
     def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:

@@ -59,7 +59,7 @@ class HindsightReplay(ReplayBuffer):
         self._goals_per_step = goals_per_step
         self._achieved_goals = self._flat["next_obs"][:, achieved]
         self._steps_before = np.zeros((self.num_rows, num_envs), np.int32)
-        """Number of earlier steps in the episode, overwritten ones included."""
+        """Number of earlier steps in the episode; after a restore, of those still stored."""
         self._steps_before[-1] = -1  # the predecessor of row 0, so that row 0 gets 0
         self._episode_lengths = np.zeros_like(self._steps_before)
         """Length of the episode of each step; 0 while the episode is in progress."""

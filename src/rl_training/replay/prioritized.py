@@ -70,7 +70,7 @@ class PrioritizedSampler:
         self._tree.set(slots, self._max_priority)
 
     def sample(self, count: int, num_stored: int) -> tuple[Array, Array]:
-        """Stratified sample of slots, and their importance weights 1/(N P(i))."""
+        """Stratified sample of slots, and 1 / (N P(i)) of each."""
         total = self._tree.total
         slots = self._tree.find((np.arange(count) + self._rng.random(count)) * (total / count))
         return slots, total / (num_stored * self._tree.leaves[slots])  # eq. 1 and section 3.4

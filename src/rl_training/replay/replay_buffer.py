@@ -97,10 +97,10 @@ class ReplayBuffer:
         num_stored = self._rows_stored * self.num_envs
         if self._priorities is None:
             return self._gather(torch.from_numpy(self._rng.integers(0, num_stored, batch_size)))
-        slots, inverse_probabilities = self._priorities.sample(batch_size, num_stored)
+        slots, unscaled_weights = self._priorities.sample(batch_size, num_stored)
         index = torch.from_numpy(slots)
-        weights = torch.from_numpy(inverse_probabilities).float().to(self._device)
-        return dataclasses.replace(self._gather(index), inverse_probabilities=weights, index=index)
+        weights = torch.from_numpy(unscaled_weights).float().to(self._device)
+        return dataclasses.replace(self._gather(index), unscaled_weights=weights, index=index)
 
     def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
         """Sample several batches: uniformly at once, which costs little more than one; by priority one by one."""

@@ -31,8 +31,8 @@ class Transitions:
     truncated: Tensor
     discounts: Tensor | None = None
     """Discount of V(next_obs) with n-step returns: gamma**n for the n steps that were summed; else None."""
-    inverse_probabilities: Tensor | None = None
-    """1 / (N P(i)) with prioritized replay, of which importance weights are made; else None."""
+    unscaled_weights: Tensor | None = None
+    """1 / (N P(i)) with prioritized replay, else None. Importance weights are its power beta over the maximum."""
     index: Tensor | None = None
     """Slot of each transition in a prioritized replay buffer; else None."""
 

@@ -31,7 +31,7 @@ OBSERVATIONS_AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What is decided before anything is made: the parsed settings, the seeds, and how the run computes."""
+    """Parsed settings, environment, seeds, threads and compilation of a run."""
 
     config: TrainConfig
     algo_config: Any

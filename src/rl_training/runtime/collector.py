@@ -58,7 +58,7 @@ class Collector:
 
     @property
     def num_restarts(self) -> int:
-        """Environments that failed and were restarted, over the whole run."""
+        """Environments that failed and were recreated, over the whole run."""
         return self._envs.num_restarts
 
     def reset(self, seeds: list[int]) -> None:

@@ -69,7 +69,10 @@ class EarlyStoppingCallback(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue counting; from 0 if early stopping had ended the run, and from nothing for another metric."""
+        """Restore the best value and the count.
+
+        The count restarts at 0 if early stopping ended the run; another metric or mode restores nothing.
+        """
         watched = self.config.metric, self.config.mode
         if (state.get("metric", watched[0]), state.get("mode", watched[1])) != watched:
             return

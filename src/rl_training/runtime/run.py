@@ -101,7 +101,7 @@ class Origin:
         return self.resumption.run if self.resumption else None
 
     def open_folder(self, config: TrainConfig, run_suffix: str | None) -> tuple[TrainingRun, str | None]:
-        """The folder to write to, and the stop reason that the run had reached before its process was killed."""
+        """The folder to write to, and the stop reason saved by a process that was killed before it recorded the end."""
         metadata = self.resumption.metadata(self.first_step) if self.resumption else {}
         if self.folder is None:
             return create_training_run(config, run_suffix=run_suffix, **metadata), None
@@ -251,7 +251,10 @@ class Run:
         files = (self._metrics, self._evaluations)
         lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in files if file.num_lost_bytes]
         if lost:
-            self.view.message(f"lines that the run had written are missing in {' and '.join(lost)}: it resumes without")
+            files_lost = " and ".join(lost)
+            self.view.message(
+                f"shorter than at the checkpoint: {files_lost}; the run resumes without the missing lines"
+            )
         self.session.sinks, self.scores.evaluations = (self._metrics, tensorboard), self._evaluations
         self.session.recall_metrics(latest_metrics(run_dir / "metrics.jsonl"))
 
@@ -259,7 +262,7 @@ class Run:
         session, components = self.session, self.components
         train = LOOPS[get_algorithm_spec(self.setup.config.algo).loop].train
         try:
-            session.close_iteration()
+            session.handle_pending()
             train(session, components.algorithm, components.collector, components.buffer)
             result = session.finish()
             self._metrics.sync()
@@ -327,7 +330,7 @@ def _close(components: RunComponents) -> None:
 
 
 def _standing_reason(config: TrainConfig, run: TrainingRun, checkpoint_state: CheckpointState | None) -> str | None:
-    """The stop reason that the run had reached, if its process was killed before it could end."""
+    """Stop reason saved in the checkpoint, if the process was killed before it recorded the end."""
     if checkpoint_state is None or not run.was_cut_short:
         return None
     with translate_state_errors():
@@ -337,5 +340,5 @@ def _standing_reason(config: TrainConfig, run: TrainingRun, checkpoint_state: Ch
         step = session["global_step"]
     resumed = run.metadata().get("resumed")
     if isinstance(resumed, dict) and resumed.get("from_step") == step and resumed.get("stop_reason") is None:
-        return None  # the killed process had itself resumed from here, past that reason
+        return None  # the killed process had already resumed from this checkpoint and cleared the reason
     return None if is_extended or interrupting_signal(reason) is not None else reason

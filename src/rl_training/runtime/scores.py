@@ -31,7 +31,7 @@ class Scores:
 
     @property
     def num_restarts(self) -> int:
-        """Evaluation environments that failed and were restarted."""
+        """Evaluation environments that failed and were recreated."""
         return 0 if self.evaluator is None else self.evaluator.num_restarts
 
     @property
@@ -65,7 +65,7 @@ class Scores:
             self.checkpoints.offer_best(path, self.best_return)
 
     def offer_restored(self) -> None:
-        """Point `best` at the last checkpoint if it is the best, in case a kill came before that was done."""
+        """Point `best` at the restored checkpoint if it holds the best score: a kill may have come between the two."""
         path = self.checkpoints.last
         if path is not None and self.is_current and self.best_return == self.last["eval_return_mean"]:
             self.offer_best(path)
@@ -77,7 +77,7 @@ class Scores:
     def discard_newer(self, name: str, position: Position | None, best: Best | None, *, is_extended: bool) -> None:
         """Make the restored checkpoint `name` the last one, and restore `best` as of then.
 
-        The closing evaluation of a stopped run is not part of the resumed run, unless the run had ended there.
+        A resumed run drops the final evaluation made when it was stopped; an extended run keeps it.
         """
         now = self.checkpoints.best
         if now is not None and not is_extended and (self.best_return is None or now.score > self.best_return):

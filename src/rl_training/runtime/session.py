@@ -1,4 +1,4 @@
-"""What surrounds a loop: callbacks, logging, evaluation, checkpoints, and the end of the run."""
+"""Callbacks, log lines, evaluations and checkpoints of a loop, and the end of the run."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Session:
     eval_every_steps: int
     accumulator: MetricAccumulator = field(default_factory=MetricAccumulator)
     train_restarts: int = 0
-    """Training environments that failed and were restarted."""
+    """Training environments that failed and were recreated."""
     inexact_reasons: list[str] = field(default_factory=list)
     """Why the run is not bit-exact with one that was never stopped (another machine, for example)."""
 
@@ -116,7 +116,7 @@ class Session:
 
     @property
     def num_restarts(self) -> int:
-        """Environments of training and evaluation that failed and were restarted."""
+        """Environments of training and evaluation that failed and were recreated."""
         return self.train_restarts + self.scores.num_restarts
 
     def begin(self, dataset_size: int | None = None) -> None:
@@ -169,13 +169,13 @@ class Session:
             self._next_event_step = step + min(due.steps_left(step) for due in self._intervals())
             log_due, eval_due, checkpoint_due = (due.is_due(step) for due in self._intervals())
             self._pending = [log_due, eval_due and self.scores.evaluator is not None, checkpoint_due]
-            self.close_iteration()
+            self.handle_pending()
 
-    def close_iteration(self) -> None:
+    def handle_pending(self) -> None:
         """Log, evaluate and save what is pending; an interrupted evaluation stays pending for a resumed run.
 
-        So does the log line of the last step: `finish` writes it, together with its evaluation, after the checkpoint.
-        A run that is resumed from there writes the line without that evaluation.
+        The log line of the last step also stays pending: `finish` writes it after the checkpoint, with the final
+        evaluation. A run resumed from that checkpoint writes it without one.
         """
         if self._pending is None:
             return
@@ -281,7 +281,7 @@ class Session:
     def _tell_restarts(self) -> None:
         if self.num_restarts > self.state.env_restarts:
             self.state.env_restarts = self.num_restarts
-            self.view.message(f"an environment failed and was restarted ({self.num_restarts} in this run)")
+            self.view.message(f"an environment failed and was recreated ({self.num_restarts} in this run)")
 
     def _watch_evaluation(self, num_done: int) -> None:
         if interrupting_signal(self.state.stop_reason) is not None:

@@ -28,7 +28,7 @@ class TrainerState:
     stop_reason: str | None = None
     """Reason of the stop, if one was given."""
     env_restarts: int = 0
-    """Environments that failed and were restarted."""
+    """Environments that failed and were recreated."""
     config: TrainConfig = None  # type: ignore[assignment]  # a run always sets it; a state made by hand need not
     """Configuration of the run."""
     update_calls: int = 0
@@ -53,7 +53,7 @@ class CollectResult:
     """Raw returns of the episodes that ended."""
     episode_lengths: list[int] = field(default_factory=list)
     env_restarts: int = 0
-    """Environments that failed and were restarted since the run began."""
+    """Environments that failed and were recreated since the run began."""
 
     @property
     def num_env_steps(self) -> int:

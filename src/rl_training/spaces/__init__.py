@@ -1,1 +1,1 @@
-"""What observations and actions look like: Gymnasium's spaces, the stored form, and the form networks read."""
+"""Observation and action spaces: Gymnasium's, the stored form, the form networks read."""

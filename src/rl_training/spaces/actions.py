@@ -1,4 +1,4 @@
-"""One action: its kind, its model form, and the one place where actions change scale.
+"""Action spaces: kind, shape, and conversion between model space and environment space.
 
 Model space is what networks, buffers and losses see: continuous actions are flat vectors in [-1, 1] when the
 space is bounded, discrete actions count from 0. Environment space is what `env.step` takes.

@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from rl_training.errors import EnvError
 
 Array = npt.NDArray[Any]
-Path = tuple[str | int, ...]
+LeafPath = tuple[str | int, ...]
 FLOAT_BYTES = 4
 MIN_IMAGE_SIDE = 36
 """Smaller images would be reduced to nothing by the convolutions, and are read as vectors."""
@@ -30,7 +30,7 @@ MIN_IMAGE_SIDE = 36
 class ObsLeaf:
     """One leaf of a Dict or Tuple: its path in the observation, and its stored form."""
 
-    path: Path
+    path: LeafPath
     shape: tuple[int, ...]
     is_image: bool = False
     scale: float = 1.0
@@ -164,21 +164,21 @@ class ObsSpec:
         if not self.leaves:
             return
         if any(leaf.is_image is not True and leaf.is_image is not False for leaf in self.leaves):
-            raise ValueError("a part of the observation neither is an image nor is none")
+            raise ValueError("is_image of a leaf is not true or false")
         if any(type(leaf.scale) is not float or not 0.0 < leaf.scale <= 1.0 for leaf in self.leaves):
-            raise ValueError("a part of the observation has no scale from 0 to 1")
+            raise ValueError("the scale of a leaf is not a float above 0 and at most 1")
         if any(type(first) is not int for leaf in self.leaves for first in leaf.start):
-            raise ValueError("a category of the observation does not begin at a number")
+            raise ValueError("the first category of a leaf is not an integer")
         if any(leaf.is_image and not is_image_shape(leaf.shape) for leaf in self.leaves):
-            raise ValueError("an image of the observation has no shape of an image")
+            raise ValueError("a leaf is marked as an image, but its shape is not that of an image")
         if not all(type(key) in (str, int) for leaf in self.leaves for key in leaf.path):
-            raise ValueError("a part of the observation has no name")
+            raise ValueError("a key in the path of a leaf is not a string or an integer")
         if any(len(leaf.choices) not in (0, prod(leaf.shape)) for leaf in self.leaves) or any(
             len(leaf.choices) != len(leaf.start) for leaf in self.leaves
         ):
-            raise ValueError("the categories of the observation are not of its shape")
+            raise ValueError("a leaf needs one number of categories and one start per component")
         if (self.shape, self.dtype) != stored_as(self.leaves):
-            raise ValueError("the parts of the observation do not make up its shape")
+            raise ValueError("shape and dtype do not match the leaves")
 
 
 def check_sizes(sizes: Iterable[Any]) -> None:
@@ -225,7 +225,7 @@ def describe_observation(space: Space[Any]) -> ObsSpec:
     return ObsSpec(*stored_as(leaves), leaves=leaves)
 
 
-def find_leaves(space: Space[Any], path: Path = ()) -> Iterator[ObsLeaf]:
+def find_leaves(space: Space[Any], path: LeafPath = ()) -> Iterator[ObsLeaf]:
     """The leaves of a Dict or Tuple, in the order of the space."""
     if isinstance(space, Dict):
         for key, inner in space.spaces.items():

@@ -13,7 +13,7 @@ from rl_training.validation import FrozenConfig
 
 
 class RewardTransformConfig(FrozenConfig):
-    """What to do to each reward, in this order."""
+    """Scale, shift and clip bounds of a reward, applied in this order."""
 
     scale: float = 1.0
     """Factor."""

@@ -1,4 +1,4 @@
-"""The two spaces of an environment as an algorithm knows them."""
+"""Observation and action space of an environment, and what algorithms require of them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def require_bounded_box(spaces: Spaces, algorithm: str, alternatives: str) -> No
     if not action.is_bounded:
         raise EnvError(
             f"{algorithm} needs a Box action space with finite bounds, not from {action.low} to {action.high}:"
-            " gymnasium.wrappers.TransformAction can give it some"
+            " wrap the environment in gymnasium.wrappers.TransformAction with a bounded Box"
         )
 
 

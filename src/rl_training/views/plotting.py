@@ -86,5 +86,5 @@ def _unit_of_steps(run_dir: Path, last_step: int) -> tuple[str, int | None]:
     online = algo_kwargs.get("online") if isinstance(algo_kwargs, dict) else None
     first = online.get("after_updates") if isinstance(online, dict) else None
     if isinstance(first, int) and last_step > first:
-        return "gradient updates, then environment steps", first
-    return "gradient updates", None
+        return "updates, then environment steps", first
+    return "updates", None

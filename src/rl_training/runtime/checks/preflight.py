@@ -5,7 +5,7 @@ from __future__ import annotations
 from rl_training.algorithms.config import AlgorithmConfig, OfflineConfig, OfflineToOnlineConfig, OffPolicyConfig
 from rl_training.envs.construction import newer_version
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.loops.off_policy import Pace, updates_due
+from rl_training.runtime.loops.off_policy import UpdateRatio, updates_due
 
 
 def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset_size: int | None) -> list[str]:
@@ -25,13 +25,13 @@ def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset
     return [f"WARNING: {text}" for text in found]
 
 
-def _without_updates(pace: Pace, num_steps: int, num_envs: int, key: str) -> list[str]:
+def _without_updates(ratio: UpdateRatio, num_steps: int, num_envs: int, key: str) -> list[str]:
     last_step = -(-num_steps // num_envs) * num_envs
-    if updates_due(pace, last_step, 0) > 0:
+    if updates_due(ratio, last_step, 0) > 0:
         return []
     return [
-        f"nothing will be learned in the environment: {key} {pace.learning_starts:,} and train_frequency"
-        f" {pace.train_frequency:,} leave no gradient step in {num_steps:,} steps; lower algo_kwargs.{key} or raise"
+        f"nothing will be learned in the environment: {key} {ratio.learning_starts:,} and train_frequency"
+        f" {ratio.train_frequency:,} leave no gradient step in {num_steps:,} steps; lower algo_kwargs.{key} or raise"
         " total_timesteps"
     ]
 

@@ -26,7 +26,8 @@ from rl_training.spaces.spec import Spaces, describe_spaces
 STEPS_BETWEEN_REPORTS = 1000
 """A long collection without updates (the warm-up) is split here, so that its progress is shown."""
 MAX_BATCHES_AT_ONCE = 32
-Pace = OffPolicyConfig | OnlineStageConfig
+"""Batches sampled together: indexing once costs less than indexing per batch; a stop waits for their updates."""
+UpdateRatio = OffPolicyConfig | OnlineStageConfig
 """Settings of how many updates follow how many environment steps."""
 
 
@@ -90,7 +91,7 @@ def collect_and_update(
     algorithm: Algorithm[Any],
     collector: Collector,
     buffer: ReplayBuffer | MixedReplay,
-    pace: Pace,
+    ratio: UpdateRatio,
     explore: Callable[[Tensor], Tensor],
     *,
     first_step: int = 0,
@@ -101,17 +102,17 @@ def collect_and_update(
     """
     state, total = session.state, session.training_progress.total - first_step
     while not state.should_stop:
-        if not updates_due(pace, state.global_step - first_step, state.update_calls - first_step):
+        if not updates_due(ratio, state.global_step - first_step, state.update_calls - first_step):
             step = state.global_step - first_step
             if step >= total:
                 break
-            steps = steps_to_next_update(pace, step, total, collector.num_envs)
+            steps = steps_to_next_update(ratio, step, total, collector.num_envs)
             result = collector.collect(explore, buffer, steps, state)
             session.collected(result)
             if result.steps < steps * collector.num_envs:
                 break  # a stop was requested within the collection
         session.set_progress()
-        while due := updates_due(pace, state.global_step - first_step, state.update_calls - first_step):
+        while due := updates_due(ratio, state.global_step - first_step, state.update_calls - first_step):
             if state.should_stop:
                 return  # within the iteration: a resumed run does the remaining updates first
             for batch in buffer.sample_batches(algorithm.config.batch_size, min(due, MAX_BATCHES_AT_ONCE)):
@@ -122,15 +123,15 @@ def collect_and_update(
         session.end_iteration()
 
 
-def updates_due(pace: Pace, step: int, update_calls: int) -> int:
+def updates_due(ratio: UpdateRatio, step: int, update_calls: int) -> int:
     """Updates still to do at `step`, so that their ratio to environment steps does not depend on `num_envs`."""
-    times = max(0, step - pace.learning_starts) // pace.train_frequency
-    return times * pace.gradient_steps - update_calls
+    times = max(0, step - ratio.learning_starts) // ratio.train_frequency
+    return times * ratio.gradient_steps - update_calls
 
 
-def steps_to_next_update(pace: Pace, step: int, total_steps: int, num_envs: int) -> int:
+def steps_to_next_update(ratio: UpdateRatio, step: int, total_steps: int, num_envs: int) -> int:
     """Steps of each environment until the next updates are due, or until progress is reported."""
-    times = max(0, (step - pace.learning_starts) // pace.train_frequency) + 1
-    next_update = pace.learning_starts + times * pace.train_frequency
+    times = max(0, (step - ratio.learning_starts) // ratio.train_frequency) + 1
+    next_update = ratio.learning_starts + times * ratio.train_frequency
     next_report = (step // STEPS_BETWEEN_REPORTS + 1) * STEPS_BETWEEN_REPORTS
     return -(-(min(next_update, next_report, total_steps) - step) // num_envs)

@@ -25,6 +25,7 @@ from rl_training.spaces.rewards import RewardTransformConfig
 from rl_training.spaces.spec import Spaces
 
 MAX_BATCHES_AT_ONCE = 16
+"""Batches sampled together: indexing once costs less than indexing per batch, up to about this many."""
 
 
 def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunComponents:
@@ -35,7 +36,7 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     recorded = _load_dataset(setup)
     spaces = infer_spaces(recorded) if evaluator is None else evaluator.spaces
     is_lenient = algo_config.dataset_check == "warn"
-    notes = [*_notes_of(setup, recorded), *check_data(recorded, spaces, go_on=is_lenient)]
+    notes = [*_notes_of(setup, recorded), *check_data(recorded, spaces, is_lenient=is_lenient)]
     algorithm = setup.make_algorithm(spaces)
     check_batch_fits(spaces, algo_config.batch_size)
     rng = setup.seeds.replay_generator()
@@ -128,12 +129,12 @@ def _notes_of(setup: RunSetup, dataset: TransitionDataset) -> list[str]:
     return [*notes, *dataset.notes]
 
 
-def check_data(data: TransitionDataset, spaces: Spaces, *, go_on: bool = False) -> list[str]:
-    """The fast checks of the data doctor: an error raises unless `go_on`; warnings are returned."""
+def check_data(data: TransitionDataset, spaces: Spaces, *, is_lenient: bool = False) -> list[str]:
+    """The quick checks of `data check`: an error raises unless `is_lenient`; warnings are returned."""
     findings = check_dataset(data, spaces, thorough=False).findings
-    # A dataset that does not fit the spaces at all is refused by the conversion itself, also with `go_on`.
+    # A dataset that does not fit the spaces at all is refused by the conversion itself, also with `is_lenient`.
     errors = [finding for finding in findings if finding.level is Level.ERROR and not finding.name.endswith("_misfit")]
-    if errors and not go_on:
+    if errors and not is_lenient:
         more = "`rl-training data check` shows all findings, dataset_check: warn trains anyway"
         raise DatasetError(f"{errors[0].found}: {errors[0].remedy} ({more})")
     return [f"{finding.level.value}: {finding.found}" for finding in findings if finding.level is not Level.INFO]

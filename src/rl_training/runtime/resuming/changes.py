@@ -16,7 +16,7 @@ from rl_training.runtime.run_utils import resolve_device
 
 NETWORKS = "the saved networks have the old shape"
 REPLAY = "the saved replay buffer was filled with the old value"
-PACE = "gradient steps are counted from the first step of the run"
+UPDATE_RATIO = "gradient steps are counted from the first step of the run"
 DATASET = "the run was trained on the old dataset"
 START = "it has an effect only when a run starts"
 FIXED = {
@@ -28,9 +28,11 @@ FIXED = {
 }
 """Keys of `TrainConfig` that cannot change, and why."""
 ALGO_FIXED = {
+    **dict.fromkeys(("v_min", "v_max", "num_atoms"), NETWORKS),
+    "alpha": "the checkpoint holds the old entropy temperature",
     **dict.fromkeys(("hidden_sizes", "activation", "dueling", "policy", "num_critics", "num_quantiles"), NETWORKS),
     **dict.fromkeys(("buffer_capacity", "n_step", "replay", "prioritized"), REPLAY),
-    **dict.fromkeys(("learning_starts", "train_frequency", "gradient_steps", "online"), PACE),
+    **dict.fromkeys(("learning_starts", "train_frequency", "gradient_steps", "online"), UPDATE_RATIO),
     **dict.fromkeys(("reward_scale", "reward_shift", "reward_clip_min", "reward_clip_max"), DATASET),
     **dict.fromkeys(("dataset_kind", "dataset_path", "dataset_id", "dataset_size", "dataset_check"), DATASET),
     "dataset_download": START,
@@ -38,7 +40,7 @@ ALGO_FIXED = {
     "num_steps": "the saved rollout has the old length",
     "normalize_obs": "the checkpoint holds or lacks the normalizer's statistics",
     "normalize_reward": "the checkpoint holds or lacks the normalizer's statistics",
-    "lagrange_threshold": "the checkpoint holds or lacks a Lagrange multiplier and its optimizer",
+    "lagrange_threshold": "the saved multiplier was adapted to the old threshold",
 }
 """Keys of `algo_kwargs` that cannot change, and why."""
 WITHOUT_EFFECT = {

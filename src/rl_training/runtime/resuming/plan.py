@@ -65,7 +65,7 @@ class ResumePlan:
             return False
         if any(change.key == "total_timesteps" for change in self.resumption.changes):
             return False  # a run shortened to its current step still needs its closing evaluation
-        is_open = self.state.trainer_state["session"].get("is_within_iteration", False)
+        is_open = self.state.trainer_state["session"]["is_within_iteration"]
         return self.global_step >= self.config.total_timesteps and not is_open
 
     @property

@@ -72,7 +72,7 @@ def restore(
     change_reasons = _report_changes(resumption.changes if resumption else (), view)
     reasons = [*session.inexact_reasons, *machine_reasons, *shared_reasons, *change_reasons]
     session.inexact_reasons = list(dict.fromkeys(reasons))
-    if session.training_progress.state_dict() != {"to_progress": 1.0, **saved["training_progress"]}:
+    if session.training_progress.state_dict() != saved["training_progress"]:
         view.message(_describe_progress(session.training_progress, components.algorithm.config))
 
 

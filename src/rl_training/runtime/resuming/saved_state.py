@@ -33,7 +33,7 @@ class _TrainingProgress(_Saved):
     total: NonNegativeInt
     from_step: NonNegativeInt
     from_progress: Fraction
-    to_progress: Fraction = 1.0
+    to_progress: Fraction
 
 
 class _Interval(_Saved):
@@ -64,11 +64,11 @@ class _Session(_Saved):
     best_return: float | None
     last_eval: dict[str, float]
     last_eval_step: NonNegativeInt | None
-    pending: Annotated[list[bool], Field(min_length=3, max_length=3)] | None = None
-    inexact_reasons: list[str] = []
-    shared_changes: list[str] = []
-    eval_restarts: NonNegativeInt = 0
-    is_within_iteration: bool = False
+    pending: Annotated[list[bool], Field(min_length=3, max_length=3)] | None
+    inexact_reasons: list[str]
+    shared_changes: list[str]
+    eval_restarts: NonNegativeInt
+    is_within_iteration: bool
 
 
 class _Environments(_Saved):
@@ -89,10 +89,10 @@ class _Best(_Saved):
 
 class _TrainerState(_Saved):
     session: _Session
-    best: _Best | None = None
+    best: _Best | None
     metrics_bytes: NonNegativeInt
-    evaluations_bytes: NonNegativeInt = 0
-    collector: _Collector | None = None
+    evaluations_bytes: NonNegativeInt
+    collector: _Collector | None
 
 
 @contextlib.contextmanager
