@@ -90,7 +90,7 @@ def test_a_spec_restored_from_its_state_stores_the_same(space):
     ],
 )
 def test_a_forged_state_is_refused(change):
-    with pytest.raises(ValueError, match=r"observation|size"):
+    with pytest.raises(ValueError, match=r"leaf|leaves|observation|size"):
         ObsSpec.from_state_dict({**describe_observation(NESTED).state_dict(), **change})
 
 
