@@ -27,6 +27,8 @@ ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 UNSAVED_TYPES = (Tensor, torch.Generator, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
 """Types that hold state but have no `state_dict`: a checkpoint would not save such an attribute."""
 STATELESS = (type, AlgorithmConfig, Spaces, FunctionType, MethodType, ModuleType)
+MAX_DEPTH = 4
+"""Plain objects are searched for members down to this depth."""
 
 
 class Stateful(Protocol):
@@ -199,7 +201,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         elif isinstance(value, (list, tuple, deque, dict)):
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 yield from self._members_in(f"{name}.{key}", item, seen, refuse_loose=refuse_loose)
-        elif hasattr(value, "__dict__"):
+        elif hasattr(value, "__dict__") and name.count(".") < MAX_DEPTH:
             seen.add(id(value))
             for key, item in vars(value).items():  # its arrays may be constants, such as the bounds of a space
                 yield from self._members_in(f"{name}.{key}", item, seen, refuse_loose=False)

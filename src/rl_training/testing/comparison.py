@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.base import MAX_DEPTH, Algorithm
 from rl_training.replay.segments import Segment
 from rl_training.testing.case import fail
 
@@ -60,7 +60,7 @@ def _contents(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, str]
     """Paths and contents of the values in an attribute: objects are entered, containers are one value."""
     if isinstance(value, STATELESS) or id(value) in seen:
         return
-    inside = _attributes(value)
+    inside = _attributes(value) if path.count(".") < MAX_DEPTH else None
     if inside is None:
         yield path, _describe(value, seen)
         return
@@ -73,7 +73,7 @@ def _attributes(value: Any) -> Mapping[str, Any] | None:
     """The attributes of an object that its `state_dict` does not hold; None for a plain value or container."""
     if isinstance(value, nn.Module):
         own = {name: part for name, part in vars(value).items() if name not in MODULE_ATTRIBUTES}
-        unsaved = {name: value.get_buffer(name) for name in value._non_persistent_buffers_set}
+        unsaved = {name: value._buffers[name] for name in value._non_persistent_buffers_set}
         return {**own, **unsaved, **value._modules}
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return {}
@@ -84,10 +84,8 @@ def _attributes(value: Any) -> Mapping[str, Any] | None:
 
 def _describe(value: Any, seen: set[int]) -> str:
     """Text that changes when a value changes."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype}{value.shape}{value.tobytes()!r}"
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"{value.dtype}{tuple(value.shape)}{value.tolist()}"
     if isinstance(value, torch.Generator):
         return _describe(value.get_state(), seen)
     if isinstance(value, np.random.Generator):
