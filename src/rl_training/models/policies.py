@@ -68,7 +68,7 @@ class SquashedGaussianPolicy(Policy):
         return (mean + log_std.exp() * noise).tanh()
 
     def _gaussian(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = self.outputs(obs).chunk(2, -1)
+        mean, log_std = self.network(self.features(obs)).chunk(2, -1)
         return mean, log_std.clamp(-20.0, 2.0)
 
 
