@@ -20,9 +20,9 @@ ONLINE = {"online": {"after_updates": 100}}
     ("algo", "algo_kwargs", "last_step", "label", "online_from"),
     [
         ("ppo", {}, 200, "environment steps", None),
-        ("iql", {"dataset_kind": "random"}, 200, "gradient updates", None),
-        ("iql", ONLINE, 100, "gradient updates", None),
-        ("iql", ONLINE, 200, "gradient updates, then environment steps", 100),
+        ("iql", {"dataset_kind": "random"}, 200, "updates", None),
+        ("iql", ONLINE, 100, "updates", None),
+        ("iql", ONLINE, 200, "updates, then environment steps", 100),
         (None, {}, 200, "steps", None),  # no configuration can be read
     ],
 )

@@ -165,9 +165,9 @@ DATASET_KEYS = {
     "npz": ("dataset_path",),
     "pt": ("dataset_path",),
     "minari": ("dataset_id", "dataset_download"),
-    "random": ("dataset_size", "dataset_seed"),
+    "random": ("dataset_seed",),
 }
-"""Keys of each kind of dataset; a file or Minari dataset needs the first."""
+"""Keys of each kind of dataset that other kinds refuse; a file or Minari dataset needs the first."""
 
 
 class OfflineConfig(AlgorithmConfig):
