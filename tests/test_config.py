@@ -147,8 +147,14 @@ class TestComplaints:
                 {"checkpoint_interval": -1},
                 "bad value -1 for 'checkpoint_interval' of the configuration: should be greater than 0",
             ),
-            ({"algo_kwargs": 3}, "bad value 3 for 'algo_kwargs' of the configuration: should be a valid dictionary"),
-            ({"env_kwargs": [1]}, "bad value [1] for 'env_kwargs' of the configuration: should be a valid dictionary"),
+            (
+                {"algo_kwargs": 3},
+                "bad value 3 for 'algo_kwargs' of the configuration: should be a mapping of keys to values",
+            ),
+            (
+                {"env_kwargs": [1]},
+                "bad value [1] for 'env_kwargs' of the configuration: should be a mapping of keys to values",
+            ),
             ({"tags": [1]}, "bad value 1 for 'tags.0' of the configuration: should be a valid string"),
             ({"env_id": None}, "missing key 'env_id' for the configuration"),
             ({"device": 1}, "bad value 1 for 'device' of the configuration: should be a valid string"),
@@ -164,7 +170,7 @@ class TestComplaints:
             ("seed", 1.5, "should be a whole number"),
             ("total_timesteps", None, "should be a valid integer"),
             ("output_dir", 3, "path"),
-            ("tags", "one", "tuple"),
+            ("tags", "one", "list"),
         ],
     )
     def test_wrong_type(self, key: str, value: Any, reason: str) -> None:

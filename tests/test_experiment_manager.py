@@ -154,3 +154,13 @@ def test_a_users_own_algorithm_has_its_settings_and_spaces_checked(tmp_path: Pat
     with pytest.raises(EnvError, match="Discrete"):
         manager.setup(config.replace(env_id="Pendulum-v1")).train()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["", " "])
+def test_an_empty_run_suffix_is_refused(suffix: str, tmp_path: Path) -> None:
+    config, manager = small_config("ppo", tmp_path), DefaultExperimentManager()
+    with pytest.raises(ConfigError, match="the run suffix is empty"):
+        manager.resume_or_start(config, run_suffix=suffix)
+    with pytest.raises(ConfigError, match="the run suffix is empty"):
+        manager.setup(config, run_suffix=suffix).train()
+    assert not any(tmp_path.iterdir())

@@ -123,3 +123,12 @@ def test_the_top_level_names_are_importable() -> None:
     assert all(getattr(rl_training, name) for name in rl_training.__all__)
     with pytest.raises(AttributeError, match="PPPO"):
         _ = rl_training.PPPO
+
+
+def test_a_loaded_agent_does_not_silently_train_from_scratch(tmp_path: Path) -> None:
+    agent = PPO(small_config("ppo", tmp_path))
+    agent.learn()
+    loaded = PPO.load(agent.save(tmp_path / "policy"))
+    with pytest.raises(ConfigError, match="learn\\(\\) would not use its weights: resume its run"):
+        loaded.learn()
+    assert PPO(loaded.config).learn().metrics["global_step"] == 128

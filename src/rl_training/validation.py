@@ -53,6 +53,14 @@ class FrozenConfig(BaseModel):
         return cls.__name__
 
 
+PLAIN_REASONS = {
+    "int_from_float": "should be a whole number",
+    "tuple_type": "should be a list",
+    "model_type": "should be a mapping of keys to values",
+    "model_attributes_type": "should be a mapping of keys to values",
+    "dict_type": "should be a mapping of keys to values",
+}
+"""Reasons in the words of a configuration file, by Pydantic's error types."""
 NEITHER = ("float_parsing", "float_type", "model_type", "model_attributes_type")
 """Pydantic's error types for a value that is neither a number nor a mapping."""
 SHORT_NAME = 4
@@ -118,8 +126,7 @@ def _explain(cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, ow
     if detail["type"] == "missing":
         return f"missing key '{key}' for {owner}", ""
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if detail["type"] == "int_from_float":
-        message = "should be a whole number"
+    message = PLAIN_REASONS.get(detail["type"], message)
     spelling = _spelling_of_alternative(cls, location)
     if spelling is not None and detail["type"] in NEITHER:
         message = f"should be a number, or {spelling}"

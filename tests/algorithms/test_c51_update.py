@@ -211,3 +211,9 @@ def test_only_discrete_actions_are_accepted(action_space):
 @pytest.mark.parametrize("double", [False, True])
 def test_a_compiled_update_equals_a_plain_one(double):
     assert_compiled_equals_plain(C51Algorithm, settings(double=double, dueling=double), action_space=CHOICES)
+
+
+@pytest.mark.parametrize(("v_min", "v_max"), [(0, 1e300), (-3e38, 3e38), (9.9999999, 10)])
+def test_a_support_that_float32_cannot_hold_is_refused(v_min, v_max):
+    with pytest.raises(ConfigError, match="float32 cannot hold 51 atoms"):
+        C51Config(v_min=v_min, v_max=v_max)

@@ -14,7 +14,8 @@ from run_tools import StopAt, assert_same_checkpoint, assert_same_end
 
 from rl_training import TrainConfig
 from rl_training.cli import main
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.data.dataset_loaders import load_transition_dataset, save_transition_dataset
+from rl_training.errors import CheckpointError, ConfigError, DatasetError
 from rl_training.experiment.checkpoint_folder import list_checkpoints
 from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import load_config_file
@@ -234,6 +235,29 @@ class TestChanges:
         first = run_training(config)
         with pytest.raises(ConfigError, match=f"algo_kwargs.{next(iter(new))}' cannot change"):
             resume_training(first.run_dir, total_timesteps=40, changes={"algo_kwargs": new})
+
+    def test_of_the_path_of_the_same_dataset_is_allowed(self, tmp_path: Path) -> None:
+        dataset = load_transition_dataset("random", env_id="Pendulum-v1", size=64)
+        old, new, other = (tmp_path / name for name in ("old.npz", "new.npz", "other.npz"))
+        save_transition_dataset(old, dataset)
+        save_transition_dataset(other, load_transition_dataset("random", env_id="Pendulum-v1", size=64, seed=9))
+        algo_kwargs = {"dataset_kind": "npz", "dataset_path": str(old)}
+        first = run_training(small_config("iql", tmp_path / "runs", total_timesteps=36, algo_kwargs=algo_kwargs))
+        old.rename(new)
+        with pytest.raises(DatasetError, match="correct dataset_path, or record"):
+            resume_training(first.run_dir, total_timesteps=40)
+        with pytest.raises(DatasetError, match="fingerprint"):
+            resume_training(first.run_dir, total_timesteps=40, changes={"algo_kwargs": {"dataset_path": str(other)}})
+        resumed = resume_training(
+            first.run_dir, total_timesteps=40, changes={"algo_kwargs": {"dataset_path": str(new)}}
+        )
+        assert resumed.metrics["global_step"] == 40
+        assert load_checkpoint(resumed.run_dir).metadata["exactness"] == "exact"
+
+    def test_to_a_fork_of_a_finished_run_are_refused(self, run: Path, tmp_path: Path) -> None:
+        finished = resume_training(run)
+        with pytest.raises(ConfigError, match="so output_dir would have no effect"):
+            resume_training(finished.run_dir, output_dir=tmp_path / "forks")
 
     def test_of_threads_are_applied(self, run: Path) -> None:
         result = resume_training(run, total_timesteps=128, changes={"num_threads": 2})

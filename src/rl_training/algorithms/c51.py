@@ -12,6 +12,8 @@ from rl_training.models.critics import QNetwork, of_actions
 from rl_training.models.mlp import MLPSpec
 from rl_training.spaces.spec import Spaces
 
+MAX_RETURN = 1e9
+
 
 class C51Config(DQNConfig):
     """Settings of C51."""
@@ -27,6 +29,12 @@ class C51Config(DQNConfig):
     def _support_is_not_empty(self) -> C51Config:
         if not self.v_min < self.v_max:
             raise ValueError(f"v_min {self.v_min} is not below v_max {self.v_max}: exchange or change them")
+        largest = max(abs(self.v_min), abs(self.v_max))
+        if largest > MAX_RETURN or (self.v_max - self.v_min) / self.num_atoms < largest * 1e-6:
+            raise ValueError(
+                f"float32 cannot hold {self.num_atoms} atoms from v_min {self.v_min} to v_max {self.v_max}: choose"
+                " bounds around the discounted returns of the environment"
+            )
         return self
 
 

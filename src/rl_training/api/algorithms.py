@@ -38,9 +38,16 @@ class AlgorithmAPI:
         self._algorithm: Algorithm[Any] | None = None
         self._global_step = 0
         self._metadata: dict[str, Any] = {}
+        self._is_loaded = False
 
     def learn(self, *, callbacks: Sequence[AnyCallback] | None = None) -> TrainResult:
-        """Train from scratch in a new run folder."""
+        """Train from scratch in a new run folder; a loaded agent is refused, since its weights would not be used."""
+        if self._is_loaded:
+            name = type(self).__name__
+            raise ConfigError(
+                f"this {name} was loaded, and learn() would not use its weights: resume its run with"
+                f" `rl-training resume RUN` (in Python: resume_training), or train a new one with {name}(agent.config)"
+            )
         keeper = _AlgorithmKeeper()
         result = run_training(self.config, callbacks=[*CallbackList(callbacks).callbacks, keeper])
         self._algorithm = keeper.algorithm
@@ -75,6 +82,7 @@ class AlgorithmAPI:
         loaded._algorithm = algorithm
         loaded._global_step = stored_step(state)
         loaded._metadata = state.metadata
+        loaded._is_loaded = True
         return loaded
 
     def _trained(self) -> Algorithm[Any]:

@@ -44,7 +44,10 @@ def _make(maker: Callable[[], object], name: str) -> object:
         ) from None
     except ValueError:
         pass  # some classes written in C have no signature
-    return maker()
+    try:
+        return maker()
+    except Exception as error:
+        raise ConfigError(f"callback '{name}' cannot be created: {type(error).__name__}: {error}") from error
 
 
 def _candidates(names: dict[str, Any]) -> list[str]:

@@ -212,11 +212,12 @@ def _words_to_continue(result: TrainResult, config: TrainConfig) -> list[str]:
     from rl_training.experiment.registry import get_algorithm_spec
 
     settings = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    if result.stop_reason is None:
+    step = int(result.metrics["global_step"])
+    if result.stop_reason is None or step >= config.total_timesteps:
         # A learning rate that has decayed to its end would hardly learn more.
         has_schedules = any(isinstance(value, Schedule) for value in vars(settings).values())
         restart = ["--schedules", "restart"] if has_schedules else []
-        return ["--total-timesteps", str(2 * config.total_timesteps), *restart]
+        return ["--total-timesteps", str(2 * max(step, config.total_timesteps)), *restart]
     stopping = settings.early_stopping
     is_early_stop = stopping is not None and result.stop_reason.startswith(f"{stopping.metric} ")
     return ["algo_kwargs.early_stopping=null"] if is_early_stop else []

@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import CheckpointError, RLTrainingError, RunExistsError
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
 from rl_training.experiment.config import TrainConfig, load_config_file, serialize_train_config
 from rl_training.experiment.run_log import LOG_NAME, close_run_logger, make_run_logger
 from rl_training.experiment.yaml_text import dump_yaml
@@ -128,6 +128,14 @@ class TrainingRun:
             replace_synced(path, text.encode())
 
 
+def check_suffix(suffix: str | None) -> None:
+    """Raise a `ConfigError` for an empty suffix: an unset variable of a job script, for example."""
+    if suffix is not None and not suffix.strip():
+        raise ConfigError(
+            "the run suffix is empty: give --run-suffix a name (in Python: run_suffix=...), or leave it out"
+        )
+
+
 def run_name(config: TrainConfig, suffix: str) -> str:
     """Name of a run's folder."""
     stem = f"{safe_name(config.algo)}__{safe_name(config.env_id or 'offline')}__seed{config.seed}"
@@ -139,6 +147,7 @@ def create_training_run(config: TrainConfig, *, run_suffix: str | None = None, *
 
     The result has `run_dir`, `config_path`, `logger` (a `logging.Logger` that writes to `run.log`) and `close()`.
     """
+    check_suffix(run_suffix)
     run = TrainingRun(_make_new_folder(config, run_suffix))
     try:
         with translate_write_errors(run.checkpoints_dir):

@@ -54,7 +54,8 @@ class EarlyStoppingCallback(Callback):
         if config.target_value is not None and sign * (value - config.target_value) >= 0:
             self.stop_reason = f"{config.metric} {value:g} reached the target {config.target_value:g}"
         elif self.evaluations_without_gain >= config.patience:
-            self.stop_reason = f"{config.metric} has not improved on {self.best:g} for {config.patience} evaluations"
+            count = f"{config.patience} evaluation{'' if config.patience == 1 else 's'}"
+            self.stop_reason = f"{config.metric} has not improved on {self.best:g} for {count}"
         if self.stop_reason is not None:
             trainer.request_stop(self.stop_reason)
 

@@ -63,6 +63,8 @@ def describe_spaces(observation_space: Space[Any], action_space: Space[Any]) -> 
 def require_bounded_box(spaces: Spaces, algorithm: str, alternatives: str) -> None:
     """Raise an `EnvError` unless [-1, 1] can be mapped onto every component of an action."""
     action = spaces.action
+    if action.kind is ActionKind.MULTI_DISCRETE:
+        raise EnvError(f"{algorithm} needs a Box action space; for MultiDiscrete and MultiBinary use ppo, a2c or bc")
     if action.kind is not ActionKind.CONTINUOUS:
         raise EnvError(f"{algorithm} needs a Box action space; for Discrete actions use {alternatives}")
     if not action.is_bounded:

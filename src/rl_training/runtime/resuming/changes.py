@@ -34,7 +34,7 @@ ALGO_FIXED = {
     **dict.fromkeys(("buffer_capacity", "n_step", "replay", "prioritized"), REPLAY),
     **dict.fromkeys(("learning_starts", "train_frequency", "gradient_steps", "online"), UPDATE_RATIO),
     **dict.fromkeys(("reward_scale", "reward_shift", "reward_clip_min", "reward_clip_max"), DATASET),
-    **dict.fromkeys(("dataset_kind", "dataset_path", "dataset_id", "dataset_size", "dataset_check"), DATASET),
+    **dict.fromkeys(("dataset_kind", "dataset_id", "dataset_size", "dataset_check"), DATASET),
     "dataset_download": START,
     "log_std_init": START,
     "num_steps": "the saved rollout has the old length",
@@ -45,7 +45,7 @@ ALGO_FIXED = {
 """Keys of `algo_kwargs` that cannot change, and why."""
 WITHOUT_EFFECT = {
     *("total_timesteps", "output_dir", "eval_episodes", "log_interval", "checkpoint_interval", "keep", "tags"),
-    *("algo_kwargs.eval_interval", "algo_kwargs.early_stopping"),
+    *("algo_kwargs.eval_interval", "algo_kwargs.early_stopping", "algo_kwargs.dataset_path"),
 }
 """Keys that do not affect the weights, except through the schedules, whose change the run reports."""
 COUNTS = {"batch_size", "minibatch_size", "update_epochs", "num_cql_samples"}
@@ -114,6 +114,8 @@ def _reason_against(key: str, old: Any, new: Any, config: TrainConfig) -> str | 
         return FIXED.get(section)
     if name == "replay" and isinstance(old, Mapping) and isinstance(new, Mapping):
         return None if {**old, "beta": None} == {**new, "beta": None} else REPLAY
+    if key in WITHOUT_EFFECT:  # of a dataset at another path, the fingerprint tells whether it is the same
+        return None
     if isinstance(old, str) or isinstance(new, str):
         return ALGO_FIXED.get(name, "it selects a method, and the saved state belongs to the old one")
     if name in ALGO_FIXED:

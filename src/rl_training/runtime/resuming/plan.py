@@ -14,7 +14,7 @@ from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import latest_metrics
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.run_folder import TrainingRun, run_name
+from rl_training.experiment.run_folder import TrainingRun, check_suffix, run_name
 from rl_training.experiment.run_log import LOG_NAME
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import Schedules, saved_early_stop
@@ -121,7 +121,7 @@ def plan_resume(
     found = _check_state(source.state, saved, config)
     schedules = schedules or read_schedules(run, source.state.trainer_state["session"]["global_step"])
     plan = ResumePlan(config, source.state, Resumption(source.checkpoint_path, run, schedules, found))
-    _refuse_unused(plan)
+    _refuse_unused(plan, is_fork=source.run_dir is not None and run is None)
     return plan
 
 
@@ -152,9 +152,10 @@ def _check_state(state: CheckpointState, saved: TrainConfig, config: TrainConfig
     return changes
 
 
-def _refuse_unused(plan: ResumePlan) -> None:
-    """Raise if the run is over and settings are changed, which would have no effect."""
+def _refuse_unused(plan: ResumePlan, *, is_fork: bool) -> None:
+    """Raise if the run is over and settings are changed, or a fork is wanted: that would have no effect."""
     keys = [change.key for change in plan.resumption.changes if change.key != "output_dir"]
+    keys += ["output_dir"] if is_fork else []
     if not (plan.is_over and keys):
         return
     end = "is finished" if plan.is_finished else f"was stopped ({plan.early_stop})"
@@ -220,6 +221,7 @@ def plan_restart(config: TrainConfig, run_suffix: str) -> ResumePlan | None:
 
     The configuration must be the run's. The folder of a run that was killed before its first checkpoint is deleted.
     """
+    check_suffix(run_suffix)
     run = TrainingRun(config.output_dir / run_name(config, run_suffix))
     if not run.run_dir.exists():
         return None
