@@ -77,3 +77,51 @@ def test_auto_compiles_only_where_the_number_of_gradient_steps_is_known(
     monkeypatch.setattr("rl_training.runtime.execution.has_compiler", lambda: True)
     config = TrainConfig(algo="ppo", env_id="CartPole-v1", total_timesteps=1_000_000)
     assert Execution.choose(config, algo_config).compile is is_compiled
+
+
+FAULTY_CALLBACKS = """
+class Makes:
+    def __init__(self):
+        raise KeyError("token")
+
+    def on_log(self, trainer, metrics): ...
+
+class Reads:
+    @property
+    def on_log(self):
+        raise OSError("no such device")
+"""
+
+
+@pytest.mark.parametrize(("name", "cause"), [("Makes", "KeyError"), ("Reads", "OSError")])
+def test_a_callback_that_raises_while_it_is_loaded_is_named_in_one_line(
+    name: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faulty_callbacks.py").write_text(FAULTY_CALLBACKS)
+    assert main(["train", "ppo", "CartPole-v1", "--callback", f"faulty_callbacks.py:{name}"]) == 2
+    said = capsys.readouterr().err
+    assert f"callback 'faulty_callbacks.py:{name}' cannot be used: it raised {cause}" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_callback_whose_state_dict_raises_is_named_with_its_own_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = """
+class Saves:
+    def on_log(self, trainer, metrics): ...
+
+    def state_dict(self):
+        return {}["missing"]
+
+    def load_state_dict(self, state): ...
+"""
+    (tmp_path / "saving_callback.py").write_text(code)
+    assert main(["train", "ppo", "CartPole-v1", "--callback", "saving_callback.py:Saves"]) == 2
+    said = capsys.readouterr().err
+    assert "callback Saves in state_dict" in said
+    assert 'return {}["missing"]' in said
+    assert "callbacks.py" not in said.replace("saving_callback.py", "")

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.plugins.user_code import load_code, split_source
 from rl_training.runtime.callbacks import EVENTS, check_callback
 from rl_training.validation import suggest
@@ -28,7 +28,16 @@ def load_callback(name: str) -> object:
     module = load_code(place)
     if not hasattr(module, attribute):
         raise ConfigError(f"'{place}' has no '{attribute}'{suggest(attribute, _candidates(vars(module)))}")
-    found = getattr(module, attribute)
+    try:
+        return _checked(getattr(module, attribute), name)
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"callback '{name}' cannot be used: it raised {type(error).__name__}: {error}") from error
+
+
+def _checked(found: Any, name: str) -> object:
+    """The callback that `found` is or makes, with its methods checked."""
     is_callback = not inspect.isclass(found) and any(hasattr(found, event) for event in EVENTS)
     callback = _make(found, name) if callable(found) and not is_callback else found
     check_callback(callback, f"callback '{name}'")
@@ -44,10 +53,7 @@ def _make(maker: Callable[[], object], name: str) -> object:
         ) from None
     except ValueError:
         pass  # some classes written in C have no signature
-    try:
-        return maker()
-    except Exception as error:
-        raise ConfigError(f"callback '{name}' cannot be created: {type(error).__name__}: {error}") from error
+    return maker()
 
 
 def _candidates(names: dict[str, Any]) -> list[str]:

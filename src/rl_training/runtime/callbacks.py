@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
@@ -66,16 +66,23 @@ def _to_each(event: str) -> Any:
             method = getattr(callback, event, None)
             if method is None:
                 continue
-            try:
+            with _naming_callback(callback, event):
                 method(*values)
-            except RLTrainingError:
-                raise
-            except Exception as error:
-                note = failure_note(error)
-                note.callback, note.trace = f"callback {type(callback).__name__} in {event}", frames_of_user(error)
-                raise
 
     return call_each
+
+
+@contextlib.contextmanager
+def _naming_callback(callback: object, method: str) -> Iterator[None]:
+    """Note on an exception of the user's code which callback and method it came from."""
+    try:
+        yield
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        note = failure_note(error)
+        note.callback, note.trace = f"callback {type(callback).__name__} in {method}", frames_of_user(error)
+        raise
 
 
 class CallbackList(Callback):
@@ -166,7 +173,8 @@ def savable_state(callback: Any, title: str) -> dict[str, Any]:
     """The `state_dict()` of a callback; raises a `ConfigError` if a checkpoint cannot store it."""
     if not hasattr(callback, "state_dict"):
         return {}
-    state = callback.state_dict()
+    with _naming_callback(callback, "state_dict"):
+        state = callback.state_dict()
     if not isinstance(state, dict):
         raise ConfigError(f"state_dict of {title} returned {type(state).__name__}: return a dict")
     try:
