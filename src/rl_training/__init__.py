@@ -9,7 +9,7 @@ from rl_training.providers import provide
 __version__ = "0.1.0"
 
 provide("record_random_actions", "rl_training.runtime.recording:record_random_actions")
-provide("train_function", "rl_training.runtime.run:train_function")
+provide("train_function", "rl_training.runtime.trainer_modules:train_function")
 
 if TYPE_CHECKING:
     from rl_training import api as api

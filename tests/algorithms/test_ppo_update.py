@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from numpy_reference import numeric_gradient
 
 from rl_training.algorithms.base import Resources
 from rl_training.algorithms.config import Schedule
@@ -99,19 +100,6 @@ def losses(space, params, samples, config, clip=0.2):
             ((ratio < 1 - clip) | (ratio > 1 + clip)).mean(),
         ],
     )
-
-
-def numeric_gradient(loss, params, step=1e-6):
-    gradients = [np.zeros_like(param) for param in params]
-    for param, gradient in zip(params, gradients, strict=True):
-        for index in np.ndindex(param.shape):
-            middle = param[index]
-            param[index] = middle + step
-            above = loss(params)
-            param[index] = middle - step
-            gradient[index] = (above - loss(params)) / (2 * step)
-            param[index] = middle
-    return gradients
 
 
 def norm(gradients):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from numpy_reference import numeric_gradient
 from torch import nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
@@ -85,19 +86,6 @@ def critic(params, obs, actions):
             x = np.tanh(x) if layer < 2 else x
         values.append(x[:, 0])
     return np.stack(values)
-
-
-def numeric_gradient(loss, params, step=1e-6):
-    gradients = [np.zeros_like(param) for param in params]
-    for param, gradient in zip(params, gradients, strict=True):
-        for index in np.ndindex(param.shape):
-            middle = param[index]
-            param[index] = middle + step
-            above = loss(params)
-            param[index] = middle - step
-            gradient[index] = (above - loss(params)) / (2 * step)
-            param[index] = middle
-    return gradients
 
 
 def record_gradients(optimizer):

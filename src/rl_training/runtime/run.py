@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.foreign_paths import allow_paths_of
-from rl_training.errors import ConfigError, NonFiniteError, RLTrainingError, failure_note
+from rl_training.errors import NonFiniteError, RLTrainingError, failure_note
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
@@ -48,39 +47,6 @@ LOOPS = {
     Loop.OFF_POLICY: LoopFunctions(assemble_off_policy, off_policy_loop),
     Loop.OFFLINE: LoopFunctions(assemble_offline, offline_loop),
 }
-
-
-@dataclass(frozen=True)
-class TrainFunction:
-    """The type of `train_ppo` and the like: `run_training` for a configuration that must name this algorithm."""
-
-    algo: str
-
-    @property
-    def __name__(self) -> str:
-        return f"train_{self.algo}"
-
-    def __reduce__(self) -> tuple[Callable[[str], TrainFunction], tuple[str]]:
-        return train_function, (self.algo,)
-
-    def __call__(
-        self,
-        config: TrainConfig,
-        *,
-        run_suffix: str | None = None,
-        checkpoint_state: CheckpointState | None = None,
-        callbacks: Sequence[AnyCallback] | None = None,
-    ) -> TrainResult:
-        """Train with `config`, from the start or from `checkpoint_state`."""
-        if config.algo != self.algo:
-            raise ConfigError(f"this trains '{self.algo}', but the configuration says algo: {config.algo}")
-        return run_training(config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks)
-
-
-@functools.cache
-def train_function(algo: str) -> TrainFunction:
-    """The function that trains an algorithm of that name: one object per name."""
-    return TrainFunction(algo)
 
 
 @dataclass(frozen=True)
