@@ -24,6 +24,7 @@ from rl_training.runtime.assembly import make_algorithm
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.recording import noisy_policy, record_random_actions, record_transitions
 from rl_training.runtime.run import run_training
+from rl_training.runtime.run_utils import RunSeeds
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
 from rl_training.spaces.spec import describe_spaces
@@ -345,7 +346,9 @@ def test_noise_is_added_to_the_action_that_is_executed(
     config = small_config("ppo", tmp_path, env_id=env_id, env_kwargs=env_kwargs)
     env = make_env(env_id, env_kwargs)
     spaces = describe_spaces(env.observation_space, env.action_space)
-    algorithm = make_algorithm(config, get_algorithm_spec("ppo").parse_kwargs(config.algo_kwargs), spaces)
+    algorithm = make_algorithm(
+        config, get_algorithm_spec("ppo").parse_kwargs(config.algo_kwargs), spaces, RunSeeds.from_seed(1)
+    )
     algorithm.act = lambda obs, explore: torch.full((len(obs), spaces.action.num_components), mean)  # type: ignore[method-assign]
     act = noisy_policy(algorithm, epsilon=0.0, noise=0.2, seed=0)
     actions = record_transitions(env_id, env_kwargs, 200, 0, lambda spaces: act).dataset.actions
@@ -358,7 +361,9 @@ def test_a_share_of_an_agents_actions_is_random(tmp_path: Path) -> None:
     config = small_config("dqn", tmp_path)
     env = make_env("CartPole-v1")
     spaces = describe_spaces(env.observation_space, env.action_space)
-    algorithm = make_algorithm(config, get_algorithm_spec("dqn").parse_kwargs(config.algo_kwargs), spaces)
+    algorithm = make_algorithm(
+        config, get_algorithm_spec("dqn").parse_kwargs(config.algo_kwargs), spaces, RunSeeds.from_seed(1)
+    )
     algorithm.act = lambda obs, explore: torch.ones(len(obs), dtype=torch.int64)  # type: ignore[method-assign]
     actions = {}
     for seed in (0, 0, 1):

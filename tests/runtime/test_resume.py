@@ -244,7 +244,7 @@ class TestChanges:
         algo_kwargs = {"dataset_kind": "npz", "dataset_path": str(old)}
         first = run_training(small_config("iql", tmp_path / "runs", total_timesteps=36, algo_kwargs=algo_kwargs))
         old.rename(new)
-        with pytest.raises(DatasetError, match="correct dataset_path, or record"):
+        with pytest.raises(DatasetError, match="correct the path, or record"):
             resume_training(first.run_dir, total_timesteps=40)
         with pytest.raises(DatasetError, match="fingerprint"):
             resume_training(first.run_dir, total_timesteps=40, changes={"algo_kwargs": {"dataset_path": str(other)}})

@@ -126,7 +126,7 @@ def _existing_file(kind: str, dataset_path: str | Path | None, env_id: str | Non
         remedy = f"record an .npz file with `{command}`, where RUN is a run folder"
         if env_id is not None:
             remedy += f", for example of `{shlex.join(['rl-training', 'train', 'ppo', env_id])}`"
-        raise DatasetError(f"'{path}' does not exist (looked from {Path.cwd()}): correct dataset_path, or {remedy}")
+        raise DatasetError(f"'{path}' does not exist (looked from {Path.cwd()}): correct the path, or {remedy}")
     if not path.is_file():
         raise DatasetError(f"'{path}' is not a file: dataset_kind '{kind}' reads one .{kind} file")
     try:

@@ -96,7 +96,7 @@ _BUILT_IN = (
     ("ddpg", "DDPG", Loop.OFF_POLICY, "deep deterministic policy gradient; bounded Box actions"),
     ("her", "HER", Loop.OFF_POLICY, "SAC with hindsight experience replay (HER); bounded Box and Discrete actions"),
     ("crossq", "CrossQ", Loop.OFF_POLICY, "SAC with batch normalization and no target networks; bounded Box actions"),
-    ("bc", "BC", Loop.OFFLINE, "behaviour cloning; bounded Box and Discrete actions"),
+    ("bc", "BC", Loop.OFFLINE, "behaviour cloning; bounded Box, Discrete, MultiDiscrete and MultiBinary actions"),
     ("td3_bc", "TD3BC", Loop.OFFLINE, "TD3 with behaviour cloning; bounded Box actions"),
     ("iql", "IQL", Loop.OFFLINE, "implicit Q-learning; bounded Box actions"),
     ("awac", "AWAC", Loop.OFFLINE, "advantage-weighted actor-critic; bounded Box actions"),

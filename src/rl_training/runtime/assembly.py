@@ -42,7 +42,8 @@ class RunSetup:
     def make_algorithm(self, spaces: Spaces) -> Algorithm[Any]:
         """The run's algorithm for these spaces, checked."""
         get_algorithm_spec(self.config.algo).algorithm_class().check_spaces(spaces)
-        return make_algorithm(self.config, self.algo_config, spaces, compile_updates=self.execution.compile)
+        compile_updates = self.execution.compile
+        return make_algorithm(self.config, self.algo_config, spaces, self.seeds, compile_updates=compile_updates)
 
     def make_evaluator(self) -> Evaluator | None:
         """The run's evaluator; None without an environment."""
@@ -109,11 +110,11 @@ def check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | No
 
 
 def make_algorithm(
-    config: TrainConfig, algo_config: AlgorithmConfig, spaces: Spaces, *, compile_updates: bool = False
+    config: TrainConfig, algo_config: AlgorithmConfig, spaces: Spaces, seeds: RunSeeds, *, compile_updates: bool = False
 ) -> Algorithm[Any]:
     """The algorithm of a run with its initial weights; state that no checkpoint would hold is an error here."""
     device = resolve_device(config.device)
-    generator = RunSeeds.from_seed(config.seed).policy_generator(device)
+    generator = seeds.policy_generator(device)
     resources = Resources(device, generator, config.num_envs, compile_updates)
     algorithm_class = get_algorithm_spec(config.algo).algorithm_class().for_spaces(spaces)
     with check_networks_fit(algo_config, spaces, device):

@@ -62,7 +62,7 @@ def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> A
     spaces = read_spaces(algorithm_state)
     check_network_size(algo_config, spaces, algorithm_state)
     with translate_state_errors():
-        algorithm = make_algorithm(config, algo_config, spaces)
+        algorithm = make_algorithm(config, algo_config, spaces, RunSeeds.from_seed(config.seed))
         algorithm.load_state_dict(algorithm_state)
     return algorithm
 
