@@ -4,9 +4,12 @@ from typing import TYPE_CHECKING
 
 from rl_training.experiment.registry import BUILT_IN_CLASSES
 from rl_training.exports import lazy_exports
+from rl_training.processors import limit_spinning
 from rl_training.providers import provide
 
 __version__ = "0.1.0"
+
+limit_spinning()
 
 provide("record_random_actions", "rl_training.runtime.recording:record_random_actions")
 provide("train_function", "rl_training.runtime.trainer_modules:train_function")
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from rl_training import envs as envs
     from rl_training import experiment as experiment
     from rl_training import runtime as runtime
+    from rl_training import studies as studies
     from rl_training.api.algorithms import AlgorithmAPI
     from rl_training.experiment.config import TrainConfig as TrainConfig
     from rl_training.experiment.default_manager import DefaultExperimentManager as DefaultExperimentManager
@@ -31,6 +35,6 @@ else:
             "experiment.config": "TrainConfig",
             "experiment.default_manager": "DefaultExperimentManager",
         },
-        submodules=("api", "data", "envs", "experiment", "runtime"),
+        submodules=("api", "data", "envs", "experiment", "runtime", "studies"),
         also=("__version__",),
     )

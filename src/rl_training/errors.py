@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,26 @@ class CheckpointError(RLTrainingError):
 
 class RunExistsError(RLTrainingError, FileExistsError):
     """A run folder exists already; it is not overwritten."""
+
+
+class RunOwnedError(RLTrainingError):
+    """A live process owns the run folder; no other process may write it."""
+
+    def __init__(self, run_dir: Path, owner: object) -> None:
+        super().__init__(
+            f"run '{run_dir}' belongs to {owner}, which is still alive: wait for it to end, or end it by"
+            f" `touch {shlex.quote(str(run_dir / 'stop'))}`"
+        )
+        self.owner = owner
+        """The `Owner`."""
+
+
+class RunChangedError(RLTrainingError):
+    """Another process has continued the run since its checkpoint was read."""
+
+
+class ReplacedError(RLTrainingError):
+    """Another process has taken over the run of this one, which must not write it any more."""
 
 
 class DatasetError(RLTrainingError):

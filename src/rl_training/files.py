@@ -18,13 +18,18 @@ TEMPORARY = ".tmp-"
 class AppendedFile:
     """An append-only file. An append that fails, as on a full disk, is undone."""
 
-    def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
-        """Open `path` for appending, after truncating it to `keep_bytes` if it is longer."""
+    def __init__(self, path: Path, keep_bytes: int | None = None, workspace: Path | None = None) -> None:
+        """Open a copy of `path`, made in `workspace` and renamed to its place, which has at most `keep_bytes`.
+
+        It is a copy, so that neither other hard links (as after `cp -al`) nor a process that still has the old file
+        open share it.
+        """
         self.path = path
-        with translate_write_errors(path):
-            _own_copy(path)
+        with translate_write_errors(path), atomic_write(path, workspace, is_synced=False) as temporary:
+            if path.exists():
+                shutil.copyfile(path, temporary)
             # Unbuffered: a failed write must not be retried when the file is closed.
-            self._file = path.open("ab", buffering=0)
+            self._file = temporary.open("ab", buffering=0)
             if keep_bytes is not None and keep_bytes < self.num_bytes:
                 self._file.truncate(keep_bytes)
 
@@ -56,14 +61,6 @@ class AppendedFile:
         self._file.close()
 
 
-def _own_copy(path: Path) -> None:
-    """Replace a file that has other hard links (as after `cp -al`) by a copy: appending must not change those."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.lstat().st_nlink > 1:
-            with atomic_write(path) as temporary:
-                shutil.copyfile(path, temporary)
-
-
 @contextlib.contextmanager
 def translate_write_errors(
     path: Path, error_class: type[RLTrainingError] = RLTrainingError, kind: str = ""
@@ -91,23 +88,28 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Atomic write: yield a temporary path to write to, then fsync it and rename it to `path`."""
-    temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
+def atomic_write(path: Path, workspace: Path | None = None, *, is_synced: bool = True) -> Iterator[Path]:
+    """Atomic write: yield a temporary path to write to, then fsync it and rename it to `path`.
+
+    The temporary path is beside `path`, or in `workspace`, an existing folder of the same file system.
+    """
+    temporary = (workspace or path.parent) / f".{path.name}{TEMPORARY}{os.getpid()}"
     remove(temporary)
     try:
         yield temporary
-        sync(temporary)
+        if is_synced:
+            sync(temporary)
         temporary.replace(path)
-        sync(path.parent)
+        if is_synced:
+            sync(path.parent)
     finally:
         with contextlib.suppress(OSError):
             remove(temporary)
 
 
-def replace_synced(path: Path, data: bytes) -> None:
-    """Replace the content of a file atomically."""
-    with atomic_write(path) as temporary:
+def replace_synced(path: Path, data: bytes, workspace: Path | None = None) -> None:
+    """Replace the content of a file atomically; `workspace` as in `atomic_write`."""
+    with atomic_write(path, workspace) as temporary:
         write_new(temporary, data)
 
 
@@ -117,12 +119,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def remove_temporary_files(folder: Path) -> None:
-    """Remove the temporary files and folders that a killed process left in `folder`."""
-    for leftover in folder.glob(f".*{TEMPORARY}*"):
-        remove(leftover)
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrapper
 from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.tree_codec import unpack
-from rl_training.experiment.tree_packing import pack
+from rl_training.experiment.codec.tree_codec import unpack
+from rl_training.experiment.codec.tree_packing import pack
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.run import run_training

@@ -39,7 +39,16 @@ def find_run(run: Path | None, checkpoint: Path | None = None) -> Path:
     found = run or checkpoint
     if found is None:
         raise ConfigError("missing argument RUN (or --checkpoint): name a run folder or a checkpoint in it")
-    return found
+    return named_run(found)
+
+
+def named_run(name: Path | str) -> Path:
+    """The run that `name` means: a path, the unique beginning of a run folder's name in `runs`, or `@last`."""
+    if Path(name).exists():
+        return Path(name)
+    from rl_training.studies.catalog import find_run as find_in_catalog
+
+    return find_in_catalog(str(name))
 
 
 def find_run_folder(run: Path | None, checkpoint: Path | None = None) -> Path:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from rl_training.cli.arguments import whole_number
+from rl_training.cli.arguments import positive_number, whole_number
 from rl_training.cli.completion import complete_run, complete_words
 from rl_training.terminal.streams import quieted
 
 NUMBER = "NUMBER"
-RUN_HELP = "A run folder, or a checkpoint in it. Needed unless --checkpoint is given."
+RUN_HELP = "A run: its folder or a checkpoint in it, the unique beginning of its name, or @last."
 
 
 def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:
@@ -179,6 +179,57 @@ Callbacks = Annotated[
         help="Callback to add: a class, an object or a factory function, in a file or a module. Repeatable.",
     ),
 ]
+
+
+Seeds = Annotated[
+    str | None,
+    typer.Option("--seeds", metavar="SEEDS", help="Train a run for each seed: 0..9 (both ends), or 0,3,7."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        metavar=NUMBER,
+        parser=positive_number,
+        help="Runs trained at once (default: as many as processors, or as the cluster has room for).",
+    ),
+]
+Backend = Annotated[
+    str, typer.Option("--backend", metavar="local|ray", help="Who starts the runs: this machine, or a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", metavar="auto|local|HOST:PORT", help="Ray cluster to join (default: local, a new one)."),
+]
+CpusPerRun = Annotated[
+    float | None, typer.Option("--cpus-per-run", metavar=NUMBER, help="Processors that Ray reserves for a run.")
+]
+GpusPerRun = Annotated[
+    float | None, typer.Option("--gpus-per-run", metavar=NUMBER, help="GPUs that Ray reserves for a run.")
+]
+LikeNodes = Annotated[
+    bool,
+    typer.Option("--like-nodes", help="Keep a run among Ray nodes of like processor and versions, so it stays exact."),
+]
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Where and how many runs are trained at once."""
+
+    jobs: Jobs = None
+    backend: Backend = "local"
+    address: Address = None
+    cpus_per_run: CpusPerRun = None
+    gpus_per_run: GpusPerRun = None
+    like_nodes: LikeNodes = False
+
+
+@dataclass(frozen=True)
+class SeedOptions(LaunchOptions):
+    """The options of `train` for several seeds."""
+
+    seeds: Seeds = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from rl_training.cli.output import say
 from rl_training.cli.parsing import StrictCommand, expand_groups
-from rl_training.cli.verbs import data
+from rl_training.cli.verbs import data, runs, studies
 from rl_training.cli.verbs.evaluation import evaluate, plot
 from rl_training.cli.verbs.inspection import algos, doctor, presets, show_config
 from rl_training.cli.verbs.training import demo, resume, train
@@ -62,6 +62,8 @@ def _options(
 
 
 app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
+app.add_typer(studies.app, name="study")
 _VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "eval": evaluate,
@@ -80,8 +82,8 @@ for _name, _verb in _VERBS.items():
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: done; 1: `doctor` or `data check` found errors; 2: bad input; 129, 130, 143: interrupted by SIGHUP, SIGINT or
-    SIGTERM, and saved.
+    0: done; 1: `doctor` or `data check` found errors, or runs of a study failed; 2: bad input; 129, 130, 143:
+    interrupted by SIGHUP, SIGINT or SIGTERM, and saved.
     """
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)

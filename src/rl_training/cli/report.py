@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,9 +39,9 @@ def report_training(
 
     An interrupted run ends with exit code 128 + signal number.
     """
-    from rl_training.experiment.run_folder import interrupting_signal
+    from rl_training.experiment.run_folder import interrupting_signal, is_interruption
 
-    signal_number = interrupting_signal(result.stop_reason)
+    was_interrupted = is_interruption(result.stop_reason)
     code = _code_words(config, plugins)
     resume = ["resume", str(result.run_dir), *code, *_repeated("--callback", callbacks or [])]
     table = _training_table(result, config, _next_commands(result, config, code, resume) if proposes else [])
@@ -54,12 +55,12 @@ def report_training(
     try:
         _print_both(values, [f"{key}={text}" for key, text in texts.items() if text is not None], table, as_json)
     except RLTrainingError as error:
-        if signal_number is None:
+        if not was_interrupted:
             raise
         say(str(error))  # the signal may mean that the terminal is gone
-    if signal_number is not None:
+    if was_interrupted:
         say("\n".join(["saved; to resume:", *(f"  {line}" for line in wrap_command(program_command(*resume), 2))]))
-        raise typer.Exit(128 + signal_number)
+        raise typer.Exit(128 + (interrupting_signal(result.stop_reason) or signal.SIGTERM))
 
 
 @contextlib.contextmanager
@@ -198,9 +199,9 @@ def _best_rows(run_dir: Path) -> list[Row]:
 
 def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]) -> list[str]:
     """Commands to evaluate and extend the run; none if interrupted, since its resume is printed separately."""
-    from rl_training.experiment.run_folder import interrupting_signal
+    from rl_training.experiment.run_folder import is_interruption
 
-    if interrupting_signal(result.stop_reason) is not None:
+    if is_interruption(result.stop_reason):
         return []
     commands = [program_command(*words, *code) for words in _evaluations(result, config)]
     return [*commands, program_command(*resume, *_words_to_continue(result, config))]

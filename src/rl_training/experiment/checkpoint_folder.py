@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rl_training.errors import CheckpointError
-from rl_training.files import TEMPORARY, read_limited, remove_temporary_files, replace_synced, translate_write_errors
+from rl_training.files import TEMPORARY, read_limited, remove, replace_synced, translate_write_errors
 
 CHECKPOINT_NAME = re.compile(r"step_([0-9]{1,20})(?:_r([0-9]{1,9}))?")
 Position = tuple[int, ...]
@@ -61,8 +60,10 @@ def _checksum(text: str) -> str:
 class CheckpointFolder:
     """Writes checkpoints, and removes old ones: the best and the newest `keep` (a number or `all`) stay."""
 
-    def __init__(self, folder: Path, keep: int | Literal["all"] = 2) -> None:
+    def __init__(self, folder: Path, keep: int | Literal["all"] = 2, workspace: Path | None = None) -> None:
+        """Manage `folder`; files are written to, and removed from, `workspace` (default: the folder itself)."""
         self._folder = folder
+        self._workspace = workspace
         self._keep = keep
         self._newest: tuple[Position, Path] | None = None
 
@@ -102,7 +103,7 @@ class CheckpointFolder:
             self._point("best", f"{path.name} {score!r}")
 
     def rewind_to(self, name: str, position: Position | None, best: Best | None) -> None:
-        """Resume from the checkpoint `name`: remove later ones and the temporary files of a killed process.
+        """Resume from the checkpoint `name`: remove later ones.
 
         If the `best` file names a later one, it is reset to `best`. `position` is None if the settings have changed
         since the checkpoint: the next save at its step then writes a new one.
@@ -110,7 +111,6 @@ class CheckpointFolder:
         self._newest = None if position is None else (position, self._folder / name)
         self._point("last", name)
         with translate_write_errors(self._folder, CheckpointError):
-            remove_temporary_files(self._folder)
             for path in list_checkpoints(self._folder):
                 if checkpoint_order(path.name) > checkpoint_order(name):
                     if self._words("best")[:1] == [path.name]:
@@ -123,7 +123,8 @@ class CheckpointFolder:
             self._point("best", f"{best.name} {best.score!r}")
         else:
             with translate_write_errors(self._folder, CheckpointError):
-                (self._folder / "best").unlink(missing_ok=True)
+                if (self._folder / "best").exists():
+                    self._remove(self._folder / "best")
 
     def _unused_name(self, step: int) -> Path:
         """Path of a new checkpoint, which sorts after every other of the same step."""
@@ -135,7 +136,7 @@ class CheckpointFolder:
         """Write `text` and its checksum to the `last` or `best` file."""
         path = self._folder / name
         with translate_write_errors(path, CheckpointError):
-            replace_synced(path, f"{text} {_checksum(text)}\n".encode())
+            replace_synced(path, f"{text} {_checksum(text)}\n".encode(), self._workspace)
 
     def _words(self, name: str) -> list[str]:
         """Content of a `last` or `best` file; empty if it is missing or damaged."""
@@ -158,6 +159,6 @@ class CheckpointFolder:
 
     def _remove(self, path: Path) -> None:
         """Rename a checkpoint before removing it, so that a partly removed one is never read."""
-        leftover = path.with_name(f".{path.name}{TEMPORARY}removed")
+        leftover = (self._workspace or self._folder) / f".{path.name}{TEMPORARY}removed"
         path.rename(leftover)
-        shutil.rmtree(leftover)
+        remove(leftover)

@@ -23,9 +23,9 @@ import torch
 
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME, list_checkpoints, read_pointer
-from rl_training.experiment.checkpoint_sections import pack_section, unpack_section
-from rl_training.experiment.tree_codec import as_array, unpack_dict
-from rl_training.experiment.tree_packing import UnsavableStateError, pack
+from rl_training.experiment.codec.checkpoint_sections import pack_section, unpack_section
+from rl_training.experiment.codec.tree_codec import as_array, unpack_dict
+from rl_training.experiment.codec.tree_packing import UnsavableStateError, pack
 from rl_training.files import atomic_write, open_regular, read_limited, sync, translate_write_errors, write_new
 from rl_training.replay.segments import Segment
 
@@ -49,13 +49,18 @@ class CheckpointState:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def save_checkpoint(path: str | Path, state: CheckpointState, *, base: Path | None = None) -> Path:
-    """Write `state` to a new folder `path`; segments unchanged since the checkpoint `base` are linked, not copied."""
+def save_checkpoint(
+    path: str | Path, state: CheckpointState, *, base: Path | None = None, workspace: Path | None = None
+) -> Path:
+    """Write `state` to a new folder `path`; segments unchanged since the checkpoint `base` are linked, not copied.
+
+    The folder is prepared in `workspace` (default: beside `path`).
+    """
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"'{path}' exists already and is not overwritten")
-    with translate_write_errors(path, CheckpointError, "checkpoint "), atomic_write(path) as temporary:
-        temporary.mkdir(parents=True)
+    with translate_write_errors(path, CheckpointError, "checkpoint "), atomic_write(path, workspace) as temporary:
+        temporary.mkdir(parents=workspace is None)
         _write_files(temporary, state, base)
     return path
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.codec.storable_values import storable_copy
 from rl_training.experiment.registry import get_algorithm_spec, learns_offline, list_algorithm_specs
-from rl_training.experiment.storable_values import storable_copy
 from rl_training.experiment.yaml_text import MAX_BYTES, parse_yaml
 from rl_training.validation import FrozenConfig, nearest, suggest
 
@@ -46,7 +46,7 @@ class TrainConfig(FrozenConfig):
     tags: tuple[str, ...] = ()
     """Labels stored in the run's config.yaml."""
     num_threads: Annotated[int, Field(gt=0, le=MAX_THREADS)] | Literal["auto"] = "auto"
-    """PyTorch threads; `auto` chooses by the size of the networks and batches."""
+    """PyTorch threads; `auto`: one, or with large networks and batches up to four of the processors allowed."""
     compile: bool | Literal["auto"] = "auto"
     """Compile updates with torch.compile; `auto` compiles if the run is long enough to save time."""
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)

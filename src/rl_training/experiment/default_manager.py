@@ -32,20 +32,37 @@ class DefaultExperimentManager:
     """Starts and resumes runs of any registered algorithm."""
 
     def setup(
-        self, config: TrainConfig, *, callbacks: Sequence[AnyCallback] | None = None, run_suffix: str | None = None
+        self,
+        config: TrainConfig,
+        *,
+        callbacks: Sequence[AnyCallback] | None = None,
+        run_suffix: str | None = None,
+        is_restart: bool = False,
     ) -> Trainer:
-        """Prepare a new run; the algorithm's name and settings, and the callbacks, are validated now."""
+        """Prepare a new run; the algorithm's name and settings, and the callbacks, are validated now.
+
+        With `is_restart`, the folder of a run that was killed before its first checkpoint is used again.
+        """
         callbacks = CallbackList(callbacks).callbacks
         get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-        return PreparedRun(partial(run_training, config, run_suffix=run_suffix, callbacks=callbacks))
+        start = partial(run_training, config, run_suffix=run_suffix, callbacks=callbacks, is_restart=is_restart)
+        return PreparedRun(start)
 
     def resume_or_start(
-        self, config: TrainConfig, *, run_suffix: str, callbacks: Sequence[AnyCallback] | None = None
+        self,
+        config: TrainConfig,
+        *,
+        run_suffix: str,
+        callbacks: Sequence[AnyCallback] | None = None,
+        fall_back: bool = False,
     ) -> Trainer:
-        """Prepare the run with this suffix: resumed if its folder exists, else new."""
-        plan = plan_restart(config, run_suffix)
+        """Prepare the run with this suffix: resumed if its folder exists, else new.
+
+        With `fall_back`, the newest intact checkpoint replaces a damaged one.
+        """
+        plan = plan_restart(config, run_suffix, fall_back=fall_back)
         if plan is None:
-            return self.setup(config, callbacks=callbacks, run_suffix=run_suffix)
+            return self.setup(config, callbacks=callbacks, run_suffix=run_suffix, is_restart=True)
         return PreparedRun(partial(run_plan, plan, callbacks=CallbackList(callbacks).callbacks))
 
     def resume(

@@ -28,13 +28,13 @@ class MetricSink(Protocol):
 class JsonlFile(AppendedFile):
     """A JSON Lines file, written line by line without buffering."""
 
-    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+    def __init__(self, path: Path, keep_bytes: int = 0, workspace: Path | None = None) -> None:
         """Append to `path`, after truncating it to the full lines within its first `keep_bytes`."""
         self.num_lost_bytes = max(0, keep_bytes - (path.stat().st_size if path.is_file() else 0))
         """Bytes that the file was shorter than `keep_bytes`: lines that were lost since the checkpoint."""
         if path.is_file():
             keep_bytes = path.read_bytes()[:keep_bytes].rfind(b"\n") + 1  # full lines only
-        super().__init__(path, keep_bytes)
+        super().__init__(path, keep_bytes, workspace)
 
     def append_line(self, values: Mapping[str, Any]) -> None:
         """Append an object as one line."""
@@ -72,13 +72,14 @@ class TensorboardSink(AppendedFile):
     Events are written synchronously: TensorBoard's own writer uses a thread, where a failed write raises no error.
     """
 
-    def __init__(self, folder: Path, first_step: int = 0) -> None:
+    def __init__(self, folder: Path, first_step: int = 0, workspace: Path | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         with translate_write_errors(folder):
             folder.mkdir(exist_ok=True)
         # TensorBoard reads the files of a run sorted by name.
-        super().__init__(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}")
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
+        super().__init__(folder / name, workspace=workspace)
         self._append_event(file_version="brain.Event:2")
         if first_step:  # hides the points after the checkpoint that was resumed
             self._append_event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))

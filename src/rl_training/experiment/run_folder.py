@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import logging
@@ -22,15 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
+from rl_training.experiment.checkpoint_folder import list_checkpoints
 from rl_training.experiment.config import TrainConfig, load_config_file, serialize_train_config
+from rl_training.experiment.ownership import OWNER_FOLDER, REPLACED, STOP_FILE, STOP_REQUEST, Lease, acquire
 from rl_training.experiment.run_log import LOG_NAME, close_run_logger, make_run_logger
-from rl_training.experiment.yaml_text import dump_yaml
-from rl_training.files import read_limited, remove_temporary_files, replace_synced, translate_write_errors
+from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
+from rl_training.files import read_limited, remove, replace_synced, translate_write_errors
 from rl_training.plugins.user_code import loaded_code
 
 MAX_METADATA_BYTES = 1 << 24
-CHECKSUM_LINE = "# as written by rl-training; checksum "
 INTERRUPTED = "interrupted by "
+LOG_FILES = ("metrics.jsonl", "evaluations.jsonl", LOG_NAME)
+RUN_FILES = {"config.yaml", "metadata.json", *LOG_FILES, "tensorboard", "checkpoints", OWNER_FOLDER, STOP_FILE}
+"""Files and folders that a run writes in its folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +41,22 @@ class TrainingRun:
     """The folder of one run, and its log."""
 
     run_dir: Path
+    lease: Lease | None = dataclasses.field(default=None, compare=False)
+    """The right to write the folder; None: this object only reads."""
 
     @functools.cached_property
     def logger(self) -> logging.Logger:
         """Logger that writes to `run.log` in the run folder only."""
-        return make_run_logger(self.run_dir)
+        return make_run_logger(self.run_dir, self.workspace)
+
+    @property
+    def workspace(self) -> Path | None:
+        """Folder in which files are prepared, if this process owns the run."""
+        return None if self.lease is None else self.lease.workspace
+
+    def owned(self) -> TrainingRun:
+        """The same folder with the right to write it; a `RunOwnedError` if a live process has it."""
+        return dataclasses.replace(self, lease=acquire(self.run_dir))
 
     @property
     def config_path(self) -> Path:
@@ -58,16 +72,18 @@ class TrainingRun:
         return str(self.run_dir)
 
     def close(self) -> None:
-        """Detach the log file."""
+        """Detach the log file, and let another process own the run."""
         logger = vars(self).pop("logger", None)
         if logger is not None:
             close_run_logger(logger)
+        if self.lease is not None:
+            self.lease.release()
 
     def refuse_links(self) -> None:
         """Refuse links in place of files that a resumed run writes: in an untrusted folder they may lead anywhere."""
-        for name in ("checkpoints", "tensorboard", "metrics.jsonl", "evaluations.jsonl", "config.yaml", LOG_NAME):
+        for name in RUN_FILES:
             path = self.run_dir / name
-            is_expected = path.is_file() if path.suffix else path.is_dir()
+            is_expected = path.is_file() if path.suffix or name == STOP_FILE else path.is_dir()
             if path.is_symlink() or (path.exists() and not is_expected):
                 raise CheckpointError(
                     f"'{path}' is a link or another unexpected kind of file: remove it, or resume with --output-dir"
@@ -75,8 +91,7 @@ class TrainingRun:
 
     def write_config(self, config: TrainConfig) -> None:
         """Write `config.yaml`; a checksum in its last line shows later whether it was edited."""
-        text = dump_yaml(serialize_train_config(config))
-        self._write("config.yaml", f"{text}{CHECKSUM_LINE}{_checksum(text)}\n")
+        self._write("config.yaml", sign(dump_yaml(serialize_train_config(config))))
 
     def read_config(self) -> tuple[dict[str, Any] | None, bool]:
         """The values in `config.yaml` (None without the file), and whether the file is unedited."""
@@ -84,8 +99,13 @@ class TrainingRun:
         if not path.exists():
             return None, True
         values = load_config_file(path)
-        text, _, checksum = path.read_text(encoding="utf-8").rpartition(CHECKSUM_LINE)
-        return values, checksum.strip() == _checksum(text)
+        return values, is_unedited(path.read_text(encoding="utf-8"))
+
+    def read_pointer(self) -> bytes | None:
+        """Content of the file that names the last checkpoint; None if there is none."""
+        with contextlib.suppress(OSError):
+            return (self.checkpoints_dir / "last").read_bytes()
+        return None
 
     def update_metadata(self, **values: Any) -> None:
         """Change some values of `metadata.json`, atomically."""
@@ -93,26 +113,36 @@ class TrainingRun:
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether the last process of the run was killed, failed or was interrupted by a signal."""
+        """Whether the last process of the run was killed, failed or was interrupted."""
         metadata = self.metadata()
-        is_interrupted = interrupting_signal(metadata.get("stop_reason")) is not None
-        return metadata.get("status") not in ("finished", "stopped") or is_interrupted
+        return metadata.get("status") not in ("finished", "stopped") or is_interruption(metadata.get("stop_reason"))
 
     def resume(self, config: TrainConfig, **metadata: Any) -> None:
-        """Record that a new process continues the run, and remove the temporary files of a killed one."""
-        with translate_write_errors(self.run_dir):
-            remove_temporary_files(self.run_dir)
+        """Record that a new process continues the run."""
         self.write_config(config)
         plugins = loaded_code()
-        self.update_metadata(status="running", **({"plugins": plugins} if plugins else {}), **metadata)
+        self.record_start(config, **({"plugins": plugins} if plugins else {}), **metadata)
 
-    def finish(self, status: str, reason: str | None) -> None:
+    def finish(self, status: str, reason: str | None, **metadata: Any) -> None:
         """Record the status and reason of the run's end in the metadata and the log, then close the log."""
-        self.update_metadata(status=status, stop_reason=reason, ended=now())
+        self.update_metadata(status=status, stop_reason=reason, ended=now(), **metadata)
         level = logging.ERROR if status == "failed" else logging.INFO
         text = status if reason is None else f"{status}: {reason}"
         self.logger.log(level, "%s", text, exc_info=sys.exc_info()[0] is not None)
         self.close()
+
+    def record_start(self, config: TrainConfig, **metadata: Any) -> None:
+        """Record in the metadata that this attempt is running, with what lists of runs show of its settings."""
+        self.update_metadata(
+            status="running",
+            attempt=None if self.lease is None else self.lease.attempt,
+            algo=config.algo,
+            env_id=config.env_id,
+            seed=config.seed,
+            total_timesteps=config.total_timesteps,
+            tags=list(config.tags),
+            **metadata,
+        )
 
     def metadata(self) -> dict[str, Any]:
         """Content of `metadata.json`; empty if it is missing or damaged."""
@@ -125,7 +155,7 @@ class TrainingRun:
     def _write(self, name: str, text: str) -> None:
         path = self.run_dir / name
         with translate_write_errors(path):
-            replace_synced(path, text.encode())
+            replace_synced(path, text.encode(), self.workspace)
 
 
 def check_suffix(suffix: str | None) -> None:
@@ -142,33 +172,68 @@ def run_name(config: TrainConfig, suffix: str) -> str:
     return f"{stem}__{safe_name(suffix)}"
 
 
-def create_training_run(config: TrainConfig, *, run_suffix: str | None = None, **metadata: Any) -> TrainingRun:
+def create_training_run(
+    config: TrainConfig, *, run_suffix: str | None = None, is_restart: bool = False, **metadata: Any
+) -> TrainingRun:
     """Create a run folder with `config.yaml`, `metadata.json` and `run.log`; an existing folder is refused.
 
-    The result has `run_dir`, `config_path`, `logger` (a `logging.Logger` that writes to `run.log`) and `close()`.
+    The result has `run_dir`, `config_path`, `logger` (a `logging.Logger` that writes to `run.log`) and `close()`, and
+    this process owns the folder until it is closed. With `is_restart`, the folder of a run that was killed before its
+    first checkpoint is used again.
     """
     check_suffix(run_suffix)
-    run = TrainingRun(_make_new_folder(config, run_suffix))
+    folder = _make_new_folder(config, run_suffix, is_restart=is_restart)
+    run = TrainingRun(folder).owned()
+    if has_checkpoint(folder):
+        run.close()
+        raise RunExistsError(f"run '{folder}' was started by another process meanwhile: repeat the command")
     try:
+        _clear(run)
         with translate_write_errors(run.checkpoints_dir):
             run.checkpoints_dir.mkdir()
         run.write_config(config)
-        run.update_metadata(
+        run.record_start(
+            config,
             command=[Path(sys.argv[0]).name, *sys.argv[1:]],
             created=now(),
-            seed=config.seed,
             plugins=loaded_code(),
             versions=package_versions(),
             git_commit=_git_commit(),
-            status="running",
             **metadata,
         )
         where, length = config.env_id or "a dataset", f"{config.total_timesteps:,} timesteps"
         run.logger.info("created: %s on %s, seed %d, %s", config.algo, where, config.seed, length)
     except BaseException:
+        run.close()
         shutil.rmtree(run.run_dir, ignore_errors=True)  # nothing was trained in it yet
         raise
     return run
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether a run folder holds a checkpoint."""
+    folder = run_dir / "checkpoints"
+    return (folder / "last").exists() or any(list_checkpoints(folder))
+
+
+def refuse_other_files(run_dir: Path) -> None:
+    """Raise a `ConfigError` if a run folder that is to be cleared holds files that no run writes."""
+    others = sorted(path.name for path in run_dir.iterdir() if path.name not in RUN_FILES and path.name[0] != ".")
+    if others:
+        raise ConfigError(f"'{run_dir}' has no checkpoint and holds '{others[0]}', which no run writes: move it away")
+
+
+def _clear(run: TrainingRun) -> None:
+    """Remove what a killed run left in its folder before its first checkpoint."""
+    with translate_write_errors(run.run_dir):
+        for name in RUN_FILES - {OWNER_FOLDER}:
+            remove(run.run_dir / name)
+
+
+def is_interruption(stop_reason: object) -> bool:
+    """Whether a run was interrupted, by a signal or a stop file: it has more to do, and resuming continues it."""
+    reason = stop_reason.removeprefix(INTERRUPTED) if isinstance(stop_reason, str) else None
+    return reason != stop_reason and (reason in signal.Signals.__members__ or reason in (STOP_REQUEST, REPLACED))
 
 
 def interrupting_signal(stop_reason: str | None) -> signal.Signals | None:
@@ -186,11 +251,7 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
 
 
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _make_new_folder(config: TrainConfig, suffix: str | None) -> Path:
+def _make_new_folder(config: TrainConfig, suffix: str | None, *, is_restart: bool) -> Path:
     parent = config.output_dir
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     stamps = itertools.chain([stamp], (f"{stamp}-{number}" for number in itertools.count(1)))
@@ -202,6 +263,9 @@ def _make_new_folder(config: TrainConfig, suffix: str | None) -> Path:
         except FileExistsError:
             if not parent.is_dir():
                 raise RLTrainingError(f"output folder '{parent}' is not a folder") from None
+            if is_restart and folder.is_dir() and not folder.is_symlink():
+                refuse_other_files(folder)
+                return folder
         except OSError as error:
             raise RLTrainingError(f"cannot create run folder '{folder}': {error.strerror}") from None
     raise RunExistsError(f"run folder '{folder}' exists already: choose another suffix")

@@ -7,6 +7,7 @@ booleans; unquoted yes, no, on and off are refused as ambiguous. Digits may be g
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ MAX_VALUES = 50_000
 """Maximum number of values, with aliases expanded; a long string counts as several."""
 CHARACTERS_PER_VALUE = 64
 PREFIX = "tag:yaml.org,2002:"
+CHECKSUM_LINE = "# as written by rl-training; checksum "
 AMBIGUOUS = "!ambiguous"
 REPLACED = {f"{PREFIX}{name}" for name in ("int", "float", "bool", "value")}
 DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
@@ -47,6 +49,21 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
             " put large env_kwargs in a file and pass its path"
         )
     return text
+
+
+def sign(text: str) -> str:
+    """The text with a last line that shows later whether it was edited."""
+    return f"{text}{CHECKSUM_LINE}{_checksum(text)}\n"
+
+
+def is_unedited(text: str) -> bool:
+    """Whether the last line of a signed text still fits the rest."""
+    text, _, checksum = text.rpartition(CHECKSUM_LINE)
+    return checksum.strip() == _checksum(text)
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _Loader(yaml.SafeLoader):

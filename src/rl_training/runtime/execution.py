@@ -23,9 +23,11 @@ from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import MAX_THREADS, TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.encoders import IMAGE_FEATURES
+from rl_training.processors import usable_processors
 
 WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer per update above which several threads are faster than one."""
+MAX_AUTO_THREADS = 4
 STEPS_FOR_COMPILING = 20_000
 """Gradient steps above which compiled updates save more time than compiling takes."""
 OMP_PAUSE_HARD = 2
@@ -54,7 +56,7 @@ class Execution:
         if config.num_threads == "auto":
             widest = max(algo_config.hidden_sizes, default=IMAGE_FEATURES)
             is_large = algo_config.samples_per_update() * widest**2 >= WORK_FOR_TWO_THREADS
-            num_threads = min(os.cpu_count() or 1, 4) if is_large else 1
+            num_threads = min(usable_processors(), MAX_AUTO_THREADS) if is_large else 1
         else:
             num_threads = int(config.num_threads)
         compile_updates = config.compile

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import ConfigError, NonFiniteError
-from rl_training.experiment.tree_codec import tensors_in
+from rl_training.experiment.codec.tree_codec import tensors_in
 
 EPISODE_WINDOW = 100
 RESERVED = (

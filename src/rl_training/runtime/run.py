@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any, NamedTuple
 
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.foreign_paths import allow_paths_of
-from rl_training.errors import NonFiniteError, RLTrainingError, failure_note
+from rl_training.errors import NonFiniteError, RLTrainingError, RunChangedError, failure_note
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EvaluationFile, JsonlSink, TensorboardSink, latest_metrics
+from rl_training.experiment.ownership import Lease
 from rl_training.experiment.registry import Loop, get_algorithm_spec
-from rl_training.experiment.run_folder import TrainingRun, create_training_run, interrupting_signal
+from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun, create_training_run, is_interruption
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
@@ -66,15 +68,27 @@ class Origin:
         """The existing run folder to continue in; None: a new one."""
         return self.resumption.run if self.resumption else None
 
-    def open_folder(self, config: TrainConfig, run_suffix: str | None) -> tuple[TrainingRun, str | None]:
-        """The folder to write to, and the stop reason saved by a process that was killed before it recorded the end."""
+    def open_folder(
+        self, config: TrainConfig, run_suffix: str | None, *, is_restart: bool
+    ) -> tuple[TrainingRun, str | None]:
+        """The folder, which this process owns from here on, and the stop reason of a process that was killed.
+
+        The reason is one that the process had saved and not yet recorded as the run's end.
+        """
         metadata = self.resumption.metadata(self.first_step) if self.resumption else {}
-        if self.folder is None:
-            return create_training_run(config, run_suffix=run_suffix, **metadata), None
-        reason = _standing_reason(config, self.folder, self.state)
-        metadata["resumed"]["stop_reason"] = reason
-        self.folder.resume(config, **metadata)
-        return self.folder, reason
+        if self.folder is None or self.resumption is None:
+            return create_training_run(config, run_suffix=run_suffix, is_restart=is_restart, **metadata), None
+        folder = self.folder.owned()
+        try:
+            if self.resumption.is_outdated:
+                raise RunChangedError(f"run '{folder.run_dir}' was continued meanwhile: repeat the command")
+            reason = _standing_reason(config, folder, self.state)
+            metadata["resumed"]["stop_reason"] = reason
+            folder.resume(config, **metadata)
+        except BaseException:
+            folder.close()
+            raise
+        return folder, reason
 
 
 def run_training(
@@ -84,10 +98,12 @@ def run_training(
     checkpoint_state: CheckpointState | None = None,
     callbacks: Sequence[AnyCallback] | None = None,
     resumption: Resumption | None = None,
+    is_restart: bool = False,
 ) -> TrainResult:
     """Train with `config`, from the start or from `checkpoint_state`, in a new folder or in that of `resumption`.
 
     Nothing is written before every component has been made, so an error in the configuration leaves nothing behind.
+    With `is_restart`, the folder of a run that was killed before its first checkpoint is used again.
     """
     callbacks = CallbackList(callbacks).callbacks  # refuses a callback that cannot be called
     allow_paths_of(config.env_kwargs)  # the user's own, or a checkpoint's that were checked
@@ -100,7 +116,8 @@ def run_training(
         stack.enter_context(execution.applied())
         components = assemble_run(setup)
         stack.callback(_close, components)
-        folder, stop_reason = origin.open_folder(config, run_suffix)
+        folder, stop_reason = origin.open_folder(config, run_suffix, is_restart=is_restart)
+        stack.callback(folder.close)
         with _recording_failure(folder):
             view = make_view(origin.first_step)
             stack.callback(view.close)
@@ -110,7 +127,7 @@ def run_training(
             run.announce()
             result = run.train(stop_reason)
         # Before the environments are closed, which may fail or hang: the run is complete.
-        folder.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason)
+        folder.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason, **run.summary())
     return result
 
 
@@ -139,7 +156,7 @@ class Run:
         self.setup, self.components, self.folder = setup, components, folder
         self.view, self.origin = view, origin
         config, algo_config = setup.config, setup.algo_config
-        self.checkpoints = CheckpointFolder(folder.checkpoints_dir, config.keep)
+        self.checkpoints = CheckpointFolder(folder.checkpoints_dir, config.keep, folder.workspace)
         early_stopping = [EarlyStoppingCallback(algo_config.early_stopping)] if algo_config.early_stopping else []
         state = TrainerState(components.algorithm, folder.run_dir, config=config)
         self.scores = Scores(state, components.evaluator, self.checkpoints)
@@ -156,6 +173,32 @@ class Run:
         )
         self._metrics: JsonlSink
         self._evaluations: EvaluationFile
+        self._started = time.monotonic()
+        self._heed(folder.lease)
+
+    def _heed(self, lease: Lease | None) -> None:
+        """Report the progress in the heartbeat, and stop when it finds a stop file or another owner."""
+        state = self.session.state
+        if lease is None:
+            return
+
+        def interrupt(what: str) -> None:
+            if not state.should_stop:
+                self.view.stopping()
+            state.request_stop(INTERRUPTED + what)
+
+        lease.read_progress = lambda: {"step": state.global_step, "total": self.session.training_progress.total}
+        lease.on_request = interrupt
+
+    def summary(self) -> dict[str, Any]:
+        """What the metadata says of the run at its end: how exact it is, and how fast this process was."""
+        seconds = time.monotonic() - self._started
+        steps = self.session.state.global_step - self.origin.first_step
+        return {
+            "exactness": self._exactness(),
+            "seconds": round(seconds, 3),
+            "steps_per_second": round(steps / seconds, 3) if seconds > 0 else None,
+        }
 
     def announce(self) -> None:
         """Show where and how the run computes, and warnings about its settings."""
@@ -191,7 +234,9 @@ class Run:
         """Write a checkpoint of the current state."""
         self._metrics.sync()
         self._evaluations.sync()
-        return self.checkpoints.save(self.session.position, self._write_checkpoint)
+        lease = self.folder.lease
+        with lease.explained() if lease else contextlib.nullcontext():
+            return self.checkpoints.save(self.session.position, self._write_checkpoint)
 
     def _begin(self) -> None:
         """Set up a new run, or restore a checkpoint; only then is anything newer than the checkpoint removed."""
@@ -199,6 +244,7 @@ class Run:
             self.components.begin(self.setup.seeds)
         else:
             restore(self.origin.state, self.components, self.session, self.view, self.origin.resumption)
+            self.folder.update_metadata(exactness=self._exactness())
         if self.origin.folder is None:
             self.scores.reset_best()
         elif self.origin.state is not None and self.origin.resumption is not None:
@@ -209,9 +255,10 @@ class Run:
         run_dir = self.folder.run_dir
         is_continued = self.origin.folder is not None and self.origin.state is not None
         kept: dict[str, Any] = self.origin.state.trainer_state if is_continued and self.origin.state else {}
-        self._metrics = JsonlSink(run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0))
-        self._evaluations = EvaluationFile(run_dir / "evaluations.jsonl", kept.get("evaluations_bytes", 0))
-        tensorboard = TensorboardSink(run_dir / "tensorboard", self.origin.first_step)
+        workspace = self.folder.workspace
+        self._metrics = JsonlSink(run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0), workspace)
+        self._evaluations = EvaluationFile(run_dir / "evaluations.jsonl", kept.get("evaluations_bytes", 0), workspace)
+        tensorboard = TensorboardSink(run_dir / "tensorboard", self.origin.first_step, workspace)
         for file in (self._metrics, self._evaluations, tensorboard):
             stack.enter_context(contextlib.closing(file))
         files = (self._metrics, self._evaluations)
@@ -243,12 +290,14 @@ class Run:
         self.session.parameters.check_all(self.session.state.global_step)
         values = self._checkpoint_values()
         with translate_save_errors():
-            save_training_checkpoint(path, base=base, buffer_state=self.components.buffer.state_dict(), **values)
+            buffer_state = self.components.buffer.state_dict()
+            save_training_checkpoint(
+                path, base=base, buffer_state=buffer_state, workspace=self.folder.workspace, **values
+            )
 
     def _checkpoint_values(self) -> dict[str, Any]:
         """The content of a checkpoint of the current state, without the buffer."""
         session, components, execution = self.session, self.components, self.setup.execution
-        reasons = [*session.inexact_reasons, *self._env_reasons()]
         best = self.checkpoints.best
         return {
             "config": self.setup.config,
@@ -264,10 +313,14 @@ class Run:
                 "execution": {"num_threads": execution.num_threads, "compile": execution.compile},
                 "global_step": session.state.global_step,
                 "machine": machine_facts(components.algorithm.device),
-                "exactness": "approximate" if reasons else "exact",
-                "inexact_reasons": reasons,
+                "exactness": self._exactness(),
+                "inexact_reasons": [*session.inexact_reasons, *self._env_reasons()],
             },
         }
+
+    def _exactness(self) -> str:
+        """`exact`, or `approximate` if the run may differ from one that was never stopped."""
+        return "approximate" if self.session.inexact_reasons or self._env_reasons() else "exact"
 
     def _env_reasons(self) -> Sequence[str]:
         """Why the environments may not be in the exact state."""
@@ -280,7 +333,8 @@ def _recording_failure(folder: TrainingRun) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(RLTrainingError):  # on a full disk, for example: the first error is the one to report
+        # On a full disk, for example, or if another process owns the run: the first error is the one to report.
+        with contextlib.suppress(RLTrainingError):
             folder.finish("failed", f"{type(error).__name__}: {error}")
         if isinstance(error, SystemExit):
             told = RLTrainingError(f"the run did not finish: a callback or a package called sys.exit({error.code!r})")
@@ -307,4 +361,4 @@ def _standing_reason(config: TrainConfig, run: TrainingRun, checkpoint_state: Ch
     resumed = run.metadata().get("resumed")
     if isinstance(resumed, dict) and resumed.get("from_step") == step and resumed.get("stop_reason") is None:
         return None  # the killed process had already resumed from this checkpoint and cleared the reason
-    return None if is_extended or interrupting_signal(reason) is not None else reason
+    return None if is_extended or is_interruption(reason) else reason

@@ -85,10 +85,13 @@ def save_training_checkpoint(
     buffer_state: dict[str, Any] | None = None,
     metadata: dict[str, Any] | None = None,
     base: Path | None = None,
+    workspace: Path | None = None,
 ) -> Path:
-    """Write a checkpoint for `load_checkpoint`; files unchanged since the checkpoint `base` are hard-linked."""
+    """Write a checkpoint for `load_checkpoint`; files unchanged since the checkpoint `base` are hard-linked.
+
+    It is prepared in the folder `workspace` (default: beside `path`).
+    """
     metadata = {"saved": now(), "versions": package_versions(), "plugins": loaded_code(), **(metadata or {})}
     values = serialize_train_config(config)
-    return save_checkpoint(
-        path, CheckpointState(algorithm_state, buffer_state, trainer_state, values, metadata), base=base
-    )
+    state = CheckpointState(algorithm_state, buffer_state, trainer_state, values, metadata)
+    return save_checkpoint(path, state, base=base, workspace=workspace)

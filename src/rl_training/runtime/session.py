@@ -13,7 +13,7 @@ from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpoint_folder import Position
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricSink
-from rl_training.experiment.run_folder import interrupting_signal
+from rl_training.experiment.run_folder import is_interruption
 from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.controls import Interval, Schedules
 from rl_training.runtime.metrics import MetricAccumulator, ParameterGuard
@@ -28,7 +28,7 @@ STOP_WITHOUT_REASON = "a callback set should_stop without giving a reason"
 
 
 class AbandonedError(Exception):
-    """An evaluation was abandoned because of a signal."""
+    """An evaluation was abandoned because the run was interrupted."""
 
 
 @dataclass
@@ -199,9 +199,9 @@ class Session:
             self.view.update(self.state.global_step, self.training_progress.total, self._latest)
 
     def finish(self) -> TrainResult:
-        """End the run: save, and evaluate the last policy unless a signal interrupts the run."""
+        """End the run: save, and evaluate the last policy unless the run was interrupted."""
         self._name_stop()
-        if interrupting_signal(self.state.stop_reason) is not None:
+        if is_interruption(self.state.stop_reason):
             self.view.stopped()
         # Saved before the closing evaluation, so that a resumed run continues as if it had never stopped here.
         path = self.save()
@@ -284,7 +284,7 @@ class Session:
             self.view.message(f"an environment failed and was recreated ({self.num_restarts} in this run)")
 
     def _watch_evaluation(self, num_done: int) -> None:
-        if interrupting_signal(self.state.stop_reason) is not None:
+        if is_interruption(self.state.stop_reason):
             raise AbandonedError
         self.view.evaluating(num_done, self.config.eval_episodes)
 

@@ -12,9 +12,10 @@ import typer
 
 from rl_training.cli.command_lines import program_command, wrap_command
 from rl_training.cli.config_sources import read_resume, resolve
-from rl_training.cli.options import DemoTimesteps, OutputDir, Quiet, ResumeOptions, TrainOptions
+from rl_training.cli.options import DemoTimesteps, OutputDir, Quiet, ResumeOptions, SeedOptions, TrainOptions
 from rl_training.cli.output import put, say
 from rl_training.cli.report import explaining_failure, report_training
+from rl_training.cli.verbs.studies import refuse_without_seeds, train_seeds
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.terminal.streams import printable
 
@@ -23,10 +24,17 @@ if TYPE_CHECKING:
     from rl_training.runtime.resuming.plan import ResumePlan
 
 
-def train(options: TrainOptions) -> None:
-    """Train an agent: `train ppo CartPole-v1`, or `train --config FILE`."""
+def train(options: TrainOptions, many: SeedOptions) -> None:
+    """Train an agent: `train ppo CartPole-v1`, or `train --config FILE`.
+
+    With --seeds, a run for each seed, each in a process of its own: `train ppo CartPole-v1 --seeds 0..4`.
+    """
+    if many.seeds is not None:
+        train_seeds(options, many)
+        return
+    refuse_without_seeds(many)
     config = resolve(options).config
-    from rl_training.cli.callback_loading import load_callbacks
+    from rl_training.runtime.checks.callback_loading import load_callbacks
 
     callbacks = load_callbacks(options.callback)
     plan = _find_started(config, options.run_suffix) if options.resume_or_start else None
@@ -35,7 +43,9 @@ def train(options: TrainOptions) -> None:
         return
     from rl_training.experiment.default_manager import DefaultExperimentManager
 
-    trainer = DefaultExperimentManager().setup(config, callbacks=callbacks, run_suffix=options.run_suffix)
+    trainer = DefaultExperimentManager().setup(
+        config, callbacks=callbacks, run_suffix=options.run_suffix, is_restart=options.resume_or_start
+    )
     with explaining_failure(config, options.plugin, options.callback):
         result = trainer.train()
     report_training(result, config, as_json=options.as_json, plugins=options.plugin, callbacks=options.callback)
@@ -62,7 +72,7 @@ def resume(options: ResumeOptions) -> None:
     A finished run is extended by a larger --total-timesteps.
     """
     path, arguments = read_resume(options)
-    from rl_training.cli.callback_loading import load_callbacks
+    from rl_training.runtime.checks.callback_loading import load_callbacks
     from rl_training.runtime.workflows import plan_resume
 
     callbacks = load_callbacks(options.callback)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from rl_training.errors import ConfigError
-from rl_training.experiment.checkpoint_folder import CheckpointFolder, list_checkpoints
+from rl_training.errors import ConfigError, RunChangedError
+from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import latest_metrics
+from rl_training.experiment.ownership import refuse_owned
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.run_folder import TrainingRun, check_suffix, run_name
-from rl_training.experiment.run_log import LOG_NAME
+from rl_training.experiment.run_folder import (
+    TrainingRun,
+    check_suffix,
+    has_checkpoint,
+    refuse_other_files,
+    run_name,
+)
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import Schedules, saved_early_stop
 from rl_training.runtime.resuming.changes import Change, config_differences, find_changes, refuse_fixed
@@ -33,12 +39,6 @@ from rl_training.runtime.resuming.source import ResumeSource, read_source, refus
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainResult
 
-RUN_FILES = {
-    *("config.yaml", "metadata.json", "metrics.jsonl", "evaluations.jsonl", LOG_NAME),
-    *("tensorboard", "checkpoints"),
-}
-"""Files and folders that a run writes in its folder."""
-
 
 @dataclass(frozen=True)
 class ResumePlan:
@@ -47,6 +47,8 @@ class ResumePlan:
     config: TrainConfig
     state: CheckpointState
     resumption: Resumption
+    again: Callable[[], ResumePlan]
+    """Makes the same plan again, from what the run folder holds then."""
 
     @property
     def checkpoint_path(self) -> Path:
@@ -108,6 +110,12 @@ def plan_resume(
     no further permission.
     """
     _check_schedules(schedules)
+    again = partial(
+        plan_resume, path, fall_back=fall_back, rewind=rewind, schedules=schedules, changes=changes, trusted=trusted
+    )
+    if flags.get("output_dir") is None and "output_dir" not in (changes or {}):  # a fork only reads the run
+        refuse_owned(run_folder_of(Path(path)))
+    pointer = TrainingRun(run_folder_of(Path(path))).read_pointer()
     source = read_source(path, fall_back=fall_back)
     saved = read_config(source.state)
     values = {**(changes or {}), **{key: value for key, value in flags.items() if value is not None}}
@@ -120,9 +128,15 @@ def plan_resume(
     refuse_untrusted(config, trusted, source.state.metadata)
     found = _check_state(source.state, saved, config)
     schedules = schedules or read_schedules(run, source.state.trainer_state["session"]["global_step"])
-    plan = ResumePlan(config, source.state, Resumption(source.checkpoint_path, run, schedules, found))
+    resumption = Resumption(source.checkpoint_path, run, schedules, found, pointer)
+    plan = ResumePlan(config, source.state, resumption, partial(again, **flags))
     _refuse_unused(plan, is_fork=source.run_dir is not None and run is None)
     return plan
+
+
+def run_folder_of(path: Path) -> Path:
+    """The run folder that `path` names: itself, or the folder that holds this checkpoint or pointer."""
+    return path.parent.parent if path.parent.name == "checkpoints" else path
 
 
 def _check_schedules(schedules: Schedules | None) -> None:
@@ -201,7 +215,10 @@ def run_plan(plan: ResumePlan, *, callbacks: Sequence[AnyCallback] | None = None
     callbacks = CallbackList(callbacks).callbacks  # checked even if no step is left
     if plan.is_over:
         return _ended_result(plan)
-    return run_training(plan.config, checkpoint_state=plan.state, callbacks=callbacks, resumption=plan.resumption)
+    try:
+        return run_training(plan.config, checkpoint_state=plan.state, callbacks=callbacks, resumption=plan.resumption)
+    except RunChangedError:  # between reading the checkpoint and becoming the owner
+        return run_plan(plan.again(), callbacks=callbacks)
 
 
 def _ended_result(plan: ResumePlan) -> TrainResult:
@@ -216,19 +233,21 @@ def _ended_result(plan: ResumePlan) -> TrainResult:
     return TrainResult(run_dir, plan.checkpoint_path, metrics, None if plan.is_finished else plan.early_stop)
 
 
-def plan_restart(config: TrainConfig, run_suffix: str) -> ResumePlan | None:
+def plan_restart(config: TrainConfig, run_suffix: str, *, fall_back: bool = False) -> ResumePlan | None:
     """Plan for a command that is repeated until its run is finished: resume the run of that name; None: start it.
 
-    The configuration must be the run's. The folder of a run that was killed before its first checkpoint is deleted.
+    The configuration must be the run's. A run that was killed before its first checkpoint is started again. With
+    `fall_back`, the newest intact checkpoint replaces a damaged one.
     """
     check_suffix(run_suffix)
     run = TrainingRun(config.output_dir / run_name(config, run_suffix))
     if not run.run_dir.exists():
         return None
-    if not (run.checkpoints_dir / "last").exists() and not any(list_checkpoints(run.checkpoints_dir)):
-        _delete_unsaved_run(run.run_dir)
+    refuse_owned(run.run_dir)
+    if not has_checkpoint(run.run_dir):
+        refuse_other_files(run.run_dir)
         return None
-    plan = plan_resume(run.run_dir, trusted=config)
+    plan = plan_resume(run.run_dir, trusted=config, fall_back=fall_back)
     differences = config_differences(plan.config, config)
     differences.pop("output_dir", None)
     if differences:
@@ -238,11 +257,3 @@ def plan_restart(config: TrainConfig, run_suffix: str) -> ResumePlan | None:
             " with `rl-training resume`"
         )
     return plan
-
-
-def _delete_unsaved_run(run_dir: Path) -> None:
-    """Delete a run folder without a checkpoint; refused if it holds files that no run writes."""
-    others = sorted(path.name for path in run_dir.iterdir() if path.name not in RUN_FILES and path.name[0] != ".")
-    if others:
-        raise ConfigError(f"'{run_dir}' has no checkpoint and holds '{others[0]}', which no run writes: move it away")
-    shutil.rmtree(run_dir)

@@ -30,11 +30,18 @@ class Resumption:
     """The run's own folder; None: a new folder (a fork)."""
     schedules: Schedules = "stretch"
     changes: Sequence[Change] = ()
+    pointer: bytes | None = None
+    """Content of the run's `last` file when the checkpoint was read."""
 
     @property
     def name(self) -> str:
         """Name of the checkpoint's folder."""
         return self.checkpoint_path.resolve().name
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether another process has written a checkpoint since this one was read."""
+        return self.run is not None and self.run.read_pointer() != self.pointer
 
     def metadata(self, global_step: int) -> dict[str, Any]:
         """Entries for `metadata.json` of the resumed run, which keep the changes of earlier resumes."""

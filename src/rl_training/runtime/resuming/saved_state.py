@@ -13,9 +13,9 @@ from rl_training.algorithms.config import AlgorithmConfig, Fraction
 from rl_training.errors import CheckpointError, EnvError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME
 from rl_training.experiment.checkpointing import CheckpointState, check_savable
+from rl_training.experiment.codec.tree_codec import tensors_in
+from rl_training.experiment.codec.tree_packing import UnsavableStateError
 from rl_training.experiment.config import TrainConfig, serialize_train_config
-from rl_training.experiment.tree_codec import tensors_in
-from rl_training.experiment.tree_packing import UnsavableStateError
 from rl_training.runtime.checks.memory import count_weights
 from rl_training.spaces.spec import Spaces
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.tree_codec import stored_bytes, unpack_dict
-from rl_training.experiment.tree_packing import UnsavableStateError, pack
+from rl_training.experiment.codec.tree_codec import stored_bytes, unpack_dict
+from rl_training.experiment.codec.tree_packing import UnsavableStateError, pack
 
 MAX_JSON_BYTES = 1 << 28
 """Maximum size of a section's JSON text."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.tree_packing import MAX_DEPTH, SAVABLE_KINDS
+from rl_training.experiment.codec.tree_packing import MAX_DEPTH, SAVABLE_KINDS
 
 Tensors = dict[str, torch.Tensor]
 DTYPE = re.compile(rf"[<>|][{SAVABLE_KINDS}][1-9][0-9]{{0,8}}(\[[0-9]{{0,9}}[A-Za-z]{{1,2}}\])?")

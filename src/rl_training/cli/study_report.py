@@ -1,0 +1,190 @@
+"""What the verbs for studies print: plans, states and results."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from rl_training.cli.command_lines import program_command, wrap_command
+from rl_training.cli.output import say, show
+from rl_training.errors import RLTrainingError
+from rl_training.terminal.pace import format_seconds
+
+if TYPE_CHECKING:
+    from rl_training.studies.catalog import RunInfo
+    from rl_training.studies.driver import Driver
+    from rl_training.studies.plan import PlannedRun
+    from rl_training.studies.results import SettingResult
+    from rl_training.studies.selection import Shard
+    from rl_training.studies.study import Study
+    from rl_training.studies.study_folder import StudyFolder
+
+INTERVAL = "95 % interval of Student's t over runs"
+
+
+def report_study(path: Path, driver: Driver, *, as_json: bool) -> None:
+    """Print every run's score, the means and the picture; exit codes: 1 if runs failed, 128 + signal if interrupted."""
+    from rl_training.studies.driver import Outcome
+    from rl_training.studies.results import results_by_setting
+
+    tasks = driver.tasks
+    groups = results_by_setting(tasks)
+    failed = [task for task in tasks if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP)]
+    num_done = sum(task.outcome is Outcome.DONE for task in tasks)
+    picture = _draw(path) if num_done else None
+    lines = [f"study {path}: {num_done:,} of {len(tasks):,} runs finished"]
+    lines += [line for group in groups for line in setting_lines(group)]
+    lines += [f"  {INTERVAL}"] if any(_has_interval(group) for group in groups) else []
+    for task in failed:
+        lines.append(f"  {task.outcome.value}: {task.run.label}: {task.reason}")
+    approximate = [task.run.label for task in tasks if task.info and task.info.exactness == "approximate"]
+    if approximate:
+        lines.append(f"  approximate, not bit-exact: {', '.join(approximate)} (`rl-training runs show RUN` says why)")
+    lines += [f"  picture  {picture}"] if picture else []
+    values = {
+        "study_dir": str(path),
+        "complete": num_done == len(tasks),
+        "settings": [group.as_dict() for group in groups],
+        "runs": [task.as_dict() for task in tasks],
+        "picture": picture,
+    }
+    show(values, lines, as_json)
+    _leave(path, driver, num_failed=len(failed))
+
+
+def _leave(path: Path, driver: Driver, *, num_failed: int) -> None:
+    command = "\n".join(f"  {line}" for line in wrap_command(program_command("study", "run", str(path)), 2))
+    if driver.interrupted_by is not None:
+        say(f"stopped, all runs saved; to continue:\n{command}")
+        raise typer.Exit(128 + driver.interrupted_by)
+    if num_failed:
+        plural = "" if num_failed == 1 else "s"
+        say(f"{num_failed} run{plural} failed; after fixing the cause, continue:\n{command}")
+        raise typer.Exit(1)
+
+
+def setting_lines(group: SettingResult) -> list[str]:
+    """The scores of a setting's seeds, and their mean."""
+    scores = [
+        f"seed {seed}: {'-' if score is None else f'{score:.1f}'}" for seed, score in sorted(group.scores.items())
+    ]
+    lines = [f"  {group.setting}"] if group.setting else []
+    indent = "    " if group.setting else "  "
+    for start in range(0, len(scores), 5):
+        lines.append(indent + "  ".join(f"{text:<14}" for text in scores[start : start + 5]).rstrip())
+    if group.interval is not None:
+        count = group.interval.count
+        missing = "" if count == len(group.tasks) else f", {len(group.tasks) - count} missing"
+        lines.append(f"{indent}mean {group.interval} ({count} run{'' if count == 1 else 's'}{missing})")
+    return lines
+
+
+def _has_interval(group: SettingResult) -> bool:
+    return group.interval is not None and group.interval.low is not None
+
+
+def _draw(path: Path) -> str | None:
+    """Draw all curves; the reason if that fails, for example without matplotlib."""
+    from rl_training.views.study_plot import plot_study
+
+    try:
+        return str(plot_study(path))
+    except RLTrainingError as error:
+        say(f"no picture of the curves: {error}")
+        return None
+
+
+def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:
+    """The state of every planned run, as values and as lines."""
+    from rl_training.studies.catalog import is_run_folder, read_run
+    from rl_training.studies.progress import progress_cells
+
+    runs = folder.runs()
+    infos = [read_run(run.run_dir) if is_run_folder(run.run_dir) else None for run in runs]
+    states = ["planned" if info is None else info.state for info in infos]
+    rows = [("run", "state", "done", "last eval", "steps/s", "left")]
+    for run, info, state in zip(runs, infos, states, strict=True):
+        note = " (approximate)" if info is not None and info.exactness == "approximate" else ""
+        rows.append((run.label or "run", state + note, *progress_cells(info)))
+    counts = ", ".join(f"{count:,} {state}" for state, count in Counter(states).items())
+    lines = [f"study {folder.path}: {len(runs):,} runs: {counts}", *table_lines(rows, num_left_aligned=2)]
+    lines += [
+        f"{run.label}: {info.reason}"
+        for run, info in zip(runs, infos, strict=True)
+        if info is not None and info.state == "failed"
+    ]
+    values = {
+        "name": folder.name,
+        "study_dir": str(folder.path),
+        "counts": dict(Counter(states)),
+        "runs": [_planned_values(run, info) for run, info in zip(runs, infos, strict=True)],
+    }
+    return values, lines
+
+
+def plan_lines(study: Study, shard: Shard) -> tuple[dict[str, Any], list[str]]:
+    """The runs of a study, checked, with their memory and time as far as they can be told."""
+    from rl_training.studies.catalog import list_runs
+
+    needs = {need.setting: need for need in study.check()}
+    runs = shard.of(study.runs())
+    known = list_runs(study.path.parent) if study.path.parent.is_dir() else []
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.setting, []).append(run)
+    rows = [("setting", "runs", "steps each", "threads", "memory", "time each")]
+    settings = []
+    for setting, members in groups.items():
+        seconds = _expected_seconds(members[0], known)
+        need = needs[setting]
+        time = "not known yet" if seconds is None else format_seconds(seconds)
+        memory = f"{need.memory_bytes / 1e9:.1f} GB"
+        steps = f"{members[0].config.total_timesteps:,}"
+        rows.append((setting or "(one setting)", str(len(members)), steps, str(need.num_threads), memory, time))
+        settings.append(
+            {
+                "setting": setting,
+                "runs": [str(run.run_dir) for run in members],
+                "num_threads": need.num_threads,
+                "memory_bytes": need.memory_bytes,
+                "seconds": seconds,
+            }
+        )
+    lines = [f"study {study.path}: {len(runs):,} runs, none started by this command", *table_lines(rows)]
+    lines.append("memory: estimate for the process of one run, without its environments and a dataset")
+    lines.append("time: from the speed of earlier runs of the same algorithm, environment and num_envs")
+    lines += [str(run.run_dir) for run in runs]
+    return {"study_dir": str(study.path), "num_runs": len(runs), "settings": settings}, lines
+
+
+def _expected_seconds(run: PlannedRun, known: Sequence[RunInfo]) -> float | None:
+    """Seconds that a run takes at the median speed of the finished runs of its algorithm and environment."""
+    config = run.config
+    rates = [
+        info.rate
+        for info in known
+        if info.rate and info.state == "finished" and (info.algo, info.env_id) == (config.algo, config.env_id)
+    ]
+    return config.total_timesteps / statistics.median(rates) if rates else None
+
+
+def _planned_values(run: PlannedRun, info: RunInfo | None) -> dict[str, Any]:
+    values = {"run_dir": str(run.run_dir), "state": "planned", "seed": run.config.seed}
+    return {**(values if info is None else info.as_dict()), "setting": run.setting}
+
+
+def table_lines(rows: Sequence[Sequence[str]], num_left_aligned: int = 1) -> list[str]:
+    """Rows as lines with aligned columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if column < num_left_aligned else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,191 @@
+"""The verbs for many runs: `study run`, `study status`, and `train --seeds`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_training.cli.command_lines import program_command
+from rl_training.cli.config_sources import resolve
+from rl_training.cli.options import AsJson, LaunchOptions, Plugins, Quiet, SeedOptions, TrainOptions
+from rl_training.cli.output import say, show
+from rl_training.cli.parsing import StrictCommand, expand_groups
+from rl_training.cli.study_report import plan_lines, report_study, status_lines
+from rl_training.errors import ConfigError, RunExistsError
+
+if TYPE_CHECKING:
+    from rl_training.studies.selection import Shard
+    from rl_training.studies.study import ClusterOptions, Study
+
+app = typer.Typer(rich_markup_mode=None)
+StudyName = Annotated[
+    str, typer.Argument(metavar="FILE|NAME", help="A study file, or a study that has begun: its folder or its name.")
+]
+StartedStudy = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="The folder or name of a study (default: list the studies).")
+]
+StudiesDir = Annotated[
+    Path, typer.Option("--output-dir", metavar="FOLDER", help="Folder in which studies are looked for by name.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check and list the runs, their memory and time as far as known; train none.")
+]
+ShardText = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="K/N",
+        help="Train share K of N of the plan (default: by the variables of a Slurm or Grid Engine array, or all).",
+    ),
+]
+Fork = Annotated[
+    str | None, typer.Option("--fork", metavar="NAME", help="Begin a new study of this name with the plan of FILE.")
+]
+Extend = Annotated[bool, typer.Option("--extend", help="Add the runs that FILE has and the study does not have yet.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyOptions(LaunchOptions):
+    """The options of `study run`."""
+
+    dry_run: DryRun = False
+    shard: ShardText = None
+    fork: Fork = None
+    extend: Extend = False
+    output_dir: StudiesDir = Path("runs")
+    plugin: Plugins = None
+    quiet: Quiet = False
+    as_json: AsJson = False
+
+
+@app.callback()
+def _study() -> None:
+    """Train and watch studies: settings that vary, times seeds."""
+
+
+def run(study: StudyName, options: StudyOptions) -> None:
+    """Train what is not finished of a study: `study run study.yaml`, and again after any stop: `study run NAME`.
+
+    Exits with 1 if runs failed.
+    """
+    found = _open(study, options)
+    shard = _shard(options.shard)
+    if options.dry_run:
+        values, lines = plan_lines(found, shard)
+        show(values, lines, options.as_json)
+        return
+    driver = found.drive(**_launching(options), shard=shard, extend=options.extend)
+    report_study(found.path, driver, as_json=options.as_json)
+
+
+app.command("run", cls=StrictCommand)(expand_groups(run))
+
+
+@app.command("status", cls=StrictCommand)
+def status(study: StartedStudy = None, output_dir: StudiesDir = Path("runs"), as_json: AsJson = False) -> None:
+    """Show the runs of a study, or list the studies: `study status NAME`."""
+    from rl_training.studies.study_folder import find_study, open_study
+
+    if study is None:
+        from rl_training.studies.study_folder import list_studies
+
+        paths = list_studies(output_dir)
+        lines = [str(path) for path in paths] or [f"there is no study in '{output_dir}'"]
+        show([str(path) for path in paths], lines, as_json)
+        return
+    values, lines = status_lines(open_study(find_study(study, output_dir)))
+    show(values, lines, as_json)
+
+
+def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
+    """`train --seeds`: a study with one setting."""
+    from rl_training.studies.study import Study
+
+    words = options.words or []
+    if options.seed is not None or any(word.startswith("seed=") for word in words):
+        raise ConfigError("the seed is given twice, by --seeds and by --seed or seed=: remove one")
+    if options.resume_or_start and options.run_suffix is None:
+        raise ConfigError("--resume-or-start needs --run-suffix NAME, which identifies the runs: add it")
+    config = resolve(options).config
+    values = {key: value for key, value in config.model_dump().items() if key in config.model_fields_set}
+    name, suffix = _names_of_seeds(config, options.run_suffix)
+    study = Study.of_seeds(
+        name, values, many.seeds, suffix, config.output_dir, options.plugin or (), options.callback or ()
+    )
+    if options.run_suffix is not None and study.path.exists() and not options.resume_or_start:
+        raise RunExistsError(
+            f"study '{study.path}' exists already: choose another --run-suffix, or add --resume-or-start to continue it"
+        )
+    say(f"to continue after a stop: {program_command('study', 'run', str(study.path))}")
+    driver = study.drive(**_launching(many))
+    report_study(study.path, driver, as_json=options.as_json)
+
+
+def refuse_without_seeds(many: SeedOptions) -> None:
+    """Raise a `ConfigError` for an option that has no effect on a single run."""
+    for field in dataclasses.fields(many):
+        if getattr(many, field.name) != field.default:
+            option = "--" + field.name.replace("_", "-")
+            raise ConfigError(
+                f"{option} has no effect on a single run: add --seeds, such as --seeds 0..4, or remove it"
+            )
+
+
+def _names_of_seeds(config: Any, run_suffix: str | None) -> tuple[str, str]:
+    """Name of the study and end of its run folders' names."""
+    from rl_training.experiment.run_folder import check_suffix, safe_name
+
+    check_suffix(run_suffix)
+    stem = f"{safe_name(config.algo)}__{safe_name(config.env_id or 'offline')}"
+    if run_suffix is not None:
+        return f"{stem}__{safe_name(run_suffix)}", run_suffix
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    for suffix in itertools.chain([stamp], (f"{stamp}-{number}" for number in itertools.count(1))):
+        if not (config.output_dir / f"{stem}__{suffix}").exists():
+            return f"{stem}__{suffix}", suffix
+    raise AssertionError
+
+
+def _open(name: str, options: StudyOptions) -> Study:
+    """The study that the argument of `study run` means."""
+    from rl_training.studies.study import Study
+    from rl_training.studies.study_folder import find_study
+
+    path = Path(name)
+    if path.is_file():
+        study = Study.from_file(path).with_plugins(options.plugin or ())
+        return study if options.fork is None else study.fork(options.fork)
+    if path.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"study file '{path}' does not exist (looked from {Path.cwd()})")
+    if options.fork is not None or options.extend:
+        option = "--fork" if options.fork is not None else "--extend"
+        raise ConfigError(f"{option} needs a study file: rl-training study run FILE {option}")
+    return Study.open(find_study(name, options.output_dir)).with_plugins(options.plugin or ())
+
+
+def _shard(text: str | None) -> Shard:
+    from rl_training.studies.selection import WHOLE, parse_shard, shard_of_array
+
+    return parse_shard(text) if text is not None else shard_of_array() or WHOLE
+
+
+def _launching(options: LaunchOptions) -> dict[str, Any]:
+    """The keyword arguments of `Study.drive` that say where runs are trained."""
+    return {"jobs": options.jobs, "backend": options.backend, "cluster": _cluster(options)}
+
+
+def _cluster(options: LaunchOptions) -> ClusterOptions | None:
+    from rl_training.studies.study import ClusterOptions
+
+    names: Sequence[str] = ("address", "cpus_per_run", "gpus_per_run", "like_nodes")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) not in (None, False)}
+    if given and options.backend == "local":
+        option = "--" + next(iter(given)).replace("_", "-")
+        raise ConfigError(f"{option} needs --backend ray: add it, or remove the option")
+    return ClusterOptions(**given) if options.backend == "ray" else None

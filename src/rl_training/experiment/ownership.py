@@ -1,0 +1,339 @@
+"""The owner of a run folder: one process at a time writes it, on one machine and across machines.
+
+`owner/7.json` names the process of the run's seventh attempt; the highest number is the owner. Creating that file is
+atomic, so of two processes that replace the same stale owner one wins. Everything an attempt writes is prepared in its
+own folder, `owner/7/`, and renamed from there to its place. The next attempt removes that folder before it reads the
+run. So a process that was suspended and wakes up after it was replaced cannot complete any write: its renames fail,
+and the log files that it holds open are no longer those of the run, since each attempt opens copies of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import CheckpointError, ReplacedError, RLTrainingError, RunOwnedError
+from rl_training.files import read_limited, remove, translate_write_errors, write_new
+
+OWNER_FOLDER = "owner"
+HEARTBEAT = "heartbeat"
+STOP_FILE = "stop"
+"""A file of this name in a run folder asks the run to save and stop."""
+STOP_REQUEST, REPLACED = "a stop file", "another process"
+"""What interrupts a run beside a signal."""
+STALE_VARIABLE = "RL_TRAINING_STALE_SECONDS"
+SECONDS_BETWEEN_HEARTBEATS = 2.0
+SECONDS_BETWEEN_LOOKS = 0.2
+WINDOW_SECONDS = 20.0
+"""Steps per second are measured over the last this many seconds."""
+MAX_BYTES = 1 << 16
+OWNER_FILE = re.compile(r"([0-9]{1,9})\.json")
+ENDED_STATES = "ZX"
+SUSPENDED_STATES = "Tt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """The process that writes a run folder, or wrote it last."""
+
+    attempt: int
+    host: str = "an unknown host"
+    pid: int = 0
+    machine: str = ""
+    """Host, boot and process namespace: within one, process ids can be compared."""
+    started: str = ""
+    """When the process started, in the kernel's clock: a process id can be used again."""
+    since: str = "an unknown time"
+    ended: str | None = None
+    """When it released the run; None: it has not."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since} (attempt {self.attempt})"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has released the run, or is a process of this machine that does not exist any more."""
+        return self.ended is not None or self.state in ("", *ENDED_STATES)
+
+    @property
+    def state(self) -> str | None:
+        """State of the process in the kernel's letters; empty: it does not exist; None: on another machine."""
+        if not self.machine or self.machine != this_machine():
+            return None
+        state, started = process_status(self.pid)
+        return state if started == self.started else ""
+
+
+def stale_seconds() -> float:
+    """Seconds without a heartbeat after which an owner counts as dead: 60, or RL_TRAINING_STALE_SECONDS."""
+    with contextlib.suppress(KeyError, ValueError):
+        return max(0.5, float(os.environ[STALE_VARIABLE]))
+    return 60.0
+
+
+def read_owner(run_dir: Path) -> Owner | None:
+    """The newest owner of a run folder; None if it never had one."""
+    attempt = max(_attempts(run_dir / OWNER_FOLDER), default=None)
+    if attempt is None:
+        return None
+    values: Any = None
+    with contextlib.suppress(CheckpointError, ValueError, RecursionError):  # being written, or damaged
+        values = json.loads(read_limited(_owner_file(run_dir, attempt), MAX_BYTES))
+    known = {field.name: field.type for field in dataclasses.fields(Owner)} if isinstance(values, dict) else {}
+    types: dict[str, type] = {"pid": int}
+    found = {
+        name: values[name] for name in known if name != "attempt" and isinstance(values.get(name), types.get(name, str))
+    }
+    return Owner(attempt, **found)
+
+
+def is_alive(run_dir: Path, owner: Owner | None, now: float | None = None) -> bool:
+    """Whether the owner still writes the run.
+
+    A process of this machine is alive while it exists, unless it is suspended and its heartbeat is stale. Of another
+    machine's process only the heartbeat is known. `now` is the time on the clock that dates the files.
+    """
+    if owner is None or owner.is_gone:
+        return False
+    if owner.state is not None and owner.state not in SUSPENDED_STATES:
+        return True
+    return heartbeat_age(run_dir, owner, now) <= stale_seconds()
+
+
+def heartbeat_age(run_dir: Path, owner: Owner, now: float | None = None) -> float:
+    """Seconds since the owner's last heartbeat, or since it took the run if it has given none."""
+    for path in (_workspace(run_dir, owner.attempt) / HEARTBEAT, _owner_file(run_dir, owner.attempt)):
+        with contextlib.suppress(OSError):
+            return max(0.0, (time.time() if now is None else now) - path.stat().st_mtime)
+    return float("inf")
+
+
+def read_heartbeat(run_dir: Path, owner: Owner) -> dict[str, Any]:
+    """Step, total and steps per second in the owner's last heartbeat; empty if there is none."""
+    with contextlib.suppress(CheckpointError, ValueError, RecursionError):
+        values = json.loads(read_limited(_workspace(run_dir, owner.attempt) / HEARTBEAT, MAX_BYTES))
+        if isinstance(values, dict):
+            return values
+    return {}
+
+
+def refuse_owned(run_dir: Path) -> None:
+    """Raise a `RunOwnedError` if a live process owns the run."""
+    owner = read_owner(run_dir)
+    if owner is not None and is_alive(run_dir, owner):
+        raise RunOwnedError(run_dir, owner)
+
+
+def wait_until_free(run_dir: Path, seconds: float) -> None:
+    """Wait until no live process owns the run; a `RunOwnedError` if that takes longer than `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return refuse_owned(run_dir)
+        except RunOwnedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+class Lease:
+    """The right of this process to write a run folder, until it is released or another process takes it."""
+
+    def __init__(self, run_dir: Path, attempt: int) -> None:
+        self.run_dir, self.attempt = run_dir, attempt
+        self.workspace = _workspace(run_dir, attempt)
+        """Folder in which this attempt prepares its files."""
+        self.is_lost = False
+        self.read_progress: Callable[[], Mapping[str, Any]] = dict
+        """Step and total of the run, for the heartbeat."""
+        self.on_request: Callable[[str], None] = lambda reason: None
+        """Called from the heartbeat's thread with what interrupts the run: a stop file, or the process that took it."""
+        self._marks: deque[tuple[float, int]] = deque()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._beat_until_over, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Start the heartbeat."""
+        self.beat()
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise a `ReplacedError` if another process owns the run now."""
+        newest = max(_attempts(self.run_dir / OWNER_FOLDER), default=self.attempt)
+        if self.is_lost or newest > self.attempt or not self.workspace.is_dir():
+            self.is_lost = True
+            owner = read_owner(self.run_dir)
+            by = f"by {owner}" if owner is not None and owner.attempt > self.attempt else "or its folder was removed"
+            raise ReplacedError(
+                f"this process (attempt {self.attempt}) was replaced {by}: run '{self.run_dir}' continues there,"
+                " and this process leaves it unchanged"
+            )
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise a failed write of the block as a `ReplacedError` if it failed because the lease is lost."""
+        try:
+            yield
+        except (RLTrainingError, OSError):
+            self.check()
+            raise
+
+    def beat(self) -> None:
+        """Write the heartbeat, and look for a request to stop."""
+        path = self.workspace / HEARTBEAT
+        try:
+            path.write_text(json.dumps(self._progress()), encoding="utf-8")
+        except FileNotFoundError:
+            self.is_lost = True
+            self.on_request(REPLACED)
+        except OSError:  # a full disk or a lost network: the write that matters will report it
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        if (self.run_dir / STOP_FILE).exists():
+            self.on_request(STOP_REQUEST)
+
+    def release(self) -> None:
+        """End the heartbeat and record that the run has no owner; never fails."""
+        self._is_over.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        with contextlib.suppress(OSError):
+            if not self.is_lost:
+                values = dataclasses.asdict(_this_owner(self.attempt)) | {"ended": _now()}
+                draft = self.workspace / "ended"
+                write_new(draft, json.dumps(values).encode())
+                draft.replace(_owner_file(self.run_dir, self.attempt))
+            remove(self.workspace)
+
+    def _beat_until_over(self) -> None:
+        interval = min(SECONDS_BETWEEN_HEARTBEATS, stale_seconds() / 4)
+        while not self._is_over.wait(interval):
+            self.beat()
+
+    def _progress(self) -> dict[str, Any]:
+        values = dict(self.read_progress())
+        step, now = values.get("step"), time.monotonic()
+        if isinstance(step, int):
+            self._marks.append((now, step))
+            while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW_SECONDS:
+                self._marks.popleft()
+            (first, first_step), (last, last_step) = self._marks[0], self._marks[-1]
+            if last > first:
+                values["rate"] = (last_step - first_step) / (last - first)
+        return values
+
+
+def acquire(run_dir: Path) -> Lease:
+    """Become the owner of a run folder; a `RunOwnedError` if a live process is.
+
+    A stale owner is replaced: when this returns, it cannot complete another write.
+    """
+    folder = run_dir / OWNER_FOLDER
+    with translate_write_errors(folder):
+        folder.mkdir(exist_ok=True)
+        while True:
+            before = read_owner(run_dir)
+            if before is not None and is_alive(run_dir, before, _file_time(folder)):
+                raise RunOwnedError(run_dir, before)
+            attempt = 1 if before is None else before.attempt + 1
+            try:
+                write_new(_owner_file(run_dir, attempt), json.dumps(dataclasses.asdict(_this_owner(attempt))).encode())
+            except FileExistsError:
+                continue  # another process was faster: look at it
+            lease = Lease(run_dir, attempt)
+            lease.workspace.mkdir()
+            if max(_attempts(folder)) == attempt:
+                break
+            remove(lease.workspace)  # suspended between the two, and replaced
+        _fence(run_dir, lease, before)
+    lease.start()
+    return lease
+
+
+def _fence(run_dir: Path, lease: Lease, before: Owner | None) -> None:
+    """Remove the folders of earlier attempts, and give the run copies of the files that they may still hold open."""
+    for path in (run_dir / OWNER_FOLDER).iterdir():
+        name = path.name.removesuffix(".json")
+        if name.isdigit() and int(name) < lease.attempt:
+            if path.is_dir() and not path.is_symlink():
+                # Renamed first: a half-removed folder could still complete a rename.
+                path = path.rename(lease.workspace / f"replaced-{name}")
+            remove(path)
+    if before is not None and not before.is_gone:
+        for path in [run_dir / "run.log", *(run_dir / "tensorboard").glob("events*")]:
+            if path.is_file() and not path.is_symlink():
+                draft = lease.workspace / path.name
+                shutil.copyfile(path, draft)
+                draft.replace(path)
+    (run_dir / STOP_FILE).unlink(missing_ok=True)
+
+
+def _attempts(folder: Path) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(match[1]) for path in folder.iterdir() if (match := OWNER_FILE.fullmatch(path.name))]
+    return []
+
+
+def _owner_file(run_dir: Path, attempt: int) -> Path:
+    return run_dir / OWNER_FOLDER / f"{attempt}.json"
+
+
+def _workspace(run_dir: Path, attempt: int) -> Path:
+    return run_dir / OWNER_FOLDER / str(attempt)
+
+
+def _file_time(folder: Path) -> float:
+    """The current time on the clock that dates files in `folder`, which may be another machine's."""
+    probe = folder / f".clock-{socket.gethostname()}-{os.getpid()}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _this_owner(attempt: int) -> Owner:
+    _, started = process_status(os.getpid())
+    return Owner(attempt, socket.gethostname(), os.getpid(), this_machine(), started, _now())
+
+
+@functools.cache
+def this_machine() -> str:
+    """Identity of this machine's processes: host, boot and process namespace."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(parts)
+
+
+def process_status(pid: int) -> tuple[str, str]:
+    """State of a process of this machine in the kernel's letters (empty: there is none), and when it started."""
+    if not Path("/proc/self/stat").exists():  # not Linux
+        with contextlib.suppress(ProcessLookupError, OverflowError):
+            with contextlib.suppress(PermissionError):
+                os.kill(pid, 0)
+            return "R", ""
+        return "", ""
+    with contextlib.suppress(OSError, IndexError):
+        # The name, in parentheses, may contain spaces and parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return fields[0], fields[19]
+    return "", ""

@@ -1,0 +1,53 @@
+"""How many processors this process may use, and how its threads wait for each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+SPIN_VARIABLE, POLICY_VARIABLE = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
+SPINS = 700
+"""Rounds that a thread of OpenMP waits by spinning before it sleeps. Measured by benchmarks/threads.py: on a quiet
+machine two threads keep most of their gain, and on a busy one they cost less than a third against one thread."""
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def usable_processors() -> int:
+    """Processors that this process may use: the fewest of affinity, the container's quota and OMP_NUM_THREADS."""
+    found = [os.cpu_count() or 1]
+    with contextlib.suppress(AttributeError, OSError):  # not on every system
+        found.append(len(os.sched_getaffinity(0)))
+    with contextlib.suppress(KeyError, ValueError):
+        found.append(int(os.environ["OMP_NUM_THREADS"].split(",")[0]))
+    return max(1, min([*found, *_quotas()]))
+
+
+def limit_spinning(variables: MutableMapping[str, str] = os.environ) -> None:
+    """Let OpenMP's threads wait mostly asleep, unless the user chose otherwise.
+
+    It has an effect only before torch is imported, which reads the variable then.
+    """
+    if not {SPIN_VARIABLE, POLICY_VARIABLE} & variables.keys():
+        variables[SPIN_VARIABLE] = str(SPINS)
+
+
+def _quotas() -> Iterator[int]:
+    """Processors that the control groups of this process allow, rounded up."""
+    paths = [CGROUPS]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            root = CGROUPS / "cpu" if "cpu" in controllers.split(",") else CGROUPS
+            if "cpu" in controllers.split(",") or not controllers:
+                own = root / name.lstrip("/")
+                paths += [own, *(parent for parent in own.parents if parent.is_relative_to(CGROUPS))]
+    for path in dict.fromkeys(paths):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (path / "cpu.max").read_text().split()  # "max" is no number
+            yield -(-int(quota) // int(period))
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = ((path / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:
+                yield -(-int(quota) // int(period))

@@ -1,0 +1,11 @@
+"""Many runs: the plan of a study, its runs on this machine or a cluster, and what their folders say. No torch here."""
+
+from typing import TYPE_CHECKING
+
+from rl_training.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rl_training.studies.records import load_runs as load_runs
+    from rl_training.studies.study import Study as Study
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, {"study": "Study", "records": "load_runs"})

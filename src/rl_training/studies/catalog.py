@@ -1,0 +1,290 @@
+"""The catalog of run folders: what each run is, how far it is, and whether a process trains it. Reads only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
+from rl_training.experiment.config import load_config_file
+from rl_training.experiment.ownership import Owner, is_alive, read_heartbeat, read_owner
+from rl_training.experiment.run_folder import TrainingRun
+
+State = Literal["running", "finished", "stopped", "failed", "dead"]
+STATES: tuple[State, ...] = ("running", "finished", "stopped", "failed", "dead")
+ENDED: tuple[State, ...] = ("finished", "stopped", "failed")
+DEEPEST = 4
+"""Levels below a folder at which run folders are found."""
+TAIL_BYTES = 1 << 16
+LAST = "@last"
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One run, as its folder tells."""
+
+    run_dir: Path
+    state: State
+    """`running`: a live process owns it; `dead`: its process ended without recording an end."""
+    algo: str | None
+    env_id: str | None
+    seed: int | None
+    step: int
+    total: int | None
+    last_eval: float | None
+    """Mean return of the last evaluation."""
+    best_eval: float | None
+    rate: float | None
+    """Steps per second: of the last seconds while it runs, else of its last process."""
+    created: str | None
+    attempt: int
+    """How many processes have trained it."""
+    owner: Owner | None
+    reason: str | None
+    """Why it stopped or failed."""
+    exactness: str | None
+    """`approximate` if it may differ from a run that was never stopped."""
+    has_checkpoint: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.run_dir.name
+
+    @property
+    def share(self) -> float | None:
+        """Fraction of the run done, 0 to 1."""
+        return min(1.0, self.step / self.total) if self.total else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated seconds until the run's last step, while it runs."""
+        if self.state != "running" or not self.rate or self.total is None:
+            return None
+        return max(0, self.total - self.step) / self.rate
+
+    @property
+    def age_seconds(self) -> float | None:
+        """Seconds since the run was created."""
+        with contextlib.suppress(TypeError, ValueError):
+            return max(0.0, (datetime.now(timezone.utc) - datetime.fromisoformat(self.created or "")).total_seconds())
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run as one object of `runs --json`."""
+        values = {name: value for name, value in vars(self).items() if name != "owner"}
+        owner = None if self.owner is None else asdict(self.owner)
+        return {**values, "run_dir": str(self.run_dir), "name": self.name, "share": self.share, "owner": owner}
+
+
+class RunReader:
+    """Reads one run folder; each file at most once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.metadata = TrainingRun(run_dir).metadata()
+        self.owner = read_owner(run_dir)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The values of `config.yaml`; empty if it is missing or damaged."""
+        with contextlib.suppress(ConfigError):
+            return load_config_file(self.run_dir / "config.yaml")
+        return {}
+
+    def info(self) -> RunInfo:
+        """What the folder tells of the run."""
+        state = self.state
+        is_running = state == "running" and self.owner is not None
+        beat = read_heartbeat(self.run_dir, self.owner) if is_running and self.owner is not None else {}
+        checkpoints = CheckpointFolder(self.run_dir / "checkpoints")
+        best, last = checkpoints.best, checkpoints.last
+        saved = 0 if last is None else checkpoint_order(last.name)[0]
+        logged = last_line(self.run_dir / "metrics.jsonl").get("global_step")
+        steps = [saved, logged, beat.get("step")]
+        reason = self._text("stop_reason") if state in ("stopped", "failed") else None
+        return RunInfo(
+            run_dir=self.run_dir,
+            state=state,
+            algo=self._text("algo"),
+            env_id=self._text("env_id"),
+            seed=self._number("seed"),
+            step=max(step for step in steps if isinstance(step, int)),
+            total=self._number("total_timesteps"),
+            last_eval=self._last_score(),
+            best_eval=None if best is None else best.score,
+            rate=_finite(beat.get("rate") if is_running else self.metadata.get("steps_per_second")),
+            created=self._text("created"),
+            attempt=0 if self.owner is None else self.owner.attempt,
+            owner=self.owner,
+            reason=reason,
+            exactness=self._text("exactness"),
+            has_checkpoint=last is not None,
+        )
+
+    @property
+    def state(self) -> State:
+        """Computed from the owner and its heartbeat; a recorded end counts only if the last owner recorded it."""
+        if is_alive(self.run_dir, self.owner):
+            return "running"
+        recorded = self.metadata.get("status")
+        is_last = self.owner is None or self.metadata.get("attempt") == self.owner.attempt
+        ended = {state: state for state in ENDED}.get(str(recorded)) if is_last else None
+        return "dead" if ended is None else ended
+
+    def _last_score(self) -> float | None:
+        returns = last_line(self.run_dir / "evaluations.jsonl").get("returns")
+        if isinstance(returns, list) and returns and all(isinstance(value, (int, float)) for value in returns):
+            return statistics.fmean(returns)
+        return None
+
+    def _text(self, name: str) -> str | None:
+        value = self.metadata.get(name)
+        value = self.config.get(name) if value is None and name in ("algo", "env_id") else value
+        return value if isinstance(value, str) else None
+
+    def _number(self, name: str) -> int | None:
+        value = self.metadata.get(name)
+        value = self.config.get(name) if value is None else value
+        return value if isinstance(value, int) else None
+
+
+def read_run(run_dir: Path) -> RunInfo:
+    """What a run folder tells of its run."""
+    return RunReader(run_dir).info()
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
+
+
+def find_run_folders(folder: Path) -> list[Path]:
+    """The run folders in `folder` and below, by name; `folder` itself if it is one."""
+    if is_run_folder(folder):
+        return [folder]
+    return sorted(_walk(folder, DEEPEST))
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+                continue
+            path = Path(entry.path)
+            if is_run_folder(path):
+                yield path
+            elif depth > 1:
+                yield from _walk(path, depth - 1)
+
+
+def list_runs(folder: Path, filters: Sequence[str] = ()) -> list[RunInfo]:
+    """The runs in `folder` that match every filter: `key=value` of a run or its settings, or a part of its name."""
+    readers = [RunReader(path) for path in find_run_folders(folder)]
+    found = []
+    for reader in readers:
+        info = reader.info()
+        if all(_matches(info, reader, text) for text in filters):
+            found.append(info)
+    return found
+
+
+def _matches(info: RunInfo, reader: RunReader, text: str) -> bool:
+    key, equals, wanted = text.partition("=")
+    if not equals:
+        return text in info.name
+    known = info.as_dict()
+    value: Any = known.get(key)
+    if key not in known:
+        value = reader.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+        with contextlib.suppress(ValueError):
+            return float(wanted) == value
+    return (value if isinstance(value, str) else json.dumps(value, default=str)) == wanted
+
+
+def check_filters(filters: Sequence[str]) -> None:
+    """Raise a `ConfigError` for a filter whose state does not exist."""
+    for text in filters:
+        key, _, wanted = text.partition("=")
+        if key == "state" and wanted not in STATES:
+            raise ConfigError(f"bad value '{wanted}' for the filter state: use {', '.join(STATES)}")
+
+
+def find_run(name: str, folder: Path = Path("runs")) -> Path:
+    """The run that `name` means: a path, a unique prefix of a run folder's name, or `@last`.
+
+    A prefix is looked for in the folder that it names (`out/ppo__Cart`), else in `folder`. `@last` is the run that was
+    created last in `folder`. A path within the run may follow: `@last/checkpoints/best`.
+    """
+    if Path(name).exists():
+        return Path(name)
+    head, slash, rest = name.partition("/")
+    if head == LAST:
+        found = _newest(folder)
+        return found / rest if slash else found
+    place, prefix = Path(name).parent, Path(name).name
+    where = folder if place == Path() else place
+    matches = [path for path in find_run_folders(where) if path.name.startswith(prefix)]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise ConfigError(
+            f"'{name}' is neither a path nor the beginning of a run folder's name in '{where}' (looked from"
+            f" {Path.cwd()}): `rl-training runs` lists the runs"
+        )
+    listed = ", ".join(path.name for path in matches[:4]) + (", …" if len(matches) > 4 else "")
+    raise ConfigError(f"'{name}' is the beginning of {len(matches):,} run folders' names in '{where}': {listed}")
+
+
+def _newest(folder: Path) -> Path:
+    paths = find_run_folders(folder)
+    if not paths:
+        raise ConfigError(f"{LAST}: there is no run in '{folder}' (looked from {Path.cwd()})")
+    return max(paths, key=_created_at)
+
+
+def _created_at(run_dir: Path) -> tuple[str, float]:
+    created = TrainingRun(run_dir).metadata().get("created")
+    changed = 0.0
+    with contextlib.suppress(OSError):
+        changed = (run_dir / "config.yaml").stat().st_mtime
+    return created if isinstance(created, str) else "", changed
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """The last complete line of a JSON Lines file; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError, RecursionError), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        for length in (min(size, TAIL_BYTES), size):
+            file.seek(size - length)
+            lines = file.read(length).split(b"\n")[:-1]  # what follows the last line break is incomplete
+            if len(lines) > 1 or (lines and length == size):
+                values = json.loads(lines[-1])
+                return values if isinstance(values, dict) else {}
+    return {}
+
+
+def format_age(seconds: float | None) -> str:
+    """A duration in its largest unit: 5s, 12m, 3h, 2d."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and abs(value) < float("inf") else None

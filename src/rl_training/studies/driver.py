@@ -1,0 +1,271 @@
+"""The driver of a study: starts its runs, watches their folders, and tries again what died.
+
+It keeps nothing that cannot be read from the run folders: the same driver, started again, continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from rl_training.experiment.ownership import STOP_FILE, heartbeat_age, read_owner, stale_seconds
+from rl_training.experiment.run_folder import TrainingRun, is_interruption
+from rl_training.studies.catalog import RunInfo, is_run_folder, read_run
+from rl_training.studies.launchers import Exit, Handle, Launcher, last_words, make_order
+from rl_training.studies.plan import PlannedRun
+from rl_training.studies.study_folder import StudyFolder
+from rl_training.studies.worker import OWNED
+
+ATTEMPTS_WITHOUT_PROGRESS = 3
+SECONDS_BETWEEN_POLLS = 0.1
+SECONDS_BETWEEN_LOOKS = 1.0
+"""Seconds between two looks at heartbeats, and at runs that other processes train."""
+
+
+class Outcome(Enum):
+    """What has become of a run, as far as this driver is concerned."""
+
+    WAITING = "waiting"
+    ACTIVE = "active"
+    ELSEWHERE = "elsewhere"
+    """Another process, not started by this driver, trains it."""
+    DONE = "done"
+    FAILED = "failed"
+    GIVEN_UP = "given up"
+    STOPPED = "stopped"
+
+
+IS_OVER = {Outcome.DONE, Outcome.FAILED, Outcome.GIVEN_UP, Outcome.STOPPED}
+
+
+@dataclass
+class Task:
+    """One run of the plan and what has become of it."""
+
+    run: PlannedRun
+    outcome: Outcome = Outcome.WAITING
+    reason: str | None = None
+    """Why it failed, was given up or stopped."""
+    info: RunInfo | None = None
+    """What its folder said when it was last read; None: it has none yet."""
+    handle: Handle | None = None
+    log: Path | None = None
+    pointer: bytes | None = None
+    """The checkpoint from which the last attempt began."""
+    attempt_before: int = 0
+    """The run's last owner when the last attempt was started."""
+    attempts_without_progress: int = 0
+    not_before: float = 0.0
+
+    def look(self) -> RunInfo | None:
+        """Read the run folder again."""
+        self.info = read_run(self.run.run_dir) if is_run_folder(self.run.run_dir) else None
+        return self.info
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`: what the folder tells, the setting, and what has become of the run here."""
+        known: dict[str, Any] = {"run_dir": str(self.run.run_dir), "seed": self.run.config.seed, "state": "planned"}
+        values = known if self.info is None else self.info.as_dict()
+        own = {"setting": self.run.setting, "outcome": self.outcome.value}
+        return {**values, **own, "reason": self.reason or values.get("reason")}
+
+
+class Listener(Protocol):
+    """Shows the progress of a study."""
+
+    def event(self, task: Task, text: str) -> None:
+        """Something happened to a run."""
+
+    def look(self, tasks: Sequence[Task]) -> None:
+        """The tasks, about once a second."""
+
+    def close(self) -> None:
+        """The study is over."""
+
+
+class Driver:
+    """Trains the runs of a study."""
+
+    def __init__(self, runs: Sequence[PlannedRun], launcher: Launcher, listener: Listener, study: StudyFolder) -> None:
+        self.tasks = [Task(run) for run in runs]
+        self._launcher, self._listener, self._study = launcher, listener, study
+        self.interrupted_by: signal.Signals | None = None
+        self._next_look = 0.0
+
+    def run(self) -> list[Task]:
+        """Train until every run is over, or until a signal asks all to stop at a step boundary."""
+        for task in self.tasks:
+            self._recall(task)
+        with self._stopping_on_signals():
+            try:
+                while any(task.outcome not in IS_OVER for task in self.tasks):
+                    self._tick()
+                    time.sleep(SECONDS_BETWEEN_POLLS)
+            finally:
+                for task in self.tasks:  # after an error of the driver itself, or a second signal
+                    if task.handle is not None:
+                        task.handle.kill()
+        self._listener.look(self.tasks)
+        return self.tasks
+
+    def _recall(self, task: Task) -> None:
+        """Read from its folder whether a run is over."""
+        info = task.look()
+        if info is not None and is_complete(info):
+            task.outcome = Outcome.DONE
+        elif info is not None and info.state == "running":
+            task.outcome = Outcome.ELSEWHERE
+            self._listener.event(task, f"is trained by {info.owner}: waiting for it")
+
+    def _tick(self) -> None:
+        for task in self.tasks:
+            if task.handle is not None and (ended := task.handle.poll()) is not None:
+                self._end(task, ended)
+        is_look_due = time.monotonic() >= self._next_look
+        if is_look_due:
+            self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
+            self._look()
+        if self.interrupted_by is None:
+            self._start_waiting()
+        if is_look_due:
+            self._listener.look(self.tasks)
+
+    def _look(self) -> None:
+        for task in self.tasks:
+            if task.outcome is Outcome.ELSEWHERE:
+                self._look_elsewhere(task)
+            elif task.handle is not None:
+                task.look()
+                self._replace_if_hung(task)
+                if self.interrupted_by is not None:
+                    ask_to_stop(task.run.run_dir)
+            if self.interrupted_by is not None and task.outcome in (Outcome.WAITING, Outcome.ELSEWHERE):
+                task.outcome, task.reason = Outcome.STOPPED, "not started" if task.info is None else "not continued"
+
+    def _look_elsewhere(self, task: Task) -> None:
+        info = task.look()
+        if info is not None and is_complete(info):
+            self._finish(task, info)
+        elif info is None or info.state != "running":
+            task.outcome = Outcome.WAITING
+
+    def _start_waiting(self) -> None:
+        free = self._launcher.capacity() - sum(task.handle is not None for task in self.tasks)
+        now = time.monotonic()
+        for task in self.tasks:
+            if free <= 0:
+                return
+            if task.outcome is Outcome.WAITING and now >= task.not_before:
+                self._start(task)
+                free -= 1
+
+    def _start(self, task: Task) -> None:
+        order = make_order(task.run, self._study)
+        task.pointer = TrainingRun(task.run.run_dir).read_pointer()
+        owner = read_owner(task.run.run_dir)
+        task.attempt_before = 0 if owner is None else owner.attempt
+        task.outcome, task.log = Outcome.ACTIVE, order.log
+        task.handle = self._launcher.start(order)
+        where = f" on {task.handle.where}" if task.handle.where else ""
+        is_new = task.info is None or not task.info.has_checkpoint
+        step = "" if task.info is None or is_new else f" at step {task.info.step:,}"
+        self._listener.event(task, f"{'started' if is_new else 'resumed'}{step}{where}")
+
+    def _end(self, task: Task, ended: Exit) -> None:
+        """Decide, from the run folder, what the end of a worker process means."""
+        task.handle = None
+        info = task.look()
+        if info is not None and is_complete(info):
+            self._finish(task, info)
+        elif self.interrupted_by is not None:
+            task.outcome, task.reason = Outcome.STOPPED, "saved" if info is not None else "not started"
+            self._listener.event(task, f"stopped{'' if info is None else f' at step {info.step:,}, saved'}")
+        elif ended.code == OWNED or (info is not None and info.state == "running"):
+            task.outcome = Outcome.ELSEWHERE
+            self._listener.event(task, "another process trains it: waiting for it")
+        elif info is not None and info.state == "failed":
+            self._fail(task, Outcome.FAILED, info.reason or ended.text)
+        elif info is None and ended.code is not None and 0 < ended.code < 128:
+            words = last_words(task.log) if task.log else ""
+            self._fail(task, Outcome.FAILED, words or ended.text)
+        else:
+            self._try_again(task, ended)
+
+    def _try_again(self, task: Task, ended: Exit) -> None:
+        """Another attempt for a run that died from outside, unless three made no progress."""
+        has_progress = TrainingRun(task.run.run_dir).read_pointer() != task.pointer
+        task.attempts_without_progress = 0 if has_progress else task.attempts_without_progress + 1
+        if task.attempts_without_progress >= ATTEMPTS_WITHOUT_PROGRESS:
+            words = last_words(task.log) if task.log and ended.code != -signal.SIGKILL else ""
+            reason = f"{ended.text}, {ATTEMPTS_WITHOUT_PROGRESS} times without a new checkpoint"
+            self._fail(task, Outcome.GIVEN_UP, f"{reason}; its last words: {words}" if words else reason)
+            return
+        task.outcome = Outcome.WAITING
+        # Not at once: what ended it, such as too little memory, may last a moment.
+        task.not_before = time.monotonic() + task.attempts_without_progress
+        self._listener.event(task, f"died ({ended.text}): trying again")
+
+    def _replace_if_hung(self, task: Task) -> None:
+        """End a worker process whose heartbeat is stale: it is suspended, stuck, or cut off from its folder."""
+        owner = read_owner(task.run.run_dir)
+        if owner is None or owner.attempt <= task.attempt_before or owner.is_gone or task.handle is None:
+            return  # it has ended, or does not own the run yet
+        age = heartbeat_age(task.run.run_dir, owner)
+        if age > stale_seconds():
+            self._listener.event(task, f"has given no heartbeat for {age:.0f} seconds: replacing its process")
+            task.handle.kill()
+            self._end(task, Exit(None, "its heartbeat was stale"))
+            if task.outcome is Outcome.ELSEWHERE:  # its process still looks alive, and is fenced off by the next one
+                task.outcome = Outcome.WAITING
+
+    def _finish(self, task: Task, info: RunInfo) -> None:
+        task.outcome = Outcome.DONE
+        score = "" if info.last_eval is None else f", score {info.last_eval:.1f}"
+        note = " (approximate)" if info.exactness == "approximate" else ""
+        self._listener.event(task, f"finished at step {info.step:,}{score}{note}")
+
+    def _fail(self, task: Task, outcome: Outcome, reason: str) -> None:
+        task.outcome, task.reason = outcome, reason
+        self._listener.event(task, f"{outcome.value}: {reason}")
+
+    @contextlib.contextmanager
+    def _stopping_on_signals(self) -> Iterator[None]:
+        """The first signal asks all runs to save and stop; the second ends them at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.interrupted_by is not None:
+                raise KeyboardInterrupt
+            self.interrupted_by, self._next_look = signal.Signals(number), 0.0
+
+        numbers = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        before: dict[signal.Signals, Callable[..., object] | int | None] = {
+            number: signal.signal(number, handle) for number in numbers if signal.getsignal(number) != signal.SIG_IGN
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def is_complete(info: RunInfo) -> bool:
+    """Whether a run has nothing left to do: it reached its last step, or stopped early by its own rule."""
+    return info.state == "finished" or (info.state == "stopped" and not is_interruption(info.reason))
+
+
+def ask_to_stop(run_dir: Path) -> None:
+    """Ask a run, wherever it is trained, to save and stop at the next step boundary."""
+    with contextlib.suppress(OSError):
+        if run_dir.is_dir():
+            (run_dir / STOP_FILE).touch()

@@ -1,0 +1,186 @@
+"""How the runs of a study are started: as processes of this machine, or elsewhere through the same methods."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_training.experiment.config import TrainConfig, serialize_train_config
+from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
+from rl_training.files import translate_write_errors
+from rl_training.processors import usable_processors
+from rl_training.studies.plan import PlannedRun
+from rl_training.studies.study_folder import StudyFolder
+
+LOGS = "logs"
+TAIL_BYTES = 4096
+
+
+def start_worker(output: int | None = None) -> subprocess.Popen[bytes]:
+    """Start a worker process, which loads its libraries and waits for an order on its standard input.
+
+    It prints to the log that its order names, and until then to standard error, or to `output`.
+    """
+    words = [sys.executable, "-m", "rl_training.studies.worker"]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output or 2, start_new_session=True)
+
+
+def give_order(process: subprocess.Popen[bytes], text: str) -> None:
+    """Tell a worker process what to do; nothing: it ends."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # a process that is already gone is noticed by its exit code
+        process.stdin.write(text.encode())
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run to train: what the worker process is told, and where its output goes."""
+
+    run: PlannedRun
+    text: str
+    log: Path
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a worker process ended."""
+
+    code: int | None
+    """Exit code, negative for a signal; None if it is not known: its node is lost, for example."""
+    text: str
+    """The end in words."""
+
+
+class Handle(Protocol):
+    """A run that was started."""
+
+    @property
+    def where(self) -> str:
+        """The machine on which it runs, as far as it is known; empty: this one."""
+
+    def poll(self) -> Exit | None:
+        """How it ended; None while it has not."""
+
+    def kill(self) -> None:
+        """End its process at once, as far as it can be reached."""
+
+
+class Launcher(Protocol):
+    """Starts runs."""
+
+    threads_per_run: int
+    """PyTorch threads of each run."""
+
+    def capacity(self) -> int:
+        """How many runs may be started now, those that run included."""
+
+    def start(self, order: Order) -> Handle:
+        """Start a run."""
+
+    def close(self) -> None:
+        """Release what the launcher holds."""
+
+
+def make_order(run: PlannedRun, study: StudyFolder) -> Order:
+    """The order to train a run of a study."""
+    log = study.path / LOGS / f"{run.run_dir.name}.log"
+    with translate_write_errors(log.parent):
+        log.parent.mkdir(exist_ok=True)
+    code = {"plugins": list(study.plan.plugins), "callbacks": list(study.plan.callbacks)}
+    values = {"config": worker_values(run.config), "suffix": run.suffix, **code}
+    return Order(run, json.dumps({**values, "log": str(log.absolute())}), log)
+
+
+def worker_values(config: TrainConfig) -> dict[str, Any]:
+    """A configuration as a worker reads it; `read_worker_values` is the inverse.
+
+    Its folder is absolute, since a worker's working directory may be another, and `env_kwargs`, which may hold values
+    that JSON does not have, are YAML.
+    """
+    values = serialize_train_config(config)
+    env_kwargs = dump_yaml(config.env_kwargs) if config.env_kwargs else ""
+    return {**values, "output_dir": str(config.output_dir.absolute()), "env_kwargs": env_kwargs}
+
+
+def read_worker_values(values: dict[str, Any]) -> TrainConfig:
+    """The configuration that a worker was given."""
+    return TrainConfig(**{**values, "env_kwargs": parse_yaml(values["env_kwargs"], "env_kwargs") or {}})
+
+
+def last_words(log: Path) -> str:
+    """The last line of a worker's output, without `error: `; empty if there is none."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+        lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
+        return lines[-1].strip().removeprefix("error: ") if lines else ""
+    return ""
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    with contextlib.suppress(ValueError):
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+    return f"its process ended with exit code {code}"
+
+
+class LocalLauncher:
+    """Starts runs as processes of this machine.
+
+    Each is in a session of its own: Ctrl-C at the terminal reaches the driver alone, which asks all runs to stop.
+    """
+
+    def __init__(self, jobs: int | None = None) -> None:
+        """Start at most `jobs` runs at once (default: as many as there are processors for their threads)."""
+        self.threads_per_run = 1
+        self._jobs = jobs
+        self._waiting: list[subprocess.Popen[bytes]] = []
+
+    def prepare(self, count: int) -> None:
+        """Start up to `count` processes that load their libraries and wait for an order."""
+        self._waiting += [start_worker() for _ in range(min(count, self.capacity()))]
+
+    def capacity(self) -> int:
+        """The number of jobs."""
+        return self._jobs or max(1, usable_processors() // self.threads_per_run)
+
+    def start(self, order: Order) -> LocalHandle:
+        """Start a run in a new process, or in one that waits."""
+        process = self._waiting.pop(0) if self._waiting else start_worker()
+        give_order(process, order.text)
+        return LocalHandle(process)
+
+    def close(self) -> None:
+        """End the processes that still wait for an order."""
+        for process in self._waiting:
+            give_order(process, "")
+        for process in self._waiting:
+            process.wait()
+        self._waiting.clear()
+
+
+@dataclass(frozen=True)
+class LocalHandle:
+    """A process of this machine."""
+
+    process: subprocess.Popen[bytes]
+    where: str = ""
+
+    def poll(self) -> Exit | None:
+        """How it ended; None while it has not."""
+        code = self.process.poll()
+        return None if code is None else Exit(code, describe_exit(code))
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: fenced off by the next attempt
+            self.process.wait(5)

@@ -1,0 +1,187 @@
+"""A study from Python: `Study(base, vary=..., seeds=range(5)).run(jobs=2)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.run_folder import safe_name
+from rl_training.studies.checking import SettingNeeds, SettingsCheck
+from rl_training.studies.driver import Driver
+from rl_training.studies.launchers import Launcher, LocalLauncher
+from rl_training.studies.plan import Plan, PlannedRun, make_plan, read_study_file
+from rl_training.studies.progress import make_listener
+from rl_training.studies.results import StudyResult
+from rl_training.studies.selection import WHOLE, Shard
+from rl_training.studies.study_folder import PLAN_FILE, StudyFolder, open_study, store_plan
+from rl_training.terminal.streams import tell
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where Ray finds its cluster, and what each run takes of it."""
+
+    address: str = "local"
+    cpus_per_run: float = 1.0
+    gpus_per_run: float = 0.0
+    like_nodes: bool = False
+    """Keep each run among nodes of the same kind of processor and the same versions."""
+
+
+class Study:
+    """Many runs: settings that vary, times seeds. Each is an ordinary run in a process of its own.
+
+    `base` is a configuration or a mapping of its keys; `vary` a grid (a mapping of dotted keys to lists) or a list of
+    settings; `seeds` a range, a list, or text such as `0..4`. The study and its runs are in `output_dir/name`. Running
+    it again continues it: what is finished is not trained again.
+    """
+
+    def __init__(
+        self,
+        base: TrainConfig | Mapping[str, Any],
+        *,
+        vary: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+        seeds: Any = 0,
+        name: str | None = None,
+        output_dir: str | Path | None = None,
+        plugins: Sequence[str] = (),
+        callbacks: Sequence[str] = (),
+    ) -> None:
+        if isinstance(base, TrainConfig):
+            values = {key: value for key, value in base.model_dump().items() if key in base.model_fields_set}
+            values.pop("seed", None)
+        else:
+            values = dict(base)
+        parent = Path(output_dir or values.get("output_dir") or "runs")
+        name = name or safe_name(f"{values.get('algo', 'study')}__{values.get('env_id', 'offline')}")
+        self.plan = make_plan(name, [values], vary=vary, seeds=seeds, plugins=plugins, callbacks=callbacks)
+        self.path = parent / name
+        self.plan.runs(self.path)  # validated now
+
+    @classmethod
+    def of_seeds(
+        cls,
+        name: str,
+        base: Mapping[str, Any],
+        seeds: Any,
+        suffix: str,
+        output_dir: Path,
+        plugins: Sequence[str] = (),
+        callbacks: Sequence[str] = (),
+    ) -> Study:
+        """A study with one setting, whose run folders end in `suffix`."""
+        plan = make_plan(name, [base], seeds=seeds, plugins=plugins, callbacks=callbacks, suffix=suffix)
+        return cls._of(plan, output_dir / name)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Study:
+        """The study in a YAML file."""
+        return cls._of(*read_study_file(Path(path)))
+
+    @classmethod
+    def open(cls, path: str | Path) -> Study:
+        """A study that has begun, by its folder."""
+        folder = open_study(Path(path))
+        return cls._of(folder.plan, folder.path)
+
+    @classmethod
+    def _of(cls, plan: Plan, path: Path) -> Study:
+        study = cls.__new__(cls)
+        study.plan, study.path = plan, path
+        plan.runs(path)
+        return study
+
+    def __repr__(self) -> str:
+        return f"<study '{self.path}': {len(self.plan.vary)} settings x {len(self.plan.seeds)} seeds>"
+
+    def runs(self) -> list[PlannedRun]:
+        """All planned runs."""
+        return self.plan.runs(self.path)
+
+    def with_plugins(self, plugins: Sequence[str]) -> Study:
+        """The same study with further code to import."""
+        names = dict.fromkeys([*self.plan.plugins, *plugins])
+        return self._of(replace(self.plan, plugins=tuple(names)), self.path)
+
+    def fork(self, name: str) -> Study:
+        """The same plan under another name, in a folder beside this one."""
+        if safe_name(name) != name:
+            raise ConfigError(f"bad value {name!r} for --fork: use letters, digits and . _ - only")
+        return self._of(replace(self.plan, name=name, threads=()), self.path.parent / name)
+
+    def check(self) -> list[SettingNeeds]:
+        """Check every setting in a process of its own, without training; returns what a run of each needs."""
+        return SettingsCheck(self.runs(), self.plan.plugins).wait()
+
+    def run(
+        self,
+        *,
+        jobs: int | None = None,
+        backend: str = "local",
+        cluster: ClusterOptions | None = None,
+        shard: Shard = WHOLE,
+        extend: bool = False,
+    ) -> StudyResult:
+        """Train what is not finished yet, `jobs` runs at a time (default: as many as processors).
+
+        With `backend="ray"`, runs are started by Ray on the nodes of a cluster. `shard` takes a share of the plan;
+        `extend` adds runs to a study that has begun.
+        """
+        return StudyResult(self.drive(jobs=jobs, backend=backend, cluster=cluster, shard=shard, extend=extend).tasks)
+
+    def drive(
+        self,
+        *,
+        jobs: int | None = None,
+        backend: str = "local",
+        cluster: ClusterOptions | None = None,
+        shard: Shard = WHOLE,
+        extend: bool = False,
+    ) -> Driver:
+        """Train as `run` does; returns the driver, whose `interrupted_by` tells of a signal."""
+        with ExitStack() as stack:
+            launcher = self._launcher(jobs, backend, cluster)
+            stack.enter_context(closing(launcher))
+            folder = self._begin(launcher, extend=extend)
+            runs = shard.of(folder.runs())
+            launcher.threads_per_run = max(folder.plan.threads, default=1)
+            tell(f"study {folder.path}: {len(runs):,} runs{'' if shard == WHOLE else f' (share {shard})'}")
+            listener = make_listener()
+            stack.callback(listener.close)
+            driver = Driver(runs, launcher, listener, folder)
+            driver.run()
+        return driver
+
+    def _begin(self, launcher: Launcher, *, extend: bool) -> StudyFolder:
+        """The study's folder. The settings of a new study, or of new runs, are checked first."""
+        stored = open_study(self.path) if (self.path / PLAN_FILE).is_file() else None
+        if stored is not None and not extend:
+            return store_plan(self.plan, self.path)
+        check = SettingsCheck(self.runs(), self.plan.plugins)
+        if isinstance(launcher, LocalLauncher):
+            launcher.prepare(len(self.runs()))
+        threads = {need.setting: need.num_threads for need in check.wait()}
+        if stored is not None:  # settings that have begun keep their number
+            known = {run.setting: run.config.num_threads for run in stored.runs()}
+            threads |= {setting: int(number) for setting, number in known.items() if number != "auto"}
+        order = dict.fromkeys(run.setting for run in self.runs())
+        plan = replace(self.plan, threads=tuple(threads[setting] for setting in order))
+        return store_plan(plan, self.path, is_extended=extend)
+
+    def _launcher(self, jobs: int | None, backend: str, cluster: ClusterOptions | None) -> Launcher:
+        if jobs is not None and jobs < 1:
+            raise ConfigError(f"bad value {jobs} for jobs: should be at least 1")
+        if backend == "local":
+            if cluster is not None:
+                raise ConfigError("options of a cluster need backend='ray' (--backend ray)")
+            return LocalLauncher(jobs)
+        if backend == "ray":
+            from rl_training.studies.ray_launcher import RayLauncher
+
+            return RayLauncher(cluster or ClusterOptions(), self.path, jobs)
+        raise ConfigError(f"bad value {backend!r} for backend: use local or ray")

@@ -1,0 +1,129 @@
+"""The folder of a study: its frozen plan, `study.yaml`, beside the run folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.experiment.config import load_config_file
+from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
+from rl_training.files import atomic_write, replace_synced, translate_write_errors, write_new
+from rl_training.studies.plan import Plan, PlannedRun, is_extension, plan_differences
+from rl_training.validation import suggest
+
+PLAN_FILE = "study.yaml"
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """A study on disk."""
+
+    path: Path
+    plan: Plan
+
+    @property
+    def name(self) -> str:
+        """Name of the study."""
+        return self.plan.name
+
+    def runs(self) -> list[PlannedRun]:
+        """All planned runs, validated."""
+        return self.plan.runs(self.path)
+
+
+def find_study(name: str, parent: Path = Path("runs")) -> Path:
+    """The folder of a study, given by its path or by its name in `parent`."""
+    for path in (Path(name), parent / name):
+        if (path / PLAN_FILE).is_file():
+            return path
+    known = [path.name for path in list_studies(parent)]
+    raise ConfigError(f"there is no study '{name}' here or in '{parent}'{suggest(name, known)}")
+
+
+def list_studies(parent: Path = Path("runs")) -> list[Path]:
+    """The folders of the studies in `parent`, by name."""
+    return sorted(path.parent for path in parent.glob(f"*/{PLAN_FILE}"))
+
+
+def open_study(path: Path) -> StudyFolder:
+    """Read the stored plan of a study; a file that was edited is refused."""
+    file = path / PLAN_FILE
+    values = load_config_file(file)
+    if not is_unedited(file.read_text(encoding="utf-8")):
+        raise ConfigError(
+            f"'{file}' was edited, and the plan of a study does not change after it began: restore the file, or plan"
+            " another study from a file of your own (`rl-training study run FILE --fork NAME`)"
+        )
+    return StudyFolder(path, Plan.from_values(values))
+
+
+def store_plan(plan: Plan, path: Path, *, is_extended: bool = False) -> StudyFolder:
+    """Begin the study `plan` in the folder `path`, or continue it there.
+
+    A stored plan that differs is refused; with `is_extended` it may gain runs.
+    """
+    if (path / PLAN_FILE).is_file():
+        return _continue(plan, open_study(path), is_extended=is_extended)
+    if path.exists() and any(child for child in path.iterdir() if child.name != PLAN_FILE):
+        raise ConfigError(f"'{path}' exists and is not a study: move it away, or give the study another name")
+    with translate_write_errors(path / PLAN_FILE), _removed_on_failure(path):
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            _create(path / PLAN_FILE, _text(plan))
+        except FileExistsError:  # another process began it at the same moment
+            return _continue(plan, open_study(path), is_extended=is_extended)
+    return StudyFolder(path, plan)
+
+
+def _continue(plan: Plan, stored: StudyFolder, *, is_extended: bool) -> StudyFolder:
+    differences = plan_differences(stored.plan, plan)
+    if not differences:  # the code that it imports may have moved
+        return replace(stored, plan=replace(stored.plan, plugins=plan.plugins, callbacks=plan.callbacks))
+    can_grow = is_extension(stored.plan, plan)
+    if can_grow and is_extended:
+        with translate_write_errors(stored.path / PLAN_FILE):
+            replace_synced(stored.path / PLAN_FILE, _text(plan).encode())
+        return StudyFolder(stored.path, plan)
+    grow = "--extend to add the new runs, or " if can_grow else ""
+    raise ConfigError(
+        f"study '{stored.name}' began with another plan ('{stored.path}'): {'; '.join(differences)}. Give"
+        f" {grow}--fork NAME to begin a new study with this one"
+    )
+
+
+def _create(path: Path, text: str) -> None:
+    """Write a new file, complete from its first moment on; a `FileExistsError` if it exists."""
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    write_new(draft, text.encode())
+    try:
+        try:
+            os.link(draft, path)  # unlike a rename, it does not replace
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links here
+            with atomic_write(path) as temporary:
+                shutil.copyfile(draft, temporary)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    """Remove the folders that the block makes if it fails: nothing is left behind."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    except (OSError, RLTrainingError):
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _text(plan: Plan) -> str:
+    return sign(dump_yaml(plan.values()))

@@ -1,0 +1,117 @@
+"""The process that trains one run of a study, or checks the settings of all: `python -m rl_training.studies.worker`.
+
+It reads its order as JSON from standard input until that ends; no order: it was not needed. What it prints goes to the
+log that its launcher chose. It ends, saved, when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rl_training.errors import ReplacedError, RLTrainingError, RunOwnedError
+
+FAILED, OWNED = 2, 75
+"""Exit codes: the run failed, for the reason in its metadata or in the last line printed; another process owns it."""
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+def main() -> int:
+    """Carry out the order on standard input; returns the exit code."""
+    _end_with_parent()
+    import torch  # noqa: F401  # most of the start-up time: spent while the launcher prepares the order
+
+    text = sys.stdin.read()
+    if not text.strip():
+        return 0
+    order = json.loads(text)
+    _print_to(order.get("log"))
+    for plugin in order.get("plugins", ()):
+        _load(plugin)
+    return check(order) if "check" in order else train(order)
+
+
+def train(order: Mapping[str, Any]) -> int:
+    """Train the run, from its last checkpoint if it has one."""
+    from rl_training.experiment.default_manager import DefaultExperimentManager
+    from rl_training.experiment.ownership import stale_seconds, wait_until_free
+    from rl_training.experiment.run_folder import is_interruption, run_name
+    from rl_training.plugins.user_code import add_working_directory
+    from rl_training.runtime.checks.callback_loading import load_callbacks
+    from rl_training.studies.launchers import read_worker_values
+
+    try:
+        config = read_worker_values(order["config"])
+        for name in (config.env_id or "", *order["callbacks"]):
+            add_working_directory(name)
+        # The process that this one replaces may need a moment to end, or its heartbeat to become stale.
+        wait_until_free(config.output_dir / run_name(config, order["suffix"]), order.get("wait", stale_seconds() + 15))
+        trainer = DefaultExperimentManager().resume_or_start(
+            config, run_suffix=order["suffix"], callbacks=load_callbacks(order["callbacks"]), fall_back=True
+        )
+        result = trainer.train()
+    except (RunOwnedError, ReplacedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return OWNED
+    except RLTrainingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    return 128 + signal.SIGTERM if is_interruption(result.stop_reason) else 0
+
+
+def check(order: Mapping[str, Any]) -> int:
+    """Check every configuration of the order; prints one JSON object for each."""
+    from rl_training.runtime.checks.settings import SettingsChecker
+    from rl_training.studies.launchers import read_worker_values
+
+    checker = SettingsChecker()
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # environments may print
+    for values in order["check"]:
+        try:
+            needs = checker.check(read_worker_values(values))
+            answer: dict[str, Any] = {"num_threads": needs.num_threads, "memory_bytes": needs.memory_bytes}
+        except RLTrainingError as error:
+            answer = {"error": str(error)}
+        except Exception as error:  # an environment may raise anything
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=results, flush=True)
+    checker.close()
+    return 0
+
+
+def _print_to(log: str | None) -> None:
+    """Append all further output to a file."""
+    if log is not None:
+        with open(log, "ab") as file:  # noqa: PTH123
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+
+
+def _load(plugin: str) -> None:
+    from rl_training.plugins.user_code import add_working_directory, load_code
+
+    add_working_directory(plugin)
+    load_code(plugin)
+
+
+def _end_with_parent() -> None:
+    """Ask this process to save and stop as soon as its parent is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
