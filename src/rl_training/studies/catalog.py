@@ -138,8 +138,7 @@ class RunReader:
             return "running"
         recorded = self.metadata.get("status")
         is_last = self.owner is None or self.metadata.get("attempt") == self.owner.attempt
-        ended = {state: state for state in ENDED}.get(str(recorded)) if is_last else None
-        return "dead" if ended is None else ended
+        return next((state for state in ENDED if state == recorded and is_last), "dead")
 
     def _last_score(self) -> float | None:
         returns = last_line(self.run_dir / "evaluations.jsonl").get("returns")

@@ -30,6 +30,12 @@ SECONDS_BETWEEN_LOOKS = 1.0
 """Seconds between two looks at heartbeats, and at runs that other processes train."""
 
 
+NO_PLACE = (
+    "no node of the cluster is like the one that trained it so far: add one, or leave out --like-nodes to resume it"
+    " approximately"
+)
+
+
 class Outcome(Enum):
     """What has become of a run, as far as this driver is concerned."""
 
@@ -163,9 +169,14 @@ class Driver:
         for task in self.tasks:
             if free <= 0:
                 return
-            if task.outcome is Outcome.WAITING and now >= task.not_before:
+            if task.outcome is Outcome.WAITING and now >= task.not_before and self._launcher.can_start(task.run):
                 self._start(task)
                 free -= 1
+        waiting = [task for task in self.tasks if task.outcome is Outcome.WAITING]
+        is_idle = all(task.handle is None for task in self.tasks)
+        if waiting and is_idle and not any(self._launcher.can_start(task.run) for task in waiting):
+            for task in waiting:
+                self._fail(task, Outcome.GIVEN_UP, NO_PLACE)
 
     def _start(self, task: Task) -> None:
         order = make_order(task.run, self._study)

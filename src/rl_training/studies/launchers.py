@@ -16,7 +16,7 @@ from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
 from rl_training.files import translate_write_errors
 from rl_training.processors import usable_processors
 from rl_training.studies.plan import PlannedRun
-from rl_training.studies.study_folder import StudyFolder
+from rl_training.studies.study_folder import PLAN_FILE, StudyFolder
 
 LOGS = "logs"
 TAIL_BYTES = 4096
@@ -59,6 +59,18 @@ class Exit:
     """The end in words."""
 
 
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where Ray finds its cluster, and what each run takes of it."""
+
+    address: str = "local"
+    cpus_per_run: float | None = None
+    """None: as many as the run has threads."""
+    gpus_per_run: float = 0.0
+    like_nodes: bool = False
+    """Keep each run among nodes of the same kind of processor and the same versions."""
+
+
 class Handle(Protocol):
     """A run that was started."""
 
@@ -82,6 +94,9 @@ class Launcher(Protocol):
     def capacity(self) -> int:
         """How many runs may be started now, those that run included."""
 
+    def can_start(self, run: PlannedRun) -> bool:
+        """Whether there is a place where this run may be trained."""
+
     def start(self, order: Order) -> Handle:
         """Start a run."""
 
@@ -96,7 +111,8 @@ def make_order(run: PlannedRun, study: StudyFolder) -> Order:
         log.parent.mkdir(exist_ok=True)
     code = {"plugins": list(study.plan.plugins), "callbacks": list(study.plan.callbacks)}
     values = {"config": worker_values(run.config), "suffix": run.suffix, **code}
-    return Order(run, json.dumps({**values, "log": str(log.absolute())}), log)
+    places = {"study": str((study.path / PLAN_FILE).absolute()), "log": str(log.absolute())}
+    return Order(run, json.dumps({**values, **places}), log)
 
 
 def worker_values(config: TrainConfig) -> dict[str, Any]:
@@ -151,6 +167,10 @@ class LocalLauncher:
     def capacity(self) -> int:
         """The number of jobs."""
         return self._jobs or max(1, usable_processors() // self.threads_per_run)
+
+    def can_start(self, run: PlannedRun) -> bool:
+        """Whether there is a place where this run may be trained: here."""
+        return True
 
     def start(self, order: Order) -> LocalHandle:
         """Start a run in a new process, or in one that waits."""

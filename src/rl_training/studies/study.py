@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,13 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.run_folder import safe_name
 from rl_training.studies.checking import SettingNeeds, SettingsCheck
 from rl_training.studies.driver import Driver
-from rl_training.studies.launchers import Launcher, LocalLauncher
+from rl_training.studies.launchers import ClusterOptions, Launcher, LocalLauncher
 from rl_training.studies.plan import Plan, PlannedRun, make_plan, read_study_file
 from rl_training.studies.progress import make_listener
 from rl_training.studies.results import StudyResult
 from rl_training.studies.selection import WHOLE, Shard
 from rl_training.studies.study_folder import PLAN_FILE, StudyFolder, open_study, store_plan
 from rl_training.terminal.streams import tell
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Where Ray finds its cluster, and what each run takes of it."""
-
-    address: str = "local"
-    cpus_per_run: float = 1.0
-    gpus_per_run: float = 0.0
-    like_nodes: bool = False
-    """Keep each run among nodes of the same kind of processor and the same versions."""
 
 
 class Study:
@@ -183,5 +172,5 @@ class Study:
         if backend == "ray":
             from rl_training.studies.ray_launcher import RayLauncher
 
-            return RayLauncher(cluster or ClusterOptions(), self.path, jobs)
+            return RayLauncher(cluster or ClusterOptions(), self.path.parent, jobs)
         raise ConfigError(f"bad value {backend!r} for backend: use local or ray")

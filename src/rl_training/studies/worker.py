@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -31,6 +32,9 @@ def main() -> int:
     if not text.strip():
         return 0
     order = json.loads(text)
+    if "study" in order and not os.path.isfile(order["study"]):  # noqa: PTH113
+        print(f"error: {socket.gethostname()} does not see '{order['study']}': use a folder that all nodes share")
+        return FAILED
     _print_to(order.get("log"))
     for plugin in order.get("plugins", ()):
         _load(plugin)

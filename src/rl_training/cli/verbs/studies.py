@@ -20,8 +20,9 @@ from rl_training.cli.study_report import plan_lines, report_study, status_lines
 from rl_training.errors import ConfigError, RunExistsError
 
 if TYPE_CHECKING:
+    from rl_training.studies.launchers import ClusterOptions
     from rl_training.studies.selection import Shard
-    from rl_training.studies.study import ClusterOptions, Study
+    from rl_training.studies.study import Study
 
 app = typer.Typer(rich_markup_mode=None)
 StudyName = Annotated[
@@ -181,7 +182,7 @@ def _launching(options: LaunchOptions) -> dict[str, Any]:
 
 
 def _cluster(options: LaunchOptions) -> ClusterOptions | None:
-    from rl_training.studies.study import ClusterOptions
+    from rl_training.studies.launchers import ClusterOptions
 
     names: Sequence[str] = ("address", "cpus_per_run", "gpus_per_run", "like_nodes")
     given = {name: getattr(options, name) for name in names if getattr(options, name) not in (None, False)}

@@ -1,0 +1,270 @@
+"""Starts the runs of a study on the nodes of a Ray cluster (Ray Core); each is the same process as on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import ConfigError, RLTrainingError, install_extra
+from rl_training.files import translate_write_errors
+from rl_training.studies.launchers import ClusterOptions, Exit, Order, describe_exit, give_order, start_worker
+from rl_training.studies.plan import PlannedRun
+
+SECONDS_TO_REACH = 5.0
+SECONDS_TO_PROBE = 120.0
+SECONDS_BETWEEN_LOOKS = 2.0
+SECONDS_BETWEEN_POLLS = 0.1
+
+
+def train_on_node(text: str, folder: str) -> tuple[int, str]:
+    """The Ray task: train one run in a worker process of this node; returns its exit code and the node's host."""
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+    process = start_worker()
+    try:
+        give_order(process, text)
+        # Polled: a blocking wait would hold back the task's cancellation.
+        while (code := process.poll()) is None:
+            time.sleep(SECONDS_BETWEEN_POLLS)
+        return code, socket.gethostname()
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+def probe_node(folder: str, token: str, with_kind: bool) -> dict[str, Any]:
+    """The Ray task that looks at a node: whether it shares the folder, and the machine that exact bits depend on."""
+    own = Path(folder) / token
+    is_shared = (own / "driver").is_file()
+    if is_shared:
+        (own / uuid.uuid4().hex).touch()
+    kind: Mapping[str, str] = {}
+    if with_kind:
+        import torch
+
+        from rl_training.runtime.execution import machine_facts
+
+        kind = machine_facts(torch.device("cpu"))
+    return {"host": socket.gethostname(), "is_shared": is_shared, "kind": dict(kind)}
+
+
+@dataclass
+class RayHandle:
+    """A Ray task that trains a run."""
+
+    ray: Any
+    task: Any
+    node: str | None = None
+    where: str = ""
+
+    def poll(self) -> Exit | None:
+        """How it ended; None while it has not."""
+        try:
+            ready, _ = self.ray.wait([self.task], timeout=0)
+            if not ready:
+                return None
+            code, _ = self.ray.get(self.task)
+            return Exit(code, describe_exit(code))
+        except self.ray.exceptions.RayTaskError as error:
+            return Exit(1, f"its Ray task failed: {str(error).strip().splitlines()[-1]}")
+        except self.ray.exceptions.NodeDiedError:
+            return Exit(None, "its node was lost")
+        except self.ray.exceptions.WorkerCrashedError:
+            return Exit(None, "its Ray worker was killed")
+        except self.ray.exceptions.RayError as error:
+            return Exit(None, f"{type(error).__name__} of Ray")
+
+    def kill(self) -> None:
+        """Cancel the task, as far as Ray reaches it."""
+        with contextlib.suppress(self.ray.exceptions.RayError, ValueError):
+            self.ray.cancel(self.task, force=True)
+
+
+@dataclass
+class RayLauncher:
+    """Starts runs as Ray tasks; Ray chooses the node, unless runs are kept among like nodes."""
+
+    options: ClusterOptions
+    output_dir: Path
+    jobs: int | None = None
+    threads_per_run: int = 1
+    _handles: list[RayHandle] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Join or start the cluster, and check that all nodes share the folder."""
+        self._ray = import_ray()
+        self._is_ours = connect(self._ray, self.options.address)
+        self._kinds: dict[str, Mapping[str, str]] = {}
+        self._next_look, self._alive = 0.0, list[dict[str, Any]]()
+        try:
+            self._probe()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def cpus_per_run(self) -> float:
+        """Processors reserved for a run."""
+        return self.threads_per_run if self.options.cpus_per_run is None else self.options.cpus_per_run
+
+    def capacity(self) -> int:
+        """Runs for which the cluster has room, at most `jobs`; nodes may come and go."""
+        room = self._count_room()
+        return room if self.jobs is None else min(self.jobs, room)
+
+    def can_start(self, run: PlannedRun) -> bool:
+        """Whether a node is there on which the run may be trained."""
+        return not self.options.like_nodes or bool(self._like_nodes(run))
+
+    def start(self, order: Order) -> RayHandle:
+        """Submit a run."""
+        remote = self._ray.remote(max_calls=1, max_retries=0)(train_on_node)
+        options: dict[str, Any] = {"num_cpus": self.cpus_per_run, "num_gpus": self.options.gpus_per_run}
+        node = None
+        if self.options.like_nodes:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            used = Counter(handle.node for handle in self._handles if handle.poll() is None)
+            node = min(self._like_nodes(order.run), key=lambda name: used[name])
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = remote.options(**options, name=order.run.run_dir.name).remote(order.text, str(Path.cwd()))
+        handle = RayHandle(self._ray, task, node)
+        self._handles = [*(known for known in self._handles if known.poll() is None), handle]
+        return handle
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        if self._is_ours:
+            self._ray.shutdown()
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        """The nodes that are alive, asked for every other second."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + SECONDS_BETWEEN_LOOKS
+            self._alive = [node for node in self._ray.nodes() if node["Alive"]]
+        return self._alive
+
+    def _count_room(self) -> int:
+        room = 0
+        for node in self._nodes():
+            resources = node["Resources"]
+            counts = [resources.get("CPU", 0) / self.cpus_per_run] if self.cpus_per_run else []
+            counts += [resources.get("GPU", 0) / self.options.gpus_per_run] if self.options.gpus_per_run else []
+            room += int(min(counts, default=1))
+        return max(1, room)
+
+    def _like_nodes(self, run: PlannedRun) -> list[str]:
+        """The nodes on which a run stays exact: all for a new one."""
+        alive = {node["NodeID"] for node in self._nodes()}
+        if alive - self._kinds.keys():
+            self._probe()
+        saved = machine_of(run.run_dir)
+        return [name for name, kind in self._kinds.items() if name in alive and (saved is None or kind == saved)]
+
+    def _probe(self) -> None:
+        """Look at every node; a `ConfigError` names one that does not share the folder."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        remote = self._ray.remote(max_calls=1, max_retries=0, num_cpus=0)(probe_node)
+        nodes = self._nodes()
+        with shared_token(self.output_dir) as token:
+            arguments = str(self.output_dir.absolute()), token.name, self.options.like_nodes
+            tasks = [
+                remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+                    *arguments
+                )
+                for node in nodes
+            ]
+            try:
+                found = self._ray.get(tasks, timeout=SECONDS_TO_PROBE)
+            except self._ray.exceptions.RayError as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise RLTrainingError(f"a node of the Ray cluster cannot run this package: {reason}") from None
+            apart = [answer["host"] for answer in found if not answer["is_shared"]]
+            # Each node that saw the folder has put a file into it.
+            num_seen = len(list(token.iterdir())) - 1
+        if apart or num_seen < len(nodes):
+            which = f"node {', '.join(sorted(apart))}" if apart else f"{len(nodes) - num_seen} nodes"
+            raise ConfigError(
+                f"'{self.output_dir}' is not the same folder on {which} of the cluster: a run that moves to another"
+                " node needs its checkpoints; use a folder that all nodes share"
+            )
+        self._kinds = {node["NodeID"]: answer["kind"] for node, answer in zip(nodes, found, strict=True)}
+
+
+def import_ray() -> Any:
+    """Ray, imported quietly; a `ConfigError` names our extra if it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise ConfigError(f"--backend ray needs Ray: {install_extra('ray')}") from None
+    return ray
+
+
+def connect(ray: Any, address: str) -> bool:
+    """Join the cluster at `address`, or start one for `local`; returns whether this process has to leave it again."""
+    if ray.is_initialized():
+        return False
+    _check_reachable(address)
+    try:
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"there is no Ray cluster at --address {address}: {reason}") from None
+    return True
+
+
+def _check_reachable(address: str) -> None:
+    if address in ("auto", "local"):
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or "/" in host:
+        raise ConfigError(f"bad value '{address}' for --address: use auto, local or HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), SECONDS_TO_REACH).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"there is no Ray cluster at --address {address}: {error}") from None
+
+
+@contextlib.contextmanager
+def shared_token(folder: Path) -> Iterator[Path]:
+    """A folder in `folder` with a file of this process, for other nodes to find; removed after the block."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    token = folder / f".shared-{uuid.uuid4().hex}"
+    with translate_write_errors(token):
+        token.mkdir(parents=True)
+        (token / "driver").touch()
+    try:
+        yield token
+    finally:
+        shutil.rmtree(token, ignore_errors=True)
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def machine_of(run_dir: Path) -> dict[str, str] | None:
+    """The machine that wrote the last checkpoint of a run, from its manifest; None if there is none."""
+    from rl_training.experiment.checkpoint_folder import CheckpointFolder
+
+    last = CheckpointFolder(run_dir / "checkpoints").last
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if last is not None:
+            found = json.loads((last / "manifest.json").read_text(encoding="utf-8"))["metadata"]["machine"]
+            return dict(found)
+    return None
