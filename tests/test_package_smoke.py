@@ -22,7 +22,7 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 SOURCE = TESTS.parent / "src" / "rl_training"
 README = (TESTS.parent / "README.md").read_text()
 PYPROJECT = (TESTS.parent / "pyproject.toml").read_text()
-LEAVES = {"errors", "exports", "providers", "validation", "files", "memory", "terminal", "plugins"}
+LEAVES = {"errors", "exports", "providers", "processors", "validation", "files", "memory", "terminal", "plugins"}
 """What every room may import: modules and rooms that know nothing of reinforcement learning."""
 MAY_IMPORT = {
     "terminal": set(),
@@ -39,7 +39,13 @@ MAY_IMPORT = {
     "diagnostics": {"spaces", "envs", "replay", "data", "models", "algorithms", "experiment", "evaluation", "runtime"},
 }
 """The rooms from the bottom up, and which rooms each may import."""
-ABOVE = {"views": ("diagnostics",), "api": (), "testing": (), "cli": ("diagnostics", "views", "api")}
+ABOVE = {
+    "studies": (),
+    "views": ("studies", "diagnostics"),
+    "api": (),
+    "testing": (),
+    "cli": ("studies", "diagnostics", "views", "api"),
+}
 for _room, _others in ABOVE.items():
     MAY_IMPORT[_room] = {*MAY_IMPORT["runtime"], "runtime", *_others}
 

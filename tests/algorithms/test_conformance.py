@@ -41,7 +41,7 @@ def test_a_run_leaves_everything_a_run_should(algo: str, tmp_path: Path) -> None
     assert all(np.isfinite(value) for value in result.metrics.values())
     names = {path.name for path in result.run_dir.iterdir()}
     lines = {"metrics.jsonl", "evaluations.jsonl", "run.log"}
-    assert names == {"config.yaml", "metadata.json", "tensorboard", "checkpoints"} | lines
+    assert names == {"config.yaml", "metadata.json", "tensorboard", "checkpoints", "owner"} | lines
     metadata = json.loads((result.run_dir / "metadata.json").read_text())
     assert metadata["status"] == "finished"
     assert metadata["versions"]["torch"] == torch.__version__

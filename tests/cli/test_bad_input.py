@@ -443,7 +443,8 @@ class TestOutput:
         assert "x.abc" in refuse("plot", "run", "--out", "x.abc")
 
     def test_picture_of_what_is_no_run(self, refuse: Refuse) -> None:
-        assert refuse("plot", "nowhere") == "'nowhere' is not a run folder: it has no metrics.jsonl"
+        assert refuse("plot", "nowhere").startswith("'nowhere' does not exist (looked from ")
+        assert refuse("plot", ".") == "'.' is not a run folder: it has no metrics.jsonl"
 
 
 def edit_manifest(**changes: Any) -> Callable[[Path], None]:
@@ -504,7 +505,10 @@ class TestCheckpoint:
     @pytest.mark.parametrize("command", ["eval", "resume"])
     def test_missing(self, refuse: Refuse, tmp_path: Path, command: str) -> None:
         message = refuse(command, "--checkpoint", "nowhere")
-        assert message == f"'nowhere' does not exist (looked from {tmp_path})"
+        assert message == (
+            f"'nowhere' does not exist (looked from {tmp_path}), and no run folder in 'runs' has a name that begins so:"
+            " `rl-training runs` lists the runs"
+        )
 
     @pytest.mark.parametrize("command", ["eval", "resume"])
     def test_that_is_something_else(self, refuse: Refuse, tmp_path: Path, command: str) -> None:

@@ -264,6 +264,7 @@ class TestTrain:
             "evaluations.jsonl",
             "metadata.json",
             "metrics.jsonl",
+            "owner",
             "run.log",
             "tensorboard",
         }

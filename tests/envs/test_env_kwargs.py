@@ -21,8 +21,8 @@ from rl_training import TrainConfig
 from rl_training.cli import main
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.config import load_config_file, parse_overrides, resolve_config
 from rl_training.experiment.codec.storable_values import storable_copy
+from rl_training.experiment.config import load_config_file, parse_overrides, resolve_config
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import create_training_run, serialize_train_config

@@ -19,8 +19,9 @@ from gymnasium.spaces import Box, Discrete
 from run_tools import StopAt, assert_identical, assert_same_end
 
 from rl_training.errors import CheckpointError, RLTrainingError
-from rl_training.experiment import checkpoint_sections, checkpointing, tree_packing
+from rl_training.experiment import checkpointing
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, save_checkpoint
+from rl_training.experiment.codec import checkpoint_sections, tree_packing
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 

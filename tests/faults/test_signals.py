@@ -90,12 +90,12 @@ def interrupt(config: TrainConfig, folder: Path, kind: str, count: int, signal: 
         ("sync", "collect", 19, "SIGINT"),
         ("sync", "update", 5, "SIGTERM"),
         ("sync", "eval", 3, "SIGINT"),
-        ("sync", "file", 20, "SIGTERM"),
+        ("sync", "file", 44, "SIGTERM"),
         ("sync", "collect", 9, "SIGHUP"),
         ("async", "collect", 19, "SIGTERM"),
         ("async", "update", 5, "SIGINT"),
         ("async", "eval", 3, "SIGTERM"),
-        ("async", "file", 20, "SIGINT"),
+        ("async", "file", 44, "SIGINT"),
     ],
 )
 def test_a_signal_saves_the_run_and_the_printed_command_goes_on(
@@ -155,7 +155,7 @@ def test_a_signal_leaves_the_closing_evaluation_and_resume_makes_it(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("backend", "kind", "count"),
-    [("sync", "collect", 19), ("sync", "eval", 3), ("sync", "file", 42), ("async", "collect", 19)],
+    [("sync", "collect", 19), ("sync", "eval", 3), ("sync", "file", 66), ("async", "collect", 19)],
 )
 def test_a_second_ctrl_c_leaves_at_once_and_loses_no_checkpoint(
     backend: str, kind: str, count: int, tmp_path: Path

@@ -14,7 +14,9 @@ from rl_training.cli.completion import complete_run, complete_words
 from rl_training.terminal.streams import quieted
 
 NUMBER = "NUMBER"
-RUN_HELP = "A run: its folder or a checkpoint in it, the unique beginning of its name, or @last."
+RUN_HELP = (
+    "A run: its folder or a checkpoint in it, the beginning of its name, or @last. Needed unless --checkpoint is given."
+)
 
 
 def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:

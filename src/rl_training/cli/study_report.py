@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 INTERVAL = "95 % interval of Student's t over runs"
 
 
-def report_study(path: Path, driver: Driver, *, as_json: bool) -> None:
-    """Print every run's score, the means and the picture; exit codes: 1 if runs failed, 128 + signal if interrupted."""
+def report_study(path: Path, driver: Driver, words: Sequence[str] = (), *, as_json: bool) -> None:
+    """Print every run's score, the means and the picture; `words` are the options of the command that continues.
+
+    Exits with 1 if runs failed, with 128 + signal number if a signal stopped the study.
+    """
     from rl_training.studies.driver import Outcome
     from rl_training.studies.results import results_by_setting
 
@@ -54,11 +57,11 @@ def report_study(path: Path, driver: Driver, *, as_json: bool) -> None:
         "picture": picture,
     }
     show(values, lines, as_json)
-    _leave(path, driver, num_failed=len(failed))
+    _leave(driver, program_command("study", "run", str(path), *words), num_failed=len(failed))
 
 
-def _leave(path: Path, driver: Driver, *, num_failed: int) -> None:
-    command = "\n".join(f"  {line}" for line in wrap_command(program_command("study", "run", str(path)), 2))
+def _leave(driver: Driver, command: str, *, num_failed: int) -> None:
+    command = "\n".join(f"  {line}" for line in wrap_command(command, 2))
     if driver.interrupted_by is not None:
         say(f"stopped, all runs saved; to continue:\n{command}")
         raise typer.Exit(128 + driver.interrupted_by)

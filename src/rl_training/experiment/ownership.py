@@ -19,6 +19,7 @@ import shutil
 import socket
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
@@ -40,7 +41,7 @@ SECONDS_BETWEEN_LOOKS = 0.2
 WINDOW_SECONDS = 20.0
 """Steps per second are measured over the last this many seconds."""
 MAX_BYTES = 1 << 16
-OWNER_FILE = re.compile(r"([0-9]{1,9})\.json")
+OWNER_FILE = re.compile(r"([0-9]{1,9})(\.ended)?\.json")
 ENDED_STATES = "ZX"
 SUSPENDED_STATES = "Tt"
 
@@ -57,8 +58,8 @@ class Owner:
     started: str = ""
     """When the process started, in the kernel's clock: a process id can be used again."""
     since: str = "an unknown time"
-    ended: str | None = None
-    """When it released the run; None: it has not."""
+    has_ended: bool = False
+    """Whether it has released the run."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since} (attempt {self.attempt})"
@@ -66,7 +67,7 @@ class Owner:
     @property
     def is_gone(self) -> bool:
         """Whether it has released the run, or is a process of this machine that does not exist any more."""
-        return self.ended is not None or self.state in ("", *ENDED_STATES)
+        return self.has_ended or self.state in ("", *ENDED_STATES)
 
     @property
     def state(self) -> str | None:
@@ -86,18 +87,17 @@ def stale_seconds() -> float:
 
 def read_owner(run_dir: Path) -> Owner | None:
     """The newest owner of a run folder; None if it never had one."""
-    attempt = max(_attempts(run_dir / OWNER_FOLDER), default=None)
-    if attempt is None:
+    files = _owner_files(run_dir / OWNER_FOLDER)
+    if not files:
         return None
+    attempt = max(files)
     values: Any = None
     with contextlib.suppress(CheckpointError, ValueError, RecursionError):  # being written, or damaged
-        values = json.loads(read_limited(_owner_file(run_dir, attempt), MAX_BYTES))
-    known = {field.name: field.type for field in dataclasses.fields(Owner)} if isinstance(values, dict) else {}
-    types: dict[str, type] = {"pid": int}
-    found = {
-        name: values[name] for name in known if name != "attempt" and isinstance(values.get(name), types.get(name, str))
-    }
-    return Owner(attempt, **found)
+        values = json.loads(read_limited(files[attempt], MAX_BYTES))
+    types = {"host": str, "pid": int, "machine": str, "started": str, "since": str}
+    known = values if isinstance(values, dict) else {}
+    found: dict[str, Any] = {name: known[name] for name, kind in types.items() if isinstance(known.get(name), kind)}
+    return Owner(attempt, **found, has_ended=".ended" in files[attempt].name)
 
 
 def is_alive(run_dir: Path, owner: Owner | None, now: float | None = None) -> bool:
@@ -157,6 +157,7 @@ class Lease:
         self.workspace = _workspace(run_dir, attempt)
         """Folder in which this attempt prepares its files."""
         self.is_lost = False
+        self.is_released = False
         self.read_progress: Callable[[], Mapping[str, Any]] = dict
         """Step and total of the run, for the heartbeat."""
         self.on_request: Callable[[str], None] = lambda reason: None
@@ -172,7 +173,7 @@ class Lease:
 
     def check(self) -> None:
         """Raise a `ReplacedError` if another process owns the run now."""
-        newest = max(_attempts(self.run_dir / OWNER_FOLDER), default=self.attempt)
+        newest = max(_owner_files(self.run_dir / OWNER_FOLDER), default=self.attempt)
         if self.is_lost or newest > self.attempt or not self.workspace.is_dir():
             self.is_lost = True
             owner = read_owner(self.run_dir)
@@ -207,15 +208,15 @@ class Lease:
 
     def release(self) -> None:
         """End the heartbeat and record that the run has no owner; never fails."""
+        self.is_released = True
         self._is_over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
         with contextlib.suppress(OSError):
-            if not self.is_lost:
-                values = dataclasses.asdict(_this_owner(self.attempt)) | {"ended": _now()}
-                draft = self.workspace / "ended"
-                write_new(draft, json.dumps(values).encode())
-                draft.replace(_owner_file(self.run_dir, self.attempt))
+            # A rename needs no space on a full disk, and fails if another process owns the run.
+            path = _owner_file(self.run_dir, self.attempt)
+            path.rename(path.with_suffix(".ended.json"))
+        with contextlib.suppress(OSError):
             remove(self.workspace)
 
     def _beat_until_over(self) -> None:
@@ -249,13 +250,17 @@ def acquire(run_dir: Path) -> Lease:
             if before is not None and is_alive(run_dir, before, _file_time(folder)):
                 raise RunOwnedError(run_dir, before)
             attempt = 1 if before is None else before.attempt + 1
+            path = _owner_file(run_dir, attempt)
             try:
-                write_new(_owner_file(run_dir, attempt), json.dumps(dataclasses.asdict(_this_owner(attempt))).encode())
+                write_new(path, json.dumps(dataclasses.asdict(_this_owner(attempt))).encode())
             except FileExistsError:
                 continue  # another process was faster: look at it
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
             lease = Lease(run_dir, attempt)
             lease.workspace.mkdir()
-            if max(_attempts(folder)) == attempt:
+            if max(_owner_files(folder)) == attempt:
                 break
             remove(lease.workspace)  # suspended between the two, and replaced
         _fence(run_dir, lease, before)
@@ -266,12 +271,10 @@ def acquire(run_dir: Path) -> Lease:
 def _fence(run_dir: Path, lease: Lease, before: Owner | None) -> None:
     """Remove the folders of earlier attempts, and give the run copies of the files that they may still hold open."""
     for path in (run_dir / OWNER_FOLDER).iterdir():
-        name = path.name.removesuffix(".json")
+        name = path.name.partition(".")[0]
         if name.isdigit() and int(name) < lease.attempt:
-            if path.is_dir() and not path.is_symlink():
-                # Renamed first: a half-removed folder could still complete a rename.
-                path = path.rename(lease.workspace / f"replaced-{name}")
-            remove(path)
+            # Renamed first: from a half-removed folder, a file could still be renamed to its place.
+            remove(path.rename(lease.workspace / f"replaced-{path.name}"))
     if before is not None and not before.is_gone:
         for path in [run_dir / "run.log", *(run_dir / "tensorboard").glob("events*")]:
             if path.is_file() and not path.is_symlink():
@@ -281,10 +284,11 @@ def _fence(run_dir: Path, lease: Lease, before: Owner | None) -> None:
     (run_dir / STOP_FILE).unlink(missing_ok=True)
 
 
-def _attempts(folder: Path) -> list[int]:
+def _owner_files(folder: Path) -> dict[int, Path]:
+    """The files that name owners, by attempt."""
     with contextlib.suppress(OSError):
-        return [int(match[1]) for path in folder.iterdir() if (match := OWNER_FILE.fullmatch(path.name))]
-    return []
+        return {int(match[1]): path for path in folder.iterdir() if (match := OWNER_FILE.fullmatch(path.name))}
+    return {}
 
 
 def _owner_file(run_dir: Path, attempt: int) -> Path:
@@ -297,7 +301,7 @@ def _workspace(run_dir: Path, attempt: int) -> Path:
 
 def _file_time(folder: Path) -> float:
     """The current time on the clock that dates files in `folder`, which may be another machine's."""
-    probe = folder / f".clock-{socket.gethostname()}-{os.getpid()}"
+    probe = folder / f".clock-{uuid.uuid4().hex}"
     try:
         probe.touch()
         return probe.stat().st_mtime

@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError, RunOwnedError
 from rl_training.experiment.checkpoint_folder import list_checkpoints
 from rl_training.experiment.config import TrainConfig, load_config_file, serialize_train_config
 from rl_training.experiment.ownership import OWNER_FOLDER, REPLACED, STOP_FILE, STOP_REQUEST, Lease, acquire
@@ -51,8 +51,8 @@ class TrainingRun:
 
     @property
     def workspace(self) -> Path | None:
-        """Folder in which files are prepared, if this process owns the run."""
-        return None if self.lease is None else self.lease.workspace
+        """Folder in which files are prepared, while this process owns the run."""
+        return None if self.lease is None or self.lease.is_released else self.lease.workspace
 
     def owned(self) -> TrainingRun:
         """The same folder with the right to write it; a `RunOwnedError` if a live process has it."""
@@ -81,7 +81,7 @@ class TrainingRun:
 
     def refuse_links(self) -> None:
         """Refuse links in place of files that a resumed run writes: in an untrusted folder they may lead anywhere."""
-        for name in RUN_FILES:
+        for name in RUN_FILES - {"metadata.json"}:  # which is replaced, whatever it is
             path = self.run_dir / name
             is_expected = path.is_file() if path.suffix or name == STOP_FILE else path.is_dir()
             if path.is_symlink() or (path.exists() and not is_expected):
@@ -103,8 +103,8 @@ class TrainingRun:
 
     def read_pointer(self) -> bytes | None:
         """Content of the file that names the last checkpoint; None if there is none."""
-        with contextlib.suppress(OSError):
-            return (self.checkpoints_dir / "last").read_bytes()
+        with contextlib.suppress(CheckpointError):
+            return read_limited(self.checkpoints_dir / "last", MAX_METADATA_BYTES)
         return None
 
     def update_metadata(self, **values: Any) -> None:
@@ -182,8 +182,13 @@ def create_training_run(
     first checkpoint is used again.
     """
     check_suffix(run_suffix)
-    folder = _make_new_folder(config, run_suffix, is_restart=is_restart)
-    run = TrainingRun(folder).owned()
+    folder, is_new = _make_new_folder(config, run_suffix, is_restart=is_restart)
+    try:
+        run = TrainingRun(folder).owned()
+    except BaseException as error:
+        if is_new and not isinstance(error, RunOwnedError):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     if has_checkpoint(folder):
         run.close()
         raise RunExistsError(f"run '{folder}' was started by another process meanwhile: repeat the command")
@@ -251,7 +256,8 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
 
 
-def _make_new_folder(config: TrainConfig, suffix: str | None, *, is_restart: bool) -> Path:
+def _make_new_folder(config: TrainConfig, suffix: str | None, *, is_restart: bool) -> tuple[Path, bool]:
+    """The run's folder, and whether it was made here."""
     parent = config.output_dir
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     stamps = itertools.chain([stamp], (f"{stamp}-{number}" for number in itertools.count(1)))
@@ -259,13 +265,13 @@ def _make_new_folder(config: TrainConfig, suffix: str | None, *, is_restart: boo
         folder = parent / run_name(config, ending)
         try:
             folder.mkdir(parents=True)
-            return folder
+            return folder, True
         except FileExistsError:
             if not parent.is_dir():
                 raise RLTrainingError(f"output folder '{parent}' is not a folder") from None
             if is_restart and folder.is_dir() and not folder.is_symlink():
                 refuse_other_files(folder)
-                return folder
+                return folder, False
         except OSError as error:
             raise RLTrainingError(f"cannot create run folder '{folder}': {error.strerror}") from None
     raise RunExistsError(f"run folder '{folder}' exists already: choose another suffix")

@@ -13,11 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_training.errors import ConfigError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
 from rl_training.experiment.config import load_config_file
 from rl_training.experiment.ownership import Owner, is_alive, read_heartbeat, read_owner
 from rl_training.experiment.run_folder import TrainingRun
+from rl_training.files import open_regular
 
 State = Literal["running", "finished", "stopped", "failed", "dead"]
 STATES: tuple[State, ...] = ("running", "finished", "stopped", "failed", "dead")
@@ -240,8 +241,8 @@ def find_run(name: str, folder: Path = Path("runs")) -> Path:
         return matches[0]
     if not matches:
         raise ConfigError(
-            f"'{name}' is neither a path nor the beginning of a run folder's name in '{where}' (looked from"
-            f" {Path.cwd()}): `rl-training runs` lists the runs"
+            f"'{name}' does not exist (looked from {Path.cwd()}), and no run folder in '{where}' has a name that begins"
+            " so: `rl-training runs` lists the runs"
         )
     listed = ", ".join(path.name for path in matches[:4]) + (", …" if len(matches) > 4 else "")
     raise ConfigError(f"'{name}' is the beginning of {len(matches):,} run folders' names in '{where}': {listed}")
@@ -264,7 +265,7 @@ def _created_at(run_dir: Path) -> tuple[str, float]:
 
 def last_line(path: Path) -> dict[str, Any]:
     """The last complete line of a JSON Lines file; empty if there is none."""
-    with contextlib.suppress(OSError, ValueError, RecursionError), path.open("rb") as file:
+    with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError), open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         for length in (min(size, TAIL_BYTES), size):
             file.seek(size - length)

@@ -41,8 +41,9 @@ class RunRecord:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, as far as they can be read."""
         lines: list[dict[str, Any]] = []
+        path = self.run_dir / "metrics.jsonl"
         with contextlib.suppress(OSError, RLTrainingError):
-            lines.extend(read_metrics(self.run_dir / "metrics.jsonl"))
+            lines.extend(read_metrics(path) if path.is_file() else ())
         return lines
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:

@@ -50,7 +50,7 @@ OtherRun = Annotated[Path, typer.Argument(metavar="OTHER", autocompletion=comple
 
 @app.callback()
 def _runs() -> None:
-    """List runs by their folders; show one; compare the settings of two."""
+    """List runs, show one, or compare the settings of two."""
 
 
 @app.command(LIST, cls=StrictCommand)
@@ -82,7 +82,7 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
     reader = RunReader(folder)
     info = reader.info()
     metadata = TrainingRun(folder).metadata()
-    ended = "" if info.owner is None or info.owner.ended is None else f", ended {info.owner.ended}"
+    ended = ", which has ended" if info.owner is not None and info.owner.is_gone else ""
     facts = {
         "state": info.state if info.reason is None else f"{info.state}: {info.reason}",
         "owner": "never had one" if info.owner is None else f"{info.owner}{ended}",

@@ -18,6 +18,7 @@ from rl_training.cli.output import say, show
 from rl_training.cli.parsing import StrictCommand, expand_groups
 from rl_training.cli.study_report import plan_lines, report_study, status_lines
 from rl_training.errors import ConfigError, RunExistsError
+from rl_training.terminal.streams import results_alone
 
 if TYPE_CHECKING:
     from rl_training.studies.launchers import ClusterOptions
@@ -81,8 +82,9 @@ def run(study: StudyName, options: StudyOptions) -> None:
         values, lines = plan_lines(found, shard)
         show(values, lines, options.as_json)
         return
-    driver = found.drive(**_launching(options), shard=shard, extend=options.extend)
-    report_study(found.path, driver, as_json=options.as_json)
+    with results_alone():  # Ray prints to standard output
+        driver = found.drive(**_launching(options), shard=shard, extend=options.extend)
+    report_study(found.path, driver, [*_launch_words(options), *_shard_words(options)], as_json=options.as_json)
 
 
 app.command("run", cls=StrictCommand)(expand_groups(run))
@@ -123,9 +125,11 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
         raise RunExistsError(
             f"study '{study.path}' exists already: choose another --run-suffix, or add --resume-or-start to continue it"
         )
-    say(f"to continue after a stop: {program_command('study', 'run', str(study.path))}")
-    driver = study.drive(**_launching(many))
-    report_study(study.path, driver, as_json=options.as_json)
+    words = _launch_words(many)
+    say(f"to continue after a stop: {program_command('study', 'run', str(study.path), *words)}")
+    with results_alone():  # Ray prints to standard output
+        driver = study.drive(**_launching(many))
+    report_study(study.path, driver, words, as_json=options.as_json)
 
 
 def refuse_without_seeds(many: SeedOptions) -> None:
@@ -179,6 +183,20 @@ def _shard(text: str | None) -> Shard:
 def _launching(options: LaunchOptions) -> dict[str, Any]:
     """The keyword arguments of `Study.drive` that say where runs are trained."""
     return {"jobs": options.jobs, "backend": options.backend, "cluster": _cluster(options)}
+
+
+def _launch_words(options: LaunchOptions) -> list[str]:
+    """The same options as words of a command."""
+    words = []
+    for field in dataclasses.fields(LaunchOptions):
+        value = getattr(options, field.name)
+        if value != field.default:
+            words += ["--" + field.name.replace("_", "-"), *([] if value is True else [str(value)])]
+    return words
+
+
+def _shard_words(options: StudyOptions) -> list[str]:
+    return [] if options.shard is None else ["--shard", options.shard]
 
 
 def _cluster(options: LaunchOptions) -> ClusterOptions | None:
