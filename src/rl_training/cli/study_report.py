@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rl_training.studies.study import Study
     from rl_training.studies.study_folder import StudyFolder
 
+SHORTEST_NAME = 24
 INTERVAL = "95 % interval of Student's t over runs"
 
 
@@ -145,7 +146,7 @@ def plan_lines(study: Study, shard: Shard) -> tuple[dict[str, Any], list[str]]:
     for setting, members in groups.items():
         seconds = _expected_seconds(members[0], known)
         need = needs[setting]
-        time = "not known yet" if seconds is None else format_seconds(seconds)
+        time = "?" if seconds is None else format_seconds(seconds)
         memory = f"{need.memory_bytes / 1e9:.1f} GB"
         steps = f"{members[0].config.total_timesteps:,}"
         rows.append((setting or "(one setting)", str(len(members)), steps, str(need.num_threads), memory, time))
@@ -160,7 +161,7 @@ def plan_lines(study: Study, shard: Shard) -> tuple[dict[str, Any], list[str]]:
         )
     lines = [f"study {study.path}: {len(runs):,} runs, none started by this command", *table_lines(rows)]
     lines.append("memory: estimate for the process of one run, without its environments and a dataset")
-    lines.append("time: from the speed of earlier runs of the same algorithm, environment and num_envs")
+    lines.append("time: from the speed of earlier runs of the same algorithm and environment; ?: there are none")
     lines += [str(run.run_dir) for run in runs]
     return {"study_dir": str(study.path), "num_runs": len(runs), "settings": settings}, lines
 
@@ -179,6 +180,18 @@ def _expected_seconds(run: PlannedRun, known: Sequence[RunInfo]) -> float | None
 def _planned_values(run: PlannedRun, info: RunInfo | None) -> dict[str, Any]:
     values = {"run_dir": str(run.run_dir), "state": "planned", "seed": run.config.seed}
     return {**(values if info is None else info.as_dict()), "setting": run.setting}
+
+
+def fit_first_column(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """The rows with the first column shortened in its middle, so that `table_lines` gives lines of `width` columns."""
+    others = sum(max(len(row[column]) for row in rows) + 2 for column in range(1, len(rows[0])))
+    room = max(SHORTEST_NAME, width - others)
+
+    def shorten(text: str) -> str:
+        half = (room - 1) // 2
+        return text if len(text) <= room else f"{text[: room - 1 - half]}…{text[-half:]}"
+
+    return [(shorten(row[0]), *row[1:]) for row in rows]
 
 
 def table_lines(rows: Sequence[Sequence[str]], num_left_aligned: int = 1) -> list[str]:

@@ -90,8 +90,8 @@ def progress_cells(info: RunInfo | None) -> tuple[str, str, str, str]:
 def state_text(task: Task) -> str:
     """What a run is doing."""
     if task.outcome is Outcome.ACTIVE:
-        is_running = task.info is not None and task.info.state == "running"
-        return "running" if is_running else "starting"
+        state = None if task.info is None else task.info.state
+        return "running" if state == "running" else "ending" if state == "finished" else "starting"
     if task.outcome is Outcome.DONE:
         is_approximate = task.info is not None and task.info.exactness == "approximate"
         return "finished (approximate)" if is_approximate else "finished"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +17,11 @@ from rl_training.cli.completion import complete_run
 from rl_training.cli.options import AsJson
 from rl_training.cli.output import show
 from rl_training.cli.parsing import StrictCommand
-from rl_training.cli.study_report import table_lines
+from rl_training.cli.study_report import fit_first_column, table_lines
 from rl_training.errors import ConfigError
+from rl_training.terminal.streams import is_terminal
 
 LIST = "list"
-NAME_WIDTH = 46
 
 
 class RunsGroup(TyperGroup):
@@ -66,8 +68,9 @@ def list_all(words: Filters = None, as_json: AsJson = False) -> None:
         share = "-" if info.share is None else f"{info.share:.0%}"
         scores = ["-" if score is None else f"{score:.1f}" for score in (info.last_eval, info.best_eval)]
         rate = "-" if info.rate is None else f"{info.rate:,.0f}"
-        name = info.name if len(info.name) <= NAME_WIDTH else f"{info.name[: NAME_WIDTH - 1]}…"
-        rows.append((name, info.state, share, *scores, rate, format_age(info.age_seconds)))
+        rows.append((info.name, info.state, share, *scores, rate, format_age(info.age_seconds)))
+    if is_terminal(sys.stdout):
+        rows = fit_first_column(rows, shutil.get_terminal_size().columns)
     lines = table_lines(rows, num_left_aligned=2) if infos else [f"there is no such run in '{folder}'"]
     show([info.as_dict() for info in infos], lines, as_json)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli.command_lines import program_command
+from rl_training.cli.command_lines import program_command, wrap_command
 from rl_training.cli.config_sources import resolve
 from rl_training.cli.options import AsJson, LaunchOptions, Plugins, Quiet, SeedOptions, TrainOptions
 from rl_training.cli.output import say, show
@@ -126,7 +126,8 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
             f"study '{study.path}' exists already: choose another --run-suffix, or add --resume-or-start to continue it"
         )
     words = _launch_words(many)
-    say(f"to continue after a stop: {program_command('study', 'run', str(study.path), *words)}")
+    command = wrap_command(program_command("study", "run", str(study.path), *words), 2)
+    say("\n".join(["to continue after a stop:", *(f"  {line}" for line in command)]))
     with results_alone():  # Ray prints to standard output
         driver = study.drive(**_launching(many))
     report_study(study.path, driver, words, as_json=options.as_json)
