@@ -153,14 +153,17 @@ TRIALS = (
 class Measured:
     """What the driver of a study reported."""
 
-    study_dir: Path
+    folder: Path
+    """Working directory of the driver."""
     lines: list[tuple[float, str]]
     """What it printed, and when."""
     runs: list[dict[str, Any]]
+    seconds_per_node: float
+    """Time to add a node to the cluster."""
 
     def times(self, word: str) -> dict[str, float]:
         """When each run was last said to be `word`, by its label."""
-        parts = ((seconds, line.rpartition(": ")) for seconds, line in self.lines)
+        parts = ((seconds, line.partition(": ")) for seconds, line in self.lines)
         return {label: seconds for seconds, (label, _, text) in parts if text.startswith(word)}
 
     @property
@@ -176,7 +179,7 @@ class Measured:
 
 def is_start(line: str) -> bool:
     """Whether the driver says that it started a run."""
-    return line.rpartition(": ")[2].startswith("started")
+    return line.partition(": ")[2].startswith("started")
 
 
 def write_study(folder: Path, num_runs: int, intervals: Sequence[int]) -> None:
@@ -245,7 +248,7 @@ def measure(
             raise SystemExit("a trial failed:\n" + "\n".join(line for _, line in lines))
     text = (folder / "output").read_text()
     result = json.loads(text[text.index('{"study_dir"') :])  # Ray may print before it
-    return Measured(folder / result["study_dir"], lines, result["runs"])
+    return Measured(folder, lines, result["runs"], cluster.seconds_per_node)
 
 
 def calibrate(measured: Measured) -> Campaign:
@@ -253,7 +256,7 @@ def calibrate(measured: Measured) -> Campaign:
     started, finished = measured.times("started"), measured.times("finished")
     startups, delays, seconds, counts = [], [], [], []
     for run in measured.runs:
-        folder = measured.study_dir.parent.parent / run["run_dir"]
+        folder = measured.folder / run["run_dir"]
         label = f"{run['setting']} seed {run['seed']}"
         owned = (folder / "owner" / "1.ended.json").stat().st_mtime
         seconds.append(json.loads((folder / "metadata.json").read_text())["seconds"])
@@ -272,3 +275,80 @@ def calibrate(measured: Measured) -> Campaign:
         checkpoint_seconds=cost,
         scheduling_seconds=statistics.mean(delays),
     )
+
+
+@contextlib.contextmanager
+def ray_home() -> Iterator[Path]:
+    """A folder, of a short name, for the files and the token of Ray; it has to exist before Ray is imported."""
+    folder = Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
+    (folder / ".ray").mkdir()
+    (folder / ".ray" / "auth_token").write_text("a" * 64)
+    os.environ |= {"HOME": str(folder), "RAY_TMPDIR": str(folder), "RAY_AUTH_MODE": "token"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def print_trials() -> None:
+    """Calibrate the model, then predict and measure each trial."""
+    with ray_home() as folder:
+        calibration = measure(folder / "calibration", 2, intervals=(CHECKPOINT_STEPS, FREQUENT_CHECKPOINT_STEPS))
+        costs = calibrate(calibration)
+        print_costs(costs)
+        rows = [("trial", "runs", "disturbed at", "predicted s", "measured s", "ratio", "attempts")]
+        for number, trial in enumerate(TRIALS):
+            planned = trial.schedule(costs)
+            seconds, num_attempts = planned.predict(costs, calibration.seconds_per_node)
+            measured = measure(folder / str(number), trial.num_runs, planned)
+            ratio = measured.makespan_seconds / seconds
+            rows.append(
+                (
+                    trial.name,
+                    str(trial.num_runs),
+                    f"{planned.failure.seconds:.1f}" if planned.failure else "-",
+                    f"{seconds:.1f}",
+                    f"{measured.makespan_seconds:.1f}",
+                    f"{ratio:.2f}{'' if abs(ratio - 1) <= WITHIN else ' (off)'}",
+                    f"{measured.num_attempts} of {num_attempts}",
+                )
+            )
+            print(f"{trial.name}: {seconds:.1f} s predicted, {measured.makespan_seconds:.1f} s measured", flush=True)
+            for moment, line in measured.lines:
+                print(f"    {moment - measured.lines[0][0]:6.2f}  {line}", flush=True)
+    print()
+    print_table(rows)
+
+
+def print_costs(costs: Campaign) -> None:
+    """Print what was calibrated."""
+    texts = {
+        "start-up": costs.startup_seconds,
+        "training": costs.work_seconds,
+        "checkpoint": costs.checkpoint_seconds,
+        "driver": costs.scheduling_seconds,
+    }
+    print("calibrated:", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in texts.items()), flush=True)
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, their children, and so on."""
+    children: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children += map(int, path.read_text().split())
+    return [found for child in children for found in (child, *descendants(child))]
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process; empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, unless it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.errors import ConfigError
@@ -114,6 +114,7 @@ class TestSeeds:
     def test_consecutive_seeds_are_written_as_a_range(self, seeds: tuple[int, ...], text: str) -> None:
         assert format_seeds(seeds) == text
 
+    @settings(deadline=None, database=None, derandomize=True)
     @given(st.lists(st.one_of(st.integers(0, 20), st.integers(0, 10**20)), min_size=1, max_size=30, unique=True))
     def test_seeds_that_are_written_are_read_again_in_their_order(self, seeds: list[int]) -> None:
         assert parse_seeds(format_seeds(seeds)) == tuple(seeds)
@@ -134,6 +135,7 @@ class TestShards:
         with pytest.raises(ConfigError, match=f"bad value '{text}' for --shard: write K/N, such as 1/8"):
             parse_shard(text)
 
+    @settings(deadline=None, database=None, derandomize=True)
     @given(st.lists(st.integers(), max_size=50), st.integers(1, 12))
     def test_the_shares_of_a_plan_hold_every_run_once_and_are_of_like_size(self, runs: list[int], count: int) -> None:
         shares = [parse_shard(f"{index}/{count}").of(runs) for index in range(1, count + 1)]

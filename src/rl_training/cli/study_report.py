@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rl_training.studies.study_folder import StudyFolder
 
 SHORTEST_NAME = 24
+NEW_LINE = "\n"
 INTERVAL = "95 % interval of Student's t over runs"
 
 
@@ -118,7 +119,7 @@ def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:
     counts = ", ".join(f"{count:,} {state}" for state, count in Counter(states).items())
     lines = [f"study {folder.path}: {len(runs):,} runs: {counts}", *table_lines(rows, num_left_aligned=2)]
     lines += [
-        f"{run.label}: {info.reason}"
+        f"{run.label}: {(info.reason or '').partition(NEW_LINE)[0]}"
         for run, info in zip(runs, infos, strict=True)
         if info is not None and info.state == "failed"
     ]

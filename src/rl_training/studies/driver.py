@@ -244,8 +244,8 @@ class Driver:
         self._listener.event(task, f"finished at step {info.step:,}{score}{note}")
 
     def _fail(self, task: Task, outcome: Outcome, reason: str) -> None:
-        task.outcome, task.reason = outcome, reason
-        self._listener.event(task, f"{outcome.value}: {reason}")
+        task.outcome, task.reason = outcome, reason.strip().partition("\n")[0]  # without the traceback
+        self._listener.event(task, f"{outcome.value}: {task.reason}")
 
     @contextlib.contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:

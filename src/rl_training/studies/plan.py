@@ -224,13 +224,22 @@ def nested(setting: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def labels_of(settings: Sequence[Setting]) -> list[str]:
-    """A short label of each setting: the last part of each key and its value."""
-    keys = dict.fromkeys(key for setting in settings for key in setting)
-    short = {key: key.rpartition(".")[2] for key in keys}
-    counts = Counter(short.values())
-    names = {key: short[key] if counts[short[key]] == 1 else key for key in keys}
-    names |= {key: "" for key in ("algo", "env_id") if key in keys}
-    return [" ".join(_label_part(names[key], value) for key, value in setting.items()) for setting in settings]
+    """A short label of each setting: the first keys that tell the settings apart, each with its value."""
+    keys = list(dict.fromkeys(key for setting in settings for key in setting))
+    varying = [key for key in keys if len({_text(setting.get(key)) for setting in settings}) > 1]
+    names = {key: key.rpartition(".")[2] for key in varying}
+    counts = Counter(names.values())
+    names = {key: name if counts[name] == 1 else key for key, name in names.items()}
+    names |= {key: "" for key in ("algo", "env_id") if key in names}
+    labels = [""] * len(settings)
+    for count in range(1, len(varying) + 1):
+        chosen = varying[:count]
+        labels = [
+            " ".join(_label_part(names[key], setting[key]) for key in chosen if key in setting) for setting in settings
+        ]
+        if len(set(labels)) == len(settings):
+            break
+    return labels
 
 
 def suffixes_of(labels: Sequence[str], suffix: str | None) -> list[str]:

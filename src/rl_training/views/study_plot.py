@@ -63,7 +63,7 @@ def _draw_setting(axes: Any, setting: str, curves: Sequence[Curve], color: str) 
     for steps, values in curves:
         axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.45)
     common = sorted(set.intersection(*(set(steps) for steps, _ in curves)))
-    label = f"{setting or 'mean'} (mean of {len(curves)}"
+    label = f"{f'{setting}: ' if setting else ''}mean of {len(curves)} run{'' if len(curves) == 1 else 's'}"
     if not common:
         return
     table = np.array([[dict(zip(*curve, strict=True))[step] for step in common] for curve in curves])  # [runs, steps]
@@ -72,4 +72,4 @@ def _draw_setting(axes: Any, setting: str, curves: Sequence[Curve], color: str) 
         half = t_quantile(len(curves) - 1) * table.std(0, ddof=1) / np.sqrt(len(curves))
         axes.fill_between(common, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
         label += ", 95 % interval"
-    axes.plot(common, mean, color=color, linewidth=2, label=f"{label})")
+    axes.plot(common, mean, color=color, linewidth=2, label=label)

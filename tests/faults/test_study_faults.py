@@ -1,0 +1,172 @@
+"""Studies on one machine under kills, stops, suspensions and failing runs: what ends equals what was not disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from run_tools import contents
+from study_tools import BASE, PPO, assert_same_study, finish, live_workers, start, train_alone, wait_until, write_study
+
+from rl_training.experiment.ownership import read_owner
+from rl_training.studies.catalog import read_run
+from rl_training.studies.study import Study
+
+NUM_KILLS = 20
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The runs of the small study, each trained by itself."""
+    folder = tmp_path_factory.mktemp("alone")
+    return train_alone(Study.from_file(write_study(folder)).runs(), folder / "runs")
+
+
+def test_one_and_two_jobs_give_the_runs_of_single_commands(tmp_path: Path, alone: dict[str, Path]) -> None:
+    for jobs in ("1", "2"):
+        folder = tmp_path / jobs
+        folder.mkdir()
+        path = write_study(folder)
+        code, out, error = finish(start(["study", "run", str(path), "--jobs", jobs], folder))
+        assert code == 0, error
+        assert "6 of 6 runs finished" in out
+        assert_same_study(Study.from_file(path), alone)
+
+
+def test_twenty_kills_of_workers_and_drivers_change_nothing(tmp_path: Path, alone: dict[str, Path]) -> None:
+    chance = random.Random(7)
+    path = write_study(tmp_path)
+    study = Study.from_file(path)
+    command = ["study", "run", str(path), "--jobs", "2"]
+    driver = start(command, tmp_path)
+    kills = {"driver": 0, "worker": 0}
+    while sum(kills.values()) < NUM_KILLS:
+        wait_until(lambda process=driver: live_workers(study) or process.poll() is not None)
+        time.sleep(chance.uniform(0.0, 0.4))
+        workers = live_workers(study)
+        if driver.poll() is not None:  # it had to give up a run that was killed three times without progress
+            assert driver.returncode == 1, finish(driver)
+            driver = start(command, tmp_path)
+        elif chance.random() < 0.3:
+            driver.kill()
+            finish(driver)
+            kills["driver"] += 1
+            driver = start(command, tmp_path)
+        elif workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(chance.choice(list(workers.values())), signal.SIGKILL)
+                kills["worker"] += 1
+    finish(driver)
+    code, out, error = finish(start(command, tmp_path))
+    assert code == 0, error
+    assert "6 of 6 runs finished" in out
+    print(f"survived {kills}")
+    assert_same_study(study, alone)
+
+
+def test_ctrl_c_stops_all_runs_saved_and_the_printed_command_continues(tmp_path: Path, alone: dict[str, Path]) -> None:
+    path = write_study(tmp_path)
+    study = Study.from_file(path)
+    driver = start(["study", "run", str(path), "--jobs", "2"], tmp_path)
+    wait_until(lambda: len(live_workers(study)) == 2, driver)
+    driver.send_signal(signal.SIGINT)
+    code, _, error = finish(driver)
+    assert code == 130, error
+    assert "stopped, all runs saved; to continue:" in error
+    assert f"study run {study.path} --jobs 2" in error.replace("\\\n", "").replace("    ", " ").replace("  ", " ")
+    assert live_workers(study) == {}
+    states = [read_run(run.run_dir).state for run in study.runs() if run.run_dir.is_dir()]
+    assert states
+    assert set(states) <= {"stopped", "finished"}
+    code, _, error = finish(start(["study", "run", str(study.path), "--jobs", "2"], tmp_path))
+    assert code == 0, error
+    assert_same_study(study, alone)
+
+
+def test_the_workers_of_a_killed_driver_save_and_end(tmp_path: Path) -> None:
+    path = write_study(tmp_path, base={**BASE, "total_timesteps": 1_000_000})
+    study = Study.from_file(path)
+    driver = start(["study", "run", str(path), "--jobs", "2"], tmp_path)
+    wait_until(lambda: len(live_workers(study)) == 2, driver)
+    driver.kill()
+    finish(driver)
+    wait_until(lambda: not live_workers(study))
+    states = [read_run(run.run_dir) for run in study.runs() if run.run_dir.is_dir()]
+    assert {(info.state, info.reason) for info in states} == {("stopped", "interrupted by SIGTERM")}
+
+
+def test_a_suspended_worker_is_replaced_and_cannot_disturb_the_winner(tmp_path: Path, alone: dict[str, Path]) -> None:
+    path = write_study(tmp_path)
+    study = Study.from_file(path)
+    driver = start(["study", "run", str(path), "--jobs", "2"], tmp_path, RL_TRAINING_STALE_SECONDS="2")
+    run_dir, pid = wait_until(lambda: list(live_workers(study).items()), driver)[0]
+    os.kill(pid, signal.SIGSTOP)
+    code, _, error = finish(driver)
+    assert code == 0, error
+    assert "has given no heartbeat for" in error
+    owner = read_owner(run_dir)
+    assert owner is not None
+    assert owner.attempt >= 2
+    before = contents(run_dir)
+    with contextlib.suppress(ProcessLookupError):  # the driver has ended it, which is as good
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    assert contents(run_dir) == before
+    assert_same_study(study, alone)
+
+
+class TestFailingRuns:
+    def test_a_run_that_fails_is_named_and_the_others_go_on(self, tmp_path: Path) -> None:
+        good = {"algo_kwargs": PPO}
+        bad = {"env_id": f"{tmp_path / 'env.py'}:FailingEnv", "algo_kwargs": PPO}
+        base = {**BASE, "algo": "ppo", "total_timesteps": 512}
+        (tmp_path / "env.py").write_text(FAILING_ENV)
+        path = write_study(tmp_path, base=base, vary=[good, bad], seeds="0,1")
+        code, out, error = finish(start(["study", "run", str(path), "--jobs", "2"], tmp_path))
+        assert code == 1, error
+        assert "2 of 4 runs finished" in out
+        assert out.count("the wheels came off") == 2
+        states = [read_run(run.run_dir).state for run in Study.from_file(path).runs()]
+        assert sorted(states) == ["failed", "failed", "finished", "finished"]
+
+    def test_a_run_whose_process_always_dies_is_given_up(self, tmp_path: Path) -> None:
+        (tmp_path / "env.py").write_text(
+            FAILING_ENV.replace('raise RuntimeError("the wheels came off")', "os._exit(7)")
+        )
+        base = {**BASE, "algo": "ppo", "algo_kwargs": PPO, "env_id": f"{tmp_path / 'env.py'}:FailingEnv"}
+        path = write_study(tmp_path, base=base, vary=None, seeds="0")
+        code, out, error = finish(start(["study", "run", str(path)], tmp_path))
+        assert code == 1, error
+        assert error.count("died (its process ended with exit code 7): trying again") == 2
+        assert "given up: seed 0: its process ended with exit code 7, 3 times without a new checkpoint" in out
+
+
+FAILING_ENV = """
+import os
+
+import gymnasium as gym
+import numpy as np
+
+
+class FailingEnv(gym.Env):
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        FailingEnv.steps += 1
+        if FailingEnv.steps > 100:
+            raise RuntimeError("the wheels came off")
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+"""

@@ -1,0 +1,103 @@
+"""What tests of studies share: a small study in a file, its runs trained one by one, and the processes of its runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_tools import assert_same_checkpoint
+
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.ownership import is_alive, read_owner
+from rl_training.experiment.yaml_text import dump_yaml
+from rl_training.runtime.run import run_training
+from rl_training.studies.plan import PlannedRun
+from rl_training.studies.study import Study
+
+PATIENCE_SECONDS = 240.0
+PPO = {"num_steps": 32, "minibatch_size": 32, "update_epochs": 4, "hidden_sizes": [8, 8], "eval_interval": 1000}
+DQN = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 64, "hidden_sizes": [8, 8], "eval_interval": 1000}
+SETTINGS = [{"algo": "ppo", "algo_kwargs": PPO}, {"algo": "dqn", "algo_kwargs": DQN}]
+BASE = {
+    "env_id": "CartPole-v1",
+    "total_timesteps": 3000,
+    "checkpoint_interval": 128,
+    "eval_episodes": 1,
+    "device": "cpu",
+    "compile": False,
+}
+
+
+def write_study(folder: Path, name: str = "small", **changes: Any) -> Path:
+    """A study file; its study goes to `runs` in the same folder."""
+    values = {"name": name, "base": BASE, "vary": SETTINGS, "seeds": "0..2", "output_dir": str(folder / "runs")}
+    path = folder / f"{name}.yaml"
+    path.write_text(dump_yaml({key: value for key, value in {**values, **changes}.items() if value is not None}))
+    return path
+
+
+def start(words: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """Start the command line in a fresh interpreter."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "rl_training", *words],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    try:
+        out, error = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, error
+
+
+def wait_until(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> Any:
+    """Wait for a condition, while a process is alive; returns what the condition gave."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            pytest.fail("it ended, or took too long" + (f": {finish(process)}" if process else ""))
+        time.sleep(0.02)
+    return found
+
+
+def live_workers(study: Study) -> dict[Path, int]:
+    """The processes that train runs of a study, by run folder."""
+    found = {}
+    for run in study.runs():
+        owner = read_owner(run.run_dir)
+        if owner is not None and is_alive(run.run_dir, owner):
+            found[run.run_dir] = owner.pid
+    return found
+
+
+def train_alone(runs: list[PlannedRun], folder: Path) -> dict[str, Path]:
+    """Train each run as a single command would; the folders by run name."""
+    results = {}
+    for run in runs:
+        config = run.config.replace(output_dir=folder, num_threads=1)
+        results[run.run_dir.name] = run_training(config, run_suffix=run.suffix).run_dir
+    return results
+
+
+def assert_same_study(study: Study, alone: dict[str, Path]) -> None:
+    """Every run of the study ended as the same run trained alone, tensor by tensor and line by line."""
+    for run in study.runs():
+        reference = alone[run.run_dir.name]
+        assert_same_checkpoint(run.run_dir, reference)
+        metrics = [list(read_metrics(folder / "metrics.jsonl")) for folder in (run.run_dir, reference)]
+        assert metrics[0] == metrics[1]
+        assert (run.run_dir / "evaluations.jsonl").read_bytes() == (reference / "evaluations.jsonl").read_bytes()
