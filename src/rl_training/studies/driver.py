@@ -212,6 +212,9 @@ class Driver:
 
     def _try_again(self, task: Task, ended: Exit) -> None:
         """Another attempt for a run that died from outside, unless three made no progress."""
+        if not ended.was_started:
+            task.outcome, task.not_before = Outcome.WAITING, time.monotonic() + SECONDS_BETWEEN_LOOKS
+            return
         has_progress = TrainingRun(task.run.run_dir).read_pointer() != task.pointer
         task.attempts_without_progress = 0 if has_progress else task.attempts_without_progress + 1
         if task.attempts_without_progress >= ATTEMPTS_WITHOUT_PROGRESS:

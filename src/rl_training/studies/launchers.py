@@ -57,6 +57,8 @@ class Exit:
     """Exit code, negative for a signal; None if it is not known: its node is lost, for example."""
     text: str
     """The end in words."""
+    was_started: bool = True
+    """Whether there was a process at all: its node may have been gone already."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ class RayHandle:
     ray: Any
     task: Any
     node: str | None = None
+    gone: set[str] = field(default_factory=set)
+    """Nodes that turned out to be gone, though the cluster still listed them."""
     where: str = ""
 
     def poll(self) -> Exit | None:
@@ -78,6 +80,9 @@ class RayHandle:
             return Exit(code, describe_exit(code))
         except self.ray.exceptions.RayTaskError as error:
             return Exit(1, f"its Ray task failed: {str(error).strip().splitlines()[-1]}")
+        except self.ray.exceptions.TaskUnschedulableError:
+            self.gone |= {self.node} if self.node else set()
+            return Exit(None, "its node was gone before it started", was_started=False)
         except self.ray.exceptions.NodeDiedError:
             return Exit(None, "its node was lost")
         except self.ray.exceptions.WorkerCrashedError:
@@ -106,6 +111,7 @@ class RayLauncher:
         self._ray = import_ray()
         self._is_ours = connect(self._ray, self.options.address)
         self._kinds: dict[str, Mapping[str, str]] = {}
+        self._gone: set[str] = set()
         self._next_look, self._alive = 0.0, list[dict[str, Any]]()
         try:
             self._probe()
@@ -139,7 +145,7 @@ class RayLauncher:
             node = min(self._like_nodes(order.run), key=lambda name: used[name])
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         task = remote.options(**options, name=order.run.run_dir.name).remote(order.text, str(Path.cwd()))
-        handle = RayHandle(self._ray, task, node)
+        handle = RayHandle(self._ray, task, node, self._gone)
         self._handles = [*(known for known in self._handles if known.poll() is None), handle]
         return handle
 
@@ -167,7 +173,7 @@ class RayLauncher:
 
     def _like_nodes(self, run: PlannedRun) -> list[str]:
         """The nodes on which a run stays exact: all for a new one."""
-        alive = {node["NodeID"] for node in self._nodes()}
+        alive = {node["NodeID"] for node in self._nodes()} - self._gone
         if alive - self._kinds.keys():
             self._probe()
         saved = machine_of(run.run_dir)
@@ -187,21 +193,35 @@ class RayLauncher:
                 )
                 for node in nodes
             ]
-            try:
-                found = self._ray.get(tasks, timeout=SECONDS_TO_PROBE)
-            except self._ray.exceptions.RayError as error:
-                reason = str(error).strip().splitlines()[-1]
-                raise RLTrainingError(f"a node of the Ray cluster cannot run this package: {reason}") from None
-            apart = [answer["host"] for answer in found if not answer["is_shared"]]
+            found = {node["NodeID"]: self._answer(task) for node, task in zip(nodes, tasks, strict=True)}
+            answers = {name: answer for name, answer in found.items() if answer is not None}
+            self._gone |= found.keys() - answers.keys()
             # Each node that saw the folder has put a file into it.
             num_seen = len(list(token.iterdir())) - 1
-        if apart or num_seen < len(nodes):
-            which = f"node {', '.join(sorted(apart))}" if apart else f"{len(nodes) - num_seen} nodes"
+        apart = [answer["host"] for answer in answers.values() if not answer["is_shared"]]
+        if apart or num_seen < len(answers):
+            which = f"node {', '.join(sorted(apart))}" if apart else f"{len(answers) - num_seen} nodes"
             raise ConfigError(
                 f"'{self.output_dir}' is not the same folder on {which} of the cluster: a run that moves to another"
                 " node needs its checkpoints; use a folder that all nodes share"
             )
-        self._kinds = {node["NodeID"]: answer["kind"] for node, answer in zip(nodes, found, strict=True)}
+        self._kinds |= {name: answer["kind"] for name, answer in answers.items()}
+
+    def _answer(self, task: Any) -> dict[str, Any] | None:
+        """The answer of a node; None if it was lost since it was listed."""
+        exceptions = self._ray.exceptions
+        try:
+            answer: dict[str, Any] = self._ray.get(task, timeout=SECONDS_TO_PROBE)
+        except exceptions.RayTaskError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise RLTrainingError(f"a node of the Ray cluster cannot run this package: {reason}") from None
+        except exceptions.GetTimeoutError:
+            raise RLTrainingError(
+                f"a node of the Ray cluster did not answer within {SECONDS_TO_PROBE:.0f} seconds: see its logs"
+            ) from None
+        except exceptions.RayError:
+            return None
+        return answer
 
 
 def import_ray() -> Any:
