@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -18,7 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ REPLACEMENT_SECONDS = 5.0
 SECONDS_TO_SEE_A_NODE = 1.0
 """On average: the driver asks Ray for its nodes every other second."""
 WITHIN = 0.2
+EVENT = re.compile(r"(.+ )?seed \d+: ")
+"""Begin of a line in which the driver reports what happened to a run."""
 WORKER_MODULE = b"rl_training.studies.worker"
 
 
@@ -201,27 +205,54 @@ def write_study(folder: Path, num_runs: int, intervals: Sequence[int]) -> None:
     (folder / "study.yaml").write_text(json.dumps(values))  # JSON is YAML
 
 
-@contextlib.contextmanager
-def driving(cluster: TrialCluster, folder: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """The driver of the study in `folder`; what it prints on standard output is kept there."""
-    words = ["study", "run", "study.yaml", "--backend", "ray", "--address", cluster.cluster.address, "--json"]
-    with (folder / "output").open("w") as output:
-        process = subprocess.Popen(
+class StudyDriver:
+    """The process that drives the study in a folder; what it prints is kept with its time."""
+
+    def __init__(self, address: str, folder: Path, variables: Mapping[str, str]) -> None:
+        words = ["study", "run", "study.yaml", "--backend", "ray", "--address", address, "--json"]
+        self.folder, self.lines = folder, list[tuple[float, str]]()
+        self._output = (folder / "output").open("w+")
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "rl_training", *words],
             cwd=folder,
             env={**os.environ, **variables},
-            stdout=output,
+            stdout=self._output,
             stderr=subprocess.PIPE,
             text=True,
         )
-        timer = threading.Timer(SECONDS_OF_A_TRIAL, process.kill)
-        timer.start()
-        try:
-            yield process
-        finally:
-            timer.cancel()
-            process.kill()
-            process.wait()
+        self._has_started = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.lines.append((time.time(), line.strip()))
+            if is_start(line):
+                self._has_started.set()
+        self._has_started.set()  # it ended
+
+    def wait_for_start(self, seconds: float) -> None:
+        """Wait until `seconds` after the start of the first run."""
+        self._has_started.wait(SECONDS_OF_A_TRIAL)
+        begin = next((moment for moment, line in self.lines if is_start(line)), time.time())
+        time.sleep(max(0.0, begin + seconds - time.time()))
+
+    def wait(self) -> list[dict[str, Any]]:
+        """Wait for the end of the study; returns its runs."""
+        code = self._process.wait(SECONDS_OF_A_TRIAL)
+        self._reader.join()
+        if code:
+            raise RuntimeError(f"a study ended with exit code {code}:\n" + "\n".join(line for _, line in self.lines))
+        self._output.seek(0)
+        return list(json.load(self._output)["runs"])
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._output.close()
 
 
 def measure(
@@ -230,25 +261,15 @@ def measure(
     """Train a study on a fresh cluster, and disturb it as `trial` says."""
     folder.mkdir()
     write_study(folder, num_runs, intervals)
-    lines: list[tuple[float, str]] = []
-    with contextlib.ExitStack() as stack:
-        cluster = TrialCluster.start()
-        stack.callback(cluster.close)
-        process = stack.enter_context(driving(cluster, folder, {} if trial is None else trial.variables))
-        assert process.stderr is not None
-        timer: threading.Timer | None = None
-        for line in process.stderr:
-            lines.append((time.time(), line.strip()))
-            if timer is None and is_start(line) and trial and trial.disturb and trial.failure:
-                timer = threading.Timer(trial.failure.seconds, trial.disturb, [cluster])
-                timer.start()
-        if timer is not None:
-            timer.join()
-        if process.wait() != 0:
-            raise SystemExit("a trial failed:\n" + "\n".join(line for _, line in lines))
-    text = (folder / "output").read_text()
-    result = json.loads(text[text.index('{"study_dir"') :])  # Ray may print before it
-    return Measured(folder, lines, result["runs"], cluster.seconds_per_node)
+    with closing(TrialCluster.start()) as cluster:
+        variables = {} if trial is None else trial.variables
+        with closing(StudyDriver(cluster.cluster.address, folder, variables)) as driver:
+            if trial is not None and trial.disturb is not None and trial.failure is not None:
+                driver.wait_for_start(trial.failure.seconds)
+                trial.disturb(cluster)
+            runs = driver.wait()
+    events = [(moment, line) for moment, line in driver.lines if EVENT.match(line)]  # Ray prints too
+    return Measured(folder, events, runs, cluster.seconds_per_node)
 
 
 def calibrate(measured: Measured) -> Campaign:
@@ -257,7 +278,7 @@ def calibrate(measured: Measured) -> Campaign:
     startups, delays, seconds, counts = [], [], [], []
     for run in measured.runs:
         folder = measured.folder / run["run_dir"]
-        label = f"{run['setting']} seed {run['seed']}"
+        label = f"{run['setting']} seed {run['seed']}".strip()
         owned = (folder / "owner" / "1.ended.json").stat().st_mtime
         seconds.append(json.loads((folder / "metadata.json").read_text())["seconds"])
         counts.append(TOTAL_STEPS / int(run["setting"].rpartition("=")[2]))

@@ -62,7 +62,7 @@ class TestSeeds:
         ],
     )
     def test_what_is_not_a_seed_is_refused(self, value: Any) -> None:
-        with pytest.raises(ConfigError, match="bad value .* for seeds"):
+        with pytest.raises(ConfigError, match=r"bad value .* for seeds"):
             parse_seeds(value)
 
     @pytest.mark.parametrize("value", [[], (), range(0), np.arange(0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -38,7 +39,7 @@ def test_the_quantile_solves_the_distribution_function(degrees: int, cumulative:
 
 def test_the_quantile_falls_towards_that_of_the_normal_distribution() -> None:
     quantiles = [t_quantile(degrees) for degrees in range(1, 2000)]
-    assert all(one > next_one for one, next_one in zip(quantiles, quantiles[1:], strict=False))
+    assert all(one > next_one for one, next_one in itertools.pairwise(quantiles))
     assert t_quantile(10**9) == pytest.approx(1.959964, abs=1e-6)
 
 

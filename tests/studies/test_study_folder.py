@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ PATIENCE_SECONDS = 60.0
 
 BEGIN = """
 import sys
+import time
 from pathlib import Path
 from rl_training.studies.plan import make_plan
 from rl_training.studies.study_folder import store_plan
@@ -37,13 +39,15 @@ folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
 plan = make_plan("x", [{"algo": "ppo", "env_id": "CartPole-v1"}], seeds="0..3")
 print("ready", flush=True)
 for line, number in zip(sys.stdin, range(rounds)):
+    while time.time() < float(line):
+        pass
     try:
         store_plan(plan, folder / str(number) / "x")
         print("begun", flush=True)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)
 """
-"""A process that begins a study each time it reads a line."""
+"""A process that begins a study at each moment that it reads."""
 
 
 def plan_of(seeds: Any = "0..1", vary: Any = (), **base: Any) -> Plan:
@@ -111,7 +115,7 @@ class TestChangedPlan:
         ("new", "difference"),
         [
             (plan_of("0..1", {GAMMA: [0.9, 0.99]}, num_envs=4), "base.num_envs was not set and is 4"),
-            (plan_of("0..1", {GAMMA: [0.9]}), "vary is another: without gamma=0.99"),
+            (plan_of("0..1", {GAMMA: [0.9, 0.95]}), "vary is another: without gamma=0.99 and with gamma=0.95"),
             (plan_of("1..5", {GAMMA: [0.9, 0.99]}), r"seeds was 0\.\.1 and is 1\.\.5"),
         ],
     )
@@ -127,16 +131,18 @@ class TestChangedPlan:
 
     def test_for_a_plan_with_further_runs_extend_is_proposed_too(self, tmp_path: Path) -> None:
         store_plan(plan_of("0..1"), tmp_path / "x")
-        with pytest.raises(ConfigError, match=r"seeds was 0\.\.1 and is 0\.\.4\. Give --extend to add .* or --fork NAME"):
+        with pytest.raises(
+            ConfigError, match=r"seeds was 0\.\.1 and is 0\.\.4\. Give --extend to add .* or --fork NAME"
+        ):
             store_plan(plan_of("0..4"), tmp_path / "x")
 
     def test_extending_adds_the_new_runs_and_keeps_the_old(self, tmp_path: Path) -> None:
-        old = store_plan(plan_of("0..1", {GAMMA: [0.9]}), tmp_path / "x")
-        new = store_plan(plan_of("0..2", {GAMMA: [0.9, 0.99]}), tmp_path / "x", is_extended=True)
+        old = store_plan(plan_of("0..1", {GAMMA: [0.9, 0.99]}), tmp_path / "x")
+        new = store_plan(plan_of("0..2", {GAMMA: [0.9, 0.99, 0.5]}), tmp_path / "x", is_extended=True)
         assert open_study(tmp_path / "x") == new
         assert is_unedited((tmp_path / "x" / PLAN_FILE).read_text())
         assert {run.run_dir for run in old.runs()} < {run.run_dir for run in new.runs()}
-        assert len(new.runs()) == 6
+        assert len(new.runs()) == 9
         assert contents(tmp_path).keys() == {f"x/{PLAN_FILE}"}
 
     def test_a_fork_begins_beside_the_study(self, tmp_path: Path) -> None:
@@ -146,7 +152,7 @@ class TestChangedPlan:
         store_plan(forked.plan, forked.path)
         assert [path.name for path in list_studies(tmp_path)] == ["x", "y"]
         assert open_study(tmp_path / "y").name == "y"
-        with pytest.raises(ConfigError, match="bad value '../y' for --fork"):
+        with pytest.raises(ConfigError, match=r"bad value '\.\./y' for --fork"):
             study.fork("../y")
 
 
@@ -189,7 +195,9 @@ class TestStoredFile:
             return
         assert open_study(tmp_path / "x") == stored
 
-    @pytest.mark.xfail(strict=True, reason="study_folder.py: yaml's RepresenterError, and the empty folder stays behind")
+    @pytest.mark.xfail(
+        strict=True, reason="study_folder.py: yaml's RepresenterError, and the empty folder stays behind"
+    )
     @pytest.mark.parametrize(
         ("base", "vary"),
         [
@@ -202,7 +210,9 @@ class TestStoredFile:
         store_plan(study.plan, study.path)
         assert open_study(study.path).runs() == study.runs()
 
-    @pytest.mark.xfail(strict=True, reason="study_folder.py: yaml's RepresenterError, and the empty folder stays behind")
+    @pytest.mark.xfail(
+        strict=True, reason="study_folder.py: yaml's RepresenterError, and the empty folder stays behind"
+    )
     def test_a_value_that_cannot_be_stored_is_refused_and_leaves_nothing_behind(self, tmp_path: Path) -> None:
         plan = make_plan("x", [{**BASE, "algo_kwargs": {"net": object()}}])
         with pytest.raises(RLTrainingError):
@@ -225,17 +235,30 @@ class TestFailure:
             store_plan(plan_of(), tmp_path / "runs" / "x")
         assert tree(tmp_path) == {tmp_path / "runs"}
 
-    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
-    def test_a_failed_write_removes_the_folders_that_were_made(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    @pytest.mark.parametrize(
+        "is_partial",
+        [
+            False,
+            pytest.param(
+                True,
+                marks=pytest.mark.xfail(
+                    strict=True,
+                    reason="study_folder.py, _create: a draft that failed half-way stays, and blocks the study",
+                ),
+            ),
+        ],
+    )
+    def test_a_failed_write_removes_what_was_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_partial: bool
     ) -> None:
         def fail(path: Path, data: bytes) -> None:
-            path.touch()
-            raise OSError(code, os.strerror(code))
+            if is_partial:
+                path.write_bytes(data[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(study_folder, "write_new", fail)
         (tmp_path / "kept").mkdir()
-        with pytest.raises(RLTrainingError, match=f"cannot write '.*': {os.strerror(code)}"):
+        with pytest.raises(RLTrainingError, match=r"cannot write '.*': No space left on device"):
             store_plan(plan_of(), tmp_path / "kept" / "a" / "b" / "x")
         assert tree(tmp_path) == {tmp_path / "kept"}
 
@@ -296,8 +319,10 @@ class TestAtTheSameMoment:
         assert begun == [open_study(tmp_path / "x")] * 2
         assert contents(tmp_path).keys() == {f"x/{PLAN_FILE}"}
 
-    @pytest.mark.xfail(strict=True, reason="study_folder.py: a draft left by a killed process blocks the study for ever")
-    @pytest.mark.parametrize("pid", [os.getpid(), 1])
+    @pytest.mark.xfail(
+        strict=True, reason="study_folder.py: a draft left by a killed process blocks the study for ever"
+    )
+    @pytest.mark.parametrize("pid", [os.getpid(), 1], ids=["of the same number", "of another number"])
     def test_the_draft_of_a_killed_process_does_not_prevent_the_study(self, tmp_path: Path, pid: int) -> None:
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / f".{PLAN_FILE}-{pid}").write_text("name: x")
@@ -327,22 +352,25 @@ class TestAtTheSameMoment:
         begin()
         assert results == [open_study(tmp_path / "x")] * 2
 
-    @pytest.mark.xfail(strict=True, reason="study_folder.py, store_plan: the other's draft makes it 'not a study'")
+    # Not strict: it needs luck to meet the moment.
+    @pytest.mark.xfail(strict=False, reason="study_folder.py, store_plan: the other's draft makes it 'not a study'")
     def test_processes_that_begin_at_once_all_succeed(self, tmp_path: Path) -> None:
-        rounds = 40
+        rounds = 200
         words = [sys.executable, "-c", BEGIN, str(tmp_path), str(rounds)]
         processes = [
-            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
+            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
         ]
         try:
             for process in processes:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
             answers: list[str] = []
-            for _ in range(rounds):
-                for process in processes:
+            for number in range(rounds):
+                moment = time.time() + 0.002
+                late = number % 100 * 5e-6  # the second begins within half a millisecond after the first
+                for process, delay in zip(processes, (0.0, late), strict=True):
                     assert process.stdin is not None
-                    process.stdin.write("go\n")
+                    process.stdin.write(f"{moment + delay}\n")
                     process.stdin.flush()
                 for process in processes:
                     assert process.stdout is not None
@@ -351,7 +379,6 @@ class TestAtTheSameMoment:
             for process in processes:
                 process.kill()
                 process.communicate(timeout=PATIENCE_SECONDS)
-        from collections import Counter; print(Counter(a[:60] for a in answers))
         assert {*answers} == {"begun"}
         assert contents(tmp_path).keys() == {f"{number}/x/{PLAN_FILE}" for number in range(rounds)}
 
