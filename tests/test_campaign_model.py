@@ -119,8 +119,8 @@ def test_a_failure_of_a_lost_node_changes_nothing() -> None:
 
 
 def test_runs_with_most_work_left_go_first_if_asked() -> None:
-    # The process of run 0 is killed at 77. In the order of the plan it resumes at once, and run 2 starts at 109; else run 2
-    # starts at 77, and run 0 resumes at 109.
+    # The process of run 0 is killed at 77. In the order of the plan it resumes at once, and run 2 starts at 109; else
+    # run 2 starts at 77, and run 0 resumes at 109.
     campaign = replace(SMALL, num_nodes=2, num_runs=3)
     failures = [model.Failure(77.0, 0, slot=0)]
     assert model.simulate(campaign, failures).makespan_seconds == pytest.approx(WHOLE + WHOLE)

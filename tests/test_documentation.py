@@ -123,6 +123,9 @@ def test_commands_have_the_verb_and_the_options(page: Path) -> None:
         words = shlex.split(line, comments=True)
         command: Any = get_command(app)
         while words and hasattr(command, "commands") and not words[0].startswith("-"):
+            if words[0] not in command.commands and hasattr(command, "default_command"):
+                command = command.commands[command.default_command]
+                break
             assert words[0] == "VERB" or words[0] in command.commands, f"{page.name}: rl-training {line}"
             command = command.commands.get(words.pop(0), command)
             if not hasattr(command, "commands"):

@@ -121,6 +121,14 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def is_file(path: Path) -> bool:
+    """Whether a path is a file; False for a name that is longer than any file's."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading; a `CheckpointError` for a link, a folder or any other kind of file."""

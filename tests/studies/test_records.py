@@ -137,7 +137,6 @@ class TestDamagedRuns:
         (copied / "metrics.jsonl").write_text('{"global_step": 1, "a": null}\n{"global_step": 2, "a": 3}\n')
         assert load_runs(copied)[0].curves == {"a": ([2], [3])}
 
-    @pytest.mark.xfail(strict=True, reason="records.py, curve: KeyError 'global_step'")
     def test_a_line_without_its_step_is_left_out(self, copied: Path) -> None:
         (copied / "metrics.jsonl").write_text('{"a": 1}\n{"global_step": 2, "a": 3}\n')
         assert load_runs(copied)[0].curve("a") == ([2], [3])

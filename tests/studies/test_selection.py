@@ -70,7 +70,7 @@ class TestSeeds:
         with pytest.raises(ConfigError, match="for seeds: there are none"):
             parse_seeds(value)
 
-    @pytest.mark.parametrize(("value", "twice"), [("1,1", "1"), ("0..3,2", "2"), ([5, 5], "5"), ("0..1,1,0", "0, 1")])
+    @pytest.mark.parametrize(("value", "twice"), [("1,1", "1"), ("0..3,2", "2"), ([5, 5], "5"), ("0..1,1,0", "1")])
     def test_a_seed_given_twice_is_refused_and_named(self, value: Any, twice: str) -> None:
         with pytest.raises(ConfigError, match=f"seed {twice} is given twice in seeds .*: remove one"):
             parse_seeds(value)
@@ -81,12 +81,10 @@ class TestSeeds:
             with pytest.raises(ConfigError, match="more than 100,000 seeds"):
                 parse_seeds(text)
 
-    @pytest.mark.xfail(strict=True, reason="selection.py: the limit holds for each part, not for all parts together")
     def test_several_ranges_together_are_limited_too(self) -> None:
         with pytest.raises(ConfigError, match="more than 100,000 seeds"):
             parse_seeds("0..99999,100000..199999")
 
-    @pytest.mark.xfail(strict=True, reason="selection.py: range(10**9) is listed in full before it is refused")
     def test_a_huge_range_object_is_refused_before_it_is_listed(self) -> None:
         def count() -> Iterator[int]:
             for seed in range(10**9):
@@ -96,12 +94,10 @@ class TestSeeds:
         with pytest.raises(ConfigError, match="more than 100,000 seeds"):
             parse_seeds(count())
 
-    @pytest.mark.xfail(strict=True, reason="selection.py: int() raises a ValueError for more than 4,300 digits")
     def test_a_number_of_thousands_of_digits_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="for seeds"):
             parse_seeds("9" * 5000)
 
-    @pytest.mark.xfail(strict=True, reason="selection.py: TypeError or ValueError of numpy instead of a ConfigError")
     @pytest.mark.parametrize("value", [np.array(3), np.array([[1, 2], [3, 4]])])
     def test_an_array_that_is_not_a_list_is_refused(self, value: np.ndarray) -> None:
         with pytest.raises(ConfigError, match="for seeds"):
@@ -203,9 +199,6 @@ class TestArrays:
             monkeypatch.setenv(name, value)
         assert shard_of_array() == Shard(3, 4)
 
-    @pytest.mark.xfail(
-        strict=True, reason="selection.py: sbatch --array=0,3,7 trains 3 of 8 shares; SLURM_ARRAY_TASK_COUNT says 3"
-    )
     def test_an_array_with_gaps_leaves_no_share_out(self) -> None:
         tasks = [array(SLURM, number, "0", "7", "1") | {"SLURM_ARRAY_TASK_COUNT": "3"} for number in ("0", "3", "7")]
         runs = list(range(24))

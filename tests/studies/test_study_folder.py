@@ -102,7 +102,6 @@ class TestBegin:
             store_plan(plan_of(), tmp_path / "x")
         assert contents(tmp_path) == before
 
-    @pytest.mark.xfail(strict=True, reason="study_folder.py, store_plan: NotADirectoryError of iterdir")
     def test_a_file_in_place_of_the_folder_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "x").write_text("mine")
         with pytest.raises(RLTrainingError, match="x'"):
@@ -184,7 +183,6 @@ class TestStoredFile:
         with pytest.raises(ConfigError, match=r"study\.yaml' does not exist"):
             open_study(tmp_path)
 
-    @pytest.mark.xfail(strict=True, reason="yaml_text.py: dump_yaml limits characters only, parse_yaml also values")
     def test_a_plan_that_was_stored_can_be_opened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         # Unpatched: 8,000 settings of two keys are 40,000 values and 420 kB; 12,000 can be stored, but not opened.
         monkeypatch.setattr(yaml_text, "MAX_VALUES", 500)
@@ -195,9 +193,6 @@ class TestStoredFile:
             return
         assert open_study(tmp_path / "x") == stored
 
-    @pytest.mark.xfail(
-        strict=True, reason="study_folder.py: yaml's RepresenterError, and the empty folder stays behind"
-    )
     @pytest.mark.parametrize(
         ("base", "vary"),
         [
@@ -210,9 +205,6 @@ class TestStoredFile:
         store_plan(study.plan, study.path)
         assert open_study(study.path).runs() == study.runs()
 
-    @pytest.mark.xfail(
-        strict=True, reason="study_folder.py: yaml's RepresenterError, and the empty folder stays behind"
-    )
     def test_a_value_that_cannot_be_stored_is_refused_and_leaves_nothing_behind(self, tmp_path: Path) -> None:
         plan = make_plan("x", [{**BASE, "algo_kwargs": {"net": object()}}])
         with pytest.raises(RLTrainingError):
@@ -239,13 +231,7 @@ class TestFailure:
         "is_partial",
         [
             False,
-            pytest.param(
-                True,
-                marks=pytest.mark.xfail(
-                    strict=True,
-                    reason="study_folder.py, _create: a draft that failed half-way stays, and blocks the study",
-                ),
-            ),
+            pytest.param(True),
         ],
     )
     def test_a_failed_write_removes_what_was_made(
@@ -302,7 +288,6 @@ class TestAtTheSameMoment:
         assert store_plan(plan_of(), tmp_path / "x") == open_study(tmp_path / "x")
         assert contents(tmp_path).keys() == {f"x/{PLAN_FILE}"}
 
-    @pytest.mark.xfail(strict=True, reason="study_folder.py, store_plan: the other's draft makes it 'not a study'")
     def test_a_process_that_finds_the_draft_of_another_begins_the_study(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -319,16 +304,12 @@ class TestAtTheSameMoment:
         assert begun == [open_study(tmp_path / "x")] * 2
         assert contents(tmp_path).keys() == {f"x/{PLAN_FILE}"}
 
-    @pytest.mark.xfail(
-        strict=True, reason="study_folder.py: a draft left by a killed process blocks the study for ever"
-    )
     @pytest.mark.parametrize("pid", [os.getpid(), 1], ids=["of the same number", "of another number"])
     def test_the_draft_of_a_killed_process_does_not_prevent_the_study(self, tmp_path: Path, pid: int) -> None:
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / f".{PLAN_FILE}-{pid}").write_text("name: x")
         assert store_plan(plan_of(), tmp_path / "x") == open_study(tmp_path / "x")
 
-    @pytest.mark.xfail(strict=True, reason="study_folder.py, _create: threads of one process share the draft's name")
     def test_a_thread_that_finds_the_draft_of_another_begins_the_study(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -352,8 +333,6 @@ class TestAtTheSameMoment:
         begin()
         assert results == [open_study(tmp_path / "x")] * 2
 
-    # Not strict: it needs luck to meet the moment.
-    @pytest.mark.xfail(strict=False, reason="study_folder.py, store_plan: the other's draft makes it 'not a study'")
     def test_processes_that_begin_at_once_all_succeed(self, tmp_path: Path) -> None:
         rounds = 200
         words = [sys.executable, "-c", BEGIN, str(tmp_path), str(rounds)]

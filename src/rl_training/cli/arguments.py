@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import typer
@@ -44,8 +45,9 @@ def find_run(run: Path | None, checkpoint: Path | None = None) -> Path:
 
 def named_run(name: Path | str) -> Path:
     """The run that `name` means: a path, the unique beginning of a run folder's name in `runs`, or `@last`."""
-    if Path(name).exists():
-        return Path(name)
+    with contextlib.suppress(OSError):  # a name longer than any file's
+        if Path(name).exists():
+            return Path(name)
     from rl_training.studies.catalog import find_run as find_in_catalog
 
     return find_in_catalog(str(name))

@@ -109,11 +109,17 @@ class ResolvedConfig:
 
 def resolve_config(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedConfig:
     """Merge named layers into one configuration; later layers override earlier ones."""
+    merged, sources = merge_layers(layers)
+    return ResolvedConfig(TrainConfig(**merged), sources)
+
+
+def merge_layers(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of named layers, of which later ones override earlier ones, and the layer of each dotted key."""
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, values in layers:
         _merge(merged, values, name, sources, "")
-    return ResolvedConfig(TrainConfig(**merged), sources)
+    return merged, sources
 
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: dict[str, str], prefix: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -144,7 +145,8 @@ class RunReader:
     def _last_score(self) -> float | None:
         returns = last_line(self.run_dir / "evaluations.jsonl").get("returns")
         if isinstance(returns, list) and returns and all(isinstance(value, (int, float)) for value in returns):
-            return statistics.fmean(returns)
+            with contextlib.suppress(OverflowError):
+                return statistics.fmean(returns)
         return None
 
     def _text(self, name: str) -> str | None:
@@ -208,9 +210,9 @@ def _matches(info: RunInfo, reader: RunReader, text: str) -> bool:
         value = reader.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         with contextlib.suppress(ValueError):
-            return float(wanted) == value
+            return (int(wanted) if re.fullmatch(r"\d{1,40}", wanted) else float(wanted)) == value
     return (value if isinstance(value, str) else json.dumps(value, default=str)) == wanted
 
 
@@ -228,8 +230,9 @@ def find_run(name: str, folder: Path = Path("runs")) -> Path:
     A prefix is looked for in the folder that it names (`out/ppo__Cart`), else in `folder`. `@last` is the run that was
     created last in `folder`. A path within the run may follow: `@last/checkpoints/best`.
     """
-    if Path(name).exists():
-        return Path(name)
+    with contextlib.suppress(OSError):  # a name longer than any file's
+        if Path(name).exists():
+            return Path(name)
     head, slash, rest = name.partition("/")
     if head == LAST:
         found = _newest(folder)
@@ -237,6 +240,7 @@ def find_run(name: str, folder: Path = Path("runs")) -> Path:
     place, prefix = Path(name).parent, Path(name).name
     where = folder if place == Path() else place
     matches = [path for path in find_run_folders(where) if path.name.startswith(prefix)]
+    matches = [path for path in matches if path.name == prefix] or matches
     if len(matches) == 1:
         return matches[0]
     if not matches:
@@ -287,4 +291,6 @@ def format_age(seconds: float | None) -> str:
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and abs(value) < float("inf") else None
+    with contextlib.suppress(OverflowError):
+        return float(value) if isinstance(value, (int, float)) and abs(value) < float("inf") else None
+    return None

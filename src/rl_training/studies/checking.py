@@ -45,7 +45,7 @@ class SettingsCheck:
             raise ConfigError(f"checking {where} did not end: {describe_exit(code)}, without an error of its own")
         wrong = [(run, answer["error"]) for run, answer in zip(self._runs, answers, strict=True) if "error" in answer]
         if wrong:
-            run, error = wrong[0]
+            run, error = wrong[0][0], wrong[0][1].splitlines()[0]
             more = f" (and {len(wrong) - 1} more of {len(self._runs)} settings are wrong)" if len(wrong) > 1 else ""
             raise ConfigError(f"setting {run.setting}: {error}{more}" if run.setting else error)
         return [

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig, load_config_file, resolve_config
+from rl_training.experiment.config import TrainConfig, load_config_file, merge_layers, resolve_config
 from rl_training.experiment.run_folder import run_name, safe_name
 from rl_training.studies.selection import format_seeds, parse_seeds
 from rl_training.validation import FrozenConfig, suggest
@@ -24,8 +24,8 @@ MAX_RUNS = 100_000
 LONGEST_LABEL = 80
 """Characters of a setting's label in the name of a run folder; a longer one is cut and gets a checksum."""
 NOT_VARIED = {
-    "seed": "the seeds of a study are its key seeds",
-    "output_dir": "the runs of a study are in its own folder",
+    "seed": "the seeds of a study are in its key seeds",
+    "output_dir": "the runs of a study are in its own folder, and output_dir of the study says where that is",
 }
 Setting = dict[str, Any]
 """Dotted keys of the configuration, and their values."""
@@ -131,7 +131,7 @@ class Plan:
         Every configuration is validated; an error names the setting.
         """
         labels = labels_of(self.vary)
-        suffixes = suffixes_of(labels, self.suffix)
+        suffixes = suffixes_of(self.vary, self.suffix)
         if len(self.vary) * len(self.seeds) > MAX_RUNS:
             raise ConfigError(f"the study has {len(self.vary) * len(self.seeds):,} runs, more than {MAX_RUNS:,}")
         configs = [
@@ -156,6 +156,9 @@ class Plan:
 def read_study_file(path: Path) -> tuple[Plan, Path]:
     """The plan in a study file, and the folder of the study."""
     values = load_config_file(path)
+    wrong = [key for key in values if not isinstance(key, str)]
+    if wrong:
+        raise ConfigError(f"key {wrong[0]!r} of study file '{path}' is not a string")
     if "vary" in values and not values["vary"]:
         raise ConfigError("the grid 'vary' of the study is empty: give it values, or leave the key out")
     file = StudyFile(**values)
@@ -163,7 +166,8 @@ def read_study_file(path: Path) -> tuple[Plan, Path]:
         raise ConfigError("missing key 'base' for the study: the settings of its runs, or 'config' with a file of them")
     layers = []
     if file.config is not None:
-        layers.append(load_config_file(path.parent / file.config))
+        shared = load_config_file(path.parent / file.config)
+        layers.append({key: value for key, value in shared.items() if key not in NOT_VARIED})
     layers.append(file.base)
     if file.preset:
         layers.insert(0, _preset(layers))
@@ -186,13 +190,10 @@ def make_plan(
     """A plan from the settings that all runs share (later layers override earlier ones) and those that vary."""
     if not name.strip() or safe_name(name) != name:
         raise ConfigError(f"bad value {name!r} for 'name' of the study: use letters, digits and . _ - only")
-    base: dict[str, Any] = {}
-    for layer in layers:
-        for key, value in layer.items():
-            _merge(base, str(key), value)
-    if "seed" in base:
-        raise ConfigError("'seed' of the base is not used: set the key seeds of the study instead")
-    base.pop("output_dir", None)
+    base, _ = merge_layers([("the base", nested(plain(layer), "the base")) for layer in layers])
+    for key, reason in NOT_VARIED.items():
+        if key in base:
+            raise ConfigError(f"'{key}' of the base has no effect: {reason}; remove it")
     return Plan(name, base, tuple(expand(vary)), parse_seeds(seeds), tuple(plugins), tuple(callbacks), suffix)
 
 
@@ -200,58 +201,75 @@ def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Settin
     """The settings of a grid, or of a list of settings, checked; a study that varies nothing has one, empty."""
     if not vary:
         return [{}]
+    vary = plain(vary)
     settings = list(_grid(vary)) if isinstance(vary, Mapping) else [_flat(setting) for setting in vary]
     for setting in settings:
         for key in setting:
             _check_key(key)
-    texts = [json.dumps(setting, sort_keys=True, default=str) for setting in settings]
+    texts = [json.dumps(setting, sort_keys=True, default=repr) for setting in settings]
     twice = [text for text, count in Counter(texts).items() if count > 1]
     if twice:
         raise ConfigError(f"'vary' of the study has the setting {twice[0]} twice: remove one")
     return settings
 
 
-def nested(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested mappings."""
-    values: dict[str, Any] = {}
-    for key, value in setting.items():
-        *outer, last = key.split(".")
-        target = values
+def plain(value: Any) -> Any:
+    """The value with NumPy's numbers and paths replaced by Python's numbers and text."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(item) for item in value)
+    if hasattr(value, "tolist"):  # of NumPy
+        return value.tolist()
+    return str(value) if isinstance(value, Path) else value
+
+
+def nested(values: Mapping[str, Any], where: str = "vary") -> dict[str, Any]:
+    """The values with dotted keys of the first level as nested mappings."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        *outer, last = key.split(".") if isinstance(key, str) else [key]
+        target = found
         for part in outer:
-            target = target.setdefault(part, {})
+            inner = target.get(part, {})
+            if not isinstance(inner, Mapping):
+                raise ConfigError(f"'{key}' of {where} sets a key within one that has a value")
+            target[part] = dict(inner)
+            target = target[part]
+        known = target.get(last)
+        if isinstance(known, Mapping) and isinstance(value, Mapping) and not known.keys() & value.keys():
+            value = {**known, **value}
+        elif last in target:
+            raise ConfigError(f"'{key}' of {where} is given twice, with a dot and nested: remove one")
         target[last] = value
-    return values
+    return found
 
 
 def labels_of(settings: Sequence[Setting]) -> list[str]:
-    """A short label of each setting: the first keys that tell the settings apart, each with its value."""
+    """A short label of each setting, for people: the first keys that tell the settings apart, with their values."""
     keys = list(dict.fromkeys(key for setting in settings for key in setting))
-    varying = [key for key in keys if len({_text(setting.get(key)) for setting in settings}) > 1]
-    names = {key: key.rpartition(".")[2] for key in varying}
-    counts = Counter(names.values())
-    names = {key: name if counts[name] == 1 else key for key, name in names.items()}
-    names |= {key: "" for key in ("algo", "env_id") if key in names}
+    varying = [key for key in keys if len({_identity(setting.get(key)) for setting in settings}) > 1]
     labels = [""] * len(settings)
     for count in range(1, len(varying) + 1):
         chosen = varying[:count]
-        labels = [
-            " ".join(_label_part(names[key], setting[key]) for key in chosen if key in setting) for setting in settings
-        ]
+        labels = [_describe({key: setting[key] for key in chosen if key in setting}) for setting in settings]
         if len(set(labels)) == len(settings):
-            break
-    return labels
-
-
-def suffixes_of(labels: Sequence[str], suffix: str | None) -> list[str]:
-    """The end of the run folders' names of each setting: unique and safe."""
-    safe = [
-        safe_name("-".join(part for part in (suffix, label) if part)) if suffix or label else "run" for label in labels
+            return labels
+    counts = Counter(labels)
+    return [
+        label if counts[label] == 1 else f"{label} ({_checksum(setting)})".strip()
+        for label, setting in zip(labels, settings, strict=True)
     ]
-    counts = Counter(safe)
+
+
+def suffixes_of(settings: Sequence[Setting], suffix: str | None) -> list[str]:
+    """The end of the run folders' names of each setting: it depends on no other setting, so a study can grow."""
     found = []
-    for label, text in zip(labels, safe, strict=True):
-        if counts[text] > 1 or len(text) > LONGEST_LABEL:
-            text = f"{text[:LONGEST_LABEL]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+    for setting in settings:
+        label = _describe(setting)
+        text = safe_name("-".join(part for part in (suffix, label) if part)) if suffix or label else "run"
+        if len(text) > LONGEST_LABEL or not all(map(_is_plain, setting.values())):
+            text = f"{text[:LONGEST_LABEL]}-{_checksum(setting)}"
         found.append(text)
     return found
 
@@ -264,8 +282,10 @@ def plan_differences(old: Plan, new: Plan) -> list[str]:
         if first.get(key) != second.get(key):
             found.append(f"base.{key} was {_text(first.get(key))} and is {_text(second.get(key))}")
     if old.vary != new.vary:
-        labels = labels_of(old.vary), labels_of(new.vary)
-        gone, added = (sorted({*one} - {*other}) for one, other in (labels, reversed(labels)))
+        gone, added = (
+            [_describe(setting) or "(no change of the base)" for setting in one if setting not in other]
+            for one, other in ((old.vary, new.vary), (new.vary, old.vary))
+        )
         words = [f"without {', '.join(gone[:3])}" if gone else "", f"with {', '.join(added[:3])}" if added else ""]
         found.append("vary is another: " + (" and ".join(word for word in words if word) or "in another order"))
     if old.seeds != new.seeds:
@@ -276,14 +296,13 @@ def plan_differences(old: Plan, new: Plan) -> list[str]:
 
 
 def is_extension(old: Plan, new: Plan) -> bool:
-    """Whether `new` has every run of `old`, unchanged, and further ones."""
-    same = (old.base, old.suffix) == (new.base, new.suffix)
-    settings = [json.dumps(setting, sort_keys=True, default=str) for setting in new.vary]
-    known = [json.dumps(setting, sort_keys=True, default=str) for setting in old.vary]
-    # The labels name the folders, so they must stay.
-    labels = dict(zip(settings, labels_of(new.vary), strict=True))
-    old_labels = dict(zip(known, labels_of(old.vary), strict=True))
-    return same and {*old.seeds} <= {*new.seeds} and old_labels.items() <= labels.items()
+    """Whether `new` has every run of `old`, unchanged and in the same folder, and further ones."""
+
+    def folders(plan: Plan) -> set[tuple[str, str]]:
+        suffixes = suffixes_of(plan.vary, plan.suffix)
+        return {(suffix, _identity(setting)) for suffix, setting in zip(suffixes, plan.vary, strict=True)}
+
+    return old.base == new.base and {*old.seeds} <= {*new.seeds} and folders(old) <= folders(new)
 
 
 def _grid(vary: Mapping[str, Any]) -> Iterator[Setting]:
@@ -296,6 +315,8 @@ def _grid(vary: Mapping[str, Any]) -> Iterator[Setting]:
             )
         if not choices:
             raise ConfigError(f"'vary.{key}' of the study is empty: give it values, or leave it out")
+        if key in values:
+            raise ConfigError(f"'{key}' in 'vary' of the study is given twice, with a dot and nested: remove one")
         values[key] = list(choices)
     for combination in itertools.product(*values.values()):
         yield dict(zip(values, combination, strict=True))
@@ -305,6 +326,8 @@ def _flat_grid(vary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     """The lists of a grid by dotted key; `algo_kwargs: {gamma: [...]}` is the same as `algo_kwargs.gamma: [...]`."""
     for key, value in vary.items():
         if isinstance(value, Mapping):
+            if not value:
+                raise ConfigError(f"'vary.{prefix}{key}' of the study is empty: give it values, or leave it out")
             yield from _flat_grid(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
@@ -315,10 +338,12 @@ def _flat(setting: Any) -> Setting:
         raise ConfigError(f"bad value {setting!r} for 'vary' of the study: each setting is a mapping of keys to values")
     found: Setting = {}
     for key, value in setting.items():
-        if key in ("algo_kwargs", "env_kwargs") and isinstance(value, Mapping):
-            found |= {f"{key}.{name}": item for name, item in value.items()}
-        else:
-            found[str(key)] = value
+        is_section = key in ("algo_kwargs", "env_kwargs") and isinstance(value, Mapping)
+        values = {f"{key}.{name}": item for name, item in value.items()} if is_section else {str(key): value}
+        twice = found.keys() & values.keys()
+        if twice:
+            raise ConfigError(f"'{min(twice)}' in 'vary' of the study is given twice: remove one")
+        found |= values
     return found
 
 
@@ -331,23 +356,36 @@ def _check_key(key: str) -> None:
         raise ConfigError(f"unknown key '{key}' in 'vary' of the study{hint}")
 
 
-def _label_part(name: str, value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    text = re.sub(r"[\"{}\[\] ]", "", text)
-    return f"{name}={text}" if name else text
+def _describe(setting: Setting) -> str:
+    """The keys of a setting and their values; of `algo` and `env_id` only the value."""
+    starts = {key: f"{key.removeprefix('algo_kwargs.')}=" for key in setting} | {"algo": "", "env_id": ""}
+    return " ".join(starts[key] + _label_text(value) for key, value in setting.items())
 
 
-def _merge(into: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key of the base, dotted or nested; mappings of the same key are merged."""
-    first, _, rest = key.partition(".")
-    if rest:
-        value = nested({rest: value})
-    if isinstance(value, Mapping) and isinstance(into.get(first), dict) and "kind" not in value:
-        into[first] = dict(into[first])
-        for name, item in value.items():
-            _merge(into[first], str(name), item) if isinstance(item, Mapping) else into[first].__setitem__(name, item)
-    else:
-        into[first] = dict(value) if isinstance(value, Mapping) else value
+def _label_text(value: Any) -> str:
+    return re.sub(r"[\"{}\[\] ]", "", value if isinstance(value, str) else _text(value))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value's text in a folder's name can be read in one way only."""
+    if isinstance(value, str):
+        is_number = re.fullmatch(r"[-+.\d].*|true|false|null|nan|inf.*", value, re.IGNORECASE) is not None
+        return not is_number and safe_name(value) == value
+    if isinstance(value, (list, tuple)):
+        return isinstance(value, list) and len(value) > 1 and all(map(_is_plain_number, value))
+    return isinstance(value, bool) or _is_plain_number(value)
+
+
+def _is_plain_number(value: Any) -> bool:
+    return type(value) in (int, float) and not str(value).startswith("-")
+
+
+def _identity(value: Any) -> str:
+    return repr(value)
+
+
+def _checksum(setting: Setting) -> str:
+    return hashlib.sha256(_identity(setting).encode()).hexdigest()[:8]
 
 
 def _preset(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

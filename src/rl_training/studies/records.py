@@ -48,7 +48,8 @@ class RunRecord:
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric; both empty if it was never logged."""
-        points = [(line["global_step"], line[metric]) for line in self.metrics if line.get(metric) is not None]
+        lines = [line for line in self.metrics if line.get(metric) is not None and line.get("global_step") is not None]
+        points = [(line["global_step"], line[metric]) for line in lines]
         return [step for step, _ in points], [value for _, value in points]
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,38 +17,41 @@ ARRAYS = (
     ("SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST", "SGE_TASK_STEPSIZE"),
 )
 """Variables of job arrays, by scheduler: this task's number, the first, the last, and the step between two."""
+COUNT_VARIABLE = "SLURM_ARRAY_TASK_COUNT"
 T = TypeVar("T")
 
 
 def parse_seeds(value: Any) -> tuple[int, ...]:
     """The seeds that `0..4`, `0,3,7`, `0..4,10`, a number or a list of numbers stands for."""
     if isinstance(value, str):
-        found = [seed for part in value.split(",") for seed in _parse_part(part.strip(), value)]
-    elif isinstance(value, Iterable) and not isinstance(value, Mapping):
-        found = [seed for part in value for seed in _parse_part(part, value)]
+        parts: Iterable[Any] = (part.strip() for part in value.split(","))
     else:
-        found = _parse_part(value, value)
+        is_list = isinstance(value, Iterable) and not isinstance(value, Mapping) and getattr(value, "ndim", 1) == 1
+        parts = value if is_list else [value]
+    found: dict[int, None] = {}
+    for part in parts:
+        for seed in _parse_part(part, value):
+            if seed in found:
+                raise ConfigError(f"seed {seed} is given twice in seeds {value!r:.80}: remove one")
+            found[seed] = None
+            if len(found) > MAX_SEEDS:
+                raise ConfigError(f"bad value {value!r:.80} for seeds: more than {MAX_SEEDS:,} seeds")
     if not found:
-        raise ConfigError(f"bad value {value!r} for seeds: there are none; {FORM}")
-    twice = [str(seed) for seed, count in Counter(found).items() if count > 1]
-    if twice:
-        raise ConfigError(f"seed {', '.join(twice[:5])} is given twice in seeds {value!r}: remove one")
+        raise ConfigError(f"bad value {value!r:.80} for seeds: there are none; {FORM}")
     return tuple(found)
 
 
-def _parse_part(part: Any, value: Any) -> list[int]:
+def _parse_part(part: Any, value: Any) -> range:
     first, last = part, part
     if isinstance(part, str):
-        match = re.fullmatch(r"(\d+)(?:\s*\.\.\s*(\d+))?", part)
+        match = re.fullmatch(r"(\d{1,40})(?:\s*\.\.\s*(\d{1,40}))?", part)
         if match is None:
-            raise ConfigError(f"bad value {value!r} for seeds: {FORM}")
+            raise ConfigError(f"bad value {value!r:.80} for seeds: {FORM}")
         first, last = int(match[1]), int(match[2] or match[1])
-    is_whole = hasattr(first, "__index__") and not isinstance(first, bool)
-    if not is_whole or not 0 <= first <= last:
-        raise ConfigError(f"bad value {value!r} for seeds: {FORM}")
-    if last - first >= MAX_SEEDS:
-        raise ConfigError(f"bad value {value!r} for seeds: more than {MAX_SEEDS:,} seeds")
-    return list(range(int(first), int(last) + 1))
+    is_whole = hasattr(first, "__index__") and not isinstance(first, bool) and getattr(first, "ndim", 0) == 0
+    if not is_whole or not 0 <= first <= last or (hasattr(first, "tolist") and isinstance(first, Iterable)):
+        raise ConfigError(f"bad value {value!r:.80} for seeds: {FORM}")
+    return range(int(first), int(last) + 1)
 
 
 def format_seeds(seeds: Sequence[int]) -> str:
@@ -103,5 +105,11 @@ def shard_of_array(variables: Mapping[str, str] | None = None) -> Shard | None:
                 f"{names[0]}={texts[0]} is not between {names[1]}={texts[1]} and {names[2]}={texts[2]}: give"
                 " --shard K/N instead"
             )
-        return Shard((number - first) // step + 1, (last - first) // step + 1)
+        shard = Shard((number - first) // step + 1, (last - first) // step + 1)
+        if (count := variables.get(COUNT_VARIABLE, "")).isdecimal() and int(count) != shard.count:
+            raise ConfigError(
+                f"the job array has {count} tasks with gaps between {first} and {last}, so this task's share is not"
+                " known: give --shard K/N"
+            )
+        return shard
     return None

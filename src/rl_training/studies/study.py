@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,8 @@ class Study:
             values.pop("seed", None)
         else:
             values = dict(base)
-        parent = Path(output_dir or values.get("output_dir") or "runs")
+        own_dir = values.pop("output_dir", None)
+        parent = Path(output_dir or own_dir or "runs")
         name = name or safe_name(f"{values.get('algo', 'study')}__{values.get('env_id', 'offline')}")
         self.plan = make_plan(name, [values], vary=vary, seeds=seeds, plugins=plugins, callbacks=callbacks)
         self.path = parent / name
@@ -92,6 +93,10 @@ class Study:
         """All planned runs."""
         return self.plan.runs(self.path)
 
+    def within(self, output_dir: Path | None) -> Study:
+        """The same study with its folder in another one; None: where it is."""
+        return self if output_dir is None else self._of(self.plan, output_dir / self.plan.name)
+
     def with_plugins(self, plugins: Sequence[str]) -> Study:
         """The same study with further code to import."""
         names = dict.fromkeys([*self.plan.plugins, *plugins])
@@ -131,14 +136,20 @@ class Study:
         cluster: ClusterOptions | None = None,
         shard: Shard = WHOLE,
         extend: bool = False,
+        on_begin: Callable[[], None] | None = None,
     ) -> Driver:
-        """Train as `run` does; returns the driver, whose `interrupted_by` tells of a signal."""
+        """Train as `run` does; returns the driver, whose `interrupted_by` tells of a signal.
+
+        `on_begin` is called when everything has been checked and the study has its folder.
+        """
         with ExitStack() as stack:
             launcher = self._launcher(jobs, backend, cluster)
             stack.enter_context(closing(launcher))
             folder = self._begin(launcher, extend=extend)
             runs = shard.of(folder.runs())
             launcher.threads_per_run = max(folder.plan.threads, default=1)
+            if on_begin is not None:
+                on_begin()
             tell(f"study {folder.path}: {len(runs):,} runs{'' if shard == WHOLE else f' (share {shard})'}")
             listener = make_listener()
             stack.callback(listener.close)
@@ -154,12 +165,13 @@ class Study:
         check = SettingsCheck(self.runs(), self.plan.plugins)
         if isinstance(launcher, LocalLauncher):
             launcher.prepare(len(self.runs()))
-        threads = {need.setting: need.num_threads for need in check.wait()}
+        needs = {need.setting: need.num_threads for need in check.wait()}
+        threads = {run.suffix: needs[run.setting] for run in self.runs()}
         if stored is not None:  # settings that have begun keep their number
-            known = {run.setting: run.config.num_threads for run in stored.runs()}
-            threads |= {setting: int(number) for setting, number in known.items() if number != "auto"}
-        order = dict.fromkeys(run.setting for run in self.runs())
-        plan = replace(self.plan, threads=tuple(threads[setting] for setting in order))
+            known = {run.suffix: run.config.num_threads for run in stored.runs()}
+            threads |= {suffix: int(number) for suffix, number in known.items() if number != "auto"}
+        order = dict.fromkeys(run.suffix for run in self.runs())
+        plan = replace(self.plan, threads=tuple(threads[suffix] for suffix in order))
         return store_plan(plan, self.path, is_extended=extend)
 
     def _launcher(self, jobs: int | None, backend: str, cluster: ClusterOptions | None) -> Launcher:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import yaml
+
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import load_config_file
-from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
-from rl_training.files import atomic_write, replace_synced, translate_write_errors, write_new
+from rl_training.experiment.yaml_text import dump_yaml, is_unedited, parse_yaml, sign
+from rl_training.files import atomic_write, is_file, replace_synced, translate_write_errors, write_new
 from rl_training.studies.plan import Plan, PlannedRun, is_extension, plan_differences
 from rl_training.validation import suggest
 
 PLAN_FILE = "study.yaml"
+MANY_SETTINGS = 100
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class StudyFolder:
 def find_study(name: str, parent: Path = Path("runs")) -> Path:
     """The folder of a study, given by its path or by its name in `parent`."""
     for path in (Path(name), parent / name):
-        if (path / PLAN_FILE).is_file():
+        if is_file(path / PLAN_FILE):
             return path
     known = [path.name for path in list_studies(parent)]
     raise ConfigError(f"there is no study '{name}' here or in '{parent}'{suggest(name, known)}")
@@ -69,12 +73,14 @@ def store_plan(plan: Plan, path: Path, *, is_extended: bool = False) -> StudyFol
     """
     if (path / PLAN_FILE).is_file():
         return _continue(plan, open_study(path), is_extended=is_extended)
-    if path.exists() and any(child for child in path.iterdir() if child.name != PLAN_FILE):
+    is_other = path.is_dir() and any(not child.name.startswith((".", PLAN_FILE)) for child in path.iterdir())
+    if is_other or (path.exists() and not path.is_dir()):
         raise ConfigError(f"'{path}' exists and is not a study: move it away, or give the study another name")
+    text = _text(plan)
     with translate_write_errors(path / PLAN_FILE), _removed_on_failure(path):
         path.mkdir(parents=True, exist_ok=True)
         try:
-            _create(path / PLAN_FILE, _text(plan))
+            _create(path / PLAN_FILE, text)
         except FileExistsError:  # another process began it at the same moment
             return _continue(plan, open_study(path), is_extended=is_extended)
     return StudyFolder(path, plan)
@@ -98,9 +104,9 @@ def _continue(plan: Plan, stored: StudyFolder, *, is_extended: bool) -> StudyFol
 
 def _create(path: Path, text: str) -> None:
     """Write a new file, complete from its first moment on; a `FileExistsError` if it exists."""
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
-    write_new(draft, text.encode())
+    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
+        write_new(draft, text.encode())
         try:
             os.link(draft, path)  # unlike a rename, it does not replace
         except FileExistsError:
@@ -126,4 +132,10 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
 
 
 def _text(plan: Plan) -> str:
-    return sign(dump_yaml(plan.values()))
+    try:
+        text = sign(dump_yaml(plan.values()))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the plan of study '{plan.name}' cannot be stored: {str(error).splitlines()[0]}") from None
+    if len(plan.vary) > MANY_SETTINGS:
+        parse_yaml(text, f"the plan of study '{plan.name}'")  # a plan too large to be read again is refused now
+    return text

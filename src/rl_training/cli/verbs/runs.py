@@ -27,6 +27,8 @@ LIST = "list"
 class RunsGroup(TyperGroup):
     """`runs` alone, or with a folder or filters, is `runs list`."""
 
+    default_command = LIST
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert `list` where no command is named."""
         if not args or (args[0] not in self.commands and args[0] != "--help"):

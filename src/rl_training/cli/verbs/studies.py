@@ -18,6 +18,7 @@ from rl_training.cli.output import say, show
 from rl_training.cli.parsing import StrictCommand, expand_groups
 from rl_training.cli.study_report import plan_lines, report_study, status_lines
 from rl_training.errors import ConfigError, RunExistsError
+from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ StartedStudy = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="The folder or name of a study (default: list the studies).")
 ]
 StudiesDir = Annotated[
-    Path, typer.Option("--output-dir", metavar="FOLDER", help="Folder in which studies are looked for by name.")
+    Path | None, typer.Option("--output-dir", metavar="FOLDER", help="Parent of the study's folder (default: runs).")
 ]
+RUNS = Path("runs")
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check and list the runs, their memory and time as far as known; train none.")
 ]
@@ -60,7 +62,7 @@ class StudyOptions(LaunchOptions):
     shard: ShardText = None
     fork: Fork = None
     extend: Extend = False
-    output_dir: StudiesDir = Path("runs")
+    output_dir: StudiesDir = None
     plugin: Plugins = None
     quiet: Quiet = False
     as_json: AsJson = False
@@ -91,8 +93,9 @@ app.command("run", cls=StrictCommand)(expand_groups(run))
 
 
 @app.command("status", cls=StrictCommand)
-def status(study: StartedStudy = None, output_dir: StudiesDir = Path("runs"), as_json: AsJson = False) -> None:
+def status(study: StartedStudy = None, output_dir: StudiesDir = None, as_json: AsJson = False) -> None:
     """Show the runs of a study, or list the studies: `study status NAME`."""
+    output_dir = output_dir or RUNS
     from rl_training.studies.study_folder import find_study, open_study
 
     if study is None:
@@ -116,7 +119,8 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
     if options.resume_or_start and options.run_suffix is None:
         raise ConfigError("--resume-or-start needs --run-suffix NAME, which identifies the runs: add it")
     config = resolve(options).config
-    values = {key: value for key, value in config.model_dump().items() if key in config.model_fields_set}
+    given = config.model_fields_set - {"seed", "output_dir"}
+    values = {key: value for key, value in config.model_dump().items() if key in given}
     name, suffix = _names_of_seeds(config, options.run_suffix)
     study = Study.of_seeds(
         name, values, many.seeds, suffix, config.output_dir, options.plugin or (), options.callback or ()
@@ -127,9 +131,9 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
         )
     words = _launch_words(many)
     command = wrap_command(program_command("study", "run", str(study.path), *words), 2)
-    say("\n".join(["to continue after a stop:", *(f"  {line}" for line in command)]))
+    text = "\n".join(["to continue after a stop:", *(f"  {line}" for line in command)])
     with results_alone():  # Ray prints to standard output
-        driver = study.drive(**_launching(many))
+        driver = study.drive(**_launching(many), on_begin=lambda: say(text))
     report_study(study.path, driver, words, as_json=options.as_json)
 
 
@@ -164,15 +168,15 @@ def _open(name: str, options: StudyOptions) -> Study:
     from rl_training.studies.study_folder import find_study
 
     path = Path(name)
-    if path.is_file():
-        study = Study.from_file(path).with_plugins(options.plugin or ())
+    if is_file(path):
+        study = Study.from_file(path).with_plugins(options.plugin or ()).within(options.output_dir)
         return study if options.fork is None else study.fork(options.fork)
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"study file '{path}' does not exist (looked from {Path.cwd()})")
     if options.fork is not None or options.extend:
         option = "--fork" if options.fork is not None else "--extend"
         raise ConfigError(f"{option} needs a study file: rl-training study run FILE {option}")
-    return Study.open(find_study(name, options.output_dir)).with_plugins(options.plugin or ())
+    return Study.open(find_study(name, options.output_dir or RUNS)).with_plugins(options.plugin or ())
 
 
 def _shard(text: str | None) -> Shard:
