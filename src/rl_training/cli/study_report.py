@@ -132,11 +132,11 @@ def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:
     return values, lines
 
 
-def plan_lines(study: Study, shard: Shard) -> tuple[dict[str, Any], list[str]]:
+def plan_lines(study: Study, shard: Shard, *, extend: bool = False) -> tuple[dict[str, Any], list[str]]:
     """The runs of a study, checked, with their memory and time as far as they can be told."""
     from rl_training.studies.catalog import list_runs
 
-    needs = {need.setting: need for need in study.check()}
+    needs = {need.setting: need for need in study.check(extend=extend)}
     runs = shard.of(study.runs())
     known = list_runs(study.path.parent) if study.path.parent.is_dir() else []
     groups: dict[str, list[PlannedRun]] = {}

@@ -18,7 +18,7 @@ from rl_training.studies.plan import Plan, PlannedRun, make_plan, read_study_fil
 from rl_training.studies.progress import make_listener
 from rl_training.studies.results import StudyResult
 from rl_training.studies.selection import WHOLE, Shard
-from rl_training.studies.study_folder import PLAN_FILE, StudyFolder, open_study, store_plan
+from rl_training.studies.study_folder import PLAN_FILE, StudyFolder, open_study, refuse_changed, store_plan
 from rl_training.terminal.streams import tell
 
 
@@ -108,8 +108,10 @@ class Study:
             raise ConfigError(f"bad value {name!r} for --fork: use letters, digits and . _ - only")
         return self._of(replace(self.plan, name=name, threads=()), self.path.parent / name)
 
-    def check(self) -> list[SettingNeeds]:
+    def check(self, *, extend: bool = False) -> list[SettingNeeds]:
         """Check every setting in a process of its own, without training; returns what a run of each needs."""
+        if (self.path / PLAN_FILE).is_file():
+            refuse_changed(self.plan, open_study(self.path), is_extended=extend)
         return SettingsCheck(self.runs(), self.plan.plugins).wait()
 
     def run(

@@ -87,14 +87,21 @@ def store_plan(plan: Plan, path: Path, *, is_extended: bool = False) -> StudyFol
 
 
 def _continue(plan: Plan, stored: StudyFolder, *, is_extended: bool) -> StudyFolder:
-    differences = plan_differences(stored.plan, plan)
-    if not differences:  # the code that it imports may have moved
-        return replace(stored, plan=replace(stored.plan, plugins=plan.plugins, callbacks=plan.callbacks))
-    can_grow = is_extension(stored.plan, plan)
-    if can_grow and is_extended:
+    refuse_changed(plan, stored, is_extended=is_extended)
+    if plan_differences(stored.plan, plan):
         with translate_write_errors(stored.path / PLAN_FILE):
             replace_synced(stored.path / PLAN_FILE, _text(plan).encode())
         return StudyFolder(stored.path, plan)
+    # The code that it imports may have moved.
+    return replace(stored, plan=replace(stored.plan, plugins=plan.plugins, callbacks=plan.callbacks))
+
+
+def refuse_changed(plan: Plan, stored: StudyFolder, *, is_extended: bool = False) -> None:
+    """Raise a `ConfigError` if `plan` differs from the stored one, unless `is_extended` and it only has more runs."""
+    differences = plan_differences(stored.plan, plan)
+    can_grow = is_extension(stored.plan, plan)
+    if not differences or (can_grow and is_extended):
+        return
     grow = "--extend to add the new runs, or " if can_grow else ""
     raise ConfigError(
         f"study '{stored.name}' began with another plan ('{stored.path}'): {'; '.join(differences)}. Give"

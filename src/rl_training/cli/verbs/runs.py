@@ -87,6 +87,7 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
     reader = RunReader(folder)
     info = reader.info()
     metadata = TrainingRun(folder).metadata()
+    versions = metadata["versions"] if isinstance(metadata.get("versions"), dict) else {}
     ended = ", which has ended" if info.owner is not None and info.owner.is_gone else ""
     facts = {
         "state": info.state if info.reason is None else f"{info.state}: {info.reason}",
@@ -98,7 +99,7 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
         "exactness": info.exactness or "exact",
         "created": info.created or "not known",
         "git commit": str(metadata.get("git_commit")),
-        "versions": ", ".join(f"{name} {value}" for name, value in (metadata.get("versions") or {}).items()),
+        "versions": ", ".join(f"{name} {value}" for name, value in versions.items()),
     }
     reasons = _inexact_reasons(folder) if info.exactness == "approximate" else []
     settings = dict(_flat(reader.config))

@@ -81,7 +81,7 @@ def run(study: StudyName, options: StudyOptions) -> None:
     found = _open(study, options)
     shard = _shard(options.shard)
     if options.dry_run:
-        values, lines = plan_lines(found, shard)
+        values, lines = plan_lines(found, shard, extend=options.extend)
         show(values, lines, options.as_json)
         return
     with results_alone():  # Ray prints to standard output
