@@ -167,7 +167,10 @@ class TestTrainSeeds:
         assert "did you mean algo_kwargs.gamma=" in refuse("train", *PAIR, "--seeds", "0..1", "gama=0.9")
         assert refuse("train", "ppp", "CartPole-v1", "--seeds", "0..1").startswith("unknown algorithm 'ppp'")
 
-    def test_seeds_replace_the_seed_of_a_configuration_file(self, tmp_path: Path) -> None:
+    def test_seeds_replace_the_seed_of_a_configuration_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         Path("one.yaml").write_text(dump_yaml({**BASE, "seed": 3, "total_timesteps": 64}))
         assert main(["train", "--config", "one.yaml", "--seeds", "0..1", "--run-suffix", "x", "-q"]) == 0
         assert sorted(path.name[-9:] for path in Path("runs").glob("*/*__x")) == ["_seed0__x", "_seed1__x"]
