@@ -128,7 +128,7 @@ class Trial:
         """The same trial with its disturbance past the middle of the first runs."""
         if self.failure is None:
             return self
-        seconds = round(costs.startup_seconds + 0.6 * costs.work_seconds, 1)
+        seconds = round(costs.startup_seconds + 0.5 * costs.work_seconds, 1)
         return replace(self, failure=replace(self.failure, seconds=seconds))
 
     def predict(self, costs: Campaign, seconds_per_node: float) -> tuple[float, int]:
@@ -285,16 +285,16 @@ def calibrate(measured: Measured) -> Campaign:
         startups.append(owned - started[label])
         delays.append(finished[label] - owned - seconds[-1])
     cost = max(0.0, statistics.linear_regression(counts, seconds).slope)
-    work = statistics.mean(second - count * cost for second, count in zip(seconds, counts, strict=True))
+    work = statistics.median(second - count * cost for second, count in zip(seconds, counts, strict=True))
     return Campaign(
         num_nodes=NUM_NODES,
         slots_per_node=1,
         num_runs=len(seconds),
         work_seconds=work,
-        startup_seconds=statistics.mean(startups),
+        startup_seconds=statistics.median(startups),
         checkpoint_every_seconds=work * CHECKPOINT_STEPS / TOTAL_STEPS,
         checkpoint_seconds=cost,
-        scheduling_seconds=statistics.mean(delays),
+        scheduling_seconds=statistics.median(delays),
     )
 
 

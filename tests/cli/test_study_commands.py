@@ -352,6 +352,19 @@ class TestStudyRun:
         out, err = capsys.readouterr()
         assert "--output-dir" in err if code == 2 else json.loads(out)["study_dir"] == "out/grid"
 
+    @pytest.mark.xfail(
+        strict=True, reason="worker.py, main: plugins are loaded outside of any try; a traceback is printed"
+    )
+    def test_a_plugin_that_cannot_be_loaded_is_named_in_one_line(self, refuse: Refuse) -> None:
+        message = refuse("study", "run", write(plugins=["missing.py"]), "--dry-run")
+        assert message.startswith("file 'missing.py' does not exist (looked from ")
+
+    @pytest.mark.xfail(
+        strict=True, reason="runtime/checks/settings.py: callbacks are not checked; every run fails instead"
+    )
+    def test_a_callback_that_cannot_be_loaded_is_named_before_the_study_begins(self, refuse: Refuse) -> None:
+        assert "missing.py" in refuse("study", "run", write(callbacks=["missing.py:Stop"]), "--dry-run")
+
 
 class TestTrainedStudy:
     def test_its_result_as_json_has_every_runs_score_and_the_means(self, trained: Path) -> None:

@@ -71,6 +71,19 @@ def test_twenty_kills_of_workers_and_drivers_change_nothing(tmp_path: Path, alon
     assert_same_study(study, alone)
 
 
+def test_two_drivers_share_the_work(tmp_path: Path, alone: dict[str, Path]) -> None:
+    path = write_study(tmp_path)
+    command = ["study", "run", str(path), "--jobs", "1"]
+    drivers = [start([*command, *words], tmp_path) for words in ([], ["--shard", "2/3"])]
+    ends = [finish(driver) for driver in drivers]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "6 of 6 runs finished" in ends[0][1]
+    assert "2 of 2 runs finished" in ends[1][1]
+    study = Study.from_file(path)
+    assert {read_run(run.run_dir).attempt for run in study.runs()} == {1}
+    assert_same_study(study, alone)
+
+
 def test_ctrl_c_stops_all_runs_saved_and_the_printed_command_continues(tmp_path: Path, alone: dict[str, Path]) -> None:
     path = write_study(tmp_path)
     study = Study.from_file(path)

@@ -19,6 +19,7 @@ from rl_training.studies.plan import PlannedRun
 from rl_training.studies.study_folder import PLAN_FILE, StudyFolder
 
 LOGS = "logs"
+MOST_PREPARED = 8
 TAIL_BYTES = 4096
 
 
@@ -113,7 +114,7 @@ def make_order(run: PlannedRun, study: StudyFolder) -> Order:
         log.parent.mkdir(exist_ok=True)
     code = {"plugins": list(study.plan.plugins), "callbacks": list(study.plan.callbacks)}
     values = {"config": worker_values(run.config), "suffix": run.suffix, **code}
-    places = {"study": str((study.path / PLAN_FILE).absolute()), "log": str(log.absolute())}
+    places = {"study": str((study.path / PLAN_FILE).absolute()), "log": str(log.absolute()), "command": sys.argv}
     return Order(run, json.dumps({**values, **places}), log)
 
 
@@ -164,7 +165,7 @@ class LocalLauncher:
 
     def prepare(self, count: int) -> None:
         """Start up to `count` processes that load their libraries and wait for an order."""
-        self._waiting += [start_worker() for _ in range(min(count, self.capacity()))]
+        self._waiting += [start_worker() for _ in range(min(count, self.capacity(), MOST_PREPARED))]
 
     def capacity(self) -> int:
         """The number of jobs."""

@@ -36,6 +36,7 @@ def main() -> int:
         print(f"error: {socket.gethostname()} does not see '{order['study']}': use a folder that all nodes share")
         return FAILED
     _print_to(order.get("log"))
+    sys.argv = order.get("command", sys.argv)  # for the run's metadata: the command that the user gave
     for plugin in order.get("plugins", ()):
         _load(plugin)
     return check(order) if "check" in order else train(order)
