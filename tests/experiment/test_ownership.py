@@ -21,10 +21,8 @@ from rl_training.cli import main
 from rl_training.errors import ReplacedError, RLTrainingError, RunExistsError, RunOwnedError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.default_manager import DefaultExperimentManager
-from rl_training.experiment.ownership import (
-    Lease,
+from rl_training.experiment.owner import (
     Owner,
-    acquire,
     heartbeat_age,
     is_alive,
     process_status,
@@ -33,6 +31,7 @@ from rl_training.experiment.ownership import (
     refuse_owned,
     this_machine,
 )
+from rl_training.experiment.ownership import Lease, acquire
 from rl_training.experiment.run_folder import is_interruption, run_name
 from rl_training.files import AppendedFile, replace_synced
 from rl_training.runtime.run import run_training

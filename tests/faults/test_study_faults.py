@@ -14,7 +14,7 @@ import pytest
 from run_tools import contents
 from study_tools import BASE, PPO, assert_same_study, finish, live_workers, start, train_alone, wait_until, write_study
 
-from rl_training.experiment.ownership import read_owner
+from rl_training.experiment.owner import read_owner
 from rl_training.studies.catalog import read_run
 from rl_training.studies.study import Study
 

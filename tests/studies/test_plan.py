@@ -26,18 +26,8 @@ from rl_training.experiment.config import resolve_config
 from rl_training.experiment.run_folder import safe_name
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
 from rl_training.studies.launchers import read_worker_values, worker_values
-from rl_training.studies.plan import (
-    Plan,
-    PlannedRun,
-    expand,
-    is_extension,
-    labels_of,
-    make_plan,
-    nested,
-    plan_differences,
-    read_study_file,
-    suffixes_of,
-)
+from rl_training.studies.plan import Plan, PlannedRun, is_extension, make_plan, plan_differences, read_study_file
+from rl_training.studies.settings import expand, labels_of, nested, suffixes_of
 
 BASE = {"algo": "ppo", "env_id": "CartPole-v1"}
 GAMMA = "algo_kwargs.gamma"
@@ -279,7 +269,7 @@ class TestNames:
         assert len(set(suffixes)) == len(values)
         assert {*"".join(suffixes)} <= {*string.ascii_letters, *string.digits, *"._-"}
 
-    @pytest.mark.xfail(strict=True, reason="plan.py, suffixes_of: nothing tells apart what safe_name makes alike")
+    @pytest.mark.xfail(strict=True, reason="settings.py, suffixes_of: nothing tells apart what safe_name makes alike")
     @pytest.mark.parametrize(
         "settings",
         [
@@ -291,10 +281,9 @@ class TestNames:
     def test_settings_of_several_keys_never_share_a_folder(self, settings: list[dict[str, Any]]) -> None:
         assert len({run.run_dir for run in runs_of(settings)}) == len(settings)
 
-    @pytest.mark.xfail(strict=True, reason="plan.py, _describe and _identity: the order of a set differs by process")
     def test_the_folder_of_a_setting_with_a_set_is_the_same_in_every_process(self) -> None:
         code = (
-            "from rl_training.studies.plan import suffixes_of;"
+            "from rl_training.studies.settings import suffixes_of;"
             " print(suffixes_of([{'env_kwargs.names': frozenset({'a', 'b', 'c', 'd', 'e'})}], None))"
         )
         names = {

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
-import re
 import shutil
 import socket
 import threading
@@ -26,127 +24,29 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import CheckpointError, ReplacedError, RLTrainingError, RunOwnedError
-from rl_training.files import read_limited, remove, translate_write_errors, write_new
+from rl_training.errors import ReplacedError, RLTrainingError, RunOwnedError
+from rl_training.experiment.owner import (
+    HEARTBEAT,
+    OWNER_FOLDER,
+    Owner,
+    is_alive,
+    owner_file,
+    owner_files,
+    process_status,
+    read_owner,
+    stale_seconds,
+    this_machine,
+    workspace_of,
+)
+from rl_training.files import remove, translate_write_errors, write_new
 
-OWNER_FOLDER = "owner"
-HEARTBEAT = "heartbeat"
 STOP_FILE = "stop"
 """A file of this name in a run folder asks the run to save and stop."""
 STOP_REQUEST, REPLACED = "a stop file", "another process"
 """What interrupts a run beside a signal."""
-STALE_VARIABLE = "RL_TRAINING_STALE_SECONDS"
 SECONDS_BETWEEN_HEARTBEATS = 2.0
-SECONDS_BETWEEN_LOOKS = 0.2
 WINDOW_SECONDS = 20.0
 """Steps per second are measured over the last this many seconds."""
-MAX_BYTES = 1 << 16
-OWNER_FILE = re.compile(r"([0-9]{1,9})(\.ended)?\.json")
-ENDED_STATES = "ZX"
-SUSPENDED_STATES = "Tt"
-
-
-@dataclasses.dataclass(frozen=True)
-class Owner:
-    """The process that writes a run folder, or wrote it last."""
-
-    attempt: int
-    host: str = "an unknown host"
-    pid: int = 0
-    machine: str = ""
-    """Host, boot and process namespace: within one, process ids can be compared."""
-    started: str = ""
-    """When the process started, in the kernel's clock: a process id can be used again."""
-    since: str = "an unknown time"
-    has_ended: bool = False
-    """Whether it has released the run."""
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} since {self.since} (attempt {self.attempt})"
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it has released the run, or is a process of this machine that does not exist any more."""
-        return self.has_ended or self.state in ("", *ENDED_STATES)
-
-    @property
-    def state(self) -> str | None:
-        """State of the process in the kernel's letters; empty: it does not exist; None: on another machine."""
-        if not self.machine or self.machine != this_machine():
-            return None
-        state, started = process_status(self.pid)
-        return state if started == self.started else ""
-
-
-def stale_seconds() -> float:
-    """Seconds without a heartbeat after which an owner counts as dead: 60, or RL_TRAINING_STALE_SECONDS."""
-    with contextlib.suppress(KeyError, ValueError):
-        return max(0.5, float(os.environ[STALE_VARIABLE]))
-    return 60.0
-
-
-def read_owner(run_dir: Path) -> Owner | None:
-    """The newest owner of a run folder; None if it never had one."""
-    files = _owner_files(run_dir / OWNER_FOLDER)
-    if not files:
-        return None
-    attempt = max(files)
-    values: Any = None
-    with contextlib.suppress(CheckpointError, ValueError, RecursionError):  # being written, or damaged
-        values = json.loads(read_limited(files[attempt], MAX_BYTES))
-    types = {"host": str, "pid": int, "machine": str, "started": str, "since": str}
-    known = values if isinstance(values, dict) else {}
-    found: dict[str, Any] = {name: known[name] for name, kind in types.items() if isinstance(known.get(name), kind)}
-    return Owner(attempt, **found, has_ended=".ended" in files[attempt].name)
-
-
-def is_alive(run_dir: Path, owner: Owner | None, now: float | None = None) -> bool:
-    """Whether the owner still writes the run.
-
-    A process of this machine is alive while it exists, unless it is suspended and its heartbeat is stale. Of another
-    machine's process only the heartbeat is known. `now` is the time on the clock that dates the files.
-    """
-    if owner is None or owner.is_gone:
-        return False
-    if owner.state is not None and owner.state not in SUSPENDED_STATES:
-        return True
-    return heartbeat_age(run_dir, owner, now) <= stale_seconds()
-
-
-def heartbeat_age(run_dir: Path, owner: Owner, now: float | None = None) -> float:
-    """Seconds since the owner's last heartbeat, or since it took the run if it has given none."""
-    for path in (_workspace(run_dir, owner.attempt) / HEARTBEAT, _owner_file(run_dir, owner.attempt)):
-        with contextlib.suppress(OSError):
-            return max(0.0, (time.time() if now is None else now) - path.stat().st_mtime)
-    return float("inf")
-
-
-def read_heartbeat(run_dir: Path, owner: Owner) -> dict[str, Any]:
-    """Step, total and steps per second in the owner's last heartbeat; empty if there is none."""
-    with contextlib.suppress(CheckpointError, ValueError, RecursionError):
-        values = json.loads(read_limited(_workspace(run_dir, owner.attempt) / HEARTBEAT, MAX_BYTES))
-        if isinstance(values, dict):
-            return values
-    return {}
-
-
-def refuse_owned(run_dir: Path) -> None:
-    """Raise a `RunOwnedError` if a live process owns the run."""
-    owner = read_owner(run_dir)
-    if owner is not None and is_alive(run_dir, owner):
-        raise RunOwnedError(run_dir, owner)
-
-
-def wait_until_free(run_dir: Path, seconds: float) -> None:
-    """Wait until no live process owns the run; a `RunOwnedError` if that takes longer than `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return refuse_owned(run_dir)
-        except RunOwnedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 class Lease:
@@ -154,7 +54,7 @@ class Lease:
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
         self.run_dir, self.attempt = run_dir, attempt
-        self.workspace = _workspace(run_dir, attempt)
+        self.workspace = workspace_of(run_dir, attempt)
         """Folder in which this attempt prepares its files."""
         self.is_lost = False
         self.is_released = False
@@ -173,7 +73,7 @@ class Lease:
 
     def check(self) -> None:
         """Raise a `ReplacedError` if another process owns the run now."""
-        newest = max(_owner_files(self.run_dir / OWNER_FOLDER), default=self.attempt)
+        newest = max(owner_files(self.run_dir / OWNER_FOLDER), default=self.attempt)
         if self.is_lost or newest > self.attempt or not self.workspace.is_dir():
             self.is_lost = True
             owner = read_owner(self.run_dir)
@@ -214,7 +114,7 @@ class Lease:
             self._thread.join()
         with contextlib.suppress(OSError):
             # A rename needs no space on a full disk, and fails if another process owns the run.
-            path = _owner_file(self.run_dir, self.attempt)
+            path = owner_file(self.run_dir, self.attempt)
             path.rename(path.with_suffix(".ended.json"))
         with contextlib.suppress(OSError):
             remove(self.workspace)
@@ -250,7 +150,7 @@ def acquire(run_dir: Path) -> Lease:
             if before is not None and is_alive(run_dir, before, _file_time(folder)):
                 raise RunOwnedError(run_dir, before)
             attempt = 1 if before is None else before.attempt + 1
-            path = _owner_file(run_dir, attempt)
+            path = owner_file(run_dir, attempt)
             try:
                 write_new(path, json.dumps(dataclasses.asdict(_this_owner(attempt))).encode())
             except FileExistsError:
@@ -260,7 +160,7 @@ def acquire(run_dir: Path) -> Lease:
                 raise
             lease = Lease(run_dir, attempt)
             lease.workspace.mkdir()
-            if max(_owner_files(folder)) == attempt:
+            if max(owner_files(folder)) == attempt:
                 break
             remove(lease.workspace)  # suspended between the two, and replaced
         _fence(run_dir, lease, before)
@@ -284,21 +184,6 @@ def _fence(run_dir: Path, lease: Lease, before: Owner | None) -> None:
     (run_dir / STOP_FILE).unlink(missing_ok=True)
 
 
-def _owner_files(folder: Path) -> dict[int, Path]:
-    """The files that name owners, by attempt."""
-    with contextlib.suppress(OSError):
-        return {int(match[1]): path for path in folder.iterdir() if (match := OWNER_FILE.fullmatch(path.name))}
-    return {}
-
-
-def _owner_file(run_dir: Path, attempt: int) -> Path:
-    return run_dir / OWNER_FOLDER / f"{attempt}.json"
-
-
-def _workspace(run_dir: Path, attempt: int) -> Path:
-    return run_dir / OWNER_FOLDER / str(attempt)
-
-
 def _file_time(folder: Path) -> float:
     """The current time on the clock that dates files in `folder`, which may be another machine's."""
     probe = folder / f".clock-{uuid.uuid4().hex}"
@@ -316,28 +201,3 @@ def _now() -> str:
 def _this_owner(attempt: int) -> Owner:
     _, started = process_status(os.getpid())
     return Owner(attempt, socket.gethostname(), os.getpid(), this_machine(), started, _now())
-
-
-@functools.cache
-def this_machine() -> str:
-    """Identity of this machine's processes: host, boot and process namespace."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(str(Path("/proc/self/ns/pid").readlink()))
-    return " ".join(parts)
-
-
-def process_status(pid: int) -> tuple[str, str]:
-    """State of a process of this machine in the kernel's letters (empty: there is none), and when it started."""
-    if not Path("/proc/self/stat").exists():  # not Linux
-        with contextlib.suppress(ProcessLookupError, OverflowError):
-            with contextlib.suppress(PermissionError):
-                os.kill(pid, 0)
-            return "R", ""
-        return "", ""
-    with contextlib.suppress(OSError, IndexError):
-        # The name, in parentheses, may contain spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return fields[0], fields[19]
-    return "", ""

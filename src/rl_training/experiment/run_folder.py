@@ -23,7 +23,8 @@ from typing import Any
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError, RunOwnedError
 from rl_training.experiment.checkpoint_folder import list_checkpoints
 from rl_training.experiment.config import TrainConfig, load_config_file, serialize_train_config
-from rl_training.experiment.ownership import OWNER_FOLDER, REPLACED, STOP_FILE, STOP_REQUEST, Lease, acquire
+from rl_training.experiment.owner import OWNER_FOLDER
+from rl_training.experiment.ownership import REPLACED, STOP_FILE, STOP_REQUEST, Lease, acquire
 from rl_training.experiment.run_log import LOG_NAME, close_run_logger, make_run_logger
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
 from rl_training.files import read_limited, remove, replace_synced, translate_write_errors
@@ -182,16 +183,7 @@ def create_training_run(
     first checkpoint is used again.
     """
     check_suffix(run_suffix)
-    folder, is_new = _make_new_folder(config, run_suffix, is_restart=is_restart)
-    try:
-        run = TrainingRun(folder).owned()
-    except BaseException as error:
-        if is_new and not isinstance(error, RunOwnedError):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if has_checkpoint(folder):
-        run.close()
-        raise RunExistsError(f"run '{folder}' was started by another process meanwhile: repeat the command")
+    run = _own_new_folder(config, run_suffix, is_restart=is_restart)
     try:
         _clear(run)
         with translate_write_errors(run.checkpoints_dir):
@@ -212,6 +204,21 @@ def create_training_run(
         run.close()
         shutil.rmtree(run.run_dir, ignore_errors=True)  # nothing was trained in it yet
         raise
+    return run
+
+
+def _own_new_folder(config: TrainConfig, suffix: str | None, *, is_restart: bool) -> TrainingRun:
+    """A folder without a checkpoint that this process owns."""
+    folder, is_new = _make_new_folder(config, suffix, is_restart=is_restart)
+    try:
+        run = TrainingRun(folder).owned()
+    except BaseException as error:
+        if is_new and not isinstance(error, RunOwnedError):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if has_checkpoint(folder):
+        run.close()
+        raise RunExistsError(f"run '{folder}' was started by another process meanwhile: repeat the command")
     return run
 
 

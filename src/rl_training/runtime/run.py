@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.foreign_paths import allow_paths_of
-from rl_training.errors import NonFiniteError, RLTrainingError, RunChangedError, failure_note
+from rl_training.errors import NonFiniteError, RLTrainingError, failure_note
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EvaluationFile, JsonlSink, TensorboardSink, latest_metrics
 from rl_training.experiment.ownership import Lease
 from rl_training.experiment.registry import Loop, get_algorithm_spec
-from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun, create_training_run, is_interruption
+from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
@@ -27,8 +26,9 @@ from rl_training.runtime.execution import choose_execution, machine_facts, watch
 from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
 from rl_training.runtime.loops.offline import assemble_offline, offline_loop
 from rl_training.runtime.loops.on_policy import assemble_on_policy, on_policy_loop
+from rl_training.runtime.resuming.origin import Origin
 from rl_training.runtime.resuming.restore import Resumption, discard_newer, restore
-from rl_training.runtime.resuming.saved_state import translate_save_errors, translate_state_errors, try_saving
+from rl_training.runtime.resuming.saved_state import translate_save_errors, try_saving
 from rl_training.runtime.run_utils import RunSeeds, save_training_checkpoint
 from rl_training.runtime.scores import Scores
 from rl_training.runtime.session import Session, TrainingProgress
@@ -49,46 +49,6 @@ LOOPS = {
     Loop.OFF_POLICY: LoopFunctions(assemble_off_policy, off_policy_loop),
     Loop.OFFLINE: LoopFunctions(assemble_offline, offline_loop),
 }
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a run starts: at step 0, or from a checkpoint, in its own folder or in a new one (a fork)."""
-
-    state: CheckpointState | None = None
-    resumption: Resumption | None = None
-
-    @property
-    def first_step(self) -> int:
-        """Step at which the run starts or resumes."""
-        return self.state.trainer_state["session"]["global_step"] if self.state else 0
-
-    @property
-    def folder(self) -> TrainingRun | None:
-        """The existing run folder to continue in; None: a new one."""
-        return self.resumption.run if self.resumption else None
-
-    def open_folder(
-        self, config: TrainConfig, run_suffix: str | None, *, is_restart: bool
-    ) -> tuple[TrainingRun, str | None]:
-        """The folder, which this process owns from here on, and the stop reason of a process that was killed.
-
-        The reason is one that the process had saved and not yet recorded as the run's end.
-        """
-        metadata = self.resumption.metadata(self.first_step) if self.resumption else {}
-        if self.folder is None or self.resumption is None:
-            return create_training_run(config, run_suffix=run_suffix, is_restart=is_restart, **metadata), None
-        folder = self.folder.owned()
-        try:
-            if self.resumption.is_outdated:
-                raise RunChangedError(f"run '{folder.run_dir}' was continued meanwhile: repeat the command")
-            reason = _standing_reason(config, folder, self.state)
-            metadata["resumed"]["stop_reason"] = reason
-            folder.resume(config, **metadata)
-        except BaseException:
-            folder.close()
-            raise
-        return folder, reason
 
 
 def run_training(
@@ -347,18 +307,3 @@ def _recording_failure(folder: TrainingRun) -> Iterator[None]:
 def _close(components: RunComponents) -> None:
     for failure in components.close():
         tell(f"the run is over, but closing failed: {failure}")
-
-
-def _standing_reason(config: TrainConfig, run: TrainingRun, checkpoint_state: CheckpointState | None) -> str | None:
-    """Stop reason saved in the checkpoint, if the process was killed before it recorded the end."""
-    if checkpoint_state is None or not run.was_cut_short:
-        return None
-    with translate_state_errors():
-        session = checkpoint_state.trainer_state["session"]
-        reason: str | None = session["stop_reason"]
-        is_extended = session["training_progress"]["total"] != config.total_timesteps
-        step = session["global_step"]
-    resumed = run.metadata().get("resumed")
-    if isinstance(resumed, dict) and resumed.get("from_step") == step and resumed.get("stop_reason") is None:
-        return None  # the killed process had already resumed from this checkpoint and cleared the reason
-    return None if is_extended or is_interruption(reason) else reason

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from rl_training.experiment.ownership import STOP_FILE, heartbeat_age, read_owner, stale_seconds
+from rl_training.experiment.owner import heartbeat_age, read_owner, stale_seconds
+from rl_training.experiment.ownership import STOP_FILE
 from rl_training.experiment.run_folder import TrainingRun, is_interruption
 from rl_training.studies.catalog import RunInfo, is_run_folder, read_run
 from rl_training.studies.launchers import Exit, Handle, Launcher, last_words, make_order

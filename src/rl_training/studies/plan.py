@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +14,21 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config_file, merge_layers, resolve_config
 from rl_training.experiment.run_folder import run_name, safe_name
 from rl_training.studies.selection import format_seeds, parse_seeds
-from rl_training.validation import FrozenConfig, suggest
+from rl_training.studies.settings import (
+    NOT_VARIED,
+    Setting,
+    describe,
+    expand,
+    identity,
+    labels_of,
+    nested,
+    plain,
+    suffixes_of,
+    value_text,
+)
+from rl_training.validation import FrozenConfig
 
 MAX_RUNS = 100_000
-LONGEST_LABEL = 80
-"""Characters of a setting's label in the name of a run folder; a longer one is cut and gets a checksum."""
-NOT_VARIED = {
-    "seed": "the seeds of a study are in its key seeds",
-    "output_dir": "the runs of a study are in its own folder, and output_dir of the study says where that is",
-}
-Setting = dict[str, Any]
-"""Dotted keys of the configuration, and their values."""
 
 
 class StudyFile(FrozenConfig):
@@ -197,93 +197,16 @@ def make_plan(
     return Plan(name, base, tuple(expand(vary)), parse_seeds(seeds), tuple(plugins), tuple(callbacks), suffix)
 
 
-def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Setting]:
-    """The settings of a grid, or of a list of settings, checked; a study that varies nothing has one, empty."""
-    if not vary:
-        return [{}]
-    vary = plain(vary)
-    settings = list(_grid(vary)) if isinstance(vary, Mapping) else [_flat(setting) for setting in vary]
-    for setting in settings:
-        for key in setting:
-            _check_key(key)
-    texts = [json.dumps(setting, sort_keys=True, default=repr) for setting in settings]
-    twice = [text for text, count in Counter(texts).items() if count > 1]
-    if twice:
-        raise ConfigError(f"'vary' of the study has the setting {twice[0]} twice: remove one")
-    return settings
-
-
-def plain(value: Any) -> Any:
-    """The value with NumPy's numbers and paths replaced by Python's numbers and text."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(plain(item) for item in value)
-    if hasattr(value, "tolist"):  # of NumPy
-        return value.tolist()
-    return str(value) if isinstance(value, Path) else value
-
-
-def nested(values: Mapping[str, Any], where: str = "vary") -> dict[str, Any]:
-    """The values with dotted keys of the first level as nested mappings."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        *outer, last = key.split(".") if isinstance(key, str) else [key]
-        target = found
-        for part in outer:
-            inner = target.get(part, {})
-            if not isinstance(inner, Mapping):
-                raise ConfigError(f"'{key}' of {where} sets a key within one that has a value")
-            target[part] = dict(inner)
-            target = target[part]
-        known = target.get(last)
-        if isinstance(known, Mapping) and isinstance(value, Mapping) and not known.keys() & value.keys():
-            value = {**known, **value}
-        elif last in target:
-            raise ConfigError(f"'{key}' of {where} is given twice, with a dot and nested: remove one")
-        target[last] = value
-    return found
-
-
-def labels_of(settings: Sequence[Setting]) -> list[str]:
-    """A short label of each setting, for people: the first keys that tell the settings apart, with their values."""
-    keys = list(dict.fromkeys(key for setting in settings for key in setting))
-    varying = [key for key in keys if len({_identity(setting.get(key)) for setting in settings}) > 1]
-    labels = [""] * len(settings)
-    for count in range(1, len(varying) + 1):
-        chosen = varying[:count]
-        labels = [_describe({key: setting[key] for key in chosen if key in setting}) for setting in settings]
-        if len(set(labels)) == len(settings):
-            return labels
-    counts = Counter(labels)
-    return [
-        label if counts[label] == 1 else f"{label} ({_checksum(setting)})".strip()
-        for label, setting in zip(labels, settings, strict=True)
-    ]
-
-
-def suffixes_of(settings: Sequence[Setting], suffix: str | None) -> list[str]:
-    """The end of the run folders' names of each setting: it depends on no other setting, so a study can grow."""
-    found = []
-    for setting in settings:
-        label = _describe(setting)
-        text = safe_name("-".join(part for part in (suffix, label) if part)) if suffix or label else "run"
-        if len(text) > LONGEST_LABEL or not all(map(_is_plain, setting.values())):
-            text = f"{text[:LONGEST_LABEL]}-{_checksum(setting)}"
-        found.append(text)
-    return found
-
-
 def plan_differences(old: Plan, new: Plan) -> list[str]:
     """What differs between two plans of one study, in words; empty if they have the same runs."""
     found = []
     first, second = dict(_leaves(old.base)), dict(_leaves(new.base))
     for key in dict.fromkeys([*first, *second]):
         if first.get(key) != second.get(key):
-            found.append(f"base.{key} was {_text(first.get(key))} and is {_text(second.get(key))}")
+            found.append(f"base.{key} was {value_text(first.get(key))} and is {value_text(second.get(key))}")
     if old.vary != new.vary:
         gone, added = (
-            [_describe(setting) or "(no change of the base)" for setting in one if setting not in other]
+            [describe(setting) or "(no change of the base)" for setting in one if setting not in other]
             for one, other in ((old.vary, new.vary), (new.vary, old.vary))
         )
         words = [f"without {', '.join(gone[:3])}" if gone else "", f"with {', '.join(added[:3])}" if added else ""]
@@ -300,92 +223,9 @@ def is_extension(old: Plan, new: Plan) -> bool:
 
     def folders(plan: Plan) -> set[tuple[str, str]]:
         suffixes = suffixes_of(plan.vary, plan.suffix)
-        return {(suffix, _identity(setting)) for suffix, setting in zip(suffixes, plan.vary, strict=True)}
+        return {(suffix, identity(setting)) for suffix, setting in zip(suffixes, plan.vary, strict=True)}
 
     return old.base == new.base and {*old.seeds} <= {*new.seeds} and folders(old) <= folders(new)
-
-
-def _grid(vary: Mapping[str, Any]) -> Iterator[Setting]:
-    values = {}
-    for key, choices in _flat_grid(vary):
-        _check_key(key)
-        if isinstance(choices, str) or not isinstance(choices, (list, tuple, range)):
-            raise ConfigError(
-                f"bad value {choices!r} for 'vary.{key}' of the study: write a list of values: [{choices}]"
-            )
-        if not choices:
-            raise ConfigError(f"'vary.{key}' of the study is empty: give it values, or leave it out")
-        if key in values:
-            raise ConfigError(f"'{key}' in 'vary' of the study is given twice, with a dot and nested: remove one")
-        values[key] = list(choices)
-    for combination in itertools.product(*values.values()):
-        yield dict(zip(values, combination, strict=True))
-
-
-def _flat_grid(vary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The lists of a grid by dotted key; `algo_kwargs: {gamma: [...]}` is the same as `algo_kwargs.gamma: [...]`."""
-    for key, value in vary.items():
-        if isinstance(value, Mapping):
-            if not value:
-                raise ConfigError(f"'vary.{prefix}{key}' of the study is empty: give it values, or leave it out")
-            yield from _flat_grid(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _flat(setting: Any) -> Setting:
-    if not isinstance(setting, Mapping):
-        raise ConfigError(f"bad value {setting!r} for 'vary' of the study: each setting is a mapping of keys to values")
-    found: Setting = {}
-    for key, value in setting.items():
-        is_section = key in ("algo_kwargs", "env_kwargs") and isinstance(value, Mapping)
-        values = {f"{key}.{name}": item for name, item in value.items()} if is_section else {str(key): value}
-        twice = found.keys() & values.keys()
-        if twice:
-            raise ConfigError(f"'{min(twice)}' in 'vary' of the study is given twice: remove one")
-        found |= values
-    return found
-
-
-def _check_key(key: str) -> None:
-    first = key.partition(".")[0]
-    if first in NOT_VARIED:
-        raise ConfigError(f"'{first}' cannot be varied: {NOT_VARIED[first]}")
-    if first not in TrainConfig.model_fields:
-        hint = suggest(first, TrainConfig.model_fields, f"write a key of the algorithm as algo_kwargs.{key}")
-        raise ConfigError(f"unknown key '{key}' in 'vary' of the study{hint}")
-
-
-def _describe(setting: Setting) -> str:
-    """The keys of a setting and their values; of `algo` and `env_id` only the value."""
-    starts = {key: f"{key.removeprefix('algo_kwargs.')}=" for key in setting} | {"algo": "", "env_id": ""}
-    return " ".join(starts[key] + _label_text(value) for key, value in setting.items())
-
-
-def _label_text(value: Any) -> str:
-    return re.sub(r"[\"{}\[\] ]", "", value if isinstance(value, str) else _text(value))
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value's text in a folder's name can be read in one way only."""
-    if isinstance(value, str):
-        is_number = re.fullmatch(r"[-+.\d].*|true|false|null|nan|inf.*", value, re.IGNORECASE) is not None
-        return not is_number and safe_name(value) == value
-    if isinstance(value, (list, tuple)):
-        return isinstance(value, list) and len(value) > 1 and all(map(_is_plain_number, value))
-    return isinstance(value, bool) or _is_plain_number(value)
-
-
-def _is_plain_number(value: Any) -> bool:
-    return type(value) in (int, float) and not str(value).startswith("-")
-
-
-def _identity(value: Any) -> str:
-    return repr(value)
-
-
-def _checksum(setting: Setting) -> str:
-    return hashlib.sha256(_identity(setting).encode()).hexdigest()[:8]
 
 
 def _preset(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -407,7 +247,3 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _text(value: Any) -> str:
-    return "not set" if value is None else json.dumps(value, default=str)

@@ -128,14 +128,13 @@ class Study:
         With `backend="ray"`, runs are started by Ray on the nodes of a cluster. `shard` takes a share of the plan;
         `extend` adds runs to a study that has begun.
         """
-        return StudyResult(self.drive(jobs=jobs, backend=backend, cluster=cluster, shard=shard, extend=extend).tasks)
+        launcher = make_launcher(self.path.parent, jobs=jobs, backend=backend, cluster=cluster)
+        return StudyResult(self.drive(launcher, shard=shard, extend=extend).tasks)
 
     def drive(
         self,
+        launcher: Launcher,
         *,
-        jobs: int | None = None,
-        backend: str = "local",
-        cluster: ClusterOptions | None = None,
         shard: Shard = WHOLE,
         extend: bool = False,
         on_begin: Callable[[], None] | None = None,
@@ -145,7 +144,6 @@ class Study:
         `on_begin` is called when everything has been checked and the study has its folder.
         """
         with ExitStack() as stack:
-            launcher = self._launcher(jobs, backend, cluster)
             stack.enter_context(closing(launcher))
             folder = self._begin(launcher, extend=extend)
             runs = shard.of(folder.runs())
@@ -176,15 +174,19 @@ class Study:
         plan = replace(self.plan, threads=tuple(threads[suffix] for suffix in order))
         return store_plan(plan, self.path, is_extended=extend)
 
-    def _launcher(self, jobs: int | None, backend: str, cluster: ClusterOptions | None) -> Launcher:
-        if jobs is not None and jobs < 1:
-            raise ConfigError(f"bad value {jobs} for jobs: should be at least 1")
-        if backend == "local":
-            if cluster is not None:
-                raise ConfigError("options of a cluster need backend='ray' (--backend ray)")
-            return LocalLauncher(jobs)
-        if backend == "ray":
-            from rl_training.studies.ray_launcher import RayLauncher
 
-            return RayLauncher(cluster or ClusterOptions(), self.path.parent, jobs)
-        raise ConfigError(f"bad value {backend!r} for backend: use local or ray")
+def make_launcher(
+    output_dir: Path, *, jobs: int | None = None, backend: str = "local", cluster: ClusterOptions | None = None
+) -> Launcher:
+    """Who starts the runs in `output_dir`: this machine, or a Ray cluster."""
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"bad value {jobs} for jobs: should be at least 1")
+    if backend == "local":
+        if cluster is not None:
+            raise ConfigError("options of a cluster need backend='ray' (--backend ray)")
+        return LocalLauncher(jobs)
+    if backend == "ray":
+        from rl_training.studies.ray_launcher import RayLauncher
+
+        return RayLauncher(cluster or ClusterOptions(), output_dir, jobs)
+    raise ConfigError(f"bad value {backend!r} for backend: use local or ray")

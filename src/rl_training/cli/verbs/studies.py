@@ -22,7 +22,7 @@ from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
 
 if TYPE_CHECKING:
-    from rl_training.studies.launchers import ClusterOptions
+    from rl_training.studies.launchers import ClusterOptions, Launcher
     from rl_training.studies.selection import Shard
     from rl_training.studies.study import Study
 
@@ -85,7 +85,7 @@ def run(study: StudyName, options: StudyOptions) -> None:
         show(values, lines, options.as_json)
         return
     with results_alone():  # Ray prints to standard output
-        driver = found.drive(**_launching(options), shard=shard, extend=options.extend)
+        driver = found.drive(_launcher(found, options), shard=shard, extend=options.extend)
     report_study(found.path, driver, [*_launch_words(options), *_shard_words(options)], as_json=options.as_json)
 
 
@@ -133,7 +133,7 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
     command = wrap_command(program_command("study", "run", str(study.path), *words), 2)
     text = "\n".join(["to continue after a stop:", *(f"  {line}" for line in command)])
     with results_alone():  # Ray prints to standard output
-        driver = study.drive(**_launching(many), on_begin=lambda: say(text))
+        driver = study.drive(_launcher(study, many), on_begin=lambda: say(text))
     report_study(study.path, driver, words, as_json=options.as_json)
 
 
@@ -185,9 +185,10 @@ def _shard(text: str | None) -> Shard:
     return parse_shard(text) if text is not None else shard_of_array() or WHOLE
 
 
-def _launching(options: LaunchOptions) -> dict[str, Any]:
-    """The keyword arguments of `Study.drive` that say where runs are trained."""
-    return {"jobs": options.jobs, "backend": options.backend, "cluster": _cluster(options)}
+def _launcher(study: Study, options: LaunchOptions) -> Launcher:
+    from rl_training.studies.study import make_launcher
+
+    return make_launcher(study.path.parent, jobs=options.jobs, backend=options.backend, cluster=_cluster(options))
 
 
 def _launch_words(options: LaunchOptions) -> list[str]:

@@ -13,7 +13,7 @@ from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import latest_metrics
-from rl_training.experiment.ownership import refuse_owned
+from rl_training.experiment.owner import refuse_owned
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import (
     TrainingRun,
