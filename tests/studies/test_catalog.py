@@ -453,15 +453,14 @@ class TestFindRun:
 
     def test_a_beginning_of_several_names_is_refused_with_the_names(self, runs: Path) -> None:
         with pytest.raises(
-            ConfigError, match="'ppo' is the beginning of 2 run folders' names in 'runs': ppo__A__seed1"
+            ConfigError, match="'ppo' is the beginning of 2 run folders' names in 'runs': 'runs/ppo__A__seed1"
         ):
             find_run("ppo")
         for number in range(5):
             make_run(runs, f"many{number}")
-        with pytest.raises(ConfigError, match=r"of 5 run folders' names in 'runs': many0, many1, many2, many3, …"):
+        with pytest.raises(ConfigError, match=r"of 5 run folders' names in 'runs': 'runs/many0', 'runs/many1', 'runs/many2', 'runs/many3', …"):
             find_run("many")
 
-    @pytest.mark.xfail(strict=True, reason="catalog.py, find_run: lists the same name twice, without the folders")
     def test_runs_of_one_name_in_two_studies_are_told_apart_by_their_folders(self, runs: Path) -> None:
         for study in ("first", "second"):
             make_run(runs / study, "a2c__A__seed1__x")

@@ -123,7 +123,7 @@ class RunReader:
             step=max(step for step in steps if isinstance(step, int)),
             total=self._number("total_timesteps"),
             last_eval=self._last_score(),
-            best_eval=None if best is None else best.score,
+            best_eval=None if best is None else _finite(best.score),
             rate=_finite(beat.get("rate") if is_running else self.metadata.get("steps_per_second")),
             created=self._text("created"),
             attempt=0 if self.owner is None else self.owner.attempt,
@@ -146,7 +146,7 @@ class RunReader:
         returns = last_line(self.run_dir / "evaluations.jsonl").get("returns")
         if isinstance(returns, list) and returns and all(isinstance(value, (int, float)) for value in returns):
             with contextlib.suppress(OverflowError):
-                return statistics.fmean(returns)
+                return _finite(statistics.fmean(returns))
         return None
 
     def _text(self, name: str) -> str | None:
@@ -248,7 +248,7 @@ def find_run(name: str, folder: Path = Path("runs")) -> Path:
             f"'{name}' does not exist (looked from {Path.cwd()}), and no run folder in '{where}' has a name that begins"
             " so: `rl-training runs` lists the runs"
         )
-    listed = ", ".join(path.name for path in matches[:4]) + (", …" if len(matches) > 4 else "")
+    listed = ", ".join(f"'{path}'" for path in matches[:4]) + (", …" if len(matches) > 4 else "")
     raise ConfigError(f"'{name}' is the beginning of {len(matches):,} run folders' names in '{where}': {listed}")
 
 

@@ -25,12 +25,12 @@ class SettingNeeds:
 class SettingsCheck:
     """A check that runs in a process of its own while the caller prepares other things."""
 
-    def __init__(self, runs: Sequence[PlannedRun], plugins: Sequence[str]) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], plugins: Sequence[str], callbacks: Sequence[str]) -> None:
         """Start the check of one run of each setting."""
         self._runs = list({run.setting: run for run in runs}.values())
         self._process = start_worker(subprocess.PIPE)
         configs = [worker_values(run.config) for run in self._runs]
-        self._order = json.dumps({"check": configs, "plugins": list(plugins)})
+        self._order = json.dumps({"check": configs, "plugins": list(plugins), "callbacks": list(callbacks)})
 
     def wait(self) -> list[SettingNeeds]:
         """The needs of each setting; a `ConfigError` names the first setting that could not start."""
@@ -46,8 +46,10 @@ class SettingsCheck:
         wrong = [(run, answer["error"]) for run, answer in zip(self._runs, answers, strict=True) if "error" in answer]
         if wrong:
             run, error = wrong[0][0], wrong[0][1].splitlines()[0]
-            more = f" (and {len(wrong) - 1} more of {len(self._runs)} settings are wrong)" if len(wrong) > 1 else ""
-            raise ConfigError(f"setting {run.setting}: {error}{more}" if run.setting else error)
+            if not run.setting or len({text for _, text in wrong}) == 1 < len(wrong) == len(self._runs):
+                raise ConfigError(error)  # wrong in what all settings share
+            more = f" ({len(wrong) - 1} more of {len(self._runs)} settings wrong)" if len(wrong) > 1 else ""
+            raise ConfigError(f"setting {run.setting}: {error}{more}")
         return [
             SettingNeeds(run.setting, answer["num_threads"], answer["memory_bytes"])
             for run, answer in zip(self._runs, answers, strict=True)

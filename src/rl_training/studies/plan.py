@@ -42,7 +42,7 @@ class StudyFile(FrozenConfig):
     """Configuration file with settings that all runs share; those of base replace them."""
     preset: bool = False
     """Begin with the preset of base.algo and base.env_id."""
-    vary: dict[str, Any] | list[dict[str, Any]] = Field(default_factory=dict)
+    vary: Any = Field(default_factory=dict)
     """A grid: lists of values by dotted key, all of which are combined; or a list of settings, each a mapping."""
     seeds: Any = 0
     """Seeds of each setting: 0..4, 0,3,7 or a list."""
@@ -202,9 +202,11 @@ def plan_differences(old: Plan, new: Plan) -> list[str]:
     found = []
     first, second = dict(_leaves(old.base)), dict(_leaves(new.base))
     for key in dict.fromkeys([*first, *second]):
-        if first.get(key) != second.get(key):
-            found.append(f"base.{key} was {value_text(first.get(key))} and is {value_text(second.get(key))}")
-    if old.vary != new.vary:
+        pair = [identity(values[key]) if key in values else None for values in (first, second)]
+        if pair[0] != pair[1]:
+            was, now = (value_text(values[key]) if key in values else "not set" for values in (first, second))
+            found.append(f"base.{key} was {was} and is {now}")
+    if identity(old.vary) != identity(new.vary):
         gone, added = (
             [describe(setting) or "(no change of the base)" for setting in one if setting not in other]
             for one, other in ((old.vary, new.vary), (new.vary, old.vary))
@@ -225,7 +227,7 @@ def is_extension(old: Plan, new: Plan) -> bool:
         suffixes = suffixes_of(plan.vary, plan.suffix)
         return {(suffix, identity(setting)) for suffix, setting in zip(suffixes, plan.vary, strict=True)}
 
-    return old.base == new.base and {*old.seeds} <= {*new.seeds} and folders(old) <= folders(new)
+    return identity(old.base) == identity(new.base) and {*old.seeds} <= {*new.seeds} and folders(old) <= folders(new)
 
 
 def _preset(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

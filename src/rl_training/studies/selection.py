@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 def parse_seeds(value: Any) -> tuple[int, ...]:
     """The seeds that `0..4`, `0,3,7`, `0..4,10`, a number or a list of numbers stands for."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
     if isinstance(value, str):
         parts: Iterable[Any] = (part.strip() for part in value.split(","))
     else:

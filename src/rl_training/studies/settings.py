@@ -31,6 +31,10 @@ def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Settin
     """The settings of a grid, or of a list of settings, checked; a study that varies nothing has one, empty."""
     if not vary:
         return [{}]
+    if not isinstance(vary, (Mapping, list, tuple)):
+        raise ConfigError(
+            f"bad value {vary!r:.80} for 'vary' of the study: give a grid (lists by key) or a list of settings"
+        )
     vary = plain(vary)
     settings = list(_grid(vary)) if isinstance(vary, Mapping) else [_flat(setting) for setting in vary]
     for setting in settings:
@@ -93,7 +97,10 @@ def labels_of(settings: Sequence[Setting]) -> list[str]:
 
 
 def suffixes_of(settings: Sequence[Setting], suffix: str | None) -> list[str]:
-    """The end of the run folders' names of each setting: it depends on no other setting, so a study can grow."""
+    """The end of the run folders' names of each setting.
+
+    It depends on no other setting, so that a study can grow, unless two would have the same name.
+    """
     found = []
     for setting in settings:
         label = describe(setting)
@@ -101,7 +108,11 @@ def suffixes_of(settings: Sequence[Setting], suffix: str | None) -> list[str]:
         if len(text) > LONGEST_LABEL or not all(map(_is_plain, setting.values())):
             text = f"{text[:LONGEST_LABEL]}-{_checksum(setting)}"
         found.append(text)
-    return found
+    counts = Counter(found)
+    return [
+        text if counts[text] == 1 else f"{text}-{_checksum(setting)}"
+        for text, setting in zip(found, settings, strict=True)
+    ]
 
 
 def _grid(vary: Mapping[str, Any]) -> Iterator[Setting]:
@@ -148,6 +159,8 @@ def _flat(setting: Any) -> Setting:
 
 def _check_key(key: str) -> None:
     first = key.partition(".")[0]
+    if not first:
+        raise ConfigError(f"empty key {key!r} in 'vary' of the study")
     if first in NOT_VARIED:
         raise ConfigError(f"'{first}' cannot be varied: {NOT_VARIED[first]}")
     if first not in TrainConfig.model_fields:
@@ -194,7 +207,7 @@ def identity(value: Any) -> str:
 
 def value_text(value: Any) -> str:
     """A value for people."""
-    return "not set" if value is None else json.dumps(value, default=str)
+    return json.dumps(value, default=str)
 
 
 def _checksum(setting: Setting) -> str:

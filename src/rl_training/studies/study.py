@@ -112,7 +112,7 @@ class Study:
         """Check every setting in a process of its own, without training; returns what a run of each needs."""
         if (self.path / PLAN_FILE).is_file():
             refuse_changed(self.plan, open_study(self.path), is_extended=extend)
-        return SettingsCheck(self.runs(), self.plan.plugins).wait()
+        return SettingsCheck(self.runs(), self.plan.plugins, self.plan.callbacks).wait()
 
     def run(
         self,
@@ -162,7 +162,7 @@ class Study:
         stored = open_study(self.path) if (self.path / PLAN_FILE).is_file() else None
         if stored is not None and not extend:
             return store_plan(self.plan, self.path)
-        check = SettingsCheck(self.runs(), self.plan.plugins)
+        check = SettingsCheck(self.runs(), self.plan.plugins, self.plan.callbacks)
         if isinstance(launcher, LocalLauncher):
             launcher.prepare(len(self.runs()))
         needs = {need.setting: need.num_threads for need in check.wait()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ import yaml
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import load_config_file
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, parse_yaml, sign
-from rl_training.files import atomic_write, is_file, replace_synced, translate_write_errors, write_new
+from rl_training.files import is_file, replace_synced, translate_write_errors, write_new
 from rl_training.studies.plan import Plan, PlannedRun, is_extension, plan_differences
 from rl_training.validation import suggest
 
@@ -119,8 +118,7 @@ def _create(path: Path, text: str) -> None:
         except FileExistsError:
             raise
         except OSError:  # no hard links here
-            with atomic_write(path) as temporary:
-                shutil.copyfile(draft, temporary)
+            write_new(path, text.encode())
     finally:
         draft.unlink(missing_ok=True)
 

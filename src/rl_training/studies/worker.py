@@ -37,8 +37,6 @@ def main() -> int:
         return FAILED
     _print_to(order.get("log"))
     sys.argv = order.get("command", sys.argv)  # for the run's metadata: the command that the user gave
-    for plugin in order.get("plugins", ()):
-        _load(plugin)
     return check(order) if "check" in order else train(order)
 
 
@@ -48,17 +46,16 @@ def train(order: Mapping[str, Any]) -> int:
     from rl_training.experiment.owner import stale_seconds, wait_until_free
     from rl_training.experiment.run_folder import is_interruption, run_name
     from rl_training.plugins.user_code import add_working_directory
-    from rl_training.runtime.checks.callback_loading import load_callbacks
     from rl_training.studies.launchers import read_worker_values
 
     try:
+        callbacks = _load_code(order)
         config = read_worker_values(order["config"])
-        for name in (config.env_id or "", *order["callbacks"]):
-            add_working_directory(name)
+        add_working_directory(config.env_id or "")
         # The process that this one replaces may need a moment to end, or its heartbeat to become stale.
         wait_until_free(config.output_dir / run_name(config, order["suffix"]), order.get("wait", stale_seconds() + 15))
         trainer = DefaultExperimentManager().resume_or_start(
-            config, run_suffix=order["suffix"], callbacks=load_callbacks(order["callbacks"]), fall_back=True
+            config, run_suffix=order["suffix"], callbacks=callbacks, fall_back=True
         )
         result = trainer.train()
     except (RunOwnedError, ReplacedError) as error:
@@ -72,6 +69,7 @@ def train(order: Mapping[str, Any]) -> int:
 
 def check(order: Mapping[str, Any]) -> int:
     """Check every configuration of the order; prints one JSON object for each."""
+    from rl_training.plugins.user_code import add_working_directory
     from rl_training.runtime.checks.settings import SettingsChecker
     from rl_training.studies.launchers import read_worker_values
 
@@ -80,7 +78,10 @@ def check(order: Mapping[str, Any]) -> int:
     os.dup2(2, 1)  # environments may print
     for values in order["check"]:
         try:
-            needs = checker.check(read_worker_values(values))
+            _load_code(order)
+            config = read_worker_values(values)
+            add_working_directory(config.env_id or "")
+            needs = checker.check(config)
             answer: dict[str, Any] = {"num_threads": needs.num_threads, "memory_bytes": needs.memory_bytes}
         except RLTrainingError as error:
             answer = {"error": str(error)}
@@ -99,11 +100,16 @@ def _print_to(log: str | None) -> None:
             os.dup2(file.fileno(), 2)
 
 
-def _load(plugin: str) -> None:
+def _load_code(order: Mapping[str, Any]) -> list[object]:
+    """Import the plugins of an order; returns its callbacks."""
     from rl_training.plugins.user_code import add_working_directory, load_code
+    from rl_training.runtime.checks.callback_loading import load_callbacks
 
-    add_working_directory(plugin)
-    load_code(plugin)
+    for name in (*order["plugins"], *order["callbacks"]):
+        add_working_directory(name)
+    for plugin in order["plugins"]:
+        load_code(plugin)
+    return load_callbacks(order["callbacks"])
 
 
 def _end_with_parent() -> None:

@@ -133,7 +133,7 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
     command = wrap_command(program_command("study", "run", str(study.path), *words), 2)
     text = "\n".join(["to continue after a stop:", *(f"  {line}" for line in command)])
     with results_alone():  # Ray prints to standard output
-        driver = study.drive(_launcher(study, many), on_begin=lambda: say(text))
+        driver = study.drive(_launcher(study, many), shard=_shard(None), on_begin=lambda: say(text))
     report_study(study.path, driver, words, as_json=options.as_json)
 
 
@@ -174,8 +174,8 @@ def _open(name: str, options: StudyOptions) -> Study:
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"study file '{path}' does not exist (looked from {Path.cwd()})")
     if options.fork is not None or options.extend:
-        option = "--fork" if options.fork is not None else "--extend"
-        raise ConfigError(f"{option} needs a study file: rl-training study run FILE {option}")
+        option, word = ("--fork", "--fork NAME") if options.fork is not None else ("--extend", "--extend")
+        raise ConfigError(f"{option} needs a study file: rl-training study run FILE {word}")
     return Study.open(find_study(name, options.output_dir or RUNS)).with_plugins(options.plugin or ())
 
 
