@@ -458,7 +458,10 @@ class TestFindRun:
             find_run("ppo")
         for number in range(5):
             make_run(runs, f"many{number}")
-        with pytest.raises(ConfigError, match=r"of 5 run folders' names in 'runs': 'runs/many0', 'runs/many1', 'runs/many2', 'runs/many3', …"):
+        with pytest.raises(
+            ConfigError,
+            match=r"of 5 run folders' names in 'runs': 'runs/many0', .*'runs/many3', …",
+        ):
             find_run("many")
 
     def test_runs_of_one_name_in_two_studies_are_told_apart_by_their_folders(self, runs: Path) -> None:

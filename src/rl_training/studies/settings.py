@@ -32,9 +32,7 @@ def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Settin
     if not vary:
         return [{}]
     if not isinstance(vary, (Mapping, list, tuple)):
-        raise ConfigError(
-            f"bad value {vary!r:.80} for 'vary' of the study: give a grid (lists by key) or a list of settings"
-        )
+        raise ConfigError(f"bad value {vary!r:.80} for 'vary' of the study: give lists by key, or a list of settings")
     vary = plain(vary)
     settings = list(_grid(vary)) if isinstance(vary, Mapping) else [_flat(setting) for setting in vary]
     for setting in settings:

@@ -73,11 +73,8 @@ def list_all(words: Filters = None, as_json: AsJson = False) -> None:
         rows.append((info.name, info.state, share, *scores, rate, format_age(info.age_seconds)))
     if is_terminal(sys.stdout):
         rows = fit_first_column(rows, shutil.get_terminal_size().columns)
-    lines = (
-        table_lines(rows, num_left_aligned=2)
-        if infos
-        else [f"there is no {'such ' if filters else ''}run in '{folder}'"]
-    )
+    nothing = [f"there is no {'such ' if filters else ''}run in '{folder}'"]
+    lines = table_lines(rows, num_left_aligned=2) if infos else nothing
     show([info.as_dict() for info in infos], lines, as_json)
 
 
