@@ -38,7 +38,7 @@ SECONDS_TO_SEE_A_NODE = 1.0
 WITHIN = 0.2
 EVENT = re.compile(r"(.+ )?seed \d+: ")
 """Begin of a line in which the driver reports what happened to a run."""
-WORKER_MODULE = b"rl_training.studies.worker"
+WORKER_MODULE = b"rl_training.studies.launching.worker"
 
 
 @dataclass

@@ -25,7 +25,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import resolve_config
 from rl_training.experiment.run_folder import safe_name
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
-from rl_training.studies.launchers import read_worker_values, worker_values
+from rl_training.studies.launching.launchers import read_worker_values, worker_values
 from rl_training.studies.plan import Plan, PlannedRun, is_extension, make_plan, plan_differences, read_study_file
 from rl_training.studies.settings import expand, labels_of, nested, suffixes_of
 

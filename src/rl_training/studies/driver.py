@@ -20,10 +20,10 @@ from rl_training.experiment.owner import heartbeat_age, read_owner, stale_second
 from rl_training.experiment.ownership import STOP_FILE
 from rl_training.experiment.run_folder import TrainingRun, is_interruption
 from rl_training.studies.catalog import RunInfo, is_run_folder, read_run
-from rl_training.studies.launchers import Exit, Handle, Launcher, last_words, make_order
+from rl_training.studies.launching.launchers import Exit, Handle, Launcher, last_words, make_order
+from rl_training.studies.launching.worker import OWNED
 from rl_training.studies.plan import PlannedRun
 from rl_training.studies.study_folder import StudyFolder
-from rl_training.studies.worker import OWNED
 
 ATTEMPTS_WITHOUT_PROGRESS = 3
 SECONDS_BETWEEN_POLLS = 0.1

@@ -11,9 +11,9 @@ from typing import Any
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.run_folder import safe_name
-from rl_training.studies.checking import SettingNeeds, SettingsCheck
 from rl_training.studies.driver import Driver
-from rl_training.studies.launchers import ClusterOptions, Launcher, LocalLauncher
+from rl_training.studies.launching.checking import SettingNeeds, SettingsCheck
+from rl_training.studies.launching.launchers import ClusterOptions, Launcher, LocalLauncher
 from rl_training.studies.plan import Plan, PlannedRun, make_plan, read_study_file
 from rl_training.studies.progress import make_listener
 from rl_training.studies.results import StudyResult
@@ -186,7 +186,7 @@ def make_launcher(
             raise ConfigError("options of a cluster need backend='ray' (--backend ray)")
         return LocalLauncher(jobs)
     if backend == "ray":
-        from rl_training.studies.ray_launcher import RayLauncher
+        from rl_training.studies.launching.ray_launcher import RayLauncher
 
         return RayLauncher(cluster or ClusterOptions(), output_dir, jobs)
     raise ConfigError(f"bad value {backend!r} for backend: use local or ray")

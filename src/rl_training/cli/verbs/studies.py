@@ -22,7 +22,7 @@ from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
 
 if TYPE_CHECKING:
-    from rl_training.studies.launchers import ClusterOptions, Launcher
+    from rl_training.studies.launching.launchers import ClusterOptions, Launcher
     from rl_training.studies.selection import Shard
     from rl_training.studies.study import Study
 
@@ -206,7 +206,7 @@ def _shard_words(options: StudyOptions) -> list[str]:
 
 
 def _cluster(options: LaunchOptions) -> ClusterOptions | None:
-    from rl_training.studies.launchers import ClusterOptions
+    from rl_training.studies.launching.launchers import ClusterOptions
 
     names: Sequence[str] = ("address", "cpus_per_run", "gpus_per_run", "like_nodes")
     given = {name: getattr(options, name) for name in names if getattr(options, name) not in (None, False)}

@@ -1,4 +1,4 @@
-"""The process that trains one run of a study, or checks the settings of all: `python -m rl_training.studies.worker`.
+"""The process that trains one run of a study, or checks the settings of all: `python -m rl_training.studies.launching.worker`.
 
 It reads its order as JSON from standard input until that ends; no order: it was not needed. What it prints goes to the
 log that its launcher chose. It ends, saved, when the process that started it is gone.
@@ -46,7 +46,7 @@ def train(order: Mapping[str, Any]) -> int:
     from rl_training.experiment.owner import stale_seconds, wait_until_free
     from rl_training.experiment.run_folder import is_interruption, run_name
     from rl_training.plugins.user_code import add_working_directory
-    from rl_training.studies.launchers import read_worker_values
+    from rl_training.studies.launching.launchers import read_worker_values
 
     try:
         callbacks = _load_code(order)
@@ -71,7 +71,7 @@ def check(order: Mapping[str, Any]) -> int:
     """Check every configuration of the order; prints one JSON object for each."""
     from rl_training.plugins.user_code import add_working_directory
     from rl_training.runtime.checks.settings import SettingsChecker
-    from rl_training.studies.launchers import read_worker_values
+    from rl_training.studies.launching.launchers import read_worker_values
 
     checker = SettingsChecker()
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")

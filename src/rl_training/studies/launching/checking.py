@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl_training.errors import ConfigError
-from rl_training.studies.launchers import describe_exit, give_order, start_worker, worker_values
+from rl_training.studies.launching.launchers import describe_exit, give_order, start_worker, worker_values
 from rl_training.studies.plan import PlannedRun
 
 

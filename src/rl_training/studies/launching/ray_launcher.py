@@ -18,7 +18,7 @@ from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError, install_extra
 from rl_training.files import translate_write_errors
-from rl_training.studies.launchers import ClusterOptions, Exit, Order, describe_exit, give_order, start_worker
+from rl_training.studies.launching.launchers import ClusterOptions, Exit, Order, describe_exit, give_order, start_worker
 from rl_training.studies.plan import PlannedRun
 
 SECONDS_TO_REACH = 5.0

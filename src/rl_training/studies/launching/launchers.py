@@ -28,7 +28,7 @@ def start_worker(output: int | None = None) -> subprocess.Popen[bytes]:
 
     It prints to the log that its order names, and until then to standard error, or to `output`.
     """
-    words = [sys.executable, "-m", "rl_training.studies.worker"]
+    words = [sys.executable, "-m", "rl_training.studies.launching.worker"]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output or 2, start_new_session=True)
 
 
