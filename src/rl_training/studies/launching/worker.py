@@ -1,7 +1,8 @@
-"""The process that trains one run of a study, or checks the settings of all: `python -m rl_training.studies.launching.worker`.
+"""The process that trains one run of a study, or checks the settings of all.
 
-It reads its order as JSON from standard input until that ends; no order: it was not needed. What it prints goes to the
-log that its launcher chose. It ends, saved, when the process that started it is gone.
+`python -m rl_training.studies.launching.worker` reads its order as JSON from standard input until that ends; without an
+order it was not needed. What it prints goes to the log that its order names. It saves and ends when the process that
+started it is gone.
 """
 
 from __future__ import annotations
