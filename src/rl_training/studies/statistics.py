@@ -45,7 +45,7 @@ def t_quantile(degrees: int) -> float:
     if degrees <= len(T_QUANTILES):
         return T_QUANTILES[degrees - 1]
     normal = statistics.NormalDist().inv_cdf(0.975)
-    # Cornish-Fisher expansion in 1/degrees: accurate to four digits from 30 degrees of freedom on.
+    # Cornish-Fisher expansion in 1/degrees: four significant digits from 30 degrees of freedom on.
     second = (normal**3 + normal) / (4 * degrees)
     third = (5 * normal**5 + 16 * normal**3 + 3 * normal) / (96 * degrees**2)
     return normal + second + third
