@@ -15,6 +15,7 @@ from rl_training.processors import SPIN_VARIABLE, SPINS, limit_spinning, usable_
 from rl_training.runtime import execution
 from rl_training.runtime.execution import Execution
 
+FIRST = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
 
 
@@ -91,9 +92,8 @@ def test_the_variable_is_set_before_torch_is_imported() -> None:
 
 @needs_affinity
 def test_a_process_bound_to_one_processor_counts_one() -> None:
-    first = min(os.sched_getaffinity(0))
     code = (
-        f"import os; os.sched_setaffinity(0, {{{first}}})\n"
+        f"import os; os.sched_setaffinity(0, {{{FIRST}}})\n"
         "from rl_training.processors import usable_processors; print(usable_processors())"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
