@@ -111,6 +111,19 @@ def test_a_repaired_node_takes_runs_again_once_its_loss_was_noticed() -> None:
     assert model.simulate(slow, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(77 + 60 + 47)
 
 
+def test_a_run_that_finds_no_slot_waits_on_its_lost_node_until_that_is_evicted() -> None:
+    # Node 0 is lost at 77. Run 0 is sent back to it until 177; node 1 is free from 109 on, for run 2 if there is one.
+    campaign = replace(SMALL, num_nodes=2, num_runs=2, eviction_seconds=100.0)
+    assert model.simulate(campaign, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(177 + 47)
+    longer = model.simulate(replace(campaign, num_runs=3), [model.Failure(77.0, 0)])
+    assert longer.makespan_seconds == pytest.approx(WHOLE + WHOLE + 47)
+
+
+def test_a_run_that_finds_another_slot_does_not_wait_for_the_eviction() -> None:
+    campaign = replace(SMALL, num_nodes=3, num_runs=2, eviction_seconds=100.0)
+    assert model.simulate(campaign, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(77 + 47)
+
+
 def test_a_failure_of_a_lost_node_changes_nothing() -> None:
     campaign = replace(SMALL, repair_seconds=10.0)
     report = model.simulate(campaign, [model.Failure(77.0, 0), model.Failure(80.0, 0)])

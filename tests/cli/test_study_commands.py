@@ -304,7 +304,7 @@ class TestStudyRun:
         assert message.startswith(
             "study 'grid' began with another plan ('runs/grid'): seeds was 0..1 and is 0..4. Give"
         )
-        assert "--extend to add the new runs, or --fork NAME" in message
+        assert "--extend (in Python: extend=True) to add the new runs, or --fork NAME" in message
         message = refuse("study", "run", write(base={**BASE, "total_timesteps": 128}))
         assert "base.total_timesteps was 64 and is 128. Give --fork NAME" in message
         assert "--extend" not in message
@@ -462,7 +462,9 @@ class TestRuns:
         }
         lines = answer("runs").splitlines()
         assert lines[0].split() == ["run", "state", "done", "last", "best", "steps/s", "age"]
-        assert [line.split()[:3] for line in lines[1:]] == [[name, "finished", "100%"] for name in sorted(NAMES)]
+        assert [line.split()[:3] for line in lines[1:]] == [
+            [f"grid/{name}", "finished", "100%"] for name in sorted(NAMES)
+        ]
         for info, line in zip(infos, lines[1:], strict=True):
             assert line.split()[3:5] == [f"{info['last_eval']:.1f}", f"{info['best_eval']:.1f}"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -133,6 +134,20 @@ def test_a_suspended_worker_is_replaced_and_cannot_disturb_the_winner(tmp_path: 
         wait_until(lambda: not Path(f"/proc/{pid}").exists())
     assert contents(run_dir) == before
     assert_same_study(study, alone)
+
+
+def test_the_folder_of_another_run_is_no_run_of_the_plan(tmp_path: Path) -> None:
+    base = {**BASE, "algo": "ppo", "algo_kwargs": PPO, "total_timesteps": 256}
+    path = write_study(tmp_path, base=base, vary=None, seeds="0,1")
+    assert finish(start(["study", "run", str(path)], tmp_path))[0] == 0
+    first, second = (run.run_dir for run in Study.from_file(path).runs())
+    shutil.rmtree(first)
+    shutil.copytree(second, first)
+    code, out, error = finish(start(["study", "run", str(path)], tmp_path))
+    assert code == 1, error
+    assert "failed: seed 0: its folder holds another run: seed is 1 there and 0 in the plan" in out
+    assert "mean" in out
+    assert "1 missing" in out
 
 
 class TestFailingRuns:

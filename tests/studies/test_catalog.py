@@ -397,8 +397,6 @@ class TestFilters:
             (["compile=true"], ["ppo__B__seed2"]),
             (["last_eval=null"], ["dqn__A__seed1", "ppo__A__seed1", "ppo__B__seed2"]),
             (["name=ppo__B__seed2"], ["ppo__B__seed2"]),
-            (["nonsense=1"], []),
-            (["algo_kwargs.gamma.x=1"], []),
         ],
     )
     def test_a_run_is_listed_if_every_filter_matches(self, runs: Path, filters: list[str], expected: list[str]) -> None:
@@ -408,6 +406,16 @@ class TestFilters:
         with pytest.raises(ConfigError, match="bad value 'done' for the filter state: use running, finished, stopped"):
             check_filters(["algo=ppo", "state=done"])
         check_filters(["state=dead", "algo=anything", "part"])
+
+    @pytest.mark.parametrize(
+        ("text", "hint"),
+        [("alog=ppo", "'algo'"), ("gamma=0.9", "'algo_kwargs.gamma'"), ("zzz=1", "runs show RUN")],
+    )
+    def test_a_key_that_no_run_has_is_refused(self, tmp_path: Path, text: str, hint: str) -> None:
+        run_dir = make_run(tmp_path, algo="ppo")
+        (run_dir / "config.yaml").write_text("algo: ppo\nalgo_kwargs: {gamma: 0.8}\n")
+        with pytest.raises(ConfigError, match=f"no run has a setting .*{hint}"):
+            list_runs(tmp_path, [text])
 
     def test_large_seeds_are_told_apart(self, tmp_path: Path) -> None:
         for seed in (2**53, 2**53 + 1):
@@ -546,3 +554,13 @@ def test_each_state_has_a_run_that_is_in_it(tmp_path: Path) -> None:
     infos: list[RunInfo] = list_runs(tmp_path)
     assert {info.name: info.state for info in infos} == {state: state for state in STATES}
     assert {read_owner(info.run_dir) is None for info in infos} == {False}
+
+
+def test_a_finished_run_has_no_score_but_that_of_its_last_step(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, status="finished")
+    (run_dir / "metrics.jsonl").write_text('{"global_step": 200}\n')
+    lines = [f'{{"global_step": {step}, "returns": [{step}.0]}}\n' for step in (100, 200)]
+    (run_dir / "evaluations.jsonl").write_text("".join(lines))
+    assert read_run(run_dir).last_eval == 200.0
+    (run_dir / "evaluations.jsonl").write_text("".join(lines)[:-5])
+    assert read_run(run_dir).last_eval is None

@@ -131,7 +131,7 @@ class TestChangedPlan:
     def test_for_a_plan_with_further_runs_extend_is_proposed_too(self, tmp_path: Path) -> None:
         store_plan(plan_of("0..1"), tmp_path / "x")
         with pytest.raises(
-            ConfigError, match=r"seeds was 0\.\.1 and is 0\.\.4\. Give --extend to add .* or --fork NAME"
+            ConfigError, match=r"seeds was 0\.\.1 and is 0\.\.4\. Give --extend .* to add .* or --fork NAME"
         ):
             store_plan(plan_of("0..4"), tmp_path / "x")
 

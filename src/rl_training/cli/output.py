@@ -19,6 +19,8 @@ def show(value: Any, lines: Iterable[str], as_json: bool) -> None:
     """Print a result: `value` as one line of JSON, or `lines`."""
     try:
         print(json_text(value) if as_json else printable("\n".join(lines)), file=results_stream(), flush=True)
+    except BrokenPipeError:
+        pass  # whoever reads has seen enough: `rl-training runs | head`
     except OSError as error:
         raise RLTrainingError(f"cannot write the result to standard output: {error.strerror}") from None
 

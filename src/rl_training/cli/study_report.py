@@ -37,12 +37,13 @@ def report_study(path: Path, driver: Driver, words: Sequence[str] = (), *, as_js
     from rl_training.studies.driver import Outcome
     from rl_training.studies.results import results_by_setting
 
-    tasks = driver.tasks
+    tasks, shard = driver.tasks, driver.shard
     groups = results_by_setting(tasks)
     failed = [task for task in tasks if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP)]
     num_done = sum(task.outcome is Outcome.DONE for task in tasks)
     picture = _draw(path) if num_done else None
-    lines = [f"study {path}: {num_done:,} of {len(tasks):,} runs finished"]
+    share = "" if shard is None else f"share {shard} of "
+    lines = [f"{share}study {path}: {num_done:,} of {len(tasks):,} runs finished"]
     lines += [line for group in groups for line in setting_lines(group)]
     lines += [f"  {INTERVAL}"] if any(_has_interval(group) for group in groups) else []
     for task in failed:
@@ -53,7 +54,8 @@ def report_study(path: Path, driver: Driver, words: Sequence[str] = (), *, as_js
     lines += [f"  picture  {picture}"] if picture else []
     values = {
         "study_dir": str(path),
-        "complete": num_done == len(tasks),
+        "complete": num_done == len(tasks) and shard is None,
+        "shard": shard,
         "settings": [group.as_dict() for group in groups],
         "runs": [task.as_dict() for task in tasks],
         "picture": picture,
@@ -111,7 +113,7 @@ def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:
 
     runs = folder.runs()
     infos = [read_run(run.run_dir) if is_run_folder(run.run_dir) else None for run in runs]
-    states = ["planned" if info is None else info.state for info in infos]
+    states = ["planned" if info is None else _state(info) for info in infos]
     rows = [("run", "state", "done", "last eval", "steps/s", "left")]
     for run, info, state in zip(runs, infos, states, strict=True):
         note = " (approximate)" if info is not None and info.exactness == "approximate" else ""
@@ -130,6 +132,13 @@ def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:
         "runs": [_planned_values(run, info) for run, info in zip(runs, infos, strict=True)],
     }
     return values, lines
+
+
+def _state(info: RunInfo) -> str:
+    """State of a run in a study: one that stopped by its own rule has nothing left to do."""
+    from rl_training.studies.driver import is_complete
+
+    return "finished early" if info.state == "stopped" and is_complete(info) else info.state
 
 
 def plan_lines(study: Study, shard: Shard, *, extend: bool = False) -> tuple[dict[str, Any], list[str]]:

@@ -117,14 +117,18 @@ def refuse_owned(run_dir: Path) -> None:
         raise RunOwnedError(run_dir, owner)
 
 
-def wait_until_free(run_dir: Path, seconds: float) -> None:
-    """Wait until no live process owns the run; a `RunOwnedError` if that takes longer than `seconds`."""
+def wait_until_free(run_dir: Path, seconds: float, last_attempt: int) -> None:
+    """Wait until the owner of attempt `last_attempt` is gone.
+
+    A `RunOwnedError` if that takes longer than `seconds`, or at once if another process has taken the run since.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
             return refuse_owned(run_dir)
         except RunOwnedError:
-            if time.monotonic() > deadline:
+            owner = read_owner(run_dir)
+            if time.monotonic() > deadline or (owner is not None and owner.attempt > last_attempt):
                 raise
             time.sleep(SECONDS_BETWEEN_LOOKS)
 

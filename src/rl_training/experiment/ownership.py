@@ -10,7 +10,6 @@ and the log files that it holds open are no longer those of the run, since each 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -152,7 +151,8 @@ def acquire(run_dir: Path) -> Lease:
             attempt = 1 if before is None else before.attempt + 1
             path = owner_file(run_dir, attempt)
             try:
-                write_new(path, json.dumps(dataclasses.asdict(_this_owner(attempt))).encode())
+                own = {name: value for name, value in vars(_this_owner(attempt)).items() if name != "has_ended"}
+                write_new(path, json.dumps(own).encode())
             except FileExistsError:
                 continue  # another process was faster: look at it
             except OSError:

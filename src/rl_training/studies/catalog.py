@@ -20,6 +20,7 @@ from rl_training.experiment.config import load_config_file
 from rl_training.experiment.owner import Owner, is_alive, read_heartbeat, read_owner
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.files import open_regular
+from rl_training.validation import suggest
 
 State = Literal["running", "finished", "stopped", "failed", "dead"]
 STATES: tuple[State, ...] = ("running", "finished", "stopped", "failed", "dead")
@@ -122,7 +123,7 @@ class RunReader:
             seed=self._number("seed"),
             step=max(step for step in steps if isinstance(step, int)),
             total=self._number("total_timesteps"),
-            last_eval=self._last_score(),
+            last_eval=self._last_score(logged if state == "finished" else None),
             best_eval=None if best is None else _finite(best.score),
             rate=_finite(beat.get("rate") if is_running else self.metadata.get("steps_per_second")),
             created=self._text("created"),
@@ -142,8 +143,12 @@ class RunReader:
         is_last = self.owner is None or self.metadata.get("attempt") == self.owner.attempt
         return next((state for state in ENDED if state == recorded and is_last), "dead")
 
-    def _last_score(self) -> float | None:
-        returns = last_line(self.run_dir / "evaluations.jsonl").get("returns")
+    def _last_score(self, step: object) -> float | None:
+        """Mean return of the last evaluation; None if it is not of `step`, at which a finished run was evaluated."""
+        line = last_line(self.run_dir / "evaluations.jsonl")
+        if step is not None and line.get("global_step") != step:
+            return None
+        returns = line.get("returns")
         if isinstance(returns, list) and returns and all(isinstance(value, (int, float)) for value in returns):
             with contextlib.suppress(OverflowError):
                 return _finite(statistics.fmean(returns))
@@ -197,7 +202,32 @@ def list_runs(folder: Path, filters: Sequence[str] = ()) -> list[RunInfo]:
         info = reader.info()
         if all(_matches(info, reader, text) for text in filters):
             found.append(info)
+    if readers and not found:
+        _refuse_unknown_keys(filters, readers)
     return found
+
+
+def _refuse_unknown_keys(filters: Sequence[str], readers: Sequence[RunReader]) -> None:
+    """Raise a `ConfigError` for a filter by a key that no run has."""
+    names = [name for name in RunInfo.__dataclass_fields__ if name != "owner"] + ["name", "share"]
+    for key in (text.partition("=")[0] for text in filters if "=" in text):
+        known = dict.fromkeys([*names, *(name for reader in readers[:100] for name in flat_keys(reader.config))])
+        if key not in known:
+            ends = [name for name in known if name.endswith(f".{key}")]
+            hint = (
+                f": did you mean '{ends[0]}'?"
+                if ends
+                else suggest(key, known, "`rl-training runs show RUN` lists them")
+            )
+            raise ConfigError(f"no run has a setting '{key}'{hint}")
+
+
+def flat_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of nested mappings."""
+    for key, value in values.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flat_keys(value, f"{prefix}{key}.")
 
 
 def _matches(info: RunInfo, reader: RunReader, text: str) -> bool:
@@ -239,6 +269,7 @@ def find_run(name: str, folder: Path = Path("runs")) -> Path:
         return found / rest if slash else found
     place, prefix = Path(name).parent, Path(name).name
     where = folder if place == Path() else place
+    where = where if where.is_dir() else folder / place
     matches = [path for path in find_run_folders(where) if path.name.startswith(prefix)]
     matches = [path for path in matches if path.name == prefix] or matches
     if len(matches) == 1:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.owner import heartbeat_age, read_owner, stale_seconds
 from rl_training.experiment.ownership import STOP_FILE
 from rl_training.experiment.run_folder import TrainingRun, is_interruption
@@ -105,6 +106,8 @@ class Driver:
         self.tasks = [Task(run) for run in runs]
         self._launcher, self._listener, self._study = launcher, listener, study
         self.interrupted_by: signal.Signals | None = None
+        self.shard: str | None = None
+        """The share of the plan that these runs are; None: all of it."""
         self._next_look = 0.0
 
     def run(self) -> list[Task]:
@@ -126,7 +129,10 @@ class Driver:
     def _recall(self, task: Task) -> None:
         """Read from its folder whether a run is over."""
         info = task.look()
-        if info is not None and is_complete(info):
+        other = None if info is None else other_run(info, task.run.config)
+        if other is not None:
+            self._fail(task, Outcome.FAILED, other)
+        elif info is not None and is_complete(info):
             task.outcome = Outcome.DONE
         elif info is not None and info.state == "running":
             task.outcome = Outcome.ELSEWHERE
@@ -172,7 +178,7 @@ class Driver:
                 return
             if task.outcome is Outcome.WAITING and now >= task.not_before and self._launcher.can_start(task.run):
                 self._start(task)
-                free -= 1
+                free -= task.handle is not None
         waiting = [task for task in self.tasks if task.outcome is Outcome.WAITING]
         is_idle = all(task.handle is None for task in self.tasks)
         if waiting and is_idle and not any(self._launcher.can_start(task.run) for task in waiting):
@@ -180,10 +186,13 @@ class Driver:
                 self._fail(task, Outcome.GIVEN_UP, NO_PLACE)
 
     def _start(self, task: Task) -> None:
-        order = make_order(task.run, self._study)
-        task.pointer = TrainingRun(task.run.run_dir).read_pointer()
+        self._recall(task)  # another driver may have begun or finished it
+        if task.outcome is not Outcome.WAITING:
+            return
         owner = read_owner(task.run.run_dir)
         task.attempt_before = 0 if owner is None else owner.attempt
+        order = make_order(task.run, self._study, task.attempt_before)
+        task.pointer = TrainingRun(task.run.run_dir).read_pointer()
         task.outcome, task.log = Outcome.ACTIVE, order.log
         task.handle = self._launcher.start(order)
         where = f" on {task.handle.where}" if task.handle.where else ""
@@ -245,7 +254,8 @@ class Driver:
         task.outcome = Outcome.DONE
         score = "" if info.last_eval is None else f", score {info.last_eval:.1f}"
         note = " (approximate)" if info.exactness == "approximate" else ""
-        self._listener.event(task, f"finished at step {info.step:,}{score}{note}")
+        end = "finished" if info.state == "finished" else "finished early"
+        self._listener.event(task, f"{end} at step {info.step:,}{score}{note}")
 
     def _fail(self, task: Task, outcome: Outcome, reason: str) -> None:
         task.outcome, task.reason = outcome, reason.strip().partition("\n")[0]  # without the traceback
@@ -277,6 +287,21 @@ class Driver:
 def is_complete(info: RunInfo) -> bool:
     """Whether a run has nothing left to do: it reached its last step, or stopped early by its own rule."""
     return info.state == "finished" or (info.state == "stopped" and not is_interruption(info.reason))
+
+
+def other_run(info: RunInfo, config: TrainConfig) -> str | None:
+    """Why a folder does not hold the run that the plan has there; None if it does, as far as its metadata tell."""
+    planned = {
+        "algo": config.algo,
+        "env_id": config.env_id,
+        "seed": config.seed,
+        "total_timesteps": config.total_timesteps,
+    }
+    found = {"algo": info.algo, "env_id": info.env_id, "seed": info.seed, "total_timesteps": info.total}
+    for key, value in planned.items():
+        if found[key] is not None and found[key] != value:
+            return f"its folder holds another run: {key} is {found[key]} there and {value} in the plan; move it away"
+    return None
 
 
 def ask_to_stop(run_dir: Path) -> None:

@@ -94,6 +94,9 @@ class Plan:
     """PyTorch threads of each setting, fixed when the study begins, so that results do not depend on the machine's
     load or on how many runs are trained at once; empty: not fixed yet."""
 
+    working_dir: str = ""
+    """Working directory of the command that began the study: relative paths in its settings are relative to it."""
+
     def values(self) -> dict[str, Any]:
         """The plan as stored in the study's folder: what decides which runs there are."""
         values: dict[str, Any] = {
@@ -104,6 +107,7 @@ class Plan:
             "plugins": list(self.plugins),
             "callbacks": list(self.callbacks),
             "threads": list(self.threads),
+            "working_dir": self.working_dir,
         }
         return values | ({} if self.suffix is None else {"suffix": self.suffix})
 
@@ -121,6 +125,7 @@ class Plan:
                 callbacks=tuple(map(str, values["callbacks"])),
                 suffix=values.get("suffix"),
                 threads=tuple(map(int, values["threads"])),
+                working_dir=str(values["working_dir"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the stored plan is damaged: {error}") from None

@@ -95,6 +95,8 @@ def state_text(task: Task) -> str:
     if task.outcome is Outcome.DONE:
         is_approximate = task.info is not None and task.info.exactness == "approximate"
         return "finished (approximate)" if is_approximate else "finished"
+    if task.outcome is Outcome.STOPPED and task.info is None:
+        return "not started"
     return str(task.outcome.value)
 
 

@@ -150,10 +150,12 @@ class Study:
             launcher.threads_per_run = max(folder.plan.threads, default=1)
             if on_begin is not None:
                 on_begin()
-            tell(f"study {folder.path}: {len(runs):,} runs{'' if shard == WHOLE else f' (share {shard})'}")
+            count = f"{len(runs):,} run{'' if len(runs) == 1 else 's'}"
+            tell(f"study {folder.path}: {count}{'' if shard == WHOLE else f' (share {shard})'}")
             listener = make_listener()
             stack.callback(listener.close)
             driver = Driver(runs, launcher, listener, folder)
+            driver.shard = None if shard == WHOLE else str(shard)
             driver.run()
         return driver
 
@@ -171,7 +173,8 @@ class Study:
             known = {run.suffix: run.config.num_threads for run in stored.runs()}
             threads |= {suffix: int(number) for suffix, number in known.items() if number != "auto"}
         order = dict.fromkeys(run.suffix for run in self.runs())
-        plan = replace(self.plan, threads=tuple(threads[suffix] for suffix in order))
+        place = str(Path.cwd()) if stored is None else stored.plan.working_dir
+        plan = replace(self.plan, threads=tuple(threads[suffix] for suffix in order), working_dir=place)
         return store_plan(plan, self.path, is_extended=extend)
 
 

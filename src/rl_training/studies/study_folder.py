@@ -101,10 +101,10 @@ def refuse_changed(plan: Plan, stored: StudyFolder, *, is_extended: bool = False
     can_grow = is_extension(stored.plan, plan)
     if not differences or (can_grow and is_extended):
         return
-    grow = "--extend to add the new runs, or " if can_grow else ""
+    grow = "--extend (in Python: extend=True) to add the new runs, or " if can_grow else ""
     raise ConfigError(
         f"study '{stored.name}' began with another plan ('{stored.path}'): {'; '.join(differences)}. Give"
-        f" {grow}--fork NAME to begin a new study with this one"
+        f" {grow}--fork NAME (in Python: another name) to begin a new study with this one"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rl_training.terminal.progress import make_console
 from rl_training.terminal.streams import printable
@@ -35,11 +36,16 @@ class LiveTable:
         from rich.table import Table
         from rich.text import Text
 
+        shown = rows[: self.num_rows_that_fit]
+        if len(shown) < len(rows):
+            summary += f"; {len(rows) - len(shown):,} more rows"
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for index, name in enumerate(self._header):
             is_left = index < self._num_left_aligned
-            table.add_column(name, justify="left" if is_left else "right", no_wrap=True, overflow="ellipsis")
-        for row in rows[: self.num_rows_that_fit]:
+            width = max(len(name), *(len(row[index]) for row in shown)) if index and shown else None
+            justify: Any = "left" if is_left else "right"
+            table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", min_width=width)
+        for row in shown:
             table.add_row(*(Text(printable(cell)) for cell in row))
         self._live.update(Group(table, Text(printable(summary))), refresh=True)
 

@@ -70,7 +70,8 @@ def list_all(words: Filters = None, as_json: AsJson = False) -> None:
         share = "-" if info.share is None else f"{info.share:.0%}"
         scores = ["-" if score is None else f"{score:.1f}" for score in (info.last_eval, info.best_eval)]
         rate = "-" if info.rate is None else f"{info.rate:,.0f}"
-        rows.append((info.name, info.state, share, *scores, rate, format_age(info.age_seconds)))
+        name = info.name if info.run_dir == folder else str(info.run_dir.relative_to(folder))
+        rows.append((name, info.state, share, *scores, rate, format_age(info.age_seconds)))
     if is_terminal(sys.stdout):
         rows = fit_first_column(rows, shutil.get_terminal_size().columns)
     nothing = [f"there is no {'such ' if filters else ''}run in '{folder}'"]

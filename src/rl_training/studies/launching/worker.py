@@ -7,6 +7,7 @@ started it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -33,6 +34,8 @@ def main() -> int:
     if not text.strip():
         return 0
     order = json.loads(text)
+    with contextlib.suppress(OSError):  # the folder of the study's first command may be gone
+        os.chdir(order.get("working_dir") or ".")
     if "study" in order and not os.path.isfile(order["study"]):  # noqa: PTH113
         print(f"error: {socket.gethostname()} does not see '{order['study']}': use a folder that all nodes share")
         return FAILED
@@ -54,7 +57,8 @@ def train(order: Mapping[str, Any]) -> int:
         config = read_worker_values(order["config"])
         add_working_directory(config.env_id or "")
         # The process that this one replaces may need a moment to end, or its heartbeat to become stale.
-        wait_until_free(config.output_dir / run_name(config, order["suffix"]), order.get("wait", stale_seconds() + 15))
+        run_dir = config.output_dir / run_name(config, order["suffix"])
+        wait_until_free(run_dir, stale_seconds() + 15, order["last_attempt"])
         trainer = DefaultExperimentManager().resume_or_start(
             config, run_suffix=order["suffix"], callbacks=callbacks, fall_back=True
         )
