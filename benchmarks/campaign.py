@@ -1,6 +1,6 @@
 """A discrete-event model of a campaign: many runs on a cluster whose nodes fail.
 
-    python benchmarks/campaign.py model     a table for 500 nodes
+    python benchmarks/campaign.py model     a table for 500 nodes (campaign_table.py)
     python benchmarks/campaign.py trials    the model against real trials on a local Ray cluster (campaign_trials.py)
 
 The driver starts waiting runs in the order of the plan, or those with most work left first. An attempt starts up, then
@@ -15,15 +15,13 @@ import heapq
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 ROUNDING = 1e-9
 """Relative error of sums of seconds: a checkpoint that is complete but for this is complete."""
-NUM_SEEDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +47,8 @@ class Campaign:
     """Mean time between failures of one node, exponentially distributed."""
     repair_seconds: float = math.inf
     """From the failure of a node until it is back."""
+    eviction_seconds: float = 0.0
+    """From the loss of a node until the cluster stops sending runs to it: one that finds no other slot waits there."""
     most_left_first: bool = False
     """Start the waiting run with the most work left; else the first of the plan."""
 
@@ -186,10 +186,13 @@ class Simulation:
         self._fail(Failure(self._now, node))
 
     def _start_waiting(self) -> None:
-        while self._waiting and self._free:
-            slot, life = heapq.heappop(self._free)
-            if life == self._lives[self._node(slot)]:
-                self._start(heapq.heappop(self._waiting)[1], slot)
+        while self._waiting and self._has_free_slot():
+            self._start(heapq.heappop(self._waiting)[1], heapq.heappop(self._free)[0])
+
+    def _has_free_slot(self) -> bool:
+        while self._free and self._free[0][1] != self._lives[self._node(self._free[0][0])]:
+            heapq.heappop(self._free)  # its node was lost
+        return bool(self._free)
 
     def _start(self, run: int, slot: int) -> None:
         attempt = self._attempts[slot] = Attempt(run, self._now)
@@ -221,11 +224,11 @@ class Simulation:
         first = failure.node * self.campaign.slots_per_node
         if failure.slot is None:
             self._fail_node(failure.node, range(first, first + self.campaign.slots_per_node), failure.is_saved)
-        elif self._lose(first + failure.slot, failure.is_saved):
+        elif self._lose(first + failure.slot, failure.is_saved, evicted=0.0):
             self._at(self._time_noticed(), self._release, first + failure.slot, self._lives[failure.node])
 
     def _fail_node(self, node: int, slots: range, is_saved: bool) -> None:
-        was_taken = [self._lose(slot, is_saved) for slot in slots]
+        was_taken = [self._lose(slot, is_saved, self._now + self.campaign.eviction_seconds) for slot in slots]
         self._is_up[node] = False
         self._lives[node] += 1
         back = self._now + self.campaign.repair_seconds
@@ -241,7 +244,7 @@ class Simulation:
     def _repair(self, node: int) -> None:
         self._is_up[node] = True
 
-    def _lose(self, slot: int, is_saved: bool) -> bool:
+    def _lose(self, slot: int, is_saved: bool, evicted: float) -> bool:
         """End the attempt in a slot; returns whether there was one."""
         attempt = self._attempts[slot]
         if attempt is None:
@@ -250,10 +253,14 @@ class Simulation:
         spent = cut_attempt(self.campaign, self._saved[attempt.run], self._now - attempt.begin, is_saved)
         self._busy += spent
         self._saved[attempt.run] += spent.useful
-        self._at(self._time_noticed(), self._queue, attempt.run)
+        self._at(self._time_noticed(), self._queue, attempt.run, evicted)
         return True
 
-    def _queue(self, run: int) -> None:
+    def _queue(self, run: int, evicted: float) -> None:
+        """Let a run wait for a slot; if there is none, it is sent back to its lost node until that is `evicted`."""
+        if self._now < evicted and not self._has_free_slot():
+            self._at(evicted, self._queue, run, evicted)
+            return
         heapq.heappush(self._waiting, (self._saved[run] if self.campaign.most_left_first else 0.0, run))
         self._start_waiting()
 
@@ -272,100 +279,11 @@ def simulate(
     return Simulation(campaign, failures, generator or np.random.default_rng(0)).run()
 
 
-LARGE = Campaign(
-    num_nodes=500,
-    slots_per_node=2,
-    num_runs=2000,
-    work_seconds=6 * HOUR,
-    startup_seconds=30.0,
-    checkpoint_every_seconds=15 * MINUTE,
-    checkpoint_seconds=2.0,
-    scheduling_seconds=1.0,
-    repair_seconds=30 * MINUTE,
-)
-HEADER = (
-    "fails",
-    "repair",
-    "noticed",
-    "saved",
-    "order",
-    "makespan h",
-    "useful",
-    "utilised",
-    "lost h",
-    "attempts",
-    "failures",
-)
-"""`fails`: mean time between failures of a node; `saved`: training between two checkpoints."""
-
-
-def large_campaigns() -> Iterator[Campaign]:
-    """The campaigns of the table: lost nodes, hangs (nothing to repair), another order, other checkpoint intervals."""
-    yield LARGE
-    for failure, detection in itertools.product((30 * DAY, 3 * DAY), (1.0, MINUTE, 10 * MINUTE)):
-        yield replace(LARGE, node_failure_seconds=failure, detection_seconds=detection)
-    fragile = replace(LARGE, node_failure_seconds=3 * DAY)
-    for detection in (1.0, MINUTE, 10 * MINUTE):
-        yield replace(fragile, repair_seconds=0.0, detection_seconds=detection)
-    for failure in (30 * DAY, 3 * DAY):
-        yield replace(LARGE, node_failure_seconds=failure, detection_seconds=MINUTE, most_left_first=True)
-    for every in (5 * MINUTE, HOUR, LARGE.work_seconds):
-        yield replace(fragile, detection_seconds=MINUTE, most_left_first=True, checkpoint_every_seconds=every)
-
-
-def table_row(campaign: Campaign, seed: int = 0) -> tuple[str, ...]:
-    """A row of the table: means over seeds; of the makespan, the range too."""
-    generators = np.random.default_rng(seed).spawn(NUM_SEEDS)
-    reports = [simulate(campaign, generator=generator) for generator in generators]
-    hours = [report.makespan_seconds / HOUR for report in reports]
-
-    def mean(read: Callable[[Report], float]) -> float:
-        return float(np.mean([read(report) for report in reports]))
-
-    return (
-        format_seconds(campaign.node_failure_seconds),
-        format_seconds(campaign.repair_seconds),
-        format_seconds(campaign.detection_seconds),
-        format_seconds(campaign.checkpoint_every_seconds),
-        "most left" if campaign.most_left_first else "plan",
-        f"{np.mean(hours):.2f} ({min(hours):.2f} to {max(hours):.2f})",
-        f"{mean(lambda report: report.useful_fraction):.2%}",
-        f"{mean(lambda report: report.utilisation):.1%}",
-        f"{mean(lambda report: report.busy.lost) / HOUR:.1f}",
-        f"{mean(lambda report: report.num_attempts):,.1f}",
-        f"{mean(lambda report: report.num_failures):.1f}",
-    )
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds in the largest unit that they reach."""
-    if math.isinf(seconds):
-        return "never"
-    units = {"d": DAY, "h": HOUR, "min": MINUTE}
-    name = next((name for name, unit in units.items() if seconds >= unit), "s")
-    return f"{seconds / units.get(name, 1.0):g} {name}"
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows with aligned columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def print_model() -> None:
-    """Print the table for 500 nodes."""
-    work = format_seconds(LARGE.work_seconds)
-    print(f"{LARGE.num_runs:,} runs of {work} on {LARGE.num_nodes} nodes of {LARGE.slots_per_node} slots")
-    costs = LARGE.startup_seconds, LARGE.checkpoint_seconds, LARGE.scheduling_seconds
-    print("start-up {:g} s, checkpoint {:g} s, driver {:g} s".format(*costs))
-    print(f"means of {NUM_SEEDS} seeds; of the makespan, the range too\n")
-    print_table([HEADER, *map(table_row, large_campaigns())])
-
-
 def main(words: Sequence[str]) -> None:
     """Run the part that the command line names."""
     if list(words) == ["model"]:
+        from campaign_table import print_model
+
         print_model()
     elif list(words) == ["trials"]:
         from campaign_trials import print_trials

@@ -2,17 +2,18 @@
 
 Each trial is a study of CartPole runs on a fresh cluster of a head without slots and two nodes with one slot each. The
 model's costs are calibrated on one undisturbed trial; each further trial is predicted before it begins. The makespan is
-from the first start of a run until the driver reports the last one finished.
+from the first start of a run until the driver reports the last one finished. A prediction is a range where Ray's choice
+of a node decides whether a run is sent to a lost node once more; the ratio is to the nearest value of the range.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,90 +26,57 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from campaign import Campaign, Failure, print_table, simulate
+from campaign import Campaign, Failure, simulate
+from campaign_faults import (
+    NUM_NODES,
+    REPLACEMENT_SECONDS,
+    TrialCluster,
+    hang_process,
+    kill_process,
+    kill_raylet,
+    lose_node,
+    replace_node,
+)
+from campaign_table import print_table
 
-NUM_NODES = 2
 TOTAL_STEPS, CHECKPOINT_STEPS, FREQUENT_CHECKPOINT_STEPS = 60_000, 10_000, 1_500
-SECONDS_OF_A_TRIAL = 600.0
+SECONDS_OF_A_TRIAL = 240.0
+EVICTION_SECONDS = 0.0
+"""Until Ray, with its default health checks, knows that a raylet is gone; 0 if the launcher avoids lost nodes."""
 STALE_SECONDS = 4.0
 """Staleness limit of a heartbeat in the trial of a hang."""
-REPLACEMENT_SECONDS = 5.0
 SECONDS_TO_SEE_A_NODE = 1.0
 """On average: the driver asks Ray for its nodes every other second."""
 WITHIN = 0.2
+HEADER: tuple[str, ...] = (
+    "trial",
+    "runs",
+    "disturbed at",
+    "predicted s",
+    "measured s",
+    "ratio",
+    "replayed",
+    "attempts",
+)
+"""`replayed`: the ratio with the costs of the trial's own undisturbed runs, on a machine whose speed changes."""
 EVENT = re.compile(r"(.+ )?seed \d+: ")
 """Begin of a line in which the driver reports what happened to a run."""
-WORKER_MODULE = b"rl_training.studies.launching.worker"
 
 
-@dataclass
-class TrialCluster:
-    """A Ray cluster on this machine."""
+@dataclass(frozen=True)
+class Prediction:
+    """A range of makespans, and the number of attempts."""
 
-    cluster: Any
-    nodes: list[Any]
-    seconds_per_node: float
-    """Time to add a node."""
-    held: list[int] = field(default_factory=list)
-    """Suspended processes, to be killed after the trial."""
+    low: float
+    high: float
+    num_attempts: int
 
-    @classmethod
-    def start(cls) -> TrialCluster:
-        """A head without slots, and nodes with one slot each."""
-        from ray.cluster_utils import Cluster
+    def __str__(self) -> str:
+        return f"{self.low:.1f}" + (f" to {self.high:.1f}" if self.high - self.low > 0.05 else "")
 
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        begin = time.monotonic()
-        nodes = [cluster.add_node(num_cpus=1) for _ in range(NUM_NODES)]
-        return cls(cluster, nodes, (time.monotonic() - begin) / NUM_NODES)
-
-    def close(self) -> None:
-        """End the cluster and what was suspended on it."""
-        for pid in self.held:
-            send(pid, signal.SIGKILL)
-        self.cluster.shutdown()
-
-    def trainers(self, node: int) -> list[int]:
-        """The processes that train runs on a node: descendants of its raylet."""
-        raylet = self.nodes[node].all_processes["raylet"][0].process.pid
-        return [pid for pid in descendants(raylet) if WORKER_MODULE in command_of(pid)]
-
-
-def kill_process(cluster: TrialCluster) -> None:
-    """Kill the process that trains a run on node 0."""
-    for pid in cluster.trainers(0):
-        send(pid, signal.SIGKILL)
-
-
-def hang_process(cluster: TrialCluster) -> None:
-    """Suspend the process that trains a run on node 0."""
-    for pid in cluster.trainers(0):
-        send(pid, signal.SIGSTOP)
-        cluster.held.append(pid)
-
-
-def lose_node(cluster: TrialCluster) -> None:
-    """Lose node 0 as if its power were cut: its training process, which would save as an orphan, ends with it."""
-    trainers = cluster.trainers(0)
-    for pid in trainers:
-        send(pid, signal.SIGSTOP)
-    cluster.cluster.remove_node(cluster.nodes[0], allow_graceful=False)
-    for pid in trainers:
-        send(pid, signal.SIGKILL)
-
-
-def replace_node(cluster: TrialCluster) -> None:
-    """Lose node 0, and add another one some seconds later."""
-    lose_node(cluster)
-    time.sleep(REPLACEMENT_SECONDS)
-    cluster.cluster.add_node(num_cpus=1)
-
-
-def kill_raylet(cluster: TrialCluster) -> None:
-    """Kill Ray's own process on node 0; the training process notices that its parent is gone, and saves."""
-    process = cluster.nodes[0].all_processes["raylet"][0].process
-    process.kill()
-    process.wait()  # a raylet that is a zombie keeps its workers
+    def ratio(self, seconds: float) -> float:
+        """Measured to predicted seconds; 1 within the range."""
+        return seconds / min(max(seconds, self.low), self.high)
 
 
 @dataclass(frozen=True)
@@ -131,14 +99,16 @@ class Trial:
         seconds = round(costs.startup_seconds + 0.5 * costs.work_seconds, 1)
         return replace(self, failure=replace(self.failure, seconds=seconds))
 
-    def predict(self, costs: Campaign, seconds_per_node: float) -> tuple[float, int]:
-        """Makespan and number of attempts by the model."""
+    def predict(self, costs: Campaign, seconds_per_node: float) -> Prediction:
+        """The model's answer."""
         campaign = replace(costs, num_runs=self.num_runs, detection_seconds=self.detection_seconds)
         if self.is_replaced:
             repair = REPLACEMENT_SECONDS + seconds_per_node + SECONDS_TO_SEE_A_NODE
             campaign = replace(campaign, repair_seconds=repair)
-        report = simulate(campaign, [] if self.failure is None else [self.failure])
-        return report.makespan_seconds, report.num_attempts
+        failures = [] if self.failure is None else [self.failure]
+        reports = [simulate(replace(campaign, eviction_seconds=lag), failures) for lag in (0.0, EVICTION_SECONDS)]
+        seconds = sorted(report.makespan_seconds for report in reports)
+        return Prediction(seconds[0], seconds[1], reports[0].num_attempts)
 
 
 NODE_0, SLOT_0 = Failure(0.0, 0), Failure(0.0, 0, slot=0)
@@ -272,29 +242,51 @@ def measure(
     return Measured(folder, events, runs, cluster.seconds_per_node)
 
 
-def calibrate(measured: Measured) -> Campaign:
-    """The costs of runs and attempts, from an undisturbed trial with two checkpoint intervals."""
+@dataclass(frozen=True)
+class RunCost:
+    """What an undisturbed run took."""
+
+    startup_seconds: float
+    owned_seconds: float
+    """Training and checkpoints."""
+    delay_seconds: float
+    """From its end until the driver reported it."""
+    num_checkpoints: int
+
+
+def run_costs(measured: Measured) -> list[RunCost]:
+    """The costs of all runs that were trained by one process."""
     started, finished = measured.times("started"), measured.times("finished")
-    startups, delays, seconds, counts = [], [], [], []
+    costs = []
     for run in measured.runs:
-        folder = measured.folder / run["run_dir"]
-        label = f"{run['setting']} seed {run['seed']}".strip()
-        owned = (folder / "owner" / "1.ended.json").stat().st_mtime
-        seconds.append(json.loads((folder / "metadata.json").read_text())["seconds"])
-        counts.append(TOTAL_STEPS / int(run["setting"].rpartition("=")[2]))
-        startups.append(owned - started[label])
-        delays.append(finished[label] - owned - seconds[-1])
-    cost = max(0.0, statistics.linear_regression(counts, seconds).slope)
-    work = statistics.median(second - count * cost for second, count in zip(seconds, counts, strict=True))
+        folder, label = measured.folder / run["run_dir"], f"{run['setting']} seed {run['seed']}".strip()
+        interval = int(run["setting"].rpartition("=")[2] or CHECKPOINT_STEPS)
+        if run["attempt"] == 1:
+            owned = (folder / "owner" / "1.ended.json").stat().st_mtime
+            seconds = json.loads((folder / "metadata.json").read_text())["seconds"]
+            delay = finished[label] - owned - seconds
+            costs.append(RunCost(owned - started[label], seconds, delay, math.ceil(TOTAL_STEPS / interval)))
+    return costs
+
+
+def calibrate(costs: Sequence[RunCost], checkpoint_seconds: float | None = None) -> Campaign:
+    """The model's costs from undisturbed runs; that of a checkpoint is given, or follows from two intervals."""
+    if checkpoint_seconds is None:
+        line = statistics.linear_regression(
+            [cost.num_checkpoints for cost in costs], [cost.owned_seconds for cost in costs]
+        )
+        checkpoint_seconds = max(0.0, line.slope)
+    work = statistics.median(cost.owned_seconds - cost.num_checkpoints * checkpoint_seconds for cost in costs)
     return Campaign(
         num_nodes=NUM_NODES,
         slots_per_node=1,
-        num_runs=len(seconds),
+        num_runs=len(costs),
         work_seconds=work,
-        startup_seconds=statistics.median(startups),
+        # The lower median: a start on a lost node is not one.
+        startup_seconds=statistics.median_low(cost.startup_seconds for cost in costs),
         checkpoint_every_seconds=work * CHECKPOINT_STEPS / TOTAL_STEPS,
-        checkpoint_seconds=cost,
-        scheduling_seconds=statistics.median(delays),
+        checkpoint_seconds=checkpoint_seconds,
+        scheduling_seconds=statistics.median(cost.delay_seconds for cost in costs),
     )
 
 
@@ -315,31 +307,35 @@ def ray_home() -> Iterator[Path]:
 def print_trials() -> None:
     """Calibrate the model, then predict and measure each trial."""
     with ray_home() as folder:
-        calibration = measure(folder / "calibration", 2, intervals=(CHECKPOINT_STEPS, FREQUENT_CHECKPOINT_STEPS))
-        costs = calibrate(calibration)
+        first = measure(folder / "calibration", 2, intervals=(CHECKPOINT_STEPS, FREQUENT_CHECKPOINT_STEPS))
+        costs = calibrate(run_costs(first))
         print_costs(costs)
-        rows = [("trial", "runs", "disturbed at", "predicted s", "measured s", "ratio", "attempts")]
+        rows = [HEADER]
         for number, trial in enumerate(TRIALS):
-            planned = trial.schedule(costs)
-            seconds, num_attempts = planned.predict(costs, calibration.seconds_per_node)
-            measured = measure(folder / str(number), trial.num_runs, planned)
-            ratio = measured.makespan_seconds / seconds
-            rows.append(
-                (
-                    trial.name,
-                    str(trial.num_runs),
-                    f"{planned.failure.seconds:.1f}" if planned.failure else "-",
-                    f"{seconds:.1f}",
-                    f"{measured.makespan_seconds:.1f}",
-                    f"{ratio:.2f}{'' if abs(ratio - 1) <= WITHIN else ' (off)'}",
-                    f"{measured.num_attempts} of {num_attempts}",
-                )
-            )
-            print(f"{trial.name}: {seconds:.1f} s predicted, {measured.makespan_seconds:.1f} s measured", flush=True)
-            for moment, line in measured.lines:
-                print(f"    {moment - measured.lines[0][0]:6.2f}  {line}", flush=True)
+            rows.append(trial_row(trial.schedule(costs), costs, first.seconds_per_node, folder / str(number)))
     print()
     print_table(rows)
+
+
+def trial_row(trial: Trial, costs: Campaign, seconds_per_node: float, folder: Path) -> tuple[str, ...]:
+    """Predict and measure a trial; returns its row of the table."""
+    predicted = trial.predict(costs, seconds_per_node)
+    print(f"{trial.name}: {predicted} s predicted", flush=True)
+    when = "-" if trial.failure is None else f"{trial.failure.seconds:.1f}"
+    cells = trial.name, str(trial.num_runs), when, str(predicted)
+    try:
+        measured = measure(folder, trial.num_runs, trial)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        print(error, flush=True)
+        return *cells, "failed", "-", "-", "-"
+    for moment, line in measured.lines:
+        print(f"    {moment - measured.lines[0][0]:6.2f}  {line}", flush=True)
+    seconds = measured.makespan_seconds
+    ratio = predicted.ratio(seconds)
+    replayed = trial.predict(calibrate(run_costs(measured), costs.checkpoint_seconds), seconds_per_node).ratio(seconds)
+    note = "" if abs(ratio - 1) <= WITHIN else " (off)"
+    attempts = f"{measured.num_attempts} of {predicted.num_attempts}"
+    return *cells, f"{seconds:.1f}", f"{ratio:.2f}{note}", f"{replayed:.2f}", attempts
 
 
 def print_costs(costs: Campaign) -> None:
@@ -351,25 +347,3 @@ def print_costs(costs: Campaign) -> None:
         "driver": costs.scheduling_seconds,
     }
     print("calibrated:", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in texts.items()), flush=True)
-
-
-def descendants(pid: int) -> list[int]:
-    """The children of a process, their children, and so on."""
-    children: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            children += map(int, path.read_text().split())
-    return [found for child in children for found in (child, *descendants(child))]
-
-
-def command_of(pid: int) -> bytes:
-    """The command line of a process; empty if it is gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process, unless it is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)

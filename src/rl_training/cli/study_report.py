@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,6 @@ import typer
 
 from rl_training.cli.command_lines import program_command, wrap_command
 from rl_training.cli.output import say, show
-from rl_training.errors import RLTrainingError
 from rl_training.terminal.pace import format_seconds
 
 if TYPE_CHECKING:
@@ -97,13 +98,14 @@ def _has_interval(group: SettingResult) -> bool:
 
 def _draw(path: Path) -> str | None:
     """Draw all curves; the reason if that fails, for example without matplotlib."""
-    from rl_training.views.study_plot import plot_study
-
-    try:
-        return str(plot_study(path))
-    except RLTrainingError as error:
-        say(f"no picture of the curves: {error}")
-        return None
+    # In a process of its own: the driver of a study stays small.
+    words = [sys.executable, "-m", "rl_training.views.study_plot", str(path)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    if answer.returncode == 0:
+        return answer.stdout.strip()
+    reason = answer.stderr.strip().splitlines()[-1:] or ["its process was killed"]
+    say(f"no picture of the curves: {reason[0]}")
+    return None
 
 
 def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:

@@ -28,7 +28,6 @@ from rl_training.experiment.ownership import REPLACED, STOP_FILE, STOP_REQUEST, 
 from rl_training.experiment.run_log import LOG_NAME, close_run_logger, make_run_logger
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
 from rl_training.files import read_limited, remove, replace_synced, translate_write_errors
-from rl_training.plugins.user_code import loaded_code
 
 MAX_METADATA_BYTES = 1 << 24
 INTERRUPTED = "interrupted by "
@@ -121,7 +120,7 @@ class TrainingRun:
     def resume(self, config: TrainConfig, **metadata: Any) -> None:
         """Record that a new process continues the run."""
         self.write_config(config)
-        plugins = loaded_code()
+        plugins = _loaded_code()
         self.record_start(config, **({"plugins": plugins} if plugins else {}), **metadata)
 
     def finish(self, status: str, reason: str | None, **metadata: Any) -> None:
@@ -193,7 +192,7 @@ def create_training_run(
             config,
             command=[Path(sys.argv[0]).name, *sys.argv[1:]],
             created=now(),
-            plugins=loaded_code(),
+            plugins=_loaded_code(),
             versions=package_versions(),
             git_commit=_git_commit(),
             **metadata,
@@ -246,6 +245,12 @@ def is_interruption(stop_reason: object) -> bool:
     """Whether a run was interrupted, by a signal or a stop file: it has more to do, and resuming continues it."""
     reason = stop_reason.removeprefix(INTERRUPTED) if isinstance(stop_reason, str) else None
     return reason != stop_reason and (reason in signal.Signals.__members__ or reason in (STOP_REQUEST, REPLACED))
+
+
+def _loaded_code() -> list[str]:
+    from rl_training.plugins.user_code import loaded_code  # imports Gymnasium, which readers of runs do not need
+
+    return loaded_code()
 
 
 def interrupting_signal(stop_reason: str | None) -> signal.Signals | None:

@@ -28,6 +28,8 @@ from rl_training.studies.study_folder import StudyFolder
 
 ATTEMPTS_WITHOUT_PROGRESS = 3
 SECONDS_BETWEEN_POLLS = 0.1
+SECONDS_TO_START = 60.0
+"""Seconds, beside those after which a heartbeat is stale, within which a process has to own its run."""
 SECONDS_BETWEEN_LOOKS = 1.0
 """Seconds between two looks at heartbeats, and at runs that other processes train."""
 
@@ -72,6 +74,7 @@ class Task:
     """The run's last owner when the last attempt was started."""
     attempts_without_progress: int = 0
     not_before: float = 0.0
+    started: float = 0.0
 
     def look(self) -> RunInfo | None:
         """Read the run folder again."""
@@ -194,7 +197,7 @@ class Driver:
         order = make_order(task.run, self._study, task.attempt_before)
         task.pointer = TrainingRun(task.run.run_dir).read_pointer()
         task.outcome, task.log = Outcome.ACTIVE, order.log
-        task.handle = self._launcher.start(order)
+        task.handle, task.started = self._launcher.start(order), time.monotonic()
         where = f" on {task.handle.where}" if task.handle.where else ""
         is_new = task.info is None or not task.info.has_checkpoint
         step = "" if task.info is None or is_new else f" at step {task.info.step:,}"
@@ -240,9 +243,13 @@ class Driver:
     def _replace_if_hung(self, task: Task) -> None:
         """End a worker process whose heartbeat is stale: it is suspended, stuck, or cut off from its folder."""
         owner = read_owner(task.run.run_dir)
-        if owner is None or owner.attempt <= task.attempt_before or owner.is_gone or task.handle is None:
-            return  # it has ended, or does not own the run yet
-        age = heartbeat_age(task.run.run_dir, owner)
+        if task.handle is None:
+            return
+        if owner is None or owner.attempt <= task.attempt_before:  # it does not own the run yet
+            waited = time.monotonic() - task.started
+            age = 0.0 if self._launcher.may_queue else waited - SECONDS_TO_START
+        else:
+            age = 0.0 if owner.is_gone else heartbeat_age(task.run.run_dir, owner)
         if age > stale_seconds():
             self._listener.event(task, f"has given no heartbeat for {age:.0f} seconds: replacing its process")
             task.handle.kill()

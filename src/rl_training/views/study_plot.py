@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,3 +74,17 @@ def _draw_setting(axes: Any, setting: str, curves: Sequence[Curve], color: str) 
         axes.fill_between(common, mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
         label += ", 95 % interval"
     axes.plot(common, mean, color=color, linewidth=2, label=label)
+
+
+def main(words: Sequence[str]) -> int:
+    """`python -m rl_training.views.study_plot FOLDER`: draw a study and print the picture's path."""
+    try:
+        print(plot_study(Path(words[0])))
+    except RLTrainingError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -93,6 +93,8 @@ class Launcher(Protocol):
 
     threads_per_run: int
     """PyTorch threads of each run."""
+    may_queue: bool
+    """Whether a run that was started may have to wait for its process."""
 
     def capacity(self) -> int:
         """How many runs may be started now, those that run included."""
@@ -160,7 +162,7 @@ class LocalLauncher:
 
     def __init__(self, jobs: int | None = None) -> None:
         """Start at most `jobs` runs at once (default: as many as there are processors for their threads)."""
-        self.threads_per_run = 1
+        self.threads_per_run, self.may_queue = 1, False
         self._jobs = jobs
         self._waiting: list[subprocess.Popen[bytes]] = []
 

@@ -69,9 +69,15 @@ class RayHandle:
     gone: set[str] = field(default_factory=set)
     """Nodes that turned out to be gone, though the cluster still listed them."""
     where: str = ""
+    is_over: bool = False
 
     def poll(self) -> Exit | None:
         """How it ended; None while it has not."""
+        ended = self._poll()
+        self.is_over = ended is not None
+        return ended
+
+    def _poll(self) -> Exit | None:
         try:
             ready, _ = self.ray.wait([self.task], timeout=0)
             if not ready:
@@ -84,6 +90,7 @@ class RayHandle:
             self.gone |= {self.node} if self.node else set()
             return Exit(None, "its node was gone before it started", was_started=False)
         except self.ray.exceptions.NodeDiedError:
+            self.gone |= {self.node} if self.node else set()
             return Exit(None, "its node was lost")
         except self.ray.exceptions.WorkerCrashedError:
             return Exit(None, "its Ray worker was killed")
@@ -98,12 +105,13 @@ class RayHandle:
 
 @dataclass
 class RayLauncher:
-    """Starts runs as Ray tasks; Ray chooses the node, unless runs are kept among like nodes."""
+    """Starts runs as Ray tasks, each on the node with the most room."""
 
     options: ClusterOptions
     output_dir: Path
     jobs: int | None = None
     threads_per_run: int = 1
+    may_queue: bool = True
     _handles: list[RayHandle] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -134,20 +142,32 @@ class RayLauncher:
         return not self.options.like_nodes or bool(self._like_nodes(run))
 
     def start(self, order: Order) -> RayHandle:
-        """Submit a run."""
+        """Submit a run to the node with the most room.
+
+        Ray itself would go on sending runs to a node that it has not noticed to be lost.
+        """
         remote = self._ray.remote(max_calls=1, max_retries=0)(train_on_node)
         options: dict[str, Any] = {"num_cpus": self.cpus_per_run, "num_gpus": self.options.gpus_per_run}
-        node = None
-        if self.options.like_nodes:
+        node = self._choose_node(order.run)
+        if node is not None:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-            used = Counter(handle.node for handle in self._handles if handle.poll() is None)
-            node = min(self._like_nodes(order.run), key=lambda name: used[name])
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         task = remote.options(**options, name=order.run.run_dir.name).remote(order.text, str(Path.cwd()))
         handle = RayHandle(self._ray, task, node, self._gone)
-        self._handles = [*(known for known in self._handles if known.poll() is None), handle]
+        self._handles = [*(known for known in self._handles if not known.is_over), handle]
         return handle
+
+    def _choose_node(self, run: PlannedRun) -> str | None:
+        """The node with the most free slots, among like ones if asked for; None: Ray chooses."""
+        used = Counter(handle.node for handle in self._handles if not handle.is_over)
+        names = set(self._like_nodes(run)) if self.options.like_nodes else None
+        free = {
+            node["NodeID"]: self._slots(node) - used[node["NodeID"]]
+            for node in self._nodes()
+            if node["NodeID"] not in self._gone and self._slots(node) > 0 and (names is None or node["NodeID"] in names)
+        }
+        return max(free, key=lambda name: free[name]) if free else None
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
@@ -163,13 +183,14 @@ class RayLauncher:
         return self._alive
 
     def _count_room(self) -> int:
-        room = 0
-        for node in self._nodes():
-            resources = node["Resources"]
-            counts = [resources.get("CPU", 0) / self.cpus_per_run] if self.cpus_per_run else []
-            counts += [resources.get("GPU", 0) / self.options.gpus_per_run] if self.options.gpus_per_run else []
-            room += int(min(counts, default=1))
-        return max(1, room)
+        return max(1, sum(self._slots(node) for node in self._nodes() if node["NodeID"] not in self._gone))
+
+    def _slots(self, node: dict[str, Any]) -> int:
+        """How many runs fit on a node."""
+        resources = node["Resources"]
+        counts = [resources.get("CPU", 0) / self.cpus_per_run] if self.cpus_per_run else []
+        counts += [resources.get("GPU", 0) / self.options.gpus_per_run] if self.options.gpus_per_run else []
+        return int(min(counts, default=1))
 
     def _like_nodes(self, run: PlannedRun) -> list[str]:
         """The nodes on which a run stays exact: all for a new one."""
