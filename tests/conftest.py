@@ -41,7 +41,10 @@ BOX_TESTED = ("sac", "bc", "cql")
 FAULTY = ("ppo", "dqn", "sac", "iql")
 """The algorithms of the fault tests: one for each loop and each kind of action. `RL_TRAINING_TEST_ALL=1`: all."""
 TRY_ALL = bool(os.environ.get("RL_TRAINING_TEST_ALL"))
-LONG_FILES = ("test_learning", "test_kill", "test_memory", "test_hostile_files", "test_conformance", "test_signals")
+LONG_FILES = (
+    *("test_ray", "test_study_faults", "test_learning", "test_kill", "test_memory", "test_hostile_files"),
+    *("test_conformance", "test_signals", "test_study_commands", "test_ownership"),
+)
 """Started first, so that no worker is still running one of them at the end."""
 
 

@@ -103,6 +103,19 @@ class RayHandle:
             self.ray.cancel(self.task, force=True)
 
 
+class NoNode:
+    """In place of a Ray task: every node on which the run may be trained is gone."""
+
+    where, node, is_over = "", None, True
+
+    def poll(self) -> Exit:
+        """It was never started."""
+        return Exit(None, "its nodes are gone", was_started=False)
+
+    def kill(self) -> None:
+        """Nothing to end."""
+
+
 @dataclass
 class RayLauncher:
     """Starts runs as Ray tasks, each on the node with the most room."""
@@ -141,7 +154,7 @@ class RayLauncher:
         """Whether a node is there on which the run may be trained."""
         return not self.options.like_nodes or bool(self._like_nodes(run))
 
-    def start(self, order: Order) -> RayHandle:
+    def start(self, order: Order) -> RayHandle | NoNode:
         """Submit a run to the node with the most room.
 
         Ray itself would go on sending runs to a node that it has not noticed to be lost.
@@ -149,6 +162,8 @@ class RayLauncher:
         remote = self._ray.remote(max_calls=1, max_retries=0)(train_on_node)
         options: dict[str, Any] = {"num_cpus": self.cpus_per_run, "num_gpus": self.options.gpus_per_run}
         node = self._choose_node(order.run)
+        if node is None and self.options.like_nodes:
+            return NoNode()
         if node is not None:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
