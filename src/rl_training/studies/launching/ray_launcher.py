@@ -209,7 +209,7 @@ class RayLauncher:
 
     def _like_nodes(self, run: PlannedRun) -> list[str]:
         """The nodes on which a run stays exact: all for a new one."""
-        alive = {node["NodeID"] for node in self._nodes()} - self._gone
+        alive = {node["NodeID"] for node in self._nodes() if self._slots(node) > 0} - self._gone
         if alive - self._kinds.keys():
             self._probe()
         saved = machine_of(run.run_dir)
