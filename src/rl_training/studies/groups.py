@@ -1,0 +1,269 @@
+"""Groups of runs that differ only in their seed, found by the words of a command: runs, studies, folders, patterns."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.yaml_text import parse_yaml
+from rl_training.files import is_file
+from rl_training.studies.catalog import LAST, find_run, find_run_folders, is_run_folder
+from rl_training.studies.plan import Plan, PlannedRun
+from rl_training.studies.records import RunRecord
+from rl_training.studies.settings import Setting, describe, identity, labels_of
+from rl_training.studies.study_folder import PLAN_FILE, list_studies, open_study
+from rl_training.validation import suggest
+
+RUNS = Path("runs")
+NO_SETTING = {
+    *("seed", "output_dir", "tags", "device", "num_threads", "compile"),
+    *("keep", "log_interval", "checkpoint_interval"),
+}
+"""Keys of a configuration in which the runs of a group may differ: none of them changes what is learned."""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs of one setting; they differ in their seed."""
+
+    name: str
+    """Label for people, unique among the groups that were found together."""
+    runs: tuple[RunRecord, ...]
+    study: Path | None = None
+    """Folder of the study that planned the runs; None: no study was named."""
+    setting: str | None = None
+    """Label of the setting in its study; empty if the study has only one."""
+    missing: tuple[str, ...] = ()
+    """Labels of the planned runs that have no folder yet."""
+
+    @property
+    def seeds(self) -> tuple[int | None, ...]:
+        """The seed of each run; None where the folder does not tell."""
+        return tuple(run.seed for run in self.runs)
+
+
+def find_groups(words: Sequence[str], folder: Path = RUNS) -> list[RunGroup]:
+    """The groups of runs that `words` mean, in the order of the words; a run that is named twice counts once.
+
+    A word is a run (its path, the unique beginning of its folder's name in `folder`, `@last`, or a checkpoint in it),
+    a study (its folder, or its name in `folder`), `STUDY:SETTING`, a folder of runs, or a glob pattern. The settings
+    of a study are groups; other runs are grouped by their algorithm, environment and settings.
+    """
+    groups: list[RunGroup] = []
+    single: list[Path] = []
+    for word in words:
+        found = _meaning(word, folder)
+        known_settings = {(group.study, group.setting) for group in groups}
+        groups += [group for group in found.groups if (group.study, group.setting) not in known_settings]
+        single += found.runs
+    known = {run.run_dir.resolve() for group in groups for run in group.runs}
+    return _with_unique_names([*groups, *group_runs([path for path in single if path.resolve() not in known])])
+
+
+def group_of_word(word: str, folder: Path = RUNS) -> RunGroup:
+    """Everything that one word means as one group; runs of several settings are refused with a list of them."""
+    groups = find_groups([word], folder)
+    if len(groups) == 1:
+        return groups[0]
+    study = groups[0].study
+    if study is not None and all(group.study == study for group in groups):
+        names = [f"'{study}:{group.setting}'" for group in groups]
+        raise ConfigError(f"study '{word}' has {len(groups):,} settings: name one of them, as {_listed(names)}")
+    names = [f"'{group.name}'" for group in groups]
+    raise ConfigError(f"the runs of '{word}' have {len(groups):,} settings, {_listed(names)}: name the runs of one")
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What a word means: groups of studies, and folders of runs that no study groups."""
+
+    groups: tuple[RunGroup, ...] = ()
+    runs: tuple[Path, ...] = ()
+
+
+def _meaning(word: str, folder: Path) -> _Meaning:
+    if word.partition("/")[0] == LAST:
+        return _Meaning(runs=(_run_around(find_run(word, folder)),))
+    if _exists(Path(word)):
+        return _meaning_of_path(Path(word))
+    name, colon, setting = word.partition(":")
+    study = next((place for place in (Path(name), folder / name) if is_file(place / PLAN_FILE)), None)
+    if study is not None:
+        return _Meaning(groups=(_select(study, setting),) if colon else _settings_of(study))
+    if glob.has_magic(word):
+        return _meaning_of_pattern(word, folder)
+    try:
+        return _Meaning(runs=(_run_around(find_run(word, folder)),))
+    except ConfigError:
+        known = [path.name for path in (*list_studies(folder), *find_run_folders(folder))]
+        if "/" in word or any(known_name.startswith(word) for known_name in known):
+            raise  # the message lists the runs whose names begin so
+        hint = suggest(word, known, "`rl-training runs` and `rl-training study status` list them")
+        raise ConfigError(f"'{word}' is no run, study or folder of runs here or in '{folder}'{hint}") from None
+
+
+def _meaning_of_path(path: Path) -> _Meaning:
+    if is_file(path / PLAN_FILE):
+        return _Meaning(groups=_settings_of(path))
+    if _is_run(path):
+        return _Meaning(runs=(path,))
+    found = find_run_folders(path) if path.is_dir() else []
+    return _Meaning(runs=tuple(found) or (_run_around(path),))
+
+
+def _meaning_of_pattern(word: str, folder: Path) -> _Meaning:
+    """The runs and studies that match a pattern; other files that match are left out."""
+    places = [Path(Path(word).anchor)] if Path(word).is_absolute() else [Path(), folder]
+    pattern = str(Path(word).relative_to(Path(word).anchor))
+    found: list[_Meaning] = []
+    for place in places:
+        paths: list[Path] = []
+        with contextlib.suppress(ValueError, IndexError):  # Python cannot read the pattern
+            paths = sorted(place.glob(pattern)) if not found else []
+        found += [_meaning_of_path(path) for path in paths if _holds_runs(path)]
+    if not found:
+        raise ConfigError(f"no run or study matches '{word}' here or in '{folder}': `rl-training runs` lists the runs")
+    return _Meaning(
+        tuple(group for meaning in found for group in meaning.groups),
+        tuple(path for meaning in found for path in meaning.runs),
+    )
+
+
+def _holds_runs(path: Path) -> bool:
+    return path.is_dir() and (is_file(path / PLAN_FILE) or _is_run(path) or bool(find_run_folders(path)))
+
+
+def _run_around(path: Path) -> Path:
+    """The run folder that `path` is, or lies in, as a checkpoint does."""
+    for place in (path, *path.parents[:3]):
+        if _is_run(place):
+            return place
+    raise ConfigError(f"'{path}' is no run folder, and holds none: name a run, a study, or a folder of runs")
+
+
+def _is_run(path: Path) -> bool:
+    return is_run_folder(path) or is_file(path / "metrics.jsonl")
+
+
+def _exists(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # a name longer than any file's
+        return path.exists()
+    return False
+
+
+def _settings_of(study: Path) -> tuple[RunGroup, ...]:
+    """A group for each setting of a study, in the order of its plan."""
+    members: dict[str, list[PlannedRun]] = {}
+    for run in open_study(study).runs():
+        members.setdefault(run.setting, []).append(run)
+    groups = []
+    for setting, planned in members.items():
+        begun = tuple(RunRecord(run.run_dir) for run in planned if is_run_folder(run.run_dir))
+        missing = tuple(run.label for run in planned if not is_run_folder(run.run_dir))
+        groups.append(RunGroup(setting or study.name, begun, study, setting, missing))
+    return tuple(groups)
+
+
+def _select(study: Path, text: str) -> RunGroup:
+    """The setting of a study with that label, or the only one with those values."""
+    plan = open_study(study).plan
+    labels = labels_of(plan.vary)
+    chosen = [text] if text in labels else _matching(plan, labels, text)
+    if len(chosen) == 1:
+        return next(group for group in _settings_of(study) if group.setting == chosen[0])
+    names = _listed([f"'{study}:{label}'" for label in chosen or labels])
+    found = f"means {len(chosen):,} settings" if chosen else "means no setting"
+    raise ConfigError(f"'{text}' {found} of study '{study}': use one of {names}")
+
+
+def _matching(plan: Plan, labels: Sequence[str], text: str) -> list[str]:
+    words = [word for word in re.split(r"\s+|,(?=[\w.]+=)", text.strip()) if word]
+    settings = zip(plan.vary, labels, strict=True)
+    return [label for setting, label in settings if words and all(_has(setting, word) for word in words)]
+
+
+def _has(setting: Setting, word: str) -> bool:
+    """Whether a setting has a value: `gamma=0.99`, `algo_kwargs.gamma=0.99`, or `ppo` as its algorithm."""
+    key, equals, text = word.partition("=")
+    if not equals:
+        return word in (setting.get("algo"), setting.get("env_id"))
+    for name, value in setting.items():
+        if name == key or name.endswith(f".{key}"):
+            return describe({"algo": value}) == text or _same(value, text)
+    return False
+
+
+def _same(value: Any, text: str) -> bool:
+    """Whether the text is another spelling of a value, such as 1e-3 of 0.001."""
+    with contextlib.suppress(ConfigError, ValueError):
+        other = parse_yaml(text, "the value")
+        return bool(other == value) or (isinstance(value, float) and float(text) == value)
+    return False
+
+
+def group_runs(run_dirs: Sequence[Path]) -> list[RunGroup]:
+    """Runs grouped by algorithm, environment and settings; their names say in which settings the groups differ."""
+    records: dict[Path, RunRecord] = {}
+    for run_dir in run_dirs:
+        if run_dir.resolve() not in records:
+            records[run_dir.resolve()] = RunRecord(run_dir)
+    members: dict[str, list[RunRecord]] = {}
+    settings: dict[str, Setting] = {}
+    for record in records.values():
+        setting = dict(_flat({key: value for key, value in record.settings.items() if key not in NO_SETTING}))
+        key = identity(sorted(setting.items())) if setting else str(record.run_dir)  # unreadable settings: alone
+        settings[key] = setting
+        members.setdefault(key, []).append(record)
+    labels = labels_of(list(settings.values())) if len(settings) > 1 else [""]
+    return [
+        RunGroup(label or _title(runs[0]), tuple(sorted(runs, key=_seed_first)))
+        for label, runs in zip(labels, members.values(), strict=False)
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings with dotted keys; a schedule, whose keys belong together, is one value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and "kind" not in value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _title(record: RunRecord) -> str:
+    words = [word for word in (record.info.algo, record.info.env_id) if word]
+    return " ".join(words) or record.run_dir.name
+
+
+def _seed_first(record: RunRecord) -> tuple[int, str]:
+    return -1 if record.seed is None else record.seed, record.run_dir.name
+
+
+def _with_unique_names(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """The groups, with the study's name before the names of those that would be called the same."""
+    several = len({group.study for group in groups}) > 1
+    named = [
+        replace(group, name=f"{group.study.name}: {group.setting}")
+        if several and group.study and group.setting
+        else group
+        for group in groups
+    ]
+    counts = Counter(group.name for group in named)
+    numbers: Counter[str] = Counter()
+    found = []
+    for group in named:
+        numbers[group.name] += 1
+        is_unique = counts[group.name] == 1
+        found.append(group if is_unique else replace(group, name=f"{group.name} ({numbers[group.name]})"))
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (f", … ({len(names) - 6:,} more)" if len(names) > 6 else "")
