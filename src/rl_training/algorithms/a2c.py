@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from pydantic import PositiveInt
@@ -13,6 +15,7 @@ from rl_training.algorithms.config import Fraction, Scheduled
 from rl_training.algorithms.on_policy import OnPolicyActorCritic, OnPolicyActorCriticConfig
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.returns import explained_variance, gae
+from rl_training.algorithms.tune import Tune
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
 
@@ -24,7 +27,7 @@ class A2CConfig(OnPolicyActorCriticConfig):
 
     learning_rate: Scheduled = 7e-4
     """Learning rate of the optimizer: a number or a schedule."""
-    num_steps: PositiveInt = 5
+    num_steps: Annotated[PositiveInt, Tune(choices=(5, 8, 16, 32, 64, 128))] = 5
     """Steps of each environment per rollout."""
     gae_lambda: Fraction = 1.0
     """GAE lambda: 0 is the one-step TD error, 1 the rollout's bootstrapped return minus V(s)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor
@@ -11,6 +13,7 @@ from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.returns import exponential_weights
+from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import TanhMeanGaussianPolicy
@@ -20,11 +23,11 @@ from rl_training.spaces.spec import Spaces, require_bounded_box
 class AWACConfig(OfflineToOnlineConfig):
     """Settings of AWAC."""
 
-    awac_lambda: PositiveFloat = 1.0 / 3.0
+    awac_lambda: Annotated[PositiveFloat, Tune(0.1, 3.0, log=True)] = 1.0 / 3.0
     """Temperature of the advantage weights; smaller is greedier."""
     max_advantage_weight: PositiveFloat = 100.0
     """Upper bound of the exponential advantage weight."""
-    tau: Fraction = 0.005
+    tau: Annotated[Fraction, Tune(choices=(0.001, 0.005, 0.01, 0.02, 0.05, 0.08))] = 0.005
     """Polyak coefficient of the target networks."""
 
 

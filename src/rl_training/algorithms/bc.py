@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from rl_training.algorithms.base import Resources, UpdateResult
-from rl_training.algorithms.config import OfflineConfig
+from rl_training.algorithms.config import Fraction, OfflineConfig
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
+from rl_training.algorithms.tune import Tune
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces, require_bounded_box
@@ -14,6 +17,8 @@ from rl_training.spaces.spec import Spaces, require_bounded_box
 class BCConfig(OfflineConfig):
     """Settings of behaviour cloning."""
 
+    gamma: Annotated[Fraction, Tune()] = 0.99
+    """Discount factor; not used."""
     policy: PolicyKind = "deterministic"
     """Policy of Box actions: `deterministic`, trained by squared error, or `gaussian`, by log-likelihood."""
 

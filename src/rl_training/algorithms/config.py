@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from rl_training.algorithms.tune import Tune
 from rl_training.models.mlp import Activation
 from rl_training.validation import FrozenConfig
 
@@ -60,13 +61,13 @@ class EarlyStoppingConfig(FrozenConfig):
 class AlgorithmConfig(FrozenConfig):
     """Settings of every algorithm."""
 
-    learning_rate: Scheduled = 3e-4
+    learning_rate: Annotated[Scheduled, Tune(1e-5, 1e-2, log=True)] = 3e-4
     """Learning rate of the optimizer: a number or a schedule."""
-    gamma: Fraction = 0.99
+    gamma: Annotated[Fraction, Tune(choices=(0.9, 0.95, 0.98, 0.99, 0.995, 0.999))] = 0.99
     """Discount factor."""
-    hidden_sizes: HiddenSizes = (256, 256)
+    hidden_sizes: Annotated[HiddenSizes, Tune(choices=((64, 64), (128, 128), (256, 256), (400, 300)))] = (256, 256)
     """Width of each hidden layer; may be empty where a CNN reads an image."""
-    activation: Activation = "relu"
+    activation: Annotated[Activation, Tune(choices=("relu", "tanh"), by_name=True)] = "relu"
     """Activation of the hidden layers: relu or tanh."""
     eval_interval: PositiveInt | None = None
     """Steps between evaluations; null: a tenth of the run."""
@@ -89,7 +90,7 @@ class AlgorithmConfig(FrozenConfig):
 class OnPolicyConfig(AlgorithmConfig):
     """Settings of the on-policy loop."""
 
-    num_steps: PositiveInt = 2048
+    num_steps: Annotated[PositiveInt, Tune(choices=(32, 64, 128, 256, 512, 1024, 2048))] = 2048
     """Steps of each environment per rollout."""
 
 
@@ -124,17 +125,17 @@ class ReplayConfig(FrozenConfig):
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of the off-policy loop and its replay buffer."""
 
-    buffer_capacity: PositiveInt = 1_000_000
+    buffer_capacity: Annotated[PositiveInt, Tune(choices=(10_000, 100_000, 1_000_000), by_name=True)] = 1_000_000
     """Capacity of the replay buffer, in transitions."""
-    batch_size: PositiveInt = 256
+    batch_size: Annotated[PositiveInt, Tune(choices=(32, 64, 128, 256, 512))] = 256
     """Transitions per gradient step."""
-    learning_starts: NonNegativeInt = 100
+    learning_starts: Annotated[NonNegativeInt, Tune(choices=(100, 1000, 5000, 10_000), by_name=True)] = 100
     """Environment steps with random actions before the first update."""
-    train_frequency: PositiveInt = 1
+    train_frequency: Annotated[PositiveInt, Tune(choices=(1, 2, 4, 8, 16), by_name=True)] = 1
     """Train every this many environment steps, over all environments."""
-    gradient_steps: PositiveInt = 1
+    gradient_steps: Annotated[PositiveInt, Tune(choices=(1, 2, 4, 8), by_name=True)] = 1
     """Updates each time training runs."""
-    n_step: PositiveInt = 1
+    n_step: Annotated[PositiveInt, Tune(choices=(1, 3, 5), by_name=True)] = 1
     """Number of rewards in the n-step return before bootstrapping."""
     replay: ReplayConfig = ReplayConfig()
     """How stored transitions are sampled: `kind: uniform`, `prioritized` or `her`, each with its own keys."""
@@ -195,9 +196,9 @@ class OfflineConfig(AlgorithmConfig):
     """Lower bound of the rewards, after scale and shift."""
     reward_clip_max: float | None = None
     """Upper bound of the rewards, after scale and shift."""
-    normalize_obs: bool = False
+    normalize_obs: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
     """Normalize observations by the mean and standard deviation of the dataset."""
-    batch_size: PositiveInt = 256
+    batch_size: Annotated[PositiveInt, Tune(choices=(64, 128, 256, 512, 1024))] = 256
     """Transitions per gradient step."""
 
     @property

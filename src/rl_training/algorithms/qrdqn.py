@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
@@ -9,13 +11,14 @@ from torch import Tensor
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.returns import quantile_huber_losses
+from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import QuantileQNetwork, of_actions
 
 
 class QRDQNConfig(DQNConfig):
     """Settings of QR-DQN."""
 
-    num_quantiles: PositiveInt = 200
+    num_quantiles: Annotated[PositiveInt, Tune(choices=(25, 50, 100, 200))] = 200
     """Quantiles of the return per action."""
 
 

@@ -6,7 +6,7 @@ For Discrete actions (Christodoulou 2019) the expectation over actions is exact.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from rl_training.algorithms.config import Fraction
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.soft_actor_critic import SACBaseConfig, SoftActorCritic
+from rl_training.algorithms.tune import Tune
 from rl_training.errors import EnvError
 from rl_training.models.critics import EnsembleCritic, EnsembleQNetwork
 from rl_training.models.policies import CategoricalPolicy, SquashedGaussianPolicy
@@ -30,7 +31,7 @@ past 100 within 6,000 steps of CartPole."""
 class SACConfig(SACBaseConfig):
     """Settings of SAC."""
 
-    tau: Fraction = 0.005
+    tau: Annotated[Fraction, Tune(choices=(0.001, 0.005, 0.01, 0.02, 0.05, 0.08))] = 0.005
     """Polyak coefficient of the target networks."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import PositiveFloat
@@ -13,6 +13,7 @@ from rl_training.algorithms.base import ConfigT, Resources
 from rl_training.algorithms.config import OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import ReplayAlgorithm
+from rl_training.algorithms.tune import Tune
 from rl_training.models.policies import Policy, SquashedGaussianPolicy
 from rl_training.spaces.spec import Spaces
 
@@ -22,7 +23,7 @@ Auto = Literal["auto"]
 class SACBaseConfig(OffPolicyConfig):
     """Settings of the entropy bonus."""
 
-    alpha: PositiveFloat | Auto = "auto"
+    alpha: Annotated[PositiveFloat | Auto, Tune(choices=("auto", 0.05, 0.1, 0.2), by_name=True)] = "auto"
     """Entropy temperature: a constant, or `auto` to learn it, starting from 1."""
     target_entropy: float | Auto = "auto"
     """Entropy that a learned temperature aims at: `auto` is minus the number of action components, or 0.3 log n

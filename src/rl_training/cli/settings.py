@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from rl_training.algorithms.tune import Tune, spaces_of
 
 if TYPE_CHECKING:
     from rl_training.validation import FrozenConfig
@@ -28,6 +30,8 @@ class Setting:
     values: str
     meaning: str
     has_keys: bool
+    tune: Tune | None = None
+    """Its search space; None: it has none."""
 
     @property
     def depth(self) -> int:
@@ -44,13 +48,21 @@ class Setting:
         return [
             *([beside] if len(beside) <= width else [start, f"{' ' * VALUES_COLUMN}  {self.values}"]),
             *textwrap.wrap(self.meaning, width, initial_indent=f"{indent}    ", subsequent_indent=f"{indent}    "),
+            *textwrap.wrap(self._tune_text, width, initial_indent="    ", subsequent_indent="      "),
         ]
+
+    @property
+    def _tune_text(self) -> str:
+        if self.tune is None:
+            return ""
+        return f"tune: {self.tune.text}{' (only if named: --tune KEY)' if self.tune.by_name else ''}"
 
 
 def list_settings(config_class: type[FrozenConfig]) -> list[Setting]:
     """Every key of a config class, including nested ones; the keys of schedules are left out (`schedule_line`)."""
-    schema = config_class.model_json_schema()
-    return list(_settings(schema, schema.get("$defs", {}), ""))
+    schema, spaces = config_class.model_json_schema(), spaces_of(config_class)
+    found = _settings(schema, schema.get("$defs", {}), "")
+    return [replace(setting, tune=spaces.get(setting.key)) for setting in found]
 
 
 def schedule_line(config_class: type[FrozenConfig]) -> str | None:

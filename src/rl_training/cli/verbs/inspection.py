@@ -87,7 +87,12 @@ def _show_settings(config_class: type[AlgorithmConfig], as_json: bool) -> None:
     schedule = schedule_line(config_class)
     lines += [] if schedule is None else ["", *textwrap.wrap(schedule, width)]
     values = {
-        setting.key: {"default": setting.default, "meaning": setting.meaning, "values": setting.values}
+        setting.key: {
+            "default": setting.default,
+            "meaning": setting.meaning,
+            "values": setting.values,
+            "tune": None if setting.tune is None else setting.tune.as_dict(),
+        }
         for setting in settings
     }
     show(values, lines, as_json)
