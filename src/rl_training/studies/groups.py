@@ -44,6 +44,11 @@ class RunGroup:
     """Labels of the planned runs that have no folder yet."""
 
     @property
+    def env_id(self) -> str | None:
+        """Environment of the runs; None if the group has none yet."""
+        return self.runs[0].info.env_id if self.runs else None
+
+    @property
     def seeds(self) -> tuple[int | None, ...]:
         """The seed of each run; None where the folder does not tell."""
         return tuple(run.seed for run in self.runs)
@@ -68,10 +73,23 @@ def find_groups(words: Sequence[str], folder: Path = RUNS) -> list[RunGroup]:
 
 
 def group_of_word(word: str, folder: Path = RUNS) -> RunGroup:
-    """Everything that one word means as one group; runs of several settings are refused with a list of them."""
-    groups = find_groups([word], folder)
+    """Everything that one word means as one group, whose runs differ in their seeds and environments only."""
+    groups = groups_of_word(word, folder)
     if len(groups) == 1:
         return groups[0]
+    runs = tuple(run for group in groups for run in group.runs)
+    missing = tuple(label for group in groups for label in group.missing)
+    return RunGroup(Path(word).name, runs, groups[0].study, missing=missing)
+
+
+def groups_of_word(word: str, folder: Path = RUNS) -> list[RunGroup]:
+    """One group for each environment of the runs that a word means.
+
+    Runs of several settings on one environment are refused with a list of the settings.
+    """
+    groups = find_groups([word], folder)
+    if len({group.env_id for group in groups}) == len(groups):
+        return groups
     study = groups[0].study
     if study is not None and all(group.study == study for group in groups):
         names = [f"'{study}:{group.setting}'" for group in groups]
@@ -96,7 +114,7 @@ def _meaning(word: str, folder: Path) -> _Meaning:
     name, colon, setting = word.partition(":")
     study = next((place for place in (Path(name), folder / name) if is_file(place / PLAN_FILE)), None)
     if study is not None:
-        return _Meaning(groups=(_select(study, setting),) if colon else _settings_of(study))
+        return _Meaning(groups=_select(study, setting) if colon else _settings_of(study))
     if glob.has_magic(word):
         return _meaning_of_pattern(word, folder)
     try:
@@ -171,13 +189,14 @@ def _settings_of(study: Path) -> tuple[RunGroup, ...]:
     return tuple(groups)
 
 
-def _select(study: Path, text: str) -> RunGroup:
-    """The setting of a study with that label, or the only one with those values."""
-    plan = open_study(study).plan
-    labels = labels_of(plan.vary)
-    chosen = [text] if text in labels else _matching(plan, labels, text)
-    if len(chosen) == 1:
-        return next(group for group in _settings_of(study) if group.setting == chosen[0])
+def _select(study: Path, text: str) -> tuple[RunGroup, ...]:
+    """The setting of a study with that label, or the only one on each environment with those values."""
+    folder = open_study(study)
+    labels = labels_of(folder.plan.vary)
+    chosen = [text] if text in labels else _matching(folder.plan, labels, text)
+    env_ids = {run.setting: run.config.env_id for run in folder.runs()}
+    if chosen and len({env_ids[label] for label in chosen}) == len(chosen):
+        return tuple(group for group in _settings_of(study) if group.setting in chosen)
     names = _listed([f"'{study}:{label}'" for label in chosen or labels])
     found = f"means {len(chosen):,} settings" if chosen else "means no setting"
     raise ConfigError(f"'{text}' {found} of study '{study}': use one of {names}")

@@ -102,6 +102,10 @@ class Study:
         names = dict.fromkeys([*self.plan.plugins, *plugins])
         return self._of(replace(self.plan, plugins=tuple(names)), self.path)
 
+    def with_seeds(self, seeds: Sequence[int]) -> Study:
+        """The same study with further seeds; to train them, `run(extend=True)`."""
+        return self._of(replace(self.plan, seeds=tuple(dict.fromkeys([*self.plan.seeds, *seeds]))), self.path)
+
     def fork(self, name: str) -> Study:
         """The same plan under another name, in a folder beside this one."""
         if safe_name(name) != name:
@@ -137,16 +141,18 @@ class Study:
         *,
         shard: Shard = WHOLE,
         extend: bool = False,
+        only: Callable[[PlannedRun], bool] | None = None,
         on_begin: Callable[[], None] | None = None,
     ) -> Driver:
         """Train as `run` does; returns the driver, whose `interrupted_by` tells of a signal.
 
-        `on_begin` is called when everything has been checked and the study has its folder.
+        `only` selects a part of the runs. `on_begin` is called when everything has been checked and the study has its
+        folder.
         """
         with ExitStack() as stack:
             stack.enter_context(closing(launcher))
             folder = self._begin(launcher, extend=extend)
-            runs = shard.of(folder.runs())
+            runs = [run for run in shard.of(folder.runs()) if only is None or only(run)]
             launcher.threads_per_run = max(folder.plan.threads, default=1)
             if on_begin is not None:
                 on_begin()

@@ -85,8 +85,8 @@ def run(study: StudyName, options: StudyOptions) -> None:
         show(values, lines, options.as_json)
         return
     with results_alone():  # Ray prints to standard output
-        driver = found.drive(_launcher(found, options), shard=shard, extend=options.extend)
-    report_study(found.path, driver, [*_launch_words(options), *_shard_words(options)], as_json=options.as_json)
+        driver = found.drive(launcher_in(found.path.parent, options), shard=shard, extend=options.extend)
+    report_study(found.path, driver, [*launch_words(options), *_shard_words(options)], as_json=options.as_json)
 
 
 app.command("run", cls=StrictCommand)(expand_groups(run))
@@ -129,11 +129,11 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
         raise RunExistsError(
             f"study '{study.path}' exists already: choose another --run-suffix, or add --resume-or-start to continue it"
         )
-    words = _launch_words(many)
+    words = launch_words(many)
     command = wrap_command(program_command("study", "run", str(study.path), *words), 2)
     text = "\n".join(["to continue after a stop:", *(f"  {line}" for line in command)])
     with results_alone():  # Ray prints to standard output
-        driver = study.drive(_launcher(study, many), shard=_shard(None), on_begin=lambda: say(text))
+        driver = study.drive(launcher_in(study.path.parent, many), shard=_shard(None), on_begin=lambda: say(text))
     report_study(study.path, driver, words, as_json=options.as_json)
 
 
@@ -185,13 +185,14 @@ def _shard(text: str | None) -> Shard:
     return parse_shard(text) if text is not None else shard_of_array() or WHOLE
 
 
-def _launcher(study: Study, options: LaunchOptions) -> Launcher:
+def launcher_in(folder: Path, options: LaunchOptions) -> Launcher:
+    """Who starts the runs of studies in a folder."""
     from rl_training.studies.study import make_launcher
 
-    return make_launcher(study.path.parent, jobs=options.jobs, backend=options.backend, cluster=_cluster(options))
+    return make_launcher(folder, jobs=options.jobs, backend=options.backend, cluster=_cluster(options))
 
 
-def _launch_words(options: LaunchOptions) -> list[str]:
+def launch_words(options: LaunchOptions) -> list[str]:
     """The same options as words of a command."""
     words = []
     for field in dataclasses.fields(LaunchOptions):
