@@ -51,9 +51,11 @@ class Outcome(Enum):
     FAILED = "failed"
     GIVEN_UP = "given up"
     STOPPED = "stopped"
+    PRUNED = "pruned"
+    """Not continued, by a decision of whoever drives the study."""
 
 
-IS_OVER = {Outcome.DONE, Outcome.FAILED, Outcome.GIVEN_UP, Outcome.STOPPED}
+IS_OVER = {Outcome.DONE, Outcome.FAILED, Outcome.GIVEN_UP, Outcome.STOPPED, Outcome.PRUNED}
 
 
 @dataclass
@@ -111,6 +113,8 @@ class Driver:
         self.interrupted_by: signal.Signals | None = None
         self.shard: str | None = None
         """The share of the plan that these runs are; None: all of it."""
+        self.on_look: Callable[[], None] = lambda: None
+        """Called about once a second, after the run folders were read; it may call `prune`."""
         self._next_look = 0.0
 
     def run(self) -> list[Task]:
@@ -119,7 +123,7 @@ class Driver:
             self._recall(task)
         with self._stopping_on_signals():
             try:
-                while any(task.outcome not in IS_OVER for task in self.tasks):
+                while any(task.outcome not in IS_OVER or task.handle is not None for task in self.tasks):
                     self._tick()
                     time.sleep(SECONDS_BETWEEN_POLLS)
             finally:
@@ -128,6 +132,13 @@ class Driver:
                         task.handle.kill()
         self._listener.look(self.tasks)
         return self.tasks
+
+    def prune(self, task: Task, reason: str) -> None:
+        """End a run that is not worth its remaining steps: it saves and stops, and is not tried again."""
+        if task.outcome not in IS_OVER:
+            task.outcome, task.reason = Outcome.PRUNED, reason
+            ask_to_stop(task.run.run_dir)
+            self._listener.event(task, f"pruned: {reason}")
 
     def _recall(self, task: Task) -> None:
         """Read from its folder whether a run is over."""
@@ -149,6 +160,7 @@ class Driver:
         if is_look_due:
             self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
             self._look()
+            self.on_look()
         if self.interrupted_by is None:
             self._start_waiting()
         if is_look_due:
@@ -161,7 +173,7 @@ class Driver:
             elif task.handle is not None:
                 task.look()
                 self._replace_if_hung(task)
-                if self.interrupted_by is not None:
+                if self.interrupted_by is not None or task.outcome is Outcome.PRUNED:
                     ask_to_stop(task.run.run_dir)
             if self.interrupted_by is not None and task.outcome in (Outcome.WAITING, Outcome.ELSEWHERE):
                 task.outcome, task.reason = Outcome.STOPPED, "not started" if task.info is None else "not continued"
@@ -207,6 +219,8 @@ class Driver:
         """Decide, from the run folder, what the end of a worker process means."""
         task.handle = None
         info = task.look()
+        if task.outcome is Outcome.PRUNED:
+            return
         if info is not None and is_complete(info):
             self._finish(task, info)
         elif self.interrupted_by is not None:

@@ -192,7 +192,7 @@ def _settings_of(study: Path) -> tuple[RunGroup, ...]:
 def _select(study: Path, text: str) -> tuple[RunGroup, ...]:
     """The setting of a study with that label, or the only one on each environment with those values."""
     folder = open_study(study)
-    labels = labels_of(folder.plan.vary)
+    labels = folder.plan.labels()
     chosen = [text] if text in labels else _matching(folder.plan, labels, text)
     env_ids = {run.setting: run.config.env_id for run in folder.runs()}
     if chosen and len({env_ids[label] for label in chosen}) == len(chosen):

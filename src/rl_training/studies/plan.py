@@ -96,6 +96,8 @@ class Plan:
 
     working_dir: str = ""
     """Working directory of the command that began the study: relative paths in its settings are relative to it."""
+    names: tuple[str, ...] = ()
+    """Name of each setting, for people and for its run folders; empty: settings are named by their keys and values."""
 
     def values(self) -> dict[str, Any]:
         """The plan as stored in the study's folder: what decides which runs there are."""
@@ -109,7 +111,8 @@ class Plan:
             "threads": list(self.threads),
             "working_dir": self.working_dir,
         }
-        return values | ({} if self.suffix is None else {"suffix": self.suffix})
+        optional = {"suffix": self.suffix, "names": list(self.names) or None}
+        return values | {key: value for key, value in optional.items() if value is not None}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Plan:
@@ -126,6 +129,7 @@ class Plan:
                 suffix=values.get("suffix"),
                 threads=tuple(map(int, values["threads"])),
                 working_dir=str(values["working_dir"]),
+                names=tuple(map(str, values.get("names", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the stored plan is damaged: {error}") from None
@@ -135,8 +139,7 @@ class Plan:
 
         Every configuration is validated; an error names the setting.
         """
-        labels = labels_of(self.vary)
-        suffixes = suffixes_of(self.vary, self.suffix)
+        labels, suffixes = self.labels(), self.suffixes()
         if len(self.vary) * len(self.seeds) > MAX_RUNS:
             raise ConfigError(f"the study has {len(self.vary) * len(self.seeds):,} runs, more than {MAX_RUNS:,}")
         configs = [
@@ -149,6 +152,14 @@ class Plan:
             for seed in self.seeds
             for config, suffix, label in zip(configs, suffixes, labels, strict=True)
         ]
+
+    def labels(self) -> list[str]:
+        """A label of each setting, for people; empty if the study has only one."""
+        return list(self.names) or labels_of(self.vary)
+
+    def suffixes(self) -> list[str]:
+        """The end of the run folders' names of each setting."""
+        return list(self.names) or suffixes_of(self.vary, self.suffix)
 
     def _config(self, setting: Setting, label: str, study_dir: Path, threads: int | None) -> TrainConfig:
         own = {"output_dir": study_dir, "seed": self.seeds[0]} | ({} if threads is None else {"num_threads": threads})
@@ -229,8 +240,7 @@ def is_extension(old: Plan, new: Plan) -> bool:
     """Whether `new` has every run of `old`, unchanged and in the same folder, and further ones."""
 
     def folders(plan: Plan) -> set[tuple[str, str]]:
-        suffixes = suffixes_of(plan.vary, plan.suffix)
-        return {(suffix, identity(setting)) for suffix, setting in zip(suffixes, plan.vary, strict=True)}
+        return {(suffix, identity(setting)) for suffix, setting in zip(plan.suffixes(), plan.vary, strict=True)}
 
     return identity(old.base) == identity(new.base) and {*old.seeds} <= {*new.seeds} and folders(old) <= folders(new)
 

@@ -76,10 +76,10 @@ def store_plan(plan: Plan, path: Path, *, is_extended: bool = False) -> StudyFol
     if is_other or (path.exists() and not path.is_dir()):
         raise ConfigError(f"'{path}' exists and is not a study: move it away, or give the study another name")
     text = _text(plan)
-    with translate_write_errors(path / PLAN_FILE), _removed_on_failure(path):
+    with translate_write_errors(path / PLAN_FILE), removed_on_failure(path):
         path.mkdir(parents=True, exist_ok=True)
         try:
-            _create(path / PLAN_FILE, text)
+            create_file(path / PLAN_FILE, text)
         except FileExistsError:  # another process began it at the same moment
             return _continue(plan, open_study(path), is_extended=is_extended)
     return StudyFolder(path, plan)
@@ -108,7 +108,7 @@ def refuse_changed(plan: Plan, stored: StudyFolder, *, is_extended: bool = False
     )
 
 
-def _create(path: Path, text: str) -> None:
+def create_file(path: Path, text: str) -> None:
     """Write a new file, complete from its first moment on; a `FileExistsError` if it exists."""
     draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
@@ -124,7 +124,7 @@ def _create(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _removed_on_failure(path: Path) -> Iterator[None]:
+def removed_on_failure(path: Path) -> Iterator[None]:
     """Remove the folders that the block makes if it fails: nothing is left behind."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rl_training.errors import ConfigError
 from rl_training.studies.launching.launchers import describe_exit, give_order, start_worker, worker_values
@@ -25,15 +26,23 @@ class SettingNeeds:
 class SettingsCheck:
     """A check that runs in a process of its own while the caller prepares other things."""
 
-    def __init__(self, runs: Sequence[PlannedRun], plugins: Sequence[str], callbacks: Sequence[str]) -> None:
-        """Start the check of one run of each setting."""
+    def __init__(
+        self,
+        runs: Sequence[PlannedRun],
+        plugins: Sequence[str],
+        callbacks: Sequence[str],
+        *,
+        with_spaces: bool = False,
+    ) -> None:
+        """Start the check of one run of each setting; `with_spaces`: the answers also hold the search spaces."""
         self._runs = list({run.setting: run for run in runs}.values())
         self._process = start_worker(subprocess.PIPE)
         configs = [worker_values(run.config) for run in self._runs]
-        self._order = json.dumps({"check": configs, "plugins": list(plugins), "callbacks": list(callbacks)})
+        code = {"plugins": list(plugins), "callbacks": list(callbacks)}
+        self._order = json.dumps({"check": configs, "with_spaces": with_spaces, **code})
 
-    def wait(self) -> list[SettingNeeds]:
-        """The needs of each setting; a `ConfigError` names the first setting that could not start."""
+    def answers(self) -> list[dict[str, Any]]:
+        """What the worker says of each setting: its needs, or its `error`."""
         give_order(self._process, self._order)
         assert self._process.stdout is not None
         answers = [json.loads(line) for line in self._process.stdout]
@@ -43,6 +52,11 @@ class SettingsCheck:
             run = self._runs[len(answers)]
             where = f"setting {run.setting}" if run.setting else "the settings"
             raise ConfigError(f"checking {where} did not end: {describe_exit(code)}, without an error of its own")
+        return answers
+
+    def wait(self) -> list[SettingNeeds]:
+        """The needs of each setting; a `ConfigError` names the first setting that could not start."""
+        answers = self.answers()
         wrong = [(run, answer["error"]) for run, answer in zip(self._runs, answers, strict=True) if "error" in answer]
         if wrong:
             run, error = wrong[0][0], wrong[0][1].splitlines()[0]

@@ -16,9 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ReplacedError, RLTrainingError, RunOwnedError
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
 
 FAILED, OWNED = 2, 75
 """Exit codes: the run failed, for the reason in its metadata or in the last line printed; another process owns it."""
@@ -88,6 +91,8 @@ def check(order: Mapping[str, Any]) -> int:
             add_working_directory(config.env_id or "")
             needs = checker.check(config)
             answer: dict[str, Any] = {"num_threads": needs.num_threads, "memory_bytes": needs.memory_bytes}
+            if order.get("with_spaces"):
+                answer |= _spaces(config)
         except RLTrainingError as error:
             answer = {"error": str(error)}
         except Exception as error:  # an environment may raise anything
@@ -95,6 +100,16 @@ def check(order: Mapping[str, Any]) -> int:
         print(json.dumps(answer), file=results, flush=True)
     checker.close()
     return 0
+
+
+def _spaces(config: TrainConfig) -> dict[str, Any]:
+    """All values of the algorithm's config class with this configuration, and its search spaces."""
+    from rl_training.algorithms.tune import spaces_of
+    from rl_training.experiment.registry import get_algorithm_spec
+
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    spaces = {name: space.as_dict() for name, space in spaces_of(type(algo_config)).items()}
+    return {"values": algo_config.model_dump(mode="json"), "spaces": spaces}
 
 
 def _print_to(log: str | None) -> None:
