@@ -40,7 +40,7 @@ def test_a_run_leaves_everything_a_run_should(algo: str, tmp_path: Path) -> None
     assert {"eval_return_mean", "eval_return_std"} <= result.metrics.keys()
     assert all(np.isfinite(value) for value in result.metrics.values())
     names = {path.name for path in result.run_dir.iterdir()}
-    lines = {"metrics.jsonl", "evaluations.jsonl", "run.log"}
+    lines = {"metrics.jsonl", "timing.jsonl", "evaluations.jsonl", "run.log"}
     assert names == {"config.yaml", "metadata.json", "tensorboard", "checkpoints", "owner"} | lines
     metadata = json.loads((result.run_dir / "metadata.json").read_text())
     assert metadata["status"] == "finished"

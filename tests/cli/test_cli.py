@@ -267,6 +267,7 @@ class TestTrain:
             "owner",
             "run.log",
             "tensorboard",
+            "timing.jsonl",
         }
         assert (Path(answer.lines["checkpoint_path"]) / "manifest.json").is_file()
 

@@ -268,7 +268,7 @@ def test_a_pipe_in_place_of_any_file_is_refused_at_once(run: Path, tmp_path: Pat
     resume_training(run, total_timesteps=128)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "run.log", "tensorboard", "checkpoints"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "run.log", "tensorboard", "checkpoints"])
 def test_a_run_that_goes_on_writes_through_no_link(ppo_run: Path, tmp_path: Path, name: str) -> None:
     outside = (ppo_run / name).rename(tmp_path / "outside")
     (ppo_run / name).symlink_to(outside)

@@ -41,6 +41,13 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def joined_lines(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics with their times."""
+    files = [lines_of(run_dir / name) for name in ("metrics.jsonl", "timing.jsonl")]
+    known = [{name: value for name, value in times.items() if value is not None} for times in files[1]]
+    return [{**times, **line} for line, times in zip(files[0], known, strict=True)]
+
+
 class TestLoadRuns:
     def test_runs_come_in_the_order_of_their_folders(self, trained: Path) -> None:
         records = load_runs(trained)
@@ -80,7 +87,7 @@ class TestLoadRuns:
             assert record.settings == yaml.safe_load((record.run_dir / "config.yaml").read_text())
             returns = lines_of(record.run_dir / "evaluations.jsonl")[-1]["returns"]
             assert record.score == pytest.approx(sum(returns) / len(returns))
-            lines = lines_of(record.run_dir / "metrics.jsonl")
+            lines = joined_lines(record.run_dir)
             assert record.metrics == lines
             names = {name for line in lines for name in line} - {"global_step"}
             assert record.curves.keys() == names
@@ -123,15 +130,16 @@ class TestDamagedRuns:
         assert (record.metrics, record.curves) == ([], {})
 
     def test_an_incomplete_last_line_is_left_out(self, copied: Path) -> None:
-        lines = lines_of(copied / "metrics.jsonl")
+        lines = joined_lines(copied)
         text = (copied / "metrics.jsonl").read_text()
         (copied / "metrics.jsonl").write_text(text[:-5])
         assert load_runs(copied)[0].metrics == lines[:-1]
 
     def test_lines_before_the_damage_are_read(self, copied: Path) -> None:
+        expected = joined_lines(copied)[:2]
         lines = (copied / "metrics.jsonl").read_text().splitlines()
         (copied / "metrics.jsonl").write_text("\n".join([*lines[:2], "not json", *lines[2:]]) + "\n")
-        assert load_runs(copied)[0].metrics == [json.loads(line) for line in lines[:2]]
+        assert load_runs(copied)[0].metrics == expected
 
     def test_values_that_were_not_finite_are_left_out_of_curves(self, copied: Path) -> None:
         (copied / "metrics.jsonl").write_text('{"global_step": 1, "a": null}\n{"global_step": 2, "a": 3}\n')

@@ -8,7 +8,7 @@ import json
 import math
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,11 +72,19 @@ class TensorboardSink(AppendedFile):
     Events are written synchronously: TensorBoard's own writer uses a thread, where a failed write raises no error.
     """
 
-    def __init__(self, folder: Path, first_step: int = 0, workspace: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        first_step: int = 0,
+        workspace: Path | None = None,
+        read_times: Callable[[], Mapping[str, float | None]] = dict,
+    ) -> None:
+        """Begin an event file in `folder`; `read_times` gives the times of the line that is being written."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         with translate_write_errors(folder):
             folder.mkdir(exist_ok=True)
+        self._read_times = read_times
         # TensorBoard reads the files of a run sorted by name.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
         super().__init__(folder / name, workspace=workspace)
@@ -92,6 +100,11 @@ class TensorboardSink(AppendedFile):
             Summary.Value(tag=f"{'eval' if name.startswith('eval_') else 'train'}/{name}", simple_value=value)
             for name, value in metrics.items()
             if name != "global_step"
+        ]
+        times = self._read_times()
+        shown = {name: times.get(name) for name in ("wall_time", "steps_per_second")}
+        points += [
+            Summary.Value(tag=f"time/{name}", simple_value=value) for name, value in shown.items() if value is not None
         ]
         self._append_event(step=int(metrics["global_step"]), summary=Summary(value=points))
 

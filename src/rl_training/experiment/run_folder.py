@@ -26,12 +26,13 @@ from rl_training.experiment.config import TrainConfig, load_config_file, seriali
 from rl_training.experiment.owner import OWNER_FOLDER
 from rl_training.experiment.ownership import REPLACED, STOP_FILE, STOP_REQUEST, Lease, acquire
 from rl_training.experiment.run_log import LOG_NAME, close_run_logger, make_run_logger
+from rl_training.experiment.timing import TIMING_NAME
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
 from rl_training.files import read_limited, remove, replace_synced, translate_write_errors
 
 MAX_METADATA_BYTES = 1 << 24
 INTERRUPTED = "interrupted by "
-LOG_FILES = ("metrics.jsonl", "evaluations.jsonl", LOG_NAME)
+LOG_FILES = ("metrics.jsonl", "evaluations.jsonl", TIMING_NAME, LOG_NAME)
 RUN_FILES = {"config.yaml", "metadata.json", *LOG_FILES, "tensorboard", "checkpoints", OWNER_FOLDER, STOP_FILE}
 """Files and folders that a run writes in its folder."""
 

@@ -18,10 +18,11 @@ from rl_training.experiment.logging import EvaluationFile, JsonlSink, Tensorboar
 from rl_training.experiment.ownership import Lease
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun
+from rl_training.experiment.timing import TIMING_NAME, TimingFile
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
-from rl_training.runtime.controls import EarlyStoppingCallback, stop_on_signals
+from rl_training.runtime.controls import EarlyStoppingCallback, TrainingProgress, stop_on_signals
 from rl_training.runtime.execution import choose_execution, machine_facts, watch_compilation
 from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
 from rl_training.runtime.loops.offline import assemble_offline, offline_loop
@@ -31,7 +32,7 @@ from rl_training.runtime.resuming.restore import Resumption, discard_newer, rest
 from rl_training.runtime.resuming.saved_state import translate_save_errors, try_saving
 from rl_training.runtime.run_utils import RunSeeds, save_training_checkpoint
 from rl_training.runtime.scores import Scores
-from rl_training.runtime.session import Session, TrainingProgress
+from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.terminal.progress import ProgressView, collapsed, make_view
 from rl_training.terminal.streams import tell
@@ -192,11 +193,14 @@ class Run:
 
     def save(self) -> Path:
         """Write a checkpoint of the current state."""
+        started = time.perf_counter()
         self._metrics.sync()
         self._evaluations.sync()
         lease = self.folder.lease
         with lease.explained() if lease else contextlib.nullcontext():
-            return self.checkpoints.save(self.session.position, self._write_checkpoint)
+            path = self.checkpoints.save(self.session.position, self._write_checkpoint)
+        self.session.times.save_seconds += time.perf_counter() - started
+        return path
 
     def _begin(self) -> None:
         """Set up a new run, or restore a checkpoint; only then is anything newer than the checkpoint removed."""
@@ -215,12 +219,15 @@ class Run:
         run_dir = self.folder.run_dir
         is_continued = self.origin.folder is not None and self.origin.state is not None
         kept: dict[str, Any] = self.origin.state.trainer_state if is_continued and self.origin.state else {}
-        workspace = self.folder.workspace
+        workspace, first_step = self.folder.workspace, self.origin.first_step
         self._metrics = JsonlSink(run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0), workspace)
+        stack.callback(self._metrics.close)
         self._evaluations = EvaluationFile(run_dir / "evaluations.jsonl", kept.get("evaluations_bytes", 0), workspace)
-        tensorboard = TensorboardSink(run_dir / "tensorboard", self.origin.first_step, workspace)
-        for file in (self._metrics, self._evaluations, tensorboard):
-            stack.enter_context(contextlib.closing(file))
+        stack.callback(self._evaluations.close)
+        timing = TimingFile(run_dir / TIMING_NAME, self._metrics.path, first_step, workspace)
+        stack.callback(timing.close)
+        tensorboard = TensorboardSink(run_dir / "tensorboard", first_step, workspace, lambda: timing.latest)
+        stack.callback(tensorboard.close)
         files = (self._metrics, self._evaluations)
         lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in files if file.num_lost_bytes]
         if lost:
@@ -228,7 +235,8 @@ class Run:
             self.view.message(
                 f"shorter than at the checkpoint: {files_lost}; the run resumes without the missing lines"
             )
-        self.session.sinks, self.scores.evaluations = (self._metrics, tensorboard), self._evaluations
+        self.session.sinks, self.scores.evaluations = (self._metrics, timing, tensorboard), self._evaluations
+        self.session.times = timing.times
         self.session.recall_metrics(latest_metrics(run_dir / "metrics.jsonl"))
 
     def _run_loop(self) -> TrainResult:

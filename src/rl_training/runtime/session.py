@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
+from rl_training.algorithms.config import value_at
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpoint_folder import Position
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricSink
 from rl_training.experiment.run_folder import is_interruption
+from rl_training.experiment.timing import PhaseTimes
 from rl_training.runtime.callbacks import CallbackList
-from rl_training.runtime.controls import Interval, Schedules
+from rl_training.runtime.controls import Interval, Schedules, TrainingProgress
 from rl_training.runtime.metrics import MetricAccumulator, ParameterGuard
 from rl_training.runtime.scores import Scores
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
@@ -29,37 +32,6 @@ STOP_WITHOUT_REASON = "a callback set should_stop without giving a reason"
 
 class AbandonedError(Exception):
     """An evaluation was abandoned because the run was interrupted."""
-
-
-@dataclass
-class TrainingProgress:
-    """The last step of the run, and the fraction of each schedule done at a step.
-
-    From `from_step` to `total`, the fraction rises linearly from `from_progress` to `to_progress`.
-    """
-
-    total: int
-    from_step: int = 0
-    from_progress: float = 0.0
-    to_progress: float = 1.0
-
-    def progress(self, step: int) -> float:
-        """Fraction of each schedule done at `step`, 0 to 1."""
-        left = self.total - self.from_step
-        fraction = (step - self.from_step) / left if left > 0 else 0.0
-        return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * fraction)
-
-    def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> TrainingProgress:
-        """Progress of a run resumed at `step` that now ends at `total`; no schedule jumps, unless it restarts."""
-        if schedules == "restart":
-            return TrainingProgress(total, step)
-        if schedules == "hold":
-            return TrainingProgress(total, step, self.progress(step), self.progress(step))
-        return self if total == self.total else TrainingProgress(total, step, self.progress(step))
-
-    def state_dict(self) -> dict[str, Any]:
-        """All fields."""
-        return vars(self).copy()
 
 
 @dataclass
@@ -77,6 +49,8 @@ class Session:
     """Writes a checkpoint of the run's current state."""
     eval_every_steps: int
     accumulator: MetricAccumulator = field(default_factory=MetricAccumulator)
+    times: PhaseTimes = field(default_factory=PhaseTimes)
+    """Where the time goes; the loop adds collection and updates."""
     train_restarts: int = 0
     """Training environments that failed and were recreated."""
     inexact_reasons: list[str] = field(default_factory=list)
@@ -270,7 +244,11 @@ class Session:
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
         self.view.update(self.state.global_step, self.training_progress.total, self._latest)
-        is_best = self.scores.evaluate(self._watch_evaluation, self._evaluated)
+        started = time.perf_counter()
+        try:
+            is_best = self.scores.evaluate(self._watch_evaluation, self._evaluated)
+        finally:
+            self.times.eval_seconds += time.perf_counter() - started
         self.view.evaluated(self.state.global_step, self.scores.last, is_best=is_best)
         return is_best
 
@@ -303,6 +281,7 @@ class Session:
         metrics: dict[str, float] = {
             "global_step": self.state.global_step,
             "gradient_steps": self.state.update_count,
+            **self._learning_rate(),
             **self.accumulator.collect(),
         }
         if self.state.env_restarts:
@@ -314,3 +293,9 @@ class Session:
         self._latest |= metrics
         self._last_logged_step = self.state.global_step
         self.callbacks.on_log(self.state, dict(metrics))
+
+    def _learning_rate(self) -> dict[str, float]:
+        """The learning rate of the last update; none for an algorithm without that setting."""
+        algorithm = self.state.algorithm
+        setting = getattr(algorithm.config, "learning_rate", None)
+        return {} if setting is None else {"learning_rate": value_at(setting, algorithm.progress)}

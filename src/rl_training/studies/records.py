@@ -10,6 +10,7 @@ from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError, install_extra
 from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.timing import TIMES, TIMING_NAME, read_lines
 from rl_training.studies.catalog import RunInfo, RunReader, find_run_folders
 
 
@@ -39,11 +40,15 @@ class RunRecord:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, as far as they can be read."""
+        """The lines of `metrics.jsonl`, as far as they can be read, each with its times from `timing.jsonl`."""
         lines: list[dict[str, Any]] = []
         path = self.run_dir / "metrics.jsonl"
         with contextlib.suppress(OSError, RLTrainingError):
             lines.extend(read_metrics(path) if path.is_file() else ())
+        for line, times in zip(lines, read_lines(self.run_dir / TIMING_NAME), strict=False):
+            if times.get("global_step") == line.get("global_step"):
+                known = {name: times[name] for name in TIMES if isinstance(times.get(name), (int, float))}
+                line.update({**known, **line})  # a metric of the same name stays
         return lines
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
