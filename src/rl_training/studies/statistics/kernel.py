@@ -1,0 +1,187 @@
+"""The permutation test itself, for many data sets at once: statistics of all labelings, and p-values look by look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_training.studies.statistics.boundary import Guard
+from rl_training.studies.statistics.scores import Array, Look, TaskRuns, merged, spread
+
+Statistic = Literal["welch", "mean"]
+"""`welch`: the difference of means over its standard error, with the guard against unequal spreads. `mean`: the plain
+difference of means."""
+
+TIE = 1e-8
+"""Statistics that differ by less, relatively, are equal: their sums are the same up to rounding."""
+SMALLEST_VARIANCE = 1e-12
+"""In units of the variance of all runs of a task; keeps the statistic finite where an arm's scores are all equal."""
+CHUNK = 1 << 18
+"""Statistics computed at once: the arrays of a chunk fit the processor's cache."""
+
+
+def magnitude(statistics: Array) -> Array:
+    """How far a statistic is from equality. The test is two-sided, so both signs count."""
+    return np.abs(statistics)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Numerator and squared standard error of the difference, summed over tasks; `weights` is for its degrees."""
+
+    gap: Array
+    variance: Array
+    weights: Array
+
+
+def statistic(look: Look, labels: Mapping[str, Array], kind: Statistic) -> Array:
+    """The statistic of every labeling [R, M], positive where A's runs are the higher ones.
+
+    `welch` is the sum over tasks of the standardized differences over its standard error, expressed as the normal
+    deviate that has the same probability as Student's t with the Welch-Satterthwaite degrees of freedom.
+    """
+    parts = [_task_sums(look[task], labels[task], kind) for task in look]
+    gap = sum((part.gap for part in parts[1:]), parts[0].gap)
+    if kind == "mean":
+        return gap
+    variance = sum((part.variance for part in parts[1:]), parts[0].variance)
+    weights = sum((part.weights for part in parts[1:]), parts[0].weights)
+    return normal_deviate(gap / np.sqrt(variance), variance**2 / weights)
+
+
+def normal_deviate(t: Array, degrees: Array) -> Array:
+    """The normal deviate with the tail probability of Student's t, by Wallace's approximation (1959)."""
+    deviate = np.sqrt(degrees * np.log1p(t**2 / degrees)) * (8 * degrees + 1) / (8 * degrees + 3)
+    result: Array = np.copysign(deviate, t)
+    return result
+
+
+def _task_sums(runs: TaskRuns, labels: Array, kind: Statistic) -> Sums:
+    """The sums of one task from two matrix products: of the standardized scores and of their squares."""
+    num_a, num_b = runs.num_a, runs.num_b
+    scale = spread(runs.scores)[:, None]
+    scores = runs.scores - runs.scores.mean(axis=1, keepdims=True)
+    scores = np.where(scale > 0, scores / np.where(scale > 0, scale, 1.0), 0.0)
+    total = scores @ labels  # sum of A's scores; B's is its negative, as the mean of all is 0
+    gap = total * (1 / num_a + 1 / num_b)
+    if kind == "mean":
+        return Sums(gap, gap, gap)
+    if num_a == num_b == 1:  # nothing is known about the spread within an arm
+        constant = np.full_like(gap, 2.0)
+        return Sums(gap, constant, constant**2)
+    squares = scores**2
+    of_a = squares @ labels
+    within_a = of_a - total**2 / num_a
+    within_b = squares.sum(axis=1, keepdims=True) - of_a - total**2 / num_b
+    if min(num_a, num_b) == 1:  # one arm's spread stands for both
+        degrees = num_a + num_b - 2
+        variance = np.maximum((within_a + within_b) / degrees, SMALLEST_VARIANCE) * (1 / num_a + 1 / num_b)
+        return Sums(gap, variance, variance**2 / degrees)
+    variance_a = np.maximum(within_a / (num_a - 1), SMALLEST_VARIANCE) / num_a
+    variance_b = np.maximum(within_b / (num_b - 1), SMALLEST_VARIANCE) / num_b
+    return Sums(gap, variance_a + variance_b, variance_a**2 / (num_a - 1) + variance_b**2 / (num_b - 1))
+
+
+def p_values(
+    looks: Sequence[Look],
+    labels: Sequence[Mapping[str, Array]],
+    alphas: Sequence[float],
+    kind: Statistic = "welch",
+) -> Array:
+    """Stage-wise p-values [R, J] of data sets that are looked at J times.
+
+    `looks` and `labels` are the new runs of each look and their labelings, `alphas` the cumulative error allowed at
+    each look. Equality is rejected at look j if the p-value is at most `alphas[j]`. With the statistic `welch`, a
+    p-value is the larger one of the permutation test's and of the guard's.
+    """
+    num_rows = len(next(iter(looks[0].values())).scores)
+    num_columns = next(iter(labels[0].values())).shape[1]
+    rows = max(1, CHUNK // num_columns)
+    together = [_with_labels(looks[: j + 1], labels[: j + 1]) for j in range(len(looks))]
+    guard = Guard.of([all_runs for all_runs, _ in together], alphas) if kind == "welch" else None
+    chunks = [
+        _chunk_p_values(
+            [(_rows(runs, start, start + rows), columns) for runs, columns in together], alphas, kind, guard
+        )
+        for start in range(0, num_rows, rows)
+    ]
+    return np.concatenate(chunks)
+
+
+def _rows(look: Look, start: int, stop: int) -> dict[str, TaskRuns]:
+    return {task: TaskRuns(runs.scores[start:stop], runs.num_a) for task, runs in look.items()}
+
+
+def _with_labels(
+    looks: Sequence[Look], labels: Sequence[Mapping[str, Array]]
+) -> tuple[dict[str, TaskRuns], dict[str, Array]]:
+    """All runs so far, and their labels in the same order."""
+    columns = {}
+    for task in looks[0]:
+        present = [(look[task], label[task]) for look, label in zip(looks, labels, strict=True) if task in look]
+        arms = [label[: runs.num_a] for runs, label in present] + [label[runs.num_a :] for runs, label in present]
+        columns[task] = np.concatenate(arms)
+    return merged(looks), columns
+
+
+def _chunk_p_values(
+    together: Sequence[tuple[Look, Mapping[str, Array]]], alphas: Sequence[float], kind: Statistic, guard: Guard | None
+) -> Array:
+    stages = Stages()
+    permuted, guarded = [], []
+    for j, ((look, columns), alpha) in enumerate(zip(together, alphas, strict=True)):
+        values = magnitude(statistic(look, columns, kind))
+        permuted.append(stages.p_values(values))
+        guarded.append(guard.p_values(j, values[:, 0]) if guard else np.zeros(len(values)))
+        if j + 1 < len(together):
+            stages.discard(values, alpha)
+    return np.maximum(_frozen(np.stack(permuted, axis=1), alphas), _frozen(np.stack(guarded, axis=1), alphas))
+
+
+def rejects(p: Array, alpha: float | Array) -> npt.NDArray[np.bool_]:
+    """Whether p-values are at most `alpha`, up to rounding errors of `alpha`."""
+    result: npt.NDArray[np.bool_] = p <= alpha * (1 + 1e-12)
+    return result
+
+
+def _frozen(p: Array, alphas: Sequence[float]) -> Array:
+    """Keep the p-value of the look at which the boundary was first crossed."""
+    for j in range(1, p.shape[1]):
+        p[:, j] = np.where(rejects(p[:, j - 1], alphas[j - 1]), p[:, j - 1], p[:, j])
+    return p
+
+
+class Stages:
+    """Which labelings have crossed the boundary so far, and the p-values that follow from it.
+
+    At each look, the labelings with the largest magnitude are discarded, as many as the newly spent error allows;
+    labelings that crossed at an earlier look are not counted again. Ties at the boundary are kept, and the error that
+    they leave unspent is carried over.
+    """
+
+    def __init__(self) -> None:
+        self._crossed: npt.NDArray[np.bool_] | None = None  # [R, M]
+
+    def p_values(self, magnitudes: Array) -> Array:
+        """P-values of column 0 [R]: the fraction that crossed earlier or lies at least as far out at this look."""
+        further = magnitudes >= magnitudes[:, :1] * (1 - TIE)
+        if self._crossed is not None:
+            further |= self._crossed
+        fraction: Array = further.mean(axis=1)
+        return fraction
+
+    def discard(self, magnitudes: Array, alpha: float) -> None:
+        """Discard the labelings that cross at this look, at most the fraction `alpha` at all looks together."""
+        if self._crossed is None:
+            self._crossed = np.zeros(magnitudes.shape, dtype=bool)
+        most = math.floor(alpha * magnitudes.shape[1] + 1e-9)
+        allowed = most - self._crossed.sum(axis=1)  # [R]
+        alive = np.where(self._crossed, -np.inf, magnitudes)
+        largest = -np.sort(np.partition(-alive, most, axis=1)[:, : most + 1], axis=1)
+        first_kept = np.take_along_axis(largest, allowed[:, None], axis=1)
+        self._crossed |= alive * (1 - TIE) > first_kept

@@ -1,0 +1,83 @@
+"""Comparison of two algorithms by the means of their runs: a permutation test, and the interval that inverts it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_training.studies.statistics.inversion import accepted_interval
+from rl_training.studies.statistics.kernel import Statistic, p_values, rejects
+from rl_training.studies.statistics.labelings import first_labelings, smallest_p
+from rl_training.studies.statistics.scores import Array, Scores, difference, pair, spread, units
+
+
+@dataclass(frozen=True)
+class MeanComparison:
+    """Difference of two algorithms' means, with its interval and p-value."""
+
+    difference: float
+    """Mean of A minus mean of B. With several tasks: in standard deviations of each task's runs around their common
+    mean, averaged over the tasks."""
+    interval: tuple[float, float]
+    """Differences that the test does not reject at `alpha`; infinite where so few runs can exclude nothing."""
+    p_value: float
+    """Two-sided; at most `alpha` exactly if 0 is outside of the interval."""
+    smallest_p: float
+    """The smallest p-value that so many runs can give; above `alpha`, nothing can be decided."""
+    num_permutations: int
+    """Labelings in the test, the observed one included."""
+    is_exact: bool
+    """All labelings were enumerated."""
+
+
+def check_alpha(alpha: float) -> None:
+    """ValueError unless `alpha` is a probability between 0 and 1."""
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha is {alpha}: choose an error probability between 0 and 1, such as 0.05")
+
+
+def compare_means(
+    a: Scores,
+    b: Scores,
+    generator: np.random.Generator,
+    *,
+    alpha: float = 0.05,
+    statistic: Statistic = "welch",
+    max_enumerated: int = 50_000,
+    num_permutations: int = 20_000,
+) -> MeanComparison:
+    """Compare the means of two algorithms' runs.
+
+    The labels A and B are permuted among whole runs, within each task. All labelings are enumerated if there are at
+    most `max_enumerated`, else `num_permutations` are drawn. With the statistic `welch` the difference is divided by
+    its standard error, and the p-value is at least that of Welch's test; `mean` is the plain difference of means,
+    exact where both algorithms have the same distribution and unsafe where their spreads differ.
+
+    The interval contains the shifts of A that the test does not reject: A's scores lowered by the shift (with several
+    tasks: by that many standard deviations of the task's runs) look like B's.
+    """
+    check_alpha(alpha)
+    look = pair(a, b)
+    # `max_enumerated` bounds the enumeration; drawn labelings are fewer, since more add no precision that matters.
+    labelings = first_labelings(look, max_enumerated, generator, num_drawn=num_permutations)
+    unit = units(look)
+
+    def p_of(shifts: Array) -> Array:
+        rows = {task: runs.shifted(shifts * unit[task][0]) for task, runs in look.items()}
+        return p_values([rows], [labelings.columns], [alpha], statistic)[:, 0]
+
+    def accepts(shifts: Array) -> npt.NDArray[np.bool_]:
+        return ~rejects(p_of(shifts), alpha)
+
+    estimate = difference(look)
+    size = spread(next(iter(look.values())).scores)[0] if len(look) == 1 else 1.0
+    return MeanComparison(
+        difference=estimate,
+        interval=accepted_interval(accepts, np.array([estimate]), float(size) or 1.0),
+        p_value=float(p_of(np.zeros(1))[0]),
+        smallest_p=smallest_p(look),
+        num_permutations=next(iter(labelings.columns.values())).shape[1],
+        is_exact=labelings.is_exact,
+    )

@@ -1,0 +1,100 @@
+"""Group-sequential comparison: look at the runs several times, and keep the error probability of a single look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_training.studies.statistics.inversion import accepted_interval
+from rl_training.studies.statistics.kernel import p_values, rejects
+from rl_training.studies.statistics.labelings import first_labelings, random_labelings
+from rl_training.studies.statistics.permutation import check_alpha
+from rl_training.studies.statistics.scores import (
+    Array,
+    Look,
+    Scores,
+    difference,
+    merged,
+    pair,
+    pair_later,
+    spread,
+    units,
+)
+
+
+@dataclass(frozen=True)
+class SequentialResult:
+    """State of a sequential comparison after some of its looks."""
+
+    look: int
+    """Looks done."""
+    decided_at: int | None
+    """The look (1-based) at which equality was first rejected."""
+    p_value: float
+    """Stage-wise ordered: a rejection at an earlier look has a smaller p-value than any at a later one."""
+    difference: float
+    """Mean of A minus mean of B over all looks, in the units of `compare_means`."""
+    interval: tuple[float, float]
+    """Differences that no look so far has rejected (repeated confidence interval)."""
+    alpha_spent: float
+    """Error probability allowed up to this look."""
+
+
+def sequential_test(
+    blocks: Sequence[tuple[Scores, Scores]],
+    num_looks: int,
+    generator: np.random.Generator,
+    *,
+    alpha: float = 0.05,
+    num_permutations: int = 10_000,
+) -> SequentialResult:
+    """Test two algorithms at each of up to `num_looks` planned looks; `blocks` are the new runs (A, B) of each look.
+
+    Labels are permuted within each block and task. The error is spent linearly: `alpha * j / num_looks` up to look j.
+    The same seed and the same first blocks give the same results at the first looks, however many blocks follow.
+    With several tasks the unit of the interval is the spread of all runs so far, see `compare_means`.
+    """
+    check_alpha(alpha)
+    if not 1 <= len(blocks) <= num_looks:
+        raise ValueError(f"{len(blocks)} blocks of runs for {num_looks} planned looks: give 1 to {num_looks}")
+    looks: list[Look] = [pair(*blocks[0])]
+    looks += [pair_later(a, b, looks[0]) for a, b in blocks[1:]]
+    labels = draw_labelings(looks, num_permutations, generator)
+    alphas = spent(alpha, num_looks)[: len(blocks)]
+    unit = units(merged(looks))
+
+    def p_of(shifts: Array) -> Array:
+        rows = [{task: runs.shifted(shifts * unit[task][0]) for task, runs in look.items()} for look in looks]
+        return p_values(rows, labels, alphas)
+
+    def accepts(shifts: Array) -> npt.NDArray[np.bool_]:
+        rejected = rejects(p_of(shifts), np.array(alphas))
+        return np.logical_not(rejected.any(axis=1), dtype=np.bool_)
+
+    p = p_of(np.zeros(1))[0]
+    crossed = np.flatnonzero(rejects(p, np.array(alphas)))
+    estimates = np.array([difference(merged(looks[: j + 1])) for j in reversed(range(len(looks)))])
+    size = spread(next(iter(merged(looks).values())).scores)[0] if len(unit) == 1 else 1.0
+    return SequentialResult(
+        look=len(blocks),
+        decided_at=int(crossed[0]) + 1 if crossed.size else None,
+        p_value=float(p[-1]),
+        difference=float(estimates[0]),
+        interval=accepted_interval(accepts, estimates, float(size) or 1.0),
+        alpha_spent=alphas[-1],
+    )
+
+
+def spent(alpha: float, num_looks: int) -> list[float]:
+    """Error probability allowed up to each look: linear spending (Lan and DeMets 1983)."""
+    return [alpha * (j + 1) / num_looks for j in range(num_looks)]
+
+
+def draw_labelings(looks: Sequence[Look], count: int, generator: np.random.Generator) -> list[dict[str, Array]]:
+    """About `count` labelings of the runs of every look, drawn look by look."""
+    first = dict(first_labelings(looks[0], count, generator, repeats=True).columns)
+    num_columns = next(iter(first.values())).shape[1]
+    return [first, *(random_labelings(look, num_columns, generator) for look in looks[1:])]
