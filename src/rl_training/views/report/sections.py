@@ -1,0 +1,133 @@
+"""The sections of a page in their order, from what the runs have logged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_training.studies.groups import RunGroup
+from rl_training.views.report.blocks import Block, Fold, Plot, Section
+from rl_training.views.report.charts import EPISODES, HEALTH, LEARNING, SPEED, Chart, chosen, others, table_of
+from rl_training.views.report.comparisons import find_comparisons
+from rl_training.views.report.data import Logged, RunFacts, facts_of
+from rl_training.views.report.history import commands, configuration, event_section, provenance, speed_blocks
+from rl_training.views.report.summary import GroupFacts, comparison_section, final_scores, overview
+
+
+@dataclass(frozen=True)
+class Facet:
+    """Runs that can share axes: one environment, and steps of one kind."""
+
+    env: str
+    unit: str
+    """What the steps count."""
+    marks: Sequence[tuple[int, str]]
+    """Steps that charts mark, with a word."""
+
+
+@dataclass(frozen=True)
+class PageFacts:
+    """Everything on a page except the curves."""
+
+    title: str
+    groups: Sequence[GroupFacts]
+    facets: Sequence[Facet]
+    facet_of: Mapping[int, int]
+    """Facet of each group, by their indices."""
+    words: Sequence[str]
+
+    @property
+    def runs(self) -> list[RunFacts]:
+        """All runs, in the order of the groups."""
+        return [run for group in self.groups for run in group.runs]
+
+    def sections(self) -> list[Section]:
+        """The sections that have content."""
+        comparisons = comparison_section(find_comparisons(run.record.run_dir for run in self.runs))
+        charts = [
+            Section("learning", "Learning curves", self._plots(LEARNING)),
+            final_scores(self.groups),
+            Section("episodes", "Episodes", self._plots(EPISODES)),
+            Section("health", "Health of learning", self._plots(HEALTH)),
+            Section("speed", "Speed", [*self._plots(SPEED), *speed_blocks(self.groups)]),
+            Section("other", "Other metrics", self._other_plots()),
+        ]
+        last = [event_section(self.groups), configuration(self.groups), provenance(self.groups)]
+        first = [overview(self.groups), *([comparisons] if comparisons else [])]
+        found = [*first, *charts, *last, commands(self.groups, self.words)]
+        return [section for section in found if section.blocks]
+
+    def _plots(self, charts: Iterable[Chart]) -> list[Plot]:
+        """A plot for each metric and facet in which it was logged."""
+        found = []
+        for chart in charts:
+            for index, facet in enumerate(self.facets):
+                logged = self._logged(index)
+                if not chosen([chart], logged):
+                    continue
+                title = f"{chart.title}, {facet.env}" if len(self.facets) > 1 else chart.title
+                reference = chart.reference if chart.reference in logged else None
+                place = table_of(chart.metric)
+                found.append(Plot(chart.metric, place, index, title, chart.note, reference))
+        return found
+
+    def _other_plots(self) -> list[Block]:
+        logged = {name for index in range(len(self.facets)) for name in self._logged(index)}
+        plots = self._plots(chart for chart in others(logged) if not chart.metric.endswith(("_seconds", "wall_time")))
+        title = f"{len(plots)} charts of metrics without a section of their own"
+        return [Fold(title, [plot.as_dict() for plot in plots])] if plots else []
+
+    def _logged(self, facet: int) -> set[str]:
+        runs = [run for run in self.runs if self.facet_of[run.group] == facet]
+        return {name for run in runs for name in run.logged.names}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Groups, facets and runs, for the page."""
+        return {
+            "title": self.title,
+            "groups": [
+                {"name": group.group.name, "facet": self.facet_of[group.index], "runs": len(group.runs)}
+                for group in self.groups
+            ],
+            "facets": [{"env": facet.env, "unit": facet.unit, "marks": list(facet.marks)} for facet in self.facets],
+            "runs": [
+                {"name": run.info.name, "label": run.label, "group": run.group, "state": run.info.state}
+                for run in self.runs
+            ],
+        }
+
+
+def page_facts(groups: Sequence[RunGroup], logged: Mapping[Path, Logged], words: Sequence[str]) -> PageFacts:
+    """The facts of the runs in `groups`; `logged` has what their log files hold, by run folder."""
+    runs = facts_of(groups, logged)
+    members = [
+        GroupFacts(index, group, [run for run in runs if run.group == index]) for index, group in enumerate(groups)
+    ]
+    facets: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    facet_of = {}
+    for group in members:
+        key = (group.env, _unit(group.runs))
+        marks = facets.setdefault(key, [])
+        marks += [mark for run in group.runs for mark in _marks(run) if mark not in marks]
+        facet_of[group.index] = list(facets).index(key)
+    found = [Facet(env, unit, marks) for (env, unit), marks in facets.items()]
+    return PageFacts(_title(members), members, found, facet_of, words)
+
+
+def _unit(runs: Sequence[RunFacts]) -> str:
+    if any(run.online_from is not None for run in runs):
+        return "updates, then environment steps"
+    return "updates" if any(run.is_offline for run in runs) else "environment steps"
+
+
+def _marks(run: RunFacts) -> list[tuple[int, str]]:
+    return [] if run.online_from is None else [(run.online_from, "online from here")]
+
+
+def _title(groups: Sequence[GroupFacts]) -> str:
+    algos = dict.fromkeys(group.algo for group in groups)
+    envs = dict.fromkeys(group.env for group in groups)
+    names = [", ".join([*list(words)[:3], *(["…"] if len(words) > 3 else [])]) for words in (algos, envs)]
+    return f"{names[0]} on {names[1]}" if groups else "No runs"
