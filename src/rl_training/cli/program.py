@@ -12,9 +12,12 @@ from typer.core import TyperGroup
 from rl_training.cli.output import say
 from rl_training.cli.parsing import StrictCommand, expand_groups
 from rl_training.cli.verbs import data, runs, studies
+from rl_training.cli.verbs.comparing import compare
 from rl_training.cli.verbs.evaluation import evaluate, plot
 from rl_training.cli.verbs.inspection import algos, doctor, presets, show_config
+from rl_training.cli.verbs.reporting import report, ui
 from rl_training.cli.verbs.training import demo, resume, train
+from rl_training.cli.verbs.tuning import tune
 from rl_training.errors import RLTrainingError
 from rl_training.terminal.streams import drop_unwritten
 
@@ -73,6 +76,10 @@ _VERBS: dict[str, Callable[..., None]] = {
     "algos": algos,
     "doctor": doctor,
     "plot": plot,
+    "report": report,
+    "ui": ui,
+    "compare": compare,
+    "tune": tune,
     "demo": demo,
 }
 for _name, _verb in _VERBS.items():

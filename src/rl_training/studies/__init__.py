@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from rl_training.exports import lazy_exports
 
 if TYPE_CHECKING:
+    from rl_training.studies.comparison.arms import compare as compare
     from rl_training.studies.records import load_runs as load_runs
     from rl_training.studies.study import Study as Study
 else:
-    __getattr__, __dir__, __all__ = lazy_exports(__name__, {"study": "Study", "records": "load_runs"})
+    _HOMES = {"study": "Study", "records": "load_runs", "comparison.arms": "compare"}
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, _HOMES)

@@ -1,0 +1,304 @@
+"""The verb `compare`: which of two or more algorithms or settings is better."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_training.cli.arguments import positive_number
+from rl_training.cli.command_lines import program_command, wrap_command
+from rl_training.cli.completion import complete_run
+from rl_training.cli.options import NUMBER, AsJson, LaunchOptions, Quiet
+from rl_training.cli.output import say, show
+from rl_training.cli.verbs.studies import launch_words, launcher_in
+from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.terminal.streams import results_alone
+
+if TYPE_CHECKING:
+    from rl_training.studies.comparison.looks import LookPlan, PlannedComparison
+    from rl_training.studies.comparison.scores import ScoreRule
+    from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
+
+Arms = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="A B [MORE]...",
+        autocompletion=complete_run,
+        help="What to compare: studies, STUDY:SETTING, folders of runs, or quoted patterns such as 'runs/ppo__*'. One"
+        " study alone: all its settings.",
+    ),
+]
+Metric = Annotated[
+    str | None, typer.Option("--metric", metavar="NAME", help="Metric to compare (default: eval_return_mean).")
+]
+MeasureName = Annotated[
+    str | None,
+    typer.Option(
+        "--measure",
+        metavar="last|best|auc",
+        help="Score of a run: the last policy's evaluation (default), the best over time (biased), or the mean over"
+        " steps.",
+    ),
+]
+ModeName = Annotated[
+    str | None, typer.Option("--mode", metavar="max|min", help="Whether larger or smaller is better (default: max).")
+]
+Failed = Annotated[
+    str | None,
+    typer.Option(
+        "--failed", metavar="refuse|worst", help="A failed run: refuse (default), or count it as the worst score."
+    ),
+]
+Margin = Annotated[
+    float | None,
+    typer.Option("--margin", metavar="D", help="Difference that matters: smaller ones count as equal within D."),
+]
+Alpha = Annotated[
+    float | None,
+    typer.Option("--alpha", metavar=NUMBER, help="Probability of calling equal arms different (default: 0.05)."),
+]
+UntilDecided = Annotated[
+    bool,
+    typer.Option(
+        "--until-decided", help="Train further seeds of both studies, in looks that are planned and frozen in advance."
+    ),
+]
+Looks = Annotated[
+    int | None,
+    typer.Option("--looks", metavar=NUMBER, parser=positive_number, help="--until-decided: looks (default: 4)."),
+]
+SeedsPerLook = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds-per-look",
+        metavar=NUMBER,
+        parser=positive_number,
+        help="--until-decided: further seeds of each arm at each look (default: 5).",
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Name of the comparison's folder (default: the names of the arms)."),
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Write the picture here (default: in the comparison's folder)."),
+]
+PLAN_OPTIONS = ("metric", "measure", "mode", "failed", "margin", "alpha", "looks", "seeds_per_look")
+
+
+@dataclass(frozen=True)
+class CompareOptions(LaunchOptions):
+    """The options of `compare`."""
+
+    metric: Metric = None
+    measure: MeasureName = None
+    mode: ModeName = None
+    failed: Failed = None
+    margin: Margin = None
+    alpha: Alpha = None
+    until_decided: UntilDecided = False
+    looks: Looks = None
+    seeds_per_look: SeedsPerLook = None
+    name: Name = None
+    out: Picture = None
+    quiet: Quiet = False
+    as_json: AsJson = False
+
+    def rule(self) -> ScoreRule:
+        """How a run becomes one number."""
+        from rl_training.studies.comparison.scores import ScoreRule
+
+        return ScoreRule(**self.given("metric", "measure", "mode", "failed"))
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """The options of these names that were given."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def compare(arms: Arms, options: CompareOptions) -> None:
+    """Compare algorithms or settings by whole runs: difference, interval, and one verdict.
+
+    With --until-decided, trains seeds in planned looks; again, after any stop, it continues.
+    """
+    from rl_training.studies.comparison.verdict import check_level
+
+    check_level(options.alpha if options.alpha is not None else 0.05, options.margin)
+    options.rule()
+    if options.until_decided:
+        _until_decided(arms, options)
+        return
+    for field in fields(options):
+        if field.name in ("looks", "seeds_per_look", "jobs", "backend", "address") and (
+            getattr(options, field.name) != field.default
+        ):
+            option = "--" + field.name.replace("_", "-")
+            raise ConfigError(f"{option} has no effect without --until-decided: add it, or remove the option")
+    _compare_once(arms, options)
+
+
+def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
+    import numpy as np
+
+    from rl_training.cli.comparison_report import comparison_lines, many_lines
+    from rl_training.studies.comparison.arms import find_arms
+    from rl_training.studies.comparison.folder import folder_of
+    from rl_training.studies.comparison.scores import score_arms
+    from rl_training.studies.comparison.verdict import compare_many, compare_two
+
+    groups = find_arms(words)
+    rule, generator = options.rule(), np.random.default_rng(0)
+    table = score_arms(groups, rule)
+    level = options.given("alpha", "margin")
+    folder = folder_of(groups, options.name)
+    if len(groups) == 2:
+        pair = compare_two(table, rule, generator, **level)
+        _show(pair, comparison_lines(pair, table.budgets), folder, options)
+    else:
+        many = compare_many(table, rule, generator, **level)
+        _show(many, many_lines(many, table.budgets), folder, options)
+
+
+def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
+    from rl_training.cli.comparison_report import comparison_lines, look_line
+    from rl_training.studies.comparison.looks import is_decided
+    from rl_training.studies.comparison.training import train_look
+
+    if len(words) != 2:
+        raise ConfigError(f"--until-decided compares two arms, and {len(words)} are named: name two")
+    planned = _plan(words, options)
+    plan = planned.plan
+    comparison = None
+    for look in range(1, plan.looks + 1):
+        if look > len(planned.recorded()):
+            with results_alone():  # Ray prints to standard output
+                driver = train_look(planned, look, lambda folder: launcher_in(folder, options))
+            if driver is not None:
+                _leave(words, options, driver.interrupted_by)
+        comparison = planned.look(look)
+        say(look_line(look, plan, comparison))
+        if is_decided(comparison):
+            break
+    assert comparison is not None
+    lines = comparison_lines(comparison, plan.budgets)
+    lines.append(f"  planned: look {look} of {plan.looks}, {plan.seeds_per_look} seeds each; plan in {planned.folder}")
+    _show(comparison, lines, planned.folder, options, look)
+
+
+def _plan(words: Sequence[str], options: CompareOptions) -> PlannedComparison:
+    """The frozen plan of these arms, or a new one."""
+    from rl_training.studies.comparison.folder import folder_of
+    from rl_training.studies.comparison.looks import LookPlan, PlannedComparison, plan_arm
+    from rl_training.studies.groups import RunGroup, groups_of_word
+    from rl_training.studies.study import Study
+
+    arms, studies = [], []
+    for word in words:
+        groups = groups_of_word(word)
+        if groups[0].study is None:
+            raise ConfigError(f"--until-decided trains further seeds of studies, and '{word}' is none: name a study")
+        studies.append((Study.open(groups[0].study), [group.setting or "" for group in groups]))
+        arms.append(RunGroup(groups[0].name if len(groups) == 1 else Path(word).name, (), groups[0].study))
+    if arms[0].name == arms[1].name:
+        raise ConfigError(f"both arms are called '{arms[0].name}': fork one of the studies under another name")
+    folder = folder_of(arms, options.name, is_planned=True)
+    known = PlannedComparison.open(folder)
+    if known is not None:
+        _refuse_changed(known.plan, options, folder)
+        return known
+    size = {"looks": 4, "seeds_per_look": 5} | options.given("looks", "seeds_per_look")
+    a, b = (
+        plan_arm(arm.name, study, settings, size["looks"] * size["seeds_per_look"], folder)
+        for arm, (study, settings) in zip(arms, studies, strict=True)
+    )
+    budgets = [_budgets(study, settings) for study, settings in studies]
+    if budgets[0] != budgets[1]:
+        raise ConfigError(f"the arms have other steps or environments: {budgets[0]} and {budgets[1]}")
+    plan = LookPlan(a, b, options.rule(), budgets[0], **size, **options.given("alpha", "margin"))
+    return PlannedComparison.freeze(folder, plan)
+
+
+def _budgets(study: Any, settings: Sequence[str]) -> dict[str, int]:
+    return {
+        run.config.env_id or "offline": run.config.total_timesteps for run in study.runs() if run.setting in settings
+    }
+
+
+def _refuse_changed(plan: LookPlan, options: CompareOptions, folder: Path) -> None:
+    frozen = {**vars(plan.rule), **vars(plan)}
+    for name, value in options.given(*PLAN_OPTIONS).items():
+        if frozen[name] != value:
+            raise ConfigError(
+                f"the plan of this comparison was frozen before its first look ('{folder}'): {name} is {frozen[name]}"
+                f" there and {value} here; leave --{name.replace('_', '-')} out, or begin another comparison with"
+                " --name NAME"
+            )
+
+
+def _show(
+    result: Comparison | ManyComparisons,
+    lines: list[str],
+    folder: Path,
+    options: CompareOptions,
+    look: int | None = None,
+) -> None:
+    """Store the result, draw it, and print it; `look` is that of a planned comparison."""
+    from rl_training.studies.comparison.folder import read_result, store_result
+    from rl_training.studies.comparison.verdict import AD_HOC
+
+    values = result.as_dict() | {"planned": look is not None, "look": look}
+    times = int(read_result(folder).get("times") or 0) + 1
+    if look is None:
+        again = f" (it has been compared {times} times)" if times > 1 else ""
+        lines.append(f"  {AD_HOC}{again}")
+    picture = _draw(result, folder, options.out)
+    values |= {"picture": picture, "times": times}
+    try:
+        store_result(folder, values)
+    except RLTrainingError as error:
+        say(f"the result is not stored: {error}")
+    lines = _wrapped(lines) + ([f"  picture  {picture}"] if picture else [])
+    show(values, lines, options.as_json)
+
+
+def _draw(result: Comparison | ManyComparisons, folder: Path, out: Path | None) -> str | None:
+    """Draw the scores and the difference; None, with the reason on the screen, if that fails."""
+    from rl_training.studies.comparison.folder import PICTURE
+    from rl_training.views.comparison_plot import plot_comparison
+
+    try:
+        if out is None:
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+        return str(plot_comparison(result, out or folder / PICTURE))
+    except RLTrainingError as error:
+        if out is not None:
+            raise
+        say(f"no picture: {error}")
+        return None
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    import textwrap
+
+    from rl_training.cli.comparison_report import WIDTH
+
+    found: list[str] = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        found += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return found
+
+
+def _leave(words: Sequence[str], options: CompareOptions, signal_number: int | None) -> None:
+    command = program_command("compare", *words, "--until-decided", *launch_words(options))
+    if options.name is not None:
+        command = program_command("compare", *words, "--until-decided", "--name", options.name, *launch_words(options))
+    text = "\n".join(f"  {line}" for line in wrap_command(command, 2))
+    say(f"stopped, all runs saved; to continue:\n{text}")
+    raise typer.Exit(128 + (signal_number or 0))

@@ -1,0 +1,242 @@
+"""Scores of whole runs: one number for each run, by a rule that is the same for all runs of a comparison."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from rl_training.errors import ConfigError
+from rl_training.studies.driver import is_complete
+from rl_training.studies.groups import RunGroup
+from rl_training.studies.records import RunRecord
+from rl_training.validation import suggest
+
+Measure = Literal["last", "best", "auc"]
+Mode = Literal["max", "min"]
+FailedRuns = Literal["refuse", "worst"]
+NEAREST = 0.9
+"""A run with a larger budget needs an evaluation at or after this fraction of the common budget."""
+BIASED = {
+    "best": "`best` is a maximum over the evaluations of each run: it is biased upwards, more so for noisy runs and for"
+    " frequent evaluations",
+}
+"""Why a measure is biased, by its name."""
+Curve = tuple[Sequence[int], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How a run becomes one number."""
+
+    metric: str = "eval_return_mean"
+    measure: Measure = "last"
+    """`last`: evaluation of the last policy; `best`: the maximum over time; `auc`: the mean over steps."""
+    mode: Mode = "max"
+    """Whether larger (`max`) or smaller (`min`) is better."""
+    failed: FailedRuns = "refuse"
+    """`worst`: a failed run gets the worst score of all runs on its task; `refuse`: no comparison."""
+
+    def __post_init__(self) -> None:
+        for key, kind in (("measure", Measure), ("mode", Mode), ("failed", FailedRuns)):
+            value, known = getattr(self, key), get_args(kind)
+            if value not in known:
+                raise ConfigError(f"bad value '{value}' for --{key}: use {', '.join(known)}")
+
+    def __str__(self) -> str:
+        names = {"last": "of the last policy", "best": "of the best policy (biased)", "auc": "averaged over steps"}
+        return f"{self.metric} {names[self.measure]}"
+
+
+@dataclass(frozen=True)
+class ArmScores:
+    """The scores of one arm of a comparison."""
+
+    name: str
+    by_task: Mapping[str, Mapping[str, float]]
+    """Environment id → name of the run folder → score."""
+
+    @property
+    def values(self) -> dict[str, list[float]]:
+        """The scores of each task, in the order of the runs."""
+        return {task: list(scores.values()) for task, scores in self.by_task.items()}
+
+    @property
+    def runs(self) -> dict[str, float]:
+        """Score of each run by the name of its folder."""
+        return {name: score for scores in self.by_task.values() for name, score in scores.items()}
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """The scores of all arms, the budget of each task, and what a reader has to know about them."""
+
+    arms: tuple[ArmScores, ...]
+    budgets: Mapping[str, int]
+    """Steps at which the runs of a task are scored."""
+    notes: tuple[str, ...]
+
+
+def score_arms(arms: Sequence[RunGroup], rule: ScoreRule) -> ScoreTable:
+    """The scores of all runs of all arms.
+
+    Raises a `ConfigError` for a run that is not complete, for one that failed (unless it counts as the worst), and for
+    arms that cannot be compared: none is left out silently.
+    """
+    _refuse_incomparable(arms)
+    failed = _failed_runs(arms, rule)
+    tasks = sorted({_task(run) for run in arms[0].runs})
+    budgets = {task: min(_budget(run) for arm in arms for run in arm.runs if _task(run) == task) for task in tasks}
+    table = {
+        run.run_dir: _score(run, rule, budgets[_task(run)])
+        for arm in arms
+        for run in arm.runs
+        if run.run_dir not in failed
+    }
+    worst = {task: _worst(arms, table, task, rule) for task in tasks} if failed else {}
+    found = []
+    for arm in arms:
+        by_task: dict[str, dict[str, float]] = {task: {} for task in tasks}
+        for label, run in label_runs(arm.runs).items():
+            task = _task(run)
+            by_task[task][label] = worst[task] if run.run_dir in failed else table[run.run_dir]
+        found.append(ArmScores(arm.name, by_task))
+    return ScoreTable(tuple(found), budgets, tuple(_notes(arms, rule, budgets, failed)))
+
+
+def label_runs(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
+    """The runs in the order of their seeds, by the names of their folders; by their paths if two have one name."""
+    ordered = sorted(runs, key=lambda run: (run.seed is None, run.seed or 0, str(run.run_dir)))
+    labels = {run.run_dir.name: run for run in ordered}
+    return labels if len(labels) == len(ordered) else {str(run.run_dir): run for run in ordered}
+
+
+def _task(run: RunRecord) -> str:
+    return run.info.env_id or "offline"
+
+
+def _budget(run: RunRecord) -> int:
+    if run.info.total is None:
+        raise ConfigError(f"run '{run.run_dir}' does not tell its total_timesteps: its files are damaged")
+    return run.info.total
+
+
+def _refuse_incomparable(arms: Sequence[RunGroup]) -> None:
+    names = [run.run_dir.resolve() for arm in arms for run in arm.runs]
+    twice = next((path for path in names if names.count(path) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"run '{twice.name}' is in two arms: compare different runs")
+    for arm in arms:
+        if not arm.runs:
+            raise ConfigError(f"'{arm.name}' has no runs yet")
+        if arm.missing:
+            raise ConfigError(
+                f"'{arm.name}' has runs that were never started: {_listed(arm.missing)}; train them first"
+                f" (`rl-training study run {arm.study}`)"
+            )
+    tasks = [{_task(run) for run in arm.runs} for arm in arms]
+    for arm, other in zip(arms, tasks, strict=True):
+        if other != tasks[0]:
+            raise ConfigError(
+                f"'{arms[0].name}' was trained on {_listed(sorted(tasks[0]))} and '{arm.name}' on"
+                f" {_listed(sorted(other))}: compare runs on the same environments"
+            )
+
+
+def _failed_runs(arms: Sequence[RunGroup], rule: ScoreRule) -> set[Path]:
+    """Folders of the failed runs that count as the worst; raises a `ConfigError` for any other incomplete run."""
+    failed: set[Path] = set()
+    for arm in arms:
+        for run in arm.runs:
+            if is_complete(run.info):
+                continue
+            if run.info.state != "failed":
+                raise ConfigError(
+                    f"run '{run.run_dir}' is not finished ({run.info.state} at step {run.info.step:,}): finish it first"
+                    f" (`rl-training resume {run.run_dir}`), or leave it out by naming the others"
+                )
+            if rule.failed == "refuse":
+                raise ConfigError(
+                    f"run '{run.run_dir}' failed ({(run.info.reason or 'no reason given').splitlines()[0]}): give"
+                    " --failed worst to count failed runs as the worst score, or mend and resume it"
+                )
+            failed.add(run.run_dir)
+    return failed
+
+
+def _score(run: RunRecord, rule: ScoreRule, budget: int) -> float:
+    steps, values = _curve(run, rule)
+    if _budget(run) > budget:  # trained for longer: only what it was at the common budget counts
+        count = bisect_right(steps, budget)
+        if count == 0 or steps[count - 1] < NEAREST * budget:
+            raise ConfigError(
+                f"run '{run.run_dir}' has {_budget(run):,} steps, others {budget:,}, and it has no {rule.metric} near"
+                f" step {budget:,}: compare runs of the same budget, or with evaluations at that step"
+            )
+        steps, values = steps[:count], values[:count]
+    if rule.measure == "last":
+        return values[-1]
+    if rule.measure == "best":
+        return max(values) if rule.mode == "max" else min(values)
+    return _mean_over_steps(steps, values, budget)
+
+
+def _curve(run: RunRecord, rule: ScoreRule) -> Curve:
+    steps, values = run.curve(rule.metric)
+    if not steps:
+        known = [name for name in run.curves if name != "gradient_steps"]
+        hint = suggest(rule.metric, known, f"it has {', '.join(known[:6])}" if known else "it has no metrics")
+        raise ConfigError(f"run '{run.run_dir}' never logged '{rule.metric}'{hint}")
+    return steps, values
+
+
+def _mean_over_steps(steps: Sequence[int], values: Sequence[float], budget: int) -> float:
+    """Area under the curve from step 0 to the budget, divided by the budget.
+
+    Linear between two evaluations, constant before the first and after the last: a run that stopped early keeps its
+    last policy.
+    """
+    corners = [0, *steps, max(budget, steps[-1])]
+    heights = [values[0], *values, values[-1]]
+    areas = [
+        (corners[index + 1] - corners[index]) * (heights[index] + heights[index + 1]) / 2
+        for index in range(len(corners) - 1)
+    ]
+    return sum(areas) / corners[-1] if corners[-1] else values[-1]
+
+
+def _worst(arms: Sequence[RunGroup], table: Mapping[Path, float], task: str, rule: ScoreRule) -> float:
+    scores = [table[run.run_dir] for arm in arms for run in arm.runs if run.run_dir in table and _task(run) == task]
+    if not scores:
+        raise ConfigError(f"every run on {task} failed: there is no score to compare")
+    return min(scores) if rule.mode == "max" else max(scores)
+
+
+def _notes(arms: Sequence[RunGroup], rule: ScoreRule, budgets: Mapping[str, int], failed: set[Path]) -> Iterator[str]:
+    """What a reader has to know before believing the scores."""
+    if rule.measure in BIASED:
+        yield BIASED[rule.measure]
+    for arm in arms:
+        bad = [run.run_dir.name for run in arm.runs if run.run_dir in failed]
+        if bad:
+            yield f"{arm.name}: {_listed(bad)} failed and count as the worst score"
+        longer = sorted({_budget(run) for run in arm.runs if _budget(run) > budgets[_task(run)]})
+        if longer:
+            budget = min(budgets.values())
+            yield (
+                f"{arm.name} was planned for {longer[0]:,} steps and is scored at {budget:,}: its schedules were"
+                " stretched over the longer run"
+            )
+        inexact = [run.run_dir.name for run in arm.runs if run.info.exactness == "approximate"]
+        if inexact:
+            yield f"{arm.name}: {_listed(inexact)} was resumed approximately, not bit for bit"
+    for key in ("env_kwargs", "eval_episodes"):
+        values = {arm.name: {repr(run.settings.get(key)) for run in arm.runs} for arm in arms}
+        if len(set(map(frozenset, values.values()))) > 1:
+            yield f"the arms differ in {key}: their scores may not mean the same"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

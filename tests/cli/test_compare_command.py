@@ -1,0 +1,220 @@
+"""`rl-training compare`: what it prints, its JSON, planned looks that really train, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from finished_studies import write_finished_study
+from study_tools import finish, start
+
+from rl_training.cli import main
+from rl_training.experiment.yaml_text import dump_yaml
+from rl_training.studies.plan import read_study_file
+from rl_training.studies.study_folder import open_study, store_plan
+
+PPO = {"num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "hidden_sizes": [8]}
+BASE = {
+    **{"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 64, "eval_episodes": 1, "num_threads": 1},
+    **{"device": "cpu", "compile": False, "algo_kwargs": PPO},
+}
+KEYS = {
+    *("verdict", "scores", "difference", "interval", "p_value", "prob_a_beats_b", "more_seeds", "measure"),
+    *("sentence", "a", "b", "metric", "mode", "margin", "alpha", "notes", "runs", "picture", "planned", "look"),
+    *("prob_interval", "times"),
+}
+
+
+@pytest.fixture
+def studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two studies of six finished runs, `low` and `high`, in `runs` of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    write_finished_study(Path("runs/low"), {seed: 100.0 + seed for seed in range(6)})
+    write_finished_study(Path("runs/high"), {seed: 200.0 + seed for seed in range(6)})
+    return tmp_path
+
+
+Answer = Callable[..., Any]
+
+
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str]) -> Answer:
+    """Run a command that must succeed; returns its result, parsed if it is JSON."""
+
+    def run(*words: str) -> Any:
+        assert main(list(words)) == 0, capsys.readouterr().err
+        text = capsys.readouterr().out
+        return json.loads(text) if "--json" in words else text
+
+    return run
+
+
+@pytest.fixture
+def refuse(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must be refused with one message; returns the message."""
+
+    def run(*words: str) -> str:
+        assert main(list(words)) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: ")
+        return captured.err
+
+    return run
+
+
+class TestResult:
+    def test_the_screen_has_every_score_the_difference_and_the_verdict(self, studies: Path, answer: Answer) -> None:
+        text = answer("compare", "low", "high")
+        assert text.startswith("high is better\n")
+        for seed in range(6):
+            assert f"seed {seed}: {100 + seed}.0" in text
+            assert f"seed {seed}: {200 + seed}.0" in text
+        assert "difference -100 [" in text
+        assert "probability that low beats high: 0.00 [" in text
+        assert "voids the level of the test" in text
+        assert max(map(len, text.splitlines())) <= 80
+
+    def test_the_json_has_the_promised_keys(self, studies: Path, answer: Answer) -> None:
+        values = answer("compare", "low", "high", "--json")
+        assert set(values) == KEYS
+        assert values["verdict"] == "b_better"
+        assert values["scores"]["a"]["ppo__CartPole-v1__seed3__run"] == 103
+        assert values["difference"] == -100
+        assert values["interval"][1] < 0
+        assert values["more_seeds"] is None
+        assert values["measure"] == "last"
+
+    def test_the_result_and_its_picture_are_stored_beside_the_studies(self, studies: Path, answer: Answer) -> None:
+        values = answer("compare", "low", "high", "--json")
+        folder = studies / "runs" / "comparisons" / "low__vs__high"
+        assert json.loads((folder / "comparison.json").read_text()) == values
+        assert (studies / values["picture"]).read_bytes().startswith(b"\x89PNG")
+        assert "compared 2 times" in answer("compare", "low", "high")
+
+    def test_the_picture_can_go_elsewhere(self, studies: Path, answer: Answer) -> None:
+        answer("compare", "low", "high", "--out", "mine.svg")
+        assert "<svg" in Path("mine.svg").read_text()
+
+    def test_arms_may_be_folders_and_patterns(self, studies: Path, answer: Answer) -> None:
+        values = answer("compare", "runs/low/*", "runs/high/*seed[0-4]*", "--json")
+        assert (len(values["scores"]["a"]), len(values["scores"]["b"])) == (6, 5)
+        assert values["a"] != values["b"]
+
+    def test_settings_of_one_study(self, studies: Path, answer: Answer) -> None:
+        vary = [{"algo_kwargs.gamma": gamma} for gamma in (0.9, 0.98, 0.99)]
+        scores = {f"gamma={gamma}": {seed: gamma * 100 + seed for seed in range(5)} for gamma in (0.9, 0.98, 0.99)}
+        write_finished_study(Path("runs/grid"), scores, vary=vary)  # type: ignore[arg-type]
+        values = answer("compare", "grid:gamma=0.9", "grid:gamma=0.99", "--json")
+        assert (values["a"], values["b"]) == ("gamma=0.9", "gamma=0.99")
+        assert values["verdict"] == "b_better"
+        many = answer("compare", "grid", "--json")
+        assert [pair["verdict"] for pair in many["pairs"]] == ["b_better", "b_better", "undecided"]
+        text = answer("compare", "grid")
+        assert "gamma=0.99 is better than gamma=0.9: difference" in " ".join(text.split())
+        assert "step-down by the maximum" in text
+
+    def test_two_studies_of_one_name_are_told_apart(self, studies: Path, answer: Answer) -> None:
+        write_finished_study(Path("other/low"), {seed: 100.0 + seed for seed in range(6)})
+        values = answer("compare", "runs/low", "other/low", "--json")
+        assert (values["a"], values["b"]) == ("runs/low", "other/low")
+
+    def test_an_equal_pair_is_equal_within_a_margin(self, studies: Path, answer: Answer) -> None:
+        write_finished_study(Path("runs/same"), {seed: 101.0 + seed for seed in range(6)})
+        assert answer("compare", "low", "same", "--margin", "20").startswith("equal within 20\n")
+        undecided = answer("compare", "low", "same", "--json")
+        assert undecided["verdict"] == "undecided"
+        assert undecided["more_seeds"] > 0
+
+
+class TestUntilDecided:
+    def test_it_trains_the_missing_seeds_and_stops_when_decided(self, tmp_path: Path) -> None:
+        for name, steps in (("short", 1), ("long", 32)):
+            kwargs = {**PPO, "num_steps": steps * 8, "minibatch_size": steps * 8}
+            values = {"name": name, "base": {**BASE, "algo_kwargs": kwargs}, "seeds": "0..1"}
+            (tmp_path / f"{name}.yaml").write_text(dump_yaml({**values, "output_dir": str(tmp_path / "runs")}))
+            store_plan(*read_study_file(tmp_path / f"{name}.yaml"))
+        words = ["compare", "short", "long", "--until-decided", "--looks", "2", "--seeds-per-look", "2", "--json"]
+        code, out, error = finish(start([*words, "--jobs", "2"], tmp_path))
+        assert code == 0, error
+        values = json.loads(out)
+        assert values["planned"]
+        assert values["look"] == 2
+        assert values["verdict"] == "undecided"  # 2 against 2, twice: p is at least 2/36
+        assert {len(scores) for scores in values["scores"].values()} == {4}
+        assert open_study(tmp_path / "runs" / "short").plan.seeds == (0, 1, 2, 3)
+        folder = tmp_path / "runs" / "comparisons" / "short__vs__long__planned"
+        assert len((folder / "looks.jsonl").read_text().splitlines()) == 2
+        assert "look 1 of 2: 2 seeds each" in error
+        # Again: nothing is trained, and the result is the same.
+        again = json.loads(finish(start(words, tmp_path))[1])
+        assert {**again, "times": 1} == values
+
+    def test_looks_without_training_use_the_runs_that_exist(self, studies: Path, answer: Answer) -> None:
+        values = answer("compare", "low", "high", "--until-decided", "--looks", "3", "--seeds-per-look", "2", "--json")
+        assert values["verdict"] == "b_better"
+        assert values["look"] == 3
+        plan = (studies / "runs/comparisons/low__vs__high__planned/plan.yaml").read_text()
+        assert "alpha: 0.05" in plan
+        assert "measure: last" in plan
+
+    def test_a_frozen_plan_is_not_changed(self, studies: Path, answer: Answer, refuse: Callable[..., str]) -> None:
+        words = ["compare", "low", "high", "--until-decided"]
+        answer(*words, "--looks", "3", "--seeds-per-look", "2")
+        for option, value in (("--alpha", "0.1"), ("--measure", "best"), ("--looks", "2"), ("--margin", "3")):
+            message = refuse(*words, option, value)
+            assert "frozen before its first look" in message
+            assert f"leave {option} out" in " ".join(message.split())
+        answer(*words, "--looks", "3")
+        values = answer(*words, "--name", "another", "--looks", "1", "--seeds-per-look", "6", "--json")
+        assert values["look"] == 1
+        assert Path("runs/comparisons/another/plan.yaml").is_file()
+
+    def test_equal_arms_are_rarely_called_different(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The whole command on random halves of one sample; a boundary that is compared with the sign only errs."""
+        monkeypatch.chdir(tmp_path)
+        generator = np.random.default_rng(11)
+        wrong = 0
+        for trial in range(20):
+            scores = generator.permutation(np.linspace(300, 500, 16))
+            for name, half in (("a", scores[:8]), ("b", scores[8:])):
+                write_finished_study(Path(f"{trial}/{name}"), dict(enumerate(map(float, half))))
+            words = ["compare", f"{trial}/a", f"{trial}/b", "--until-decided", "--looks", "2", "--seeds-per-look", "4"]
+            assert main([*words, "-q"]) == 0
+            result = json.loads(Path(f"{trial}/comparisons/a__vs__b__planned/comparison.json").read_text())
+            wrong += result["verdict"] != "undecided"
+        assert wrong <= 4  # 1 expected; 5 or more have a probability of 0.3 %
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("low",), "is one arm"),
+            (("low", "hihg"), "did you mean 'high'"),
+            (("low", "high", "--measure", "middle"), "bad value 'middle' for --measure: use last, best, auc"),
+            (("low", "high", "--alpha", "2"), "for --alpha"),
+            (("low", "high", "--margin", "0"), "for --margin"),
+            (("low", "high", "--metric", "eval_return_men"), "did you mean 'eval_return_mean'"),
+            (("low", "high", "--looks", "3"), "no effect without --until-decided"),
+            (("low", "high", "--jobs", "3"), "no effect without --until-decided"),
+            (("low", "low"), "is in two arms"),
+            (("low", "high", "x", "--until-decided"), "compares two arms"),
+            (("runs/low/*", "high", "--until-decided"), "name a study"),
+            (("low", "high", "--until-decided", "--seeds-per-look", "1"), "for --seeds-per-look"),
+            (("low", "high", "--out", "missing/x.png"), "cannot write the picture"),
+        ],
+    )
+    def test_it_is_refused_and_leaves_nothing(
+        self, studies: Path, refuse: Callable[..., str], words: tuple[str, ...], message: str
+    ) -> None:
+        assert message in " ".join(refuse("compare", *words).split())
+        assert not (studies / "runs" / "comparisons").exists()
+
+    def test_other_budgets_cannot_be_planned(self, studies: Path, refuse: Callable[..., str]) -> None:
+        write_finished_study(Path("runs/longer"), dict.fromkeys(range(6), 1.0), total_timesteps=20_000)
+        assert "other steps or environments" in refuse("compare", "low", "longer", "--until-decided")
