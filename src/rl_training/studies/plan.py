@@ -52,6 +52,8 @@ class StudyFile(FrozenConfig):
     """Modules or files to import first; they register algorithms or environments."""
     callbacks: list[str] = Field(default_factory=list)
     """Callbacks of every run, each as FILE.py:NAME."""
+    tune: dict[str, Any] | None = None
+    """A tuning in place of a study: how much is tried, and what. `rl-training tune FILE` runs it."""
 
     @classmethod
     def _title(cls) -> str:
@@ -171,6 +173,24 @@ class Plan:
 
 def read_study_file(path: Path) -> tuple[Plan, Path]:
     """The plan in a study file, and the folder of the study."""
+    plan, file = _read_file(path)
+    if file.tune is not None:
+        raise ConfigError(f"'{path}' has a tune block: run it with `rl-training tune {path}`, or remove the block")
+    return plan, file.output_dir / safe_name(plan.name)
+
+
+def read_tune_file(path: Path) -> tuple[Plan, dict[str, Any], Path]:
+    """The base of a study file with a `tune` block as a plan of one run, the block, and `output_dir`."""
+    plan, file = _read_file(path)
+    if file.tune is None:
+        raise ConfigError(f"missing key 'tune' in '{path}': add a tune block, or run it with `rl-training study run`")
+    for key in ("vary", "seeds"):
+        if key in file.model_fields_set:
+            raise ConfigError(f"'{key}' of the study has no effect in a tuning, which has its own: remove it")
+    return plan, file.tune, file.output_dir
+
+
+def _read_file(path: Path) -> tuple[Plan, StudyFile]:
     values = load_config_file(path)
     wrong = [key for key in values if not isinstance(key, str)]
     if wrong:
@@ -190,7 +210,7 @@ def read_study_file(path: Path) -> tuple[Plan, Path]:
     plan = make_plan(
         file.name, layers, vary=file.vary, seeds=file.seeds, plugins=file.plugins, callbacks=file.callbacks
     )
-    return plan, file.output_dir / safe_name(plan.name)
+    return plan, file
 
 
 def make_plan(

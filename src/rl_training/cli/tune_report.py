@@ -1,0 +1,139 @@
+"""What `tune` prints: the plan of a tuning, and its result."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_training.cli.study_report import table_lines
+
+if TYPE_CHECKING:
+    from rl_training.studies.tuning.result import TuneResult
+    from rl_training.studies.tuning.stages import Scores
+    from rl_training.studies.tuning.tune_plan import TunePlan
+
+WIDTH = 80
+
+
+def plan_lines(plan: TunePlan, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The search space, and how many runs and steps a tuning takes at most, as values and as lines."""
+    settings = plan.settings
+    counts = {
+        "search": settings.trials * settings.seeds_per_trial,
+        "race": (min(settings.finalists, settings.trials - 1) + 1) * settings.race_seeds,
+        "final": (2 if settings.trials > 1 else 1) * settings.final_seeds,
+    }
+    num_runs = sum(counts.values())
+    rows = [("setting", "default", "search space")]
+    rows += [(key.name, json.dumps(key.default), _space_text(key)) for key in plan.space]
+    stages = [("stage", "runs", "steps", "seeds")]
+    for stage, count in counts.items():
+        seeds = plan.seeds(stage)
+        text = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]}..{seeds[-1]}"
+        stages.append((stage, f"{count:,}", f"{count * plan.total_steps:,}", text))
+    pruner = "no pruning" if settings.pruner == "none" else f"pruner {settings.pruner}"
+    first = plan.pruning.first_step
+    lines = [
+        f"tuning {path}: {settings.trials:,} trials in batches of {settings.batch:,}, none started by this command",
+        *table_lines(rows, num_left_aligned=3),
+        "",
+        *table_lines(stages),
+        f"at most {num_runs:,} runs, {num_runs * plan.total_steps:,} steps; {pruner}"
+        + ("" if settings.pruner == "none" else f", not before step {first:,} of {plan.total_steps:,}"),
+    ]
+    values = {
+        "tune_dir": str(path),
+        "space": {key.key: key.as_dict() for key in plan.space},
+        "settings": settings.model_dump(),
+        "seeds": {stage: list(plan.seeds(stage)) for stage in counts},
+        "num_runs": counts,
+        "num_steps": num_runs * plan.total_steps,
+    }
+    return values, lines
+
+
+def _space_text(key: Any) -> str:
+    schedule = "" if key.schedule is None else f" (start of the {key.schedule['kind']} schedule)"
+    return f"{key.space.text}{schedule}"
+
+
+def result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
+    """The result of a tuning, as values and as lines."""
+    from rl_training.studies.settings import describe
+
+    counts = [
+        (result.count("COMPLETE"), "complete"),
+        (result.count("PRUNED"), "pruned"),
+        (result.count("FAIL"), "failed"),
+    ]
+    listed = ", ".join(f"{count} {word}" for count, word in counts if count)
+    lines = [f"tuning {result.path}: {len(result.trials):,} trials ({listed})"]
+    lines += _failed_lines(result)
+    lines += [_search_line(result)]
+    lines += ["  race, on fresh seeds", *_stage_lines(result, result.race)]
+    lines += ["  final, on seeds that nobody used", *_stage_lines(result, result.final)]
+    comparison = result.verdict.comparison
+    if comparison is not None:
+        low, high = comparison.interval
+        lines.append(
+            f"    difference {comparison.difference:+.1f} [{low:+.1f}, {high:+.1f}], p = {comparison.p_value:.2g}"
+            " (permutation test)"
+        )
+    lines += textwrap.wrap(result.verdict.sentence, WIDTH)
+    lines += textwrap.wrap(
+        f"{result.winner}: {describe(result.settings[result.winner])}", WIDTH, break_long_words=False
+    )
+    lines.append(f"written to {result.best}")
+    return _values(result), lines
+
+
+def _search_line(result: TuneResult) -> str:
+    default = result.default_search_score
+    beside = "" if default is None or result.winner == "default" else f"; default {default:.1f}"
+    score = result.search_score
+    text = "-" if score is None else f"{score:.1f}"
+    return f"  search: {result.winner} {text}{beside} (optimistic: chosen among {len(result.trials):,} trials)"
+
+
+def _failed_lines(result: TuneResult) -> list[str]:
+    lines = []
+    for trial in result.trials:
+        if trial.state.name == "FAIL" and "same_as" not in trial.user_attrs:
+            text = f"failed: {trial.user_attrs['name']}: {trial.user_attrs.get('reason')}"
+            lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
+def _stage_lines(result: TuneResult, stage: Scores) -> list[str]:
+    intervals = result.intervals(stage)
+    rows = []
+    for name, scores in stage.items():
+        found = intervals.get(name)
+        seeds = f"{len(scores)} seed{'' if len(scores) == 1 else 's'}"
+        rows.append((name, "runs failed" if found is None else f"{found}", seeds))
+    return [f"    {line}" for line in table_lines(rows, num_left_aligned=3)]
+
+
+def _values(result: TuneResult) -> dict[str, Any]:
+    from rl_training.studies.tuning.tuner import trial_values
+
+    comparison = result.verdict.comparison
+    found = None
+    if comparison is not None:
+        bounds = [None if abs(bound) == float("inf") else bound for bound in comparison.interval]
+        found = {"difference": comparison.difference, "interval": bounds, "p_value": comparison.p_value}
+    return {
+        "tune_dir": str(result.path),
+        "trials": [trial_values(trial) for trial in result.trials],
+        "search": {"score": result.search_score, "default": result.default_search_score, "is_optimistic": True},
+        "race": result.race,
+        "final": result.final,
+        "winner": result.winner,
+        "settings": result.settings[result.winner],
+        "comparison": found,
+        "verdict": result.verdict.kind,
+        "sentence": result.verdict.sentence,
+        "best": str(result.best),
+    }

@@ -1,0 +1,273 @@
+"""The verb `tune`: search settings, race the best on fresh seeds, and compare the winner with the default."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_training.cli.arguments import positive_number, whole_number
+from rl_training.cli.command_lines import program_command, wrap_command
+from rl_training.cli.completion import complete_words
+from rl_training.cli.config_sources import resolve
+from rl_training.cli.options import (
+    NUMBER,
+    AsJson,
+    Callbacks,
+    ConfigFile,
+    Device,
+    EvalEpisodes,
+    LaunchOptions,
+    NoPreset,
+    NumEnvs,
+    Plugins,
+    Quiet,
+    TotalTimesteps,
+    TrainOptions,
+)
+from rl_training.cli.output import say, show
+from rl_training.cli.tune_report import plan_lines, result_lines
+from rl_training.cli.verbs.studies import launch_words, launcher_in
+from rl_training.errors import ConfigError
+from rl_training.files import is_file
+from rl_training.terminal.streams import results_alone
+
+if TYPE_CHECKING:
+    from rl_training.studies.tuning.tune_plan import TuneRequest, TuneSettings
+
+RUNS = Path("runs")
+INTERRUPTED = 130
+
+
+def _count(option: str, text: str) -> Any:
+    return typer.Option(option, metavar=NUMBER, parser=positive_number, help=text)
+
+
+TuneWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="ALGO ENV_ID [KEY=VALUE]... | FILE",
+        autocompletion=complete_words,
+        help="Algorithm, environment id, and settings of the default configuration; or a study file with a tune block.",
+    ),
+]
+Tuned = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tune",
+        metavar="KEY[=SPACE]",
+        help="Setting to tune, with its own search space or LOW..HIGH, LOW..HIGH:log or A,B,C. Repeatable (default:"
+        " all settings that `rl-training algos ALGO` shows a space for).",
+    ),
+]
+Fixed = Annotated[
+    list[str] | None,
+    typer.Option("--fix", metavar="KEY=VALUE", help="Setting that is not tuned, and its value. Repeatable."),
+]
+Trials = Annotated[int | None, _count("--trials", "Settings tried in the search; the first is the default (20).")]
+Batch = Annotated[int | None, _count("--batch", "Trials sampled together (4); part of the plan, unlike --jobs.")]
+SeedsPerTrial = Annotated[int | None, _count("--seeds-per-trial", "Seeds of each trial (1).")]
+PrunerName = Annotated[
+    str | None,
+    typer.Option(
+        "--pruner",
+        metavar="median|hyperband|none",
+        help="Who ends bad trials early, not before a third of their steps (median).",
+    ),
+]
+Finalists = Annotated[int | None, _count("--finalists", "Best settings that race against the default (3).")]
+RaceSeeds = Annotated[int | None, _count("--race-seeds", "Fresh seeds of the race (5).")]
+FinalSeeds = Annotated[int | None, _count("--final-seeds", "Untouched seeds of the winner and the default (5).")]
+TuneSeed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed", metavar=NUMBER, parser=whole_number, help="Seed of the sampler; it also shifts those of the runs (0)."
+    ),
+]
+TuneName = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Name of the tuning and its folder (tune__ALGO__ENV_ID)."),
+]
+TuneDir = Annotated[
+    Path | None, typer.Option("--output-dir", metavar="FOLDER", help="Parent of the tuning's folder (default: runs).")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the search space, the runs and their steps; train none.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneOptions(LaunchOptions):
+    """The options of `tune`."""
+
+    words: TuneWords = None
+    tune: Tuned = None
+    fix: Fixed = None
+    trials: Trials = None
+    batch: Batch = None
+    seeds_per_trial: SeedsPerTrial = None
+    pruner: PrunerName = None
+    finalists: Finalists = None
+    race_seeds: RaceSeeds = None
+    final_seeds: FinalSeeds = None
+    seed: TuneSeed = None
+    name: TuneName = None
+    config: ConfigFile = None
+    no_preset: NoPreset = False
+    output_dir: TuneDir = None
+    total_timesteps: TotalTimesteps = None
+    num_envs: NumEnvs = None
+    eval_episodes: EvalEpisodes = None
+    device: Device = None
+    dry_run: DryRun = False
+    plugin: Plugins = None
+    callback: Callbacks = None
+    quiet: Quiet = False
+    as_json: AsJson = False
+
+
+SHARED = ("config", "no_preset", "total_timesteps", "num_envs", "eval_episodes", "device")
+"""Options of the default configuration, which a study file has itself."""
+
+
+def tune(options: TuneOptions) -> None:
+    """Tune settings: `tune dqn CartPole-v1`. The same command continues.
+
+    The best settings of a search race against the default on fresh seeds, and the winner meets the default on seeds
+    that nobody used: that comparison is the result. Exits with 1 if runs of the race or the final failed.
+    """
+    from rl_training.studies.tuning.journal import import_optuna
+    from rl_training.studies.tuning.tune_plan import find_plan
+
+    import_optuna()
+    request, parent = _request(options)
+    path = parent / request.name
+    plan = find_plan(request, path)
+    if options.dry_run:
+        values, lines = plan_lines(plan, path)
+        show(values, lines, options.as_json)
+        return
+    with results_alone():  # Ray prints to standard output
+        result = _run(options, plan, path)
+    values, lines = result_lines(result)
+    show(values, lines, options.as_json)
+    say(f"to train with them: {program_command('train', '--config', str(result.best))}")
+
+
+def _run(options: TuneOptions, plan: Any, path: Path) -> Any:
+    """Run the tuning; leaves with the signal's exit code and the command that continues if it is interrupted."""
+    from rl_training.studies.tuning.result import StageError
+    from rl_training.studies.tuning.tuner import Tuning
+
+    tuning = Tuning(plan, path)
+    trials = plan.settings.trials
+    try:
+        result = tuning.run(
+            launcher_in(path, options), lambda: say(f"tuning {path}: {trials:,} trials of {plan.total_steps:,} steps")
+        )
+    except KeyboardInterrupt:
+        _say_continue(options, "interrupted; to continue:")
+        raise typer.Exit(INTERRUPTED) from None
+    except StageError as error:
+        say(f"error: {error}")
+        raise typer.Exit(1) from None
+    if result is None:
+        _say_continue(options, "stopped, all runs saved; to continue:")
+        raise typer.Exit(128 + (tuning.interrupted_by or 2))
+    return result
+
+
+def _say_continue(options: TuneOptions, text: str) -> None:
+    lines = wrap_command(program_command("tune", *_command_words(options)), 2)
+    say("\n".join([text, *(f"  {line}" for line in lines)]))
+
+
+def _command_words(options: TuneOptions) -> list[str]:
+    """The same command as words."""
+    words = list(options.words or [])
+    launch = {field.name for field in dataclasses.fields(LaunchOptions)}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name in {*launch, "words", "quiet", "as_json", "dry_run"} or value == field.default:
+            continue
+        option = "--" + field.name.replace("_", "-")
+        values = value if isinstance(value, (list, tuple)) else [value]
+        words += [word for item in values for word in ([option] if item is True else [option, str(item)])]
+    return [*words, *launch_words(options)]
+
+
+def _request(options: TuneOptions) -> tuple[TuneRequest, Path]:
+    """What is asked for, and the folder that holds the tuning's folder."""
+    words = options.words or []
+    if len(words) == 1 and (Path(words[0]).suffix in (".yaml", ".yml") or is_file(Path(words[0]))):
+        request, parent = _request_of_file(Path(words[0]), options)
+    else:
+        request, parent = _request_of_words(options)
+    return request.fix(_parse_fixed(options.fix or [])), options.output_dir or parent
+
+
+def _request_of_words(options: TuneOptions) -> tuple[TuneRequest, Path]:
+    from rl_training.studies.tuning.search_space import parse_asked
+    from rl_training.studies.tuning.tune_plan import TuneSettings, default_name, make_request
+
+    if any(word.startswith("seed=") for word in options.words or ()):
+        raise ConfigError("'seed' of the default configuration has no effect: give --seed, which shifts all seeds")
+    shared = {name: getattr(options, name) for name in (*SHARED, "words", "plugin", "callback")}
+    config = resolve(TrainOptions(**shared)).config
+    given = config.model_fields_set - {"seed", "output_dir"}
+    values = {key: value for key, value in config.model_dump().items() if key in given}
+    settings = TuneSettings(**_given(options, TuneSettings))
+    name = options.name or default_name(config)
+    code = tuple(options.plugin or ()), tuple(options.callback or ())
+    return make_request(name, values, parse_asked(options.tune or []), settings, *code), config.output_dir
+
+
+def _request_of_file(path: Path, options: TuneOptions) -> tuple[TuneRequest, Path]:
+    from rl_training.studies.tuning.search_space import parse_asked
+    from rl_training.studies.tuning.tune_plan import TuneRequest, TuneSettings
+
+    if not is_file(path):
+        raise ConfigError(f"study file '{path}' does not exist (looked from {Path.cwd()})")
+    for name in SHARED:
+        if getattr(options, name) not in (None, False):
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect with a study file: set it in the file's base")
+    request, parent = TuneRequest.from_file(path)
+    settings = request.settings.model_dump() | _given(options, TuneSettings)
+    return (
+        dataclasses.replace(
+            request,
+            name=_checked_name(options.name or request.name),
+            settings=TuneSettings(**settings),
+            asked=parse_asked(options.tune) if options.tune else request.asked,
+            plugins=tuple(dict.fromkeys([*request.plugins, *(options.plugin or ())])),
+            callbacks=tuple(dict.fromkeys([*request.callbacks, *(options.callback or ())])),
+        ),
+        parent,
+    )
+
+
+def _checked_name(name: str) -> str:
+    from rl_training.studies.plan import make_plan
+
+    return make_plan(name, []).name
+
+
+def _given(options: TuneOptions, settings: type[TuneSettings]) -> dict[str, Any]:
+    """The options of the tuning that were given."""
+    values = {name: getattr(options, name) for name in settings.model_fields}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _parse_fixed(texts: Sequence[str]) -> dict[str, Any]:
+    from rl_training.experiment.yaml_text import parse_yaml
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"'{text}' of --fix is not of the form key=value")
+        if key in found:
+            raise ConfigError(f"'{key}' is given twice to --fix: remove one")
+        found[key] = parse_yaml(value, f"the value of '{key}'")
+    return found

@@ -1,0 +1,101 @@
+"""What a tuning found: the winner and the default on seeds that nobody used, and a verdict in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import RLTrainingError
+from rl_training.studies.settings import Setting
+from rl_training.studies.statistics import MeanComparison, MeanInterval, mean_interval
+from rl_training.studies.tuning.stages import DEFAULT, Scores, complete_scores, trial_name
+
+SEED = 0
+"""Seed of the permutation test; it matters only where there are too many labelings to enumerate."""
+
+
+class StageError(RLTrainingError):
+    """Runs of the race or of the final failed."""
+
+    def __init__(self, stage: str, reasons: dict[str, str]) -> None:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        super().__init__(f"runs of the {stage} failed ({listed}): the same command tries them again")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the winner beats the default, on the final seeds."""
+
+    kind: str
+    """`better`, `worse`, `undecided`, or `default` if the default won the race."""
+    sentence: str
+    comparison: MeanComparison | None
+
+
+def verdict_of(winner: str, final: Scores) -> Verdict:
+    """Compare the winner with the default on the final seeds."""
+    scores = complete_scores(final)
+    if winner == DEFAULT:
+        return Verdict("default", "the default won the race: no settings that were tried are better, keep it", None)
+    from numpy.random import default_rng
+
+    from rl_training.studies.statistics import compare_means
+
+    found = compare_means({"": scores[winner]}, {"": scores[DEFAULT]}, default_rng(SEED))
+    count = len(scores[winner])
+    if math.isinf(found.interval[0]) and math.isinf(found.interval[1]) and found.p_value > 0.05:
+        many = f"on {count} untouched seed{'' if count == 1 else 's'} ({found.difference:+.1f}; so few decide nothing)"
+    else:
+        many = f"on {count} untouched seeds: {difference_text(found)}"
+    if found.p_value > 0.05:
+        sentence = f"not distinguishable from the default {many}; keep the default, or tune with more trials or seeds"
+        return Verdict("undecided", sentence, found)
+    if found.difference > 0:
+        return Verdict("better", f"the tuned settings are better than the default {many}", found)
+    return Verdict("worse", f"the tuned settings are worse than the default {many}; keep the default", found)
+
+
+def difference_text(found: MeanComparison) -> str:
+    """The difference with its interval."""
+    low, high = found.interval
+    return f"{found.difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """A tuning that is over."""
+
+    path: Path
+    trials: Sequence[Any]
+    """Optuna's frozen trials."""
+    settings: dict[str, Setting]
+    """The settings of each trial by name."""
+    race: Scores
+    final: Scores
+    winner: str
+    verdict: Verdict
+    best: Path
+    """The winner's configuration, for `train --config`."""
+
+    @property
+    def search_score(self) -> float | None:
+        """The winner's score in the search: optimistic, since it was chosen for it among all trials."""
+        values: dict[str, float | None] = {trial_name(trial.number): trial.value for trial in self.trials}
+        return values[self.winner]
+
+    @property
+    def default_search_score(self) -> float | None:
+        """The default's score in the search; None if it failed or was pruned."""
+        value: float | None = self.trials[0].value if self.trials[0].state.name == "COMPLETE" else None
+        return value
+
+    def intervals(self, stage: Scores) -> dict[str, MeanInterval]:
+        """Means and intervals of a stage, of settings without failed runs."""
+        return {name: mean_interval(scores) for name, scores in complete_scores(stage).items()}
+
+    def count(self, state: str) -> int:
+        """Trials in a state: `COMPLETE`, `PRUNED` or `FAIL`."""
+        return sum(trial.state.name == state for trial in self.trials)

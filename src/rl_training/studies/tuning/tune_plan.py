@@ -1,0 +1,290 @@
+"""The plan of a tuning, frozen in `tune.yaml`: base configuration, search space, budgets and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig, load_config_file, merge_layers, resolve_config
+from rl_training.experiment.run_folder import safe_name
+from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
+from rl_training.files import translate_write_errors
+from rl_training.studies.launching.checking import SettingsCheck
+from rl_training.studies.plan import Plan, make_plan, plan_differences, read_tune_file
+from rl_training.studies.settings import Setting, identity, nested, value_text
+from rl_training.studies.study_folder import create_file, removed_on_failure
+from rl_training.studies.tuning.pruning import Pruning
+from rl_training.studies.tuning.search_space import Asked, TunedKey, read_asked, resolve_space
+from rl_training.validation import FrozenConfig
+
+TUNE_FILE = "tune.yaml"
+SEEDS_APART = 10_000
+"""The seeds of a tuning begin at this many times its own seed."""
+STAGE_SEEDS = {"search": 0, "race": 1000, "final": 2000}
+"""Where the seeds of each stage begin after that."""
+Count = Annotated[int, Field(ge=1, le=1000)]
+
+
+class TuneSettings(FrozenConfig):
+    """How much is tried: the keys of a `tune` block, beside `space` and `fix`."""
+
+    trials: Annotated[int, Field(ge=1, le=100_000)] = 20
+    """Settings that are tried in the search; the first is the default."""
+    batch: Count = 4
+    """Trials that are sampled together, before any of them has a result; how many run at once changes nothing."""
+    seeds_per_trial: Count = 1
+    """Seeds of each trial; its score is their mean."""
+    pruner: Literal["median", "hyperband", "none"] = "median"
+    """Who ends bad trials early: `median`, `hyperband` or `none`; none before a third of its steps."""
+    finalists: Count = 3
+    """Best settings of the search that race against the default."""
+    race_seeds: Count = 5
+    """Fresh seeds of the race."""
+    final_seeds: Count = 5
+    """Seeds, used by nobody before, on which the winner meets the default."""
+    seed: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Seed of the sampler; it also shifts the seeds of the runs."""
+
+    @classmethod
+    def _title(cls) -> str:
+        return "the tuning"
+
+
+class TuneBlock(TuneSettings):
+    """The `tune` block of a study file."""
+
+    space: Any = Field(default_factory=dict)
+    """What is tuned: a list of keys, or search spaces by key; empty: every setting that has a search space."""
+    fix: dict[str, Any] = Field(default_factory=dict)
+    """Values of settings that are not tuned."""
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What was asked for; with it, a tuning that has begun is recognized."""
+
+    name: str
+    base: dict[str, Any]
+    asked: Asked
+    fixed: tuple[str, ...]
+    settings: TuneSettings
+    plugins: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
+
+    @classmethod
+    def from_file(cls, path: Path) -> tuple[TuneRequest, Path]:
+        """The request in a study file with a `tune` block, and the folder that holds its folder."""
+        study, block, output_dir = read_tune_file(path)
+        known = TuneBlock(**block)
+        values = {key: value for key, value in known.model_dump().items() if key in TuneSettings.model_fields}
+        request = cls(
+            study.name,
+            study.base,
+            read_asked(known.space),
+            (),
+            TuneSettings(**values),
+            study.plugins,
+            study.callbacks,
+        )
+        return request.fix(known.fix), output_dir
+
+    def fix(self, values: Mapping[str, Any]) -> TuneRequest:
+        """The same request with settings that are not tuned, given by key."""
+        from rl_training.studies.tuning.search_space import full_key
+
+        keys = {full_key(str(key)): value for key, value in values.items()}
+        base, _ = merge_layers([("the base", self.base), ("--fix", nested(keys, "--fix"))])
+        return replace(self, base=base, fixed=tuple(dict.fromkeys([*self.fixed, *keys])))
+
+    def config(self) -> TrainConfig:
+        """The default configuration."""
+        return resolve_config([("base", self.base)]).config
+
+    def resolve(self) -> TunePlan:
+        """The plan: the default configuration is checked and the search spaces are read, in a worker process."""
+        study = Plan(self.name, self.base, ({},), (0,), self.plugins, self.callbacks)
+        check = SettingsCheck(study.runs(Path(self.name)), self.plugins, self.callbacks, with_spaces=True)
+        answer = check.answers()[0]
+        if "error" in answer:
+            raise ConfigError(answer["error"].splitlines()[0])
+        space = resolve_space(self.asked, self.config(), answer["values"], answer["spaces"], self.fixed)
+        interval = answer["values"].get("eval_interval")
+        return TunePlan(self, space, interval, str(Path.cwd()))
+
+
+@dataclass(frozen=True)
+class TunePlan:
+    """A tuning on paper: everything that decides its trials."""
+
+    request: TuneRequest
+    space: tuple[TunedKey, ...]
+    eval_interval: int | None
+    """Steps between two evaluations, as the algorithm's settings say; None: a tenth of the run."""
+    working_dir: str
+
+    @property
+    def settings(self) -> TuneSettings:
+        """How much is tried."""
+        return self.request.settings
+
+    @property
+    def name(self) -> str:
+        """Name of the tuning."""
+        return self.request.name
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of each run."""
+        return self.request.config().total_timesteps
+
+    @property
+    def eval_every_steps(self) -> int:
+        """Steps between two evaluations."""
+        return self.eval_interval or max(1, self.total_steps // 10)
+
+    @property
+    def pruning(self) -> Pruning:
+        """The pruner."""
+        return Pruning(self.settings.pruner, self.total_steps, self.settings.batch)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The parameters of trial 0, by name."""
+        from rl_training.studies.tuning.search_space import encode
+
+        return {key.name: encode(key.default) for key in self.space}
+
+    def seeds(self, stage: str) -> tuple[int, ...]:
+        """The seeds of a stage; those of two stages never meet."""
+        settings = self.settings
+        count = {"search": settings.seeds_per_trial, "race": settings.race_seeds, "final": settings.final_seeds}[stage]
+        first = SEEDS_APART * settings.seed + STAGE_SEEDS[stage]
+        return tuple(range(first, first + count))
+
+    def study(self, stage: str, settings: Mapping[str, Setting], threads: tuple[int, ...]) -> Plan:
+        """The study of a stage, with settings by name."""
+        request = self.request
+        return Plan(
+            stage,
+            request.base,
+            tuple(settings.values()),
+            self.seeds(stage),
+            request.plugins,
+            request.callbacks,
+            threads=threads,
+            working_dir=self.working_dir,
+            names=tuple(settings),
+        )
+
+    def values(self) -> dict[str, Any]:
+        """The plan as stored."""
+        request = self.request
+        return {
+            "name": request.name,
+            "base": request.base,
+            "asked": request.asked,
+            "fixed": list(request.fixed),
+            **request.settings.model_dump(),
+            "space": {key.key: key.as_dict() for key in self.space},
+            "eval_interval": self.eval_interval,
+            "seeds": {stage: list(self.seeds(stage)) for stage in STAGE_SEEDS},
+            "plugins": list(request.plugins),
+            "callbacks": list(request.callbacks),
+            "working_dir": self.working_dir,
+        }
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> TunePlan:
+        """The inverse of `values`."""
+        try:
+            request = TuneRequest(
+                str(values["name"]),
+                dict(values["base"]),
+                dict(values["asked"]),
+                tuple(values["fixed"]),
+                TuneSettings(**{name: values[name] for name in TuneSettings.model_fields}),
+                tuple(values["plugins"]),
+                tuple(values["callbacks"]),
+            )
+            space = tuple(TunedKey.from_dict(key, item) for key, item in values["space"].items())
+            return cls(request, space, values["eval_interval"], str(values["working_dir"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"the stored plan is damaged: {error}") from None
+
+
+def make_request(
+    name: str,
+    base: Mapping[str, Any],
+    asked: Asked,
+    settings: TuneSettings,
+    plugins: tuple[str, ...] = (),
+    callbacks: tuple[str, ...] = (),
+) -> TuneRequest:
+    """A request from a base configuration."""
+    study = make_plan(name, [base], plugins=plugins, callbacks=callbacks)
+    return TuneRequest(study.name, study.base, asked, (), settings, plugins, callbacks)
+
+
+def default_name(config: TrainConfig) -> str:
+    """Name of a tuning that was given none."""
+    return f"tune__{safe_name(config.algo)}__{safe_name(config.env_id or 'offline')}"
+
+
+def open_tuning(path: Path) -> TunePlan:
+    """The stored plan of a tuning; a file that was edited is refused."""
+    file = path / TUNE_FILE
+    values = load_config_file(file)
+    if not is_unedited(file.read_text(encoding="utf-8")):
+        raise ConfigError(
+            f"'{file}' was edited, and the plan of a tuning does not change after it began: restore the file, or begin"
+            " another tuning (--name NAME)"
+        )
+    return TunePlan.from_values(values)
+
+
+def find_plan(request: TuneRequest, path: Path) -> TunePlan:
+    """The plan of the tuning in `path` if it has begun, which must be this one; else a new one, not stored yet."""
+    if not (path / TUNE_FILE).is_file():
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(f"'{path}' exists and is not a tuning: move it away, or give another --name")
+        return request.resolve()
+    stored = open_tuning(path)
+    differences = _differences(stored.request, request)
+    if differences:
+        raise ConfigError(
+            f"tuning '{stored.name}' began with another plan ('{path}'): {'; '.join(differences)}. Give --name NAME"
+            " to begin another"
+        )
+    # The code that it imports may have moved.
+    return replace(stored, request=replace(stored.request, plugins=request.plugins, callbacks=request.callbacks))
+
+
+def store_tuning(plan: TunePlan, path: Path) -> None:
+    """Create the folder of a tuning with its plan; nothing happens if it is there."""
+    if (path / TUNE_FILE).is_file():
+        return
+    text = sign(dump_yaml(plan.values()))
+    with translate_write_errors(path / TUNE_FILE), removed_on_failure(path):
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            create_file(path / TUNE_FILE, text)
+        except FileExistsError:  # another process began it at the same moment
+            find_plan(plan.request, path)
+
+
+def _differences(old: TuneRequest, new: TuneRequest) -> list[str]:
+    plans = [Plan(request.name, request.base, (), ()) for request in (old, new)]
+    found = plan_differences(*plans)
+    first, second = ({"asked": request.asked, **request.settings.model_dump()} for request in (old, new))
+    for key, value in first.items():
+        if identity(value) != identity(second[key]):
+            name = {"asked": "--tune"}.get(key, f"--{key.replace('_', '-')}")
+            found.append(f"{name} was {value_text(value)} and is {value_text(second[key])}")
+    if {*old.fixed} != {*new.fixed}:
+        found.append(f"--fix was of {', '.join(old.fixed) or 'nothing'} and is of {', '.join(new.fixed) or 'nothing'}")
+    return found

@@ -1,0 +1,168 @@
+"""A tuning from begin to end: search, race, final, and `best.yaml`; the same call continues it after any death."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import ConfigError, RLTrainingError, RunOwnedError
+from rl_training.experiment.config import merge_layers
+from rl_training.experiment.ownership import Lease, acquire
+from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
+from rl_training.files import replace_synced, translate_write_errors
+from rl_training.studies.driver import Driver
+from rl_training.studies.launching.launchers import Launcher
+from rl_training.studies.settings import Setting, describe, nested
+from rl_training.studies.tuning.journal import JOURNAL, Journal, import_optuna
+from rl_training.studies.tuning.result import StageError, TuneResult, verdict_of
+from rl_training.studies.tuning.search import Search, complete_trials
+from rl_training.studies.tuning.search_space import setting_of
+from rl_training.studies.tuning.stages import DEFAULT, Scores, Stage, best_of, failure_of, scores_of, tasks_by_setting
+from rl_training.studies.tuning.stages import trial_name as trial_name
+from rl_training.studies.tuning.tune_plan import TunePlan, store_tuning
+from rl_training.terminal.streams import tell
+
+BEST_FILE = "best.yaml"
+
+
+@dataclass
+class Tuning:
+    """A tuning in a folder: `tune.yaml`, `journal.log`, the studies `search`, `race` and `final`, and `best.yaml`."""
+
+    plan: TunePlan
+    path: Path
+    interrupted_by: signal.Signals | None = None
+    """The signal that stopped it; all its runs are saved."""
+
+    def run(self, launcher: Launcher, on_begin: Callable[[], None] = lambda: None) -> TuneResult | None:
+        """Run what is left; None if a signal stopped it. `on_begin` is called when the tuning has its folder."""
+        import_optuna()  # before anything is written
+        with contextlib.closing(launcher):
+            store_tuning(self.plan, self.path)
+            with _owned(self.path) as lease:
+                on_begin()
+                journal = Journal(self.path / JOURNAL, self.plan.name, lease.check)
+                search = Search(self.plan, self._stage("search"), journal, launcher)
+                if not search.run():
+                    self.interrupted_by = search.interrupted_by
+                    return None
+                race = self._race(journal, launcher)
+                final = None if race is None else self._final(journal, launcher, race)
+                if race is None or final is None:
+                    return None
+                return self._result(journal, race, final)
+
+    def _stage(self, name: str) -> Stage:
+        return Stage(name, self.plan, self.path / name)
+
+    def settings(self, journal: Journal) -> dict[str, Setting]:
+        """The settings of all trials by name."""
+        return {trial_name(trial.number): setting_of(self.plan.space, trial.params) for trial in journal.trials()}
+
+    def _race(self, journal: Journal, launcher: Launcher) -> Scores | None:
+        """Scores of the best settings of the search and of the default, on fresh seeds."""
+        best = [trial_name(trial.number) for trial in complete_trials(journal.trials()) if trial.number]
+        names = [DEFAULT, *best[: self.plan.settings.finalists]]
+        if "race" not in journal.notes():
+            count = len(names) - 1
+            with_default = f"{count} finalist{'' if count == 1 else 's'} and the default" if count else "the default"
+            tell(f"race: {with_default} on {len(self.plan.seeds('race'))} fresh seeds")
+        return self._train("race", names, journal, launcher, needs_all=False)
+
+    def _final(self, journal: Journal, launcher: Launcher, race: Scores) -> Scores | None:
+        """Scores of the winner and of the default, on seeds that nobody used."""
+        winner = _winner(race)
+        names = list(dict.fromkeys([winner, DEFAULT]))
+        if "final" not in journal.notes():
+            who = "the default won the race and runs alone" if winner == DEFAULT else f"{winner} against the default"
+            tell(f"final: {who}, on {len(self.plan.seeds('final'))} seeds that nobody used")
+        return self._train("final", names, journal, launcher, needs_all=True)
+
+    def _train(
+        self, stage: str, names: list[str], journal: Journal, launcher: Launcher, *, needs_all: bool
+    ) -> Scores | None:
+        """The scores of a stage; None if a signal stopped it. Once it is over it is noted in the journal."""
+        known = journal.notes().get(stage)
+        if known is not None:
+            return {name: dict(scores) for name, scores in known.items()}
+        settings = self.settings(journal)
+        place = self._stage(stage)
+        wrong = place.admit({name: settings[name] for name in names}, launcher)
+        if wrong:  # it ran in the search
+            name, reason = next(iter(wrong.items()))
+            raise RLTrainingError(f"{stage}: {name} cannot be trained any more: {reason}")
+        driver = place.drive(names, launcher)
+        assert driver is not None
+        if driver.interrupted_by is not None:
+            self.interrupted_by = driver.interrupted_by
+            return None
+        scores = scores_of(driver)
+        failed = _failures(driver)
+        if failed and (needs_all or best_of(scores) is None):
+            raise StageError(stage, failed)
+        journal.note(stage, scores)
+        return scores
+
+    def _result(self, journal: Journal, race: Scores, final: Scores) -> TuneResult:
+        winner = _winner(race)
+        settings = self.settings(journal)
+        verdict = verdict_of(winner, final)
+        text = [
+            f"# {winner} of tuning {self.plan.name}: {describe(settings[winner])}",
+            f"# {verdict.sentence}",
+        ]
+        values, _ = merge_layers([("base", self.plan.request.base), (winner, nested(settings[winner]))])
+        best = self.path / BEST_FILE
+        self._write_best(best, sign("\n".join(text) + "\n" + dump_yaml(values)))
+        return TuneResult(self.path, journal.trials(), settings, race, final, winner, verdict, best)
+
+    def _write_best(self, path: Path, text: str) -> None:
+        if path.is_file() and not is_unedited(path.read_text(encoding="utf-8", errors="replace")):
+            tell(f"{path} was edited and is left as it is")
+            return
+        with translate_write_errors(path):
+            replace_synced(path, text.encode())
+
+
+@contextlib.contextmanager
+def _owned(path: Path) -> Iterator[Lease]:
+    """Be the only process that drives this tuning; a `ConfigError` if another one does."""
+    try:
+        lease = acquire(path)
+    except RunOwnedError as error:
+        raise ConfigError(
+            f"tuning '{path}' is driven by {error.owner}, which is still alive: wait for it to end, or end it"
+        ) from None
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _winner(race: Scores) -> str:
+    winner = best_of(race)
+    assert winner is not None
+    return winner
+
+
+def _failures(driver: Driver) -> dict[str, str]:
+    reasons = {name: failure_of(tasks) for name, tasks in tasks_by_setting(driver).items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def trial_values(trial: Any) -> dict[str, Any]:
+    """A trial for `--json`."""
+    notes = trial.user_attrs
+    return {
+        "number": trial.number,
+        "name": trial_name(trial.number),
+        "state": trial.state.name.lower(),
+        "value": trial.value,
+        "params": dict(trial.params),
+        "reason": notes.get("reason"),
+        "same_as": notes.get("same_as"),
+    }
