@@ -157,7 +157,7 @@ class TestVerdict:
         assert found.more_seeds is not None
         assert 3 <= found.more_seeds <= 20
         assert found.sentence == (
-            f"not distinguishable: about {found.more_seeds} more seeds each would decide a difference of 2 (80%)"
+            f"not distinguishable: about {found.more_seeds} more seeds each would decide a difference of 2 (80 %)"
         )
 
     def test_three_against_three_can_decide_nothing(self, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ class TestVerdict:
         found = compared(score_arms(arms_of(tmp_path, *few), ScoreRule()))
         assert found.verdict is Verdict.UNDECIDED
         assert found.judgement.p_value == pytest.approx(0.1)
-        assert "nothing can be decided at 5%, the smallest possible p-value is 0.1" in found.sentence
+        assert "nothing can be decided at 5 %, the smallest possible p-value is 0.1" in found.sentence
         assert found.as_dict()["interval"] == [None, None]
 
     def test_one_run_is_no_sample(self, tmp_path: Path) -> None:

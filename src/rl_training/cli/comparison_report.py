@@ -18,13 +18,14 @@ PER_LINE = 4
 
 def comparison_lines(comparison: Comparison, budgets: Mapping[str, int]) -> list[str]:
     """The comparison of two arms."""
+    from rl_training.studies.comparison.verdict import percent
+
     lines = [comparison.sentence, *_score_lines((comparison.a, comparison.b), comparison.rule, budgets)]
     judgement = comparison.judgement
     unit = "" if len(comparison.a.by_task) == 1 else " (in standard deviations of each task)"
-    level = f"{1 - comparison.alpha:.0%}"
     lines.append(
         f"  difference {judgement.difference:+.4g} {interval_text(judgement.interval)}{unit},"
-        f" p = {p_text(judgement.p_value)} ({level} interval and p-value of a permutation test over runs)"
+        f" p = {p_text(judgement.p_value)} ({percent(1 - comparison.alpha)} interval and p-value of a permutation test over runs)"
     )
     lines.append(
         f"  probability that {comparison.a.name} beats {comparison.b.name}: {comparison.prob_a_beats_b:.2f}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_training.errors import RLTrainingError, install_extra
 from rl_training.studies.comparison.scores import ArmScores
-from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
+from rl_training.studies.comparison.verdict import Comparison, ManyComparisons, percent
 from rl_training.studies.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def draw_comparison(result: Comparison | ManyComparisons) -> Figure:
     _draw_differences(figure.add_subplot(grid[1, :]), pairs)
     title = result.sentence if isinstance(result, Comparison) else f"{len(arms)} arms, all pairs"
     figure.suptitle(title, fontsize="medium", wrap=True)
+    figure.supxlabel("dots: runs; bars: mean and its 95 % interval (Student's t)", fontsize="small", color="0.4")
     return figure
 
 
@@ -93,8 +94,7 @@ def _draw_differences(axes: Any, pairs: Sequence[Comparison]) -> None:
     axes.set_yticks(range(len(pairs)), [f"{_short(pair.a.name)} − {_short(pair.b.name)}" for pair in pairs])
     axes.set_ylim(len(pairs) - 0.5, -0.5)
     axes.grid(alpha=0.3, axis="x")
-    level = f"{1 - pairs[0].alpha:.0%}"
-    axes.set_xlabel(f"difference of the means, {level} interval (bars above: mean and 95 % interval of Student's t)")
+    axes.set_xlabel(f"difference of the means ({percent(1 - pairs[0].alpha)} interval)")
 
 
 def _short(name: str) -> str:

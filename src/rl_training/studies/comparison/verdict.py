@@ -100,10 +100,10 @@ class Comparison:
         assert seeds is not None
         number = f"more than {MOST_SEEDS:,}" if seeds > MOST_SEEDS else f"about {seeds:,}"
         size = f"{self.decided_difference:.4g}"
-        advice = f"{number} more seeds each would decide a difference of {size} ({POWER:.0%})"
+        advice = f"{number} more seeds each would decide a difference of {size} ({percent(POWER)})"
         if self.smallest_p > self.alpha:
             advice += (
-                f"; with so few runs nothing can be decided at {self.alpha:.0%}, the smallest possible p-value is"
+                f"; with so few runs nothing can be decided at {percent(self.alpha)}, the smallest possible p-value is"
                 f" {self.smallest_p:.2g}"
             )
         return advice
@@ -130,6 +130,11 @@ class Comparison:
             "notes": list(self.notes),
             "runs": sorted({*self.a.runs, *self.b.runs}),
         }
+
+
+def percent(fraction: float) -> str:
+    """A fraction as people write it: `95 %`."""
+    return f"{100 * fraction:.4g} %"
 
 
 def finite(interval: Sequence[float]) -> list[float | None]:
