@@ -41,12 +41,13 @@ class Verdict(Block):
 
 @dataclass(frozen=True)
 class Table(Block):
-    """A table; columns after the first `num_text_columns` are numbers."""
+    """A table; columns after the first `num_text_columns` are numbers, except the last if it `ends_in_text`."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     num_text_columns: int = 1
+    ends_in_text: bool = False
     is_folded: bool = False
 
 
@@ -113,8 +114,8 @@ def number(value: float | None, missing: str = "–") -> str:
     if value is None:
         return missing
     size = abs(value)
-    if size >= 100 or value == int(value):
-        return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+    if size >= 100:
+        return f"{value:,.1f}"
     return f"{value:.2f}" if size >= 1 else f"{value:.3g}"
 
 

@@ -9,9 +9,10 @@ from typing import Any
 MAX_POINTS = 400
 """Rows of one run's curves on a page."""
 MIN_POINTS = 40
-MAX_VALUES = 17_000
+MAX_VALUES = 20_000
 """Numbers in all curves of a page: with them it stays under 300 KB."""
-NOT_DRAWN = {"global_step", "eval_episodes", "eval_success_reports", "gradient_steps"}
+STEP = "global_step"
+NOT_DRAWN = {STEP, "eval_episodes", "eval_success_reports", "gradient_steps"}
 DIGITS = 5
 Line = Mapping[str, float | None]
 
@@ -38,14 +39,17 @@ class Columns:
 
 def evaluations_of(lines: Iterable[Line]) -> Columns:
     """The curves of evaluations, at the steps at which evaluations took place."""
-    return _columns(
-        [{name: line[name] for name in line if name.startswith("eval_") or _is_step(name)} for line in lines]
-    )
+    return _columns([{name: line[name] for name in line if name.startswith("eval_") or name == STEP} for line in lines])
 
 
 def updates_of(lines: Iterable[Line]) -> Columns:
     """All other curves."""
     return _columns([{name: value for name, value in line.items() if not name.startswith("eval_")} for line in lines])
+
+
+def speeds_of(lines: Iterable[Line]) -> Columns:
+    """The curve of the speed in `timing.jsonl`; the other times are sums, of which a page shows the last."""
+    return _columns([{name: line[name] for name in line if name in ("steps_per_second", STEP)} for line in lines])
 
 
 def thin(columns: Columns, max_points: int) -> Columns:
@@ -67,8 +71,13 @@ def thin(columns: Columns, max_points: int) -> Columns:
 
 def points_for(tables: Iterable[Columns]) -> int:
     """Rows for each table, so that all of them together fit into a page."""
-    curves = sum(len(table.metrics) for table in tables)
-    return max(MIN_POINTS, min(MAX_POINTS, MAX_VALUES // max(1, curves)))
+    sizes = [(len(table.steps), len(table.metrics)) for table in tables]
+    low, high = MIN_POINTS, MAX_POINTS
+    while low < high:
+        middle = (low + high + 1) // 2
+        is_small = sum(min(steps, middle) * metrics for steps, metrics in sizes) <= MAX_VALUES
+        low, high = (middle, high) if is_small else (low, middle - 1)
+    return low
 
 
 def _columns(lines: list[dict[str, float | None]]) -> Columns:
@@ -76,11 +85,7 @@ def _columns(lines: list[dict[str, float | None]]) -> Columns:
     rows = [line for line in lines if any(name in line for name in names)]
     table = {name: tuple(line.get(name) for line in rows) for name in names}
     drawn = {name: values for name, values in table.items() if any(value is not None for value in values)}
-    return Columns(tuple(line["global_step"] or 0 for line in rows), drawn)
-
-
-def _is_step(name: str) -> bool:
-    return name == "global_step"
+    return Columns(tuple(line[STEP] or 0 for line in rows), drawn)
 
 
 def _short(value: float | None, digits: int = DIGITS) -> float | None:

@@ -21,7 +21,7 @@ from rl_training.studies.catalog import RunInfo, last_line
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.records import RunRecord
 from rl_training.views.report.charts import ESTIMATE
-from rl_training.views.report.columns import Columns, Line, evaluations_of, points_for, thin, updates_of
+from rl_training.views.report.columns import Columns, Line, evaluations_of, points_for, speeds_of, thin, updates_of
 from rl_training.views.report.lines import START, NewLines, finite, read_new_lines
 
 MAX_LOG_BYTES = 1 << 18
@@ -74,7 +74,7 @@ def read_curves(run: RunRecord, tokens: Sequence[str] = (START, START)) -> Curve
     return Curves(
         evaluations_of(lines),
         updates_of(lines),
-        updates_of(times.lines),
+        speeds_of(times.lines),
         (metrics.token, times.token),
         (metrics.is_whole, times.is_whole),
         metrics.num_damaged + times.num_damaged,

@@ -14,7 +14,8 @@ from rl_training.experiment.presets import find_preset
 from rl_training.views.report.blocks import Bars, Block, Cell, Code, Section, Table, Text, duration, number
 from rl_training.views.report.charts import TIME_PARTS
 from rl_training.views.report.data import RunFacts, mapping
-from rl_training.views.report.summary import GroupFacts
+from rl_training.views.report.lines import finite
+from rl_training.views.report.summary import GroupFacts, run_label
 
 MAX_EVENTS = 200
 PLACES = {"seed", "output_dir", "tags"}
@@ -74,7 +75,7 @@ def configuration(groups: Sequence[GroupFacts]) -> Section:
     keys = dict.fromkeys(key for values in settings for key in values)
     rows: list[Sequence[Cell]] = []
     for key in keys:
-        cells = [values.get(key, "default") for values in settings]
+        cells = [values.get(key, "not set") for values in settings]
         is_marked = len(set(cells)) > 1
         rows.append([key, *({"text": cell, "is_marked": is_marked} for cell in cells)])
     blocks.append(Table("All settings in config.yaml", columns, rows, len(columns), is_folded=True))
@@ -90,7 +91,7 @@ def _differences(group: GroupFacts) -> Block:
     used, known = _comparable(settings), _comparable(values)
     given = {key: value for key, value in known.items() if used.get(key) != value}
     added = {key: value for key, value in used.items() if key not in known and key.startswith(("algo_", "env_kwargs."))}
-    rows = [[key, used.get(key, "default"), known.get(key, "default")] for key in {**given, **added}]
+    rows = [[key, used.get(key, "not set"), known.get(key, "not set")] for key in {**given, **added}]
     if not rows:
         return Text(f"{group.group.name}: the settings are those of the preset {name}.")
     caption = f"{group.group.name}: what differs from the preset {name}"
@@ -199,30 +200,37 @@ def speed_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
     runs = [run for group in groups for run in group.runs]
     columns = ["run", "steps/s", "duration", *PART_NAMES]
     rows: list[Sequence[Cell]] = []
-    bars = []
+    sums: dict[int, list[float]] = {}
     for run in runs:
         total, parts = _time_parts(run)
         cells = ["–"] * len(PART_NAMES) if parts is None else [duration(part) for part in parts]
-        rows.append([{"text": run.info.name, "group": run.group}, number(run.info.rate), duration(total), *cells])
+        rows.append([_run_cell(run, groups), number(run.info.rate), duration(total), *cells])
         if parts is not None:
-            bars.append({"label": run.label, "group": run.group, "values": [round(part, 3) for part in parts]})
-    if not bars:
+            before = sums.get(run.group, [0.0] * len(parts))
+            sums[run.group] = [old + part for old, part in zip(before, parts, strict=True)]
+    if not sums:
         columns, rows = columns[:3], [row[:3] for row in rows]
-    blocks: list[Block] = [Bars("Where the time went", PART_NAMES, bars)] if bars else []
-    return [*blocks, Table("Speed of each run's last process", columns, rows)]
+    names = {group.index: group.group.name for group in groups}
+    bars = [
+        {"label": names[index], "group": index, "values": [round(part, 3) for part in parts]}
+        for index, parts in sums.items()
+    ]
+    blocks: list[Block] = [Bars("Where the time went, in all runs", PART_NAMES, bars)] if bars else []
+    return [*blocks, Table("Speed of the last process, and the time of all processes of a run", columns, rows)]
+
+
+def _run_cell(run: RunFacts, groups: Sequence[GroupFacts]) -> Cell:
+    return {"text": run_label(run, groups), "group": run.group}
 
 
 def _time_parts(run: RunFacts) -> tuple[float | None, list[float] | None]:
     """Seconds of the run, and its parts with the rest last; None where they were not recorded."""
-    times = run.logged.times
-    seconds = run.metadata.get("seconds")
-    total = float(seconds) if isinstance(seconds, (int, float)) else None
-    if not times:
-        return total, None
+    times, seconds = run.logged.times, finite(run.metadata.get("seconds"))
+    if not times or times.get("wall_time") is None:
+        return seconds, None
+    total = times["wall_time"] or 0.0
     parts = [times.get(f"{part}_seconds") or 0.0 for part in TIME_PARTS]
-    wall = times.get("wall_time")
-    total = wall if wall is not None and wall < 1e9 else total  # a clock reading is no duration
-    return total, [*parts, max(0.0, (total or 0.0) - sum(parts))]
+    return total, [*parts, max(0.0, total - sum(parts))]
 
 
 def _text(value: object) -> str:

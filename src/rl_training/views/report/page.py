@@ -29,7 +29,13 @@ SCRIPTS = ("vendor/uPlot.iife.min.js", "assets/tables.js", "assets/charts.js", "
 LICENSE = "vendor/LICENSE"
 STYLES = ("vendor/uPlot.min.css", "assets/page.css")
 MARK_BYTES = 1 << 12
-UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+UNSAFE: dict[str, str | int | None] = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
 """Characters that could end a script element or a line in it, with their escapes in JSON."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from rl_training.views.report.data import Logged, RunFacts, facts_of
 from rl_training.views.report.history import commands, configuration, event_section, provenance, speed_blocks
 from rl_training.views.report.summary import GroupFacts, comparison_section, final_scores, overview
 
+OFFLINE_UNIT, ONLINE_UNIT = "updates", "environment steps"
+
 
 @dataclass(frozen=True)
 class Facet:
@@ -23,6 +26,8 @@ class Facet:
     env: str
     unit: str
     """What the steps count."""
+    name: str
+    """The environment, and whether the runs are offline where others are not."""
     marks: Sequence[tuple[int, str]]
     """Steps that charts mark, with a word."""
 
@@ -63,19 +68,20 @@ class PageFacts:
         """A plot for each metric and facet in which it was logged."""
         found = []
         for chart in charts:
+            note = chart.note
             for index, facet in enumerate(self.facets):
                 logged = self._logged(index)
                 if not chosen([chart], logged):
                     continue
-                title = f"{chart.title}, {facet.env}" if len(self.facets) > 1 else chart.title
+                title = f"{chart.title}, {facet.name}" if len(self.facets) > 1 else chart.title
                 reference = chart.reference if chart.reference in logged else None
-                place = table_of(chart.metric)
-                found.append(Plot(chart.metric, place, index, title, chart.note, reference))
+                found.append(Plot(chart.metric, table_of(chart.metric), index, title, note, reference))
+                note = ""  # beside the first of them
         return found
 
     def _other_plots(self) -> list[Block]:
         logged = {name for index in range(len(self.facets)) for name in self._logged(index)}
-        plots = self._plots(chart for chart in others(logged) if not chart.metric.endswith(("_seconds", "wall_time")))
+        plots = self._plots(others(logged))
         title = f"{len(plots)} charts of metrics without a section of their own"
         return [Fold(title, [plot.as_dict() for plot in plots])] if plots else []
 
@@ -112,14 +118,22 @@ def page_facts(groups: Sequence[RunGroup], logged: Mapping[Path, Logged], words:
         marks = facets.setdefault(key, [])
         marks += [mark for run in group.runs for mark in _marks(run) if mark not in marks]
         facet_of[group.index] = list(facets).index(key)
-    found = [Facet(env, unit, marks) for (env, unit), marks in facets.items()]
+    envs = Counter(env for env, _ in facets)
+    found = [
+        Facet(env, unit, f"{env} ({_kind(unit)})" if envs[env] > 1 else env, marks)
+        for (env, unit), marks in facets.items()
+    ]
     return PageFacts(_title(members), members, found, facet_of, words)
 
 
 def _unit(runs: Sequence[RunFacts]) -> str:
     if any(run.online_from is not None for run in runs):
-        return "updates, then environment steps"
-    return "updates" if any(run.is_offline for run in runs) else "environment steps"
+        return f"{OFFLINE_UNIT}, then {ONLINE_UNIT}"
+    return OFFLINE_UNIT if any(run.is_offline for run in runs) else ONLINE_UNIT
+
+
+def _kind(unit: str) -> str:
+    return "offline" if unit == OFFLINE_UNIT else "online" if unit == ONLINE_UNIT else "offline, then online"
 
 
 def _marks(run: RunFacts) -> list[tuple[int, str]]:
@@ -130,4 +144,4 @@ def _title(groups: Sequence[GroupFacts]) -> str:
     algos = dict.fromkeys(group.algo for group in groups)
     envs = dict.fromkeys(group.env for group in groups)
     names = [", ".join([*list(words)[:3], *(["…"] if len(words) > 3 else [])]) for words in (algos, envs)]
-    return f"{names[0]} on {names[1]}" if groups else "No runs"
+    return f"{names[0].upper()} on {names[1]}" if groups else "No runs"

@@ -108,7 +108,7 @@ def _verdict(group: GroupFacts) -> Verdict:
         facts.append(group.states)
     return Verdict(
         group.index,
-        group.group.name,
+        "" if group.group.name.lower() == group.algo.lower() else group.group.name,
         facts,
         "no evaluation yet" if interval is None else number(interval.mean),
         interval_text(interval) + ("" if group.is_final or interval is None else " so far"),
@@ -152,7 +152,7 @@ def _summary(groups: Sequence[GroupFacts]) -> Table:
         )
     if all(row[7] == "–" for row in rows):
         columns, rows = [name for name in columns if name != "success"], [[*row[:7], row[8]] for row in rows]
-    return Table("Groups of runs that differ only in their seed", columns, rows, num_text_columns=3)
+    return Table("Groups of runs that differ only in their seed", columns, rows, num_text_columns=3, ends_in_text=True)
 
 
 def final_scores(groups: Sequence[GroupFacts]) -> Section:
@@ -161,14 +161,13 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
     envs = dict.fromkeys(group.env for group in groups)
     for env in envs:
         rows = [_strip_row(group) for group in groups if group.env == env and group.interval is not None]
-        if rows:
+        if sum(len(row["scores"]) for row in rows) > 1:
             blocks.append(Strip(f"Return at the end, {env}" if len(envs) > 1 else "Return at the end", rows))
     runs = [(group, run) for group in groups for run in group.runs]
-    columns = ["run", "seed", "state", "step", "score", "episodes", "length", "success", "best"]
+    columns = ["run", "state", "step", "score", "episodes", "length", "success", "best", "folder"]
     table: list[Sequence[Cell]] = [
         [
-            {"text": run.info.name, "group": group.index},
-            "–" if run.info.seed is None else str(run.info.seed),
+            {"text": run_label(run, groups), "group": group.index},
             {"text": run.info.state, "state": run.info.state},
             f"{run.info.step:,}",
             number(run.info.last_eval),
@@ -176,11 +175,19 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
             number(_mean(run.evaluation.get("lengths"))),
             number(success_rate(run)),
             number(run.info.best_eval),
+            run.info.name,
         ]
         for group, run in runs
     ]
-    blocks.append(Table("Runs, with their last evaluation", columns, table))
+    if all(row[6] == "–" for row in table):  # no environment reports success
+        columns, table = columns[:6] + columns[7:], [[*row[:6], *row[7:]] for row in table]
+    blocks.append(Table("Runs, with their last evaluation", columns, table, 2, ends_in_text=True))
     return Section("scores", "Final scores", blocks)
+
+
+def run_label(run: RunFacts, groups: Sequence[GroupFacts]) -> str:
+    """Seed of a run, after its group if there are several."""
+    return run.label if len(groups) == 1 else f"{groups[run.group].group.name}, {run.label}"
 
 
 def _strip_row(group: GroupFacts) -> dict[str, Any]:

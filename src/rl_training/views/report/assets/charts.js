@@ -1,6 +1,7 @@
 "use strict";
 // Learning curves with uPlot: every run thin, the mean of a group thick, its 95 % interval as a band.
 RL.plots = new Set();
+RL.HEIGHT = 240;
 
 RL.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 RL.color = (group, alpha) => {
@@ -112,7 +113,7 @@ RL.axes = (unit) => {
     ticks: { show: false }, font: "12px system-ui, sans-serif" };
   const short = (plot, values) => values.map((value) => (value === null ? "" : RL.short(value)));
   return [
-    { ...shared, values: short, size: 28, space: 70, grid: { show: false } },
+    { ...shared, values: short, size: 26, space: 70, grid: { show: false }, label: unit, labelSize: 18, labelFont: shared.font, labelGap: 0 },
     { ...shared, values: short, space: 36, gap: 6,
       size: (plot, values) => 16 + 7 * Math.max(3, ...(values || []).map((value) => String(value).length)) },
   ];
@@ -138,10 +139,11 @@ RL.drawMarks = (plot, marks) => {
   }
 };
 
-// The line of numbers under a chart: at the cursor, or at the last step.
-RL.readOut = (place, unit, groups, step) => {
-  const parts = [RL.el("span", { className: "step" }, `${RL.number(step)} ${unit}`)];
+// The line of numbers over a chart: at the cursor, or (step null) at the end of each curve.
+RL.readOut = (place, groups, cursor) => {
+  const parts = [RL.el("span", { className: "step" }, cursor === null ? "at the end" : `at ${RL.count(cursor)}`)];
   for (const group of groups) {
+    const step = cursor ?? group.mean.x[group.mean.x.length - 1];
     const value = RL.valueAt(group.mean, step);
     if (value === null) continue;
     const text = [RL.number(value)];
@@ -149,7 +151,8 @@ RL.readOut = (place, unit, groups, step) => {
       const [low, high] = [group.mean.low, group.mean.high].map((y) => RL.valueAt({ x: group.mean.x, y }, step));
       text.push(`[${RL.number(low)}, ${RL.number(high)}]`);
     }
-    if (group.reference) text.push(`· dashed ${RL.number(RL.valueAt(group.reference, step))}`);
+    const other = group.reference && RL.valueAt(group.reference, step);
+    if (other !== null && other !== undefined) text.push(`· dashed ${RL.number(other)}`);
     parts.push(RL.el("span", { className: "value" },
       RL.el("span", { className: `dot ${RL.groupClass(group.index)}`, "aria-hidden": "true" }),
       RL.data.groups.length > 1 ? `${group.name} ` : null, text.join(" ")));
@@ -176,7 +179,7 @@ RL.dataTable = (block) => {
   }
   const values = series.map((curve) => new Map(curve.x.map((step, index) => [step, curve.y[index]])));
   const steps = [...new Set(series.flatMap((curve) => curve.x))].sort((a, b) => a - b);
-  const rows = steps.map((step) => [step.toLocaleString("en-US"), ...values.map((column) => String(column.get(step) ?? ""))]);
+  const rows = steps.map((step) => [RL.count(step), ...values.map((column) => String(column.get(step) ?? ""))]);
   return RL.table({ caption: block.title, columns, rows, num_text_columns: 0 });
 };
 
@@ -199,20 +202,20 @@ RL.plot = (block) => {
       return;
     }
     const data = RL.aligned(lines), last = data[0][data[0].length - 1];
-    const say = (plot) => RL.readOut(reading, facet.unit, groups, plot.cursor.idx == null ? last : data[0][plot.cursor.idx]);
+    const say = (plot) => RL.readOut(reading, groups, plot.cursor.idx == null ? null : data[0][plot.cursor.idx]);
     chart.plot = new uPlot({
-      width: Math.max(200, holder.clientWidth), height: 230,
+      width: Math.max(200, holder.clientWidth), height: RL.HEIGHT,
       legend: { show: false }, axes: RL.axes(facet.unit), bands, scales: { x: { time: false } },
       series: [{}, ...lines.map((line) => ({ spanGaps: true, ...line.options }))],
       cursor: { sync: { key: `facet${block.facet}`, setSeries: false }, drag: { x: true, y: false }, points: { show: false } },
       hooks: { setCursor: [say], draw: [(plot) => RL.drawMarks(plot, facet.marks)],
         setScale: [(plot, key) => { chart.isZoomed = key === "x" && (plot.scales.x.min > data[0][0] || plot.scales.x.max < last); }] },
     }, data, holder);
-    RL.readOut(reading, facet.unit, groups, last);
+    RL.readOut(reading, groups, null);
     if (range) chart.plot.setScale("x", range);
   };
   new ResizeObserver(() => {
-    if (chart.plot) chart.plot.setSize({ width: Math.max(200, holder.clientWidth), height: 230 });
+    if (chart.plot) chart.plot.setSize({ width: Math.max(200, holder.clientWidth), height: RL.HEIGHT });
   }).observe(holder);
   RL.plots.add(chart);
   figure.chart = chart;

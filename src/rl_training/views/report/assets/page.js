@@ -39,7 +39,7 @@ RL.legend = () => {
 RL.showReport = () => {
   const header = document.querySelector("header"), main = document.querySelector("main");
   const contents = RL.el("nav", { id: "contents", "aria-label": "sections" },
-    RL.data.sections.map((section) => RL.el("a", { href: `#${section.id}` }, section.title)));
+    RL.data.sections.slice(1).map((section) => RL.el("a", { href: `#${section.id}` }, section.title)));
   header.append(RL.el("div", { id: "tools" },
     RL.data.live ? RL.el("a", { href: "/" }, "all runs") : null,
     RL.data.live ? RL.el("span", { id: "live", role: "status" }, "live") : null, RL.themeButton()));
@@ -134,7 +134,7 @@ RL.showList = () => {
     else open.removeAttribute("href");
   };
   main.append(RL.el("p", { className: "note" }, RL.data.folders.length
-    ? `${RL.number(RL.data.num_runs)} runs in ${RL.data.folder}` : `There is no run in ${RL.data.folder} yet: reload this page later.`),
+    ? `${RL.count(RL.data.num_runs)} runs, the folder that changed last first.` : `There is no run in ${RL.data.folder} yet: reload this page later.`),
     RL.data.folders.length ? RL.el("p", {}, open) : "");
   for (const folder of RL.data.folders) main.append(RL.folder(folder, choose));
 };
@@ -165,10 +165,10 @@ RL.folder = (folder, choose) => {
     ? RL.el("p", {}, RL.el("a", { href: `/view?${new URLSearchParams({ path: folder.path })}` },
       folder.is_study ? "Open the study" : "Open all of them")) : null;
   const details = RL.el("details", { className: "folder", open: false },
-    RL.el("summary", {}, RL.el("strong", {}, folder.name), ` ${folder.is_study ? "study, " : ""}${RL.number(folder.runs)} runs`),
+    RL.el("summary", {}, RL.el("strong", {}, folder.name), ` ${folder.is_study ? "study, " : ""}${RL.count(folder.runs)} ${folder.runs === 1 ? "run" : "runs"}`),
     links, RL.el("div", { className: "scroll" }, table), more);
   details.addEventListener("toggle", () => { if (details.open && !shown) load(); });
-  if (RL.data.folders.length === 1) details.open = true;
+  if (RL.data.folders[0] === folder) details.open = true;
   return details;
 };
 

@@ -23,10 +23,11 @@ RL.svg = (tag, attributes = {}, ...children) => {
 RL.number = (value) => {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en-US");
-  if (size >= 100) return value.toLocaleString("en-US", { maximumFractionDigits: 1 });
+  if (size >= 100) return value.toLocaleString("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
   return size >= 1 ? value.toFixed(2) : String(Number(value.toPrecision(3)));
 };
+
+RL.count = (value) => value.toLocaleString("en-US");
 
 RL.short = (value) => {
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
@@ -47,12 +48,12 @@ RL.cell = (tag, content, isNumber) => {
 };
 
 RL.table = (block) => {
-  const isNumber = (column) => column >= block.num_text_columns;
+  const isNumber = (column) => column >= block.num_text_columns && !(block.ends_in_text && column === block.columns.length - 1);
   const head = block.columns.map((name, column) =>
     RL.el("th", { scope: "col", className: isNumber(column) ? "number" : null }, name));
   const rows = block.rows.map((row) =>
     RL.el("tr", {}, row.map((content, column) => RL.cell(column ? "td" : "th", content, isNumber(column)))));
-  const table = RL.el("table", {}, RL.el("caption", {}, block.caption),
+  const table = RL.el("table", {}, RL.el("caption", {}, RL.el("span", {}, block.caption)),
     RL.el("thead", {}, RL.el("tr", {}, head)), RL.el("tbody", {}, rows));
   const wrapped = RL.el("div", { className: "scroll", tabindex: "0", role: "group", "aria-label": block.caption }, table);
   return block.is_folded
@@ -60,7 +61,7 @@ RL.table = (block) => {
 };
 
 RL.verdict = (block) => RL.el("div", { className: `verdict ${RL.groupClass(block.group)}` },
-  RL.data.groups.length > 1 ? RL.el("p", { className: "name" }, block.name) : null,
+  block.name && RL.data.groups.length > 1 ? RL.el("p", { className: "name" }, block.name) : null,
   RL.el("p", { className: "facts" }, block.facts.join(" · ")),
   RL.el("p", { className: "score" }, RL.el("strong", {}, block.score), " ",
     RL.el("span", { className: "interval" }, block.interval)),
