@@ -137,8 +137,8 @@ class TestUntilDecided:
             kwargs = {**PPO, "num_steps": steps * 8, "minibatch_size": steps * 8}
             values = {"name": name, "base": {**BASE, "algo_kwargs": kwargs}, "seeds": "0..1"}
             (tmp_path / f"{name}.yaml").write_text(dump_yaml({**values, "output_dir": str(tmp_path / "runs")}))
-            store_plan(*read_study_file(tmp_path / f"{name}.yaml"))
-        words = ["compare", "short", "long", "--until-decided", "--looks", "2", "--seeds-per-look", "2", "--json"]
+        store_plan(*read_study_file(tmp_path / "long.yaml"))  # one has begun, the other not
+        words = ["compare", "short.yaml", "long", "--until-decided", "--looks", "2", "--seeds-per-look", "2", "--json"]
         code, out, error = finish(start([*words, "--jobs", "2"], tmp_path))
         assert code == 0, error
         values = json.loads(out)
@@ -151,8 +151,9 @@ class TestUntilDecided:
         assert len((folder / "looks.jsonl").read_text().splitlines()) == 2
         assert "look 1 of 2: 2 seeds each" in error
         # Again: nothing is trained, and the result is the same.
+        words[1] = "short"
         again = json.loads(finish(start(words, tmp_path))[1])
-        assert {**again, "times": 1} == values
+        assert {**again, "times": 1, "picture": values["picture"]} == values
 
     def test_looks_without_training_use_the_runs_that_exist(self, studies: Path, answer: Answer) -> None:
         values = answer("compare", "low", "high", "--until-decided", "--looks", "3", "--seeds-per-look", "2", "--json")

@@ -25,7 +25,8 @@ def comparison_lines(comparison: Comparison, budgets: Mapping[str, int]) -> list
     unit = "" if len(comparison.a.by_task) == 1 else " (in standard deviations of each task)"
     lines.append(
         f"  difference {judgement.difference:+.4g} {interval_text(judgement.interval)}{unit},"
-        f" p = {p_text(judgement.p_value)} ({percent(1 - comparison.alpha)} interval and p-value of a permutation test over runs)"
+        f" p = {p_text(judgement.p_value)} ({percent(1 - comparison.alpha)} interval and p-value of a permutation test"
+        " over runs)"
     )
     lines.append(
         f"  probability that {comparison.a.name} beats {comparison.b.name}: {comparison.prob_a_beats_b:.2f}"

@@ -165,7 +165,11 @@ class Study:
             driver.run()
         return driver
 
-    def _begin(self, launcher: Launcher, *, extend: bool) -> StudyFolder:
+    def begin(self) -> StudyFolder:
+        """Check the settings and store the plan in the study's folder, without training."""
+        return self._begin(None, extend=False)
+
+    def _begin(self, launcher: Launcher | None, *, extend: bool) -> StudyFolder:
         """The study's folder. The settings of a new study, or of new runs, are checked first."""
         stored = open_study(self.path) if (self.path / PLAN_FILE).is_file() else None
         if stored is not None and not extend:
