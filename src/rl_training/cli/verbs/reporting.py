@@ -62,9 +62,9 @@ def ui(folder: Folder = Path("runs"), port: Port = None, as_json: AsJson = False
     from rl_training.views.report.server import make_server
 
     with make_server(folder, port) as server:
-        show({"address": server.address, "folder": str(folder)}, [f"address={server.address}"], as_json)
-        say("Ctrl-C ends the server")
         try:
+            show({"address": server.address, "folder": str(folder)}, [f"address={server.address}"], as_json)
+            say("Ctrl-C ends the server")
             server.serve_forever()
         except KeyboardInterrupt:
             say("ended")

@@ -9,7 +9,7 @@ from typing import Any
 MAX_POINTS = 400
 """Rows of one run's curves on a page."""
 MIN_POINTS = 40
-MAX_VALUES = 20_000
+MAX_VALUES = 16_000
 """Numbers in all curves of a page: with them it stays under 300 KB."""
 STEP = "global_step"
 NOT_DRAWN = {STEP, "eval_episodes", "eval_success_reports", "gradient_steps"}

@@ -73,6 +73,7 @@ class Site:
             "/view": self.report,
             "/new": self.new_lines,
             "/sections": self.sections,
+            "/favicon.ico": lambda _: Answer("", "image/x-icon", status=204),  # browsers ask for it by themselves
         }
         if path not in pages:
             raise NotFoundError(f"there is no page {path!r:.80}")

@@ -1,0 +1,277 @@
+"""The report without a browser: what is in its file, which runs it survives, and what it does not overwrite."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import small_config
+from report_tools import HOSTILE, data_of, line, section, text_of, write_run
+
+from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.cli import main
+from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.runtime.run import run_training
+from rl_training.studies.statistics import mean_interval
+from rl_training.views.report.columns import MAX_POINTS, Columns, thin
+from rl_training.views.report.data import DEFAULT_DISCOUNT, discount
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[dict[str, object], str]:
+    """What `report --json` prints, and the page."""
+    capsys.readouterr()
+    assert main(["report", *map(str, words), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    return answer, Path(answer["report"]).read_text()
+
+
+def test_the_page_tells_what_a_trained_run_has_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_training(small_config("ppo", tmp_path, seed=seed)).run_dir for seed in (1, 2)]
+    answer, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    data = data_of(page)
+    assert answer == {"report": str(tmp_path / "page.html"), "runs": 2, "bytes": len(page.encode())}
+    verdict = section(data, "overview")[0]
+    scores = [json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])["returns"] for run in runs]
+    interval = mean_interval([sum(returns) / len(returns) for returns in scores])
+    assert verdict["facts"][:3] == ["PPO", "CartPole-v1", "seeds 1..2"]
+    assert float(verdict["score"]) == pytest.approx(interval.mean, abs=0.05)
+    assert interval.low is not None
+    assert verdict["interval"].startswith(f"[{interval.low:.2f}"[:4])
+    assert verdict["exactness"] == "exact"
+    health = [block["metric"] for block in section(data, "health")]
+    assert health[:4] == ["approx_kl", "clip_fraction", "explained_variance", "entropy"]
+    assert "collecting" in text_of(section(data, "speed"))
+    for run, found in zip(runs, data["runs"], strict=True):
+        lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+        logged = [found for found in lines if "approx_kl" in found]
+        steps_and_values = dict(zip(found["updates"]["x"], found["updates"]["y"]["approx_kl"], strict=True))
+        for values in logged:
+            assert steps_and_values[values["global_step"]] == pytest.approx(values["approx_kl"], rel=1e-4)
+
+
+def test_reading_runs_imports_no_torch(tmp_path: Path) -> None:
+    write_run(tmp_path, lines=[line(1, 2.0)])
+    code = (
+        "import sys; from rl_training.cli import main; assert main(['report', '.', '--out', 'page.html']) == 0;"
+        "import rl_training.views.report.server; assert not {'torch', 'gymnasium', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+
+
+class Elements(HTMLParser):
+    """Counts elements and collects the addresses in attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+
+def test_hostile_names_stay_text_and_nothing_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # A folder's name has no slash; names inside of files may hold anything.
+    write_run(
+        tmp_path, HOSTILE.replace("/", "\u2028"), [line(1, 2.0, **{HOSTILE: 1.0})], algo=HOSTILE, env_id="\"'&`<b>é"
+    )
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    parser = Elements()
+    parser.feed(page)
+    assert not {"img", "b", "link", "iframe"} & set(parser.tags)
+    assert parser.addresses == []
+    assert parser.tags.count("script") == 5
+    assert "\u2028" not in page
+    data = data_of(page)
+    assert HOSTILE in data["runs"][0]["updates"]["y"]
+    assert HOSTILE.upper() in data["title"]
+    assert "onerror" not in re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL).replace(
+        "&lt;/SCRIPT&gt;&lt;IMG SRC=X ONERROR=HACKED=1&gt;", ""
+    )
+
+
+def test_damaged_files_and_missing_values_are_survived(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, "damaged", [line(1, 2.0, entropy=0.5)])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"global_step": 2, "entropy": NaN, "eval_return_mean": null}\nnot json\n[1]\n{"entropy": 1}\n')
+        file.write('{"global_step": 3, "entropy": 1e999, "other": "text", "big": 1%s}\n' % ("0" * 400))
+        file.write('{"global_step": 4, "entropy": 0.25}\n{"global_step": 5, "entr')
+    (run / "evaluations.jsonl").write_text("nonsense\n")
+    (run / "timing.jsonl").mkdir()
+    write_run(tmp_path, "silent", seed=1)
+    empty = write_run(tmp_path, "empty", seed=2, status=7, versions=[], command="x", exactness=None)
+    (empty / "config.yaml").write_text("]")
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    data = data_of(page)
+    (found,) = [run for run in data["runs"] if run["name"] == "damaged"]
+    assert found["updates"] == {"x": [1, 2, 3, 4], "y": {"entropy": [0.5, None, None, 0.25]}}
+    assert "3 damaged lines" in text_of(section(data, "events"))
+    assert "dead" in text_of(section(data, "events"))
+    assert "big" not in text_of(data)
+
+
+def test_a_run_without_any_metrics_has_no_empty_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, "silent")
+    (run / "metrics.jsonl").unlink()
+    _, page = report(capsys, run)
+    data = data_of(page)
+    assert [block for found in data["sections"] for block in found["blocks"] if block["kind"] == "plot"] == []
+    assert section(data, "learning") == []
+    assert section(data, "overview")[0]["score"] == "no evaluation yet"
+
+
+def test_states_reasons_and_resumes_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = write_run(tmp_path, "failed", status="failed", stop_reason="loss is not finite", ended="2026-01-02")
+    (failed / "run.log").write_text(
+        "2026-01-02T00:00:00+00:00 INFO created: ppo\n2026-01-02T00:00:01+00:00 INFO resumed at step 50 of 100\n"
+        "2026-01-02T00:00:02+00:00 ERROR failed: loss is not finite\nTraceback (most recent call last):\n"
+    )
+    write_run(tmp_path, "stopped", seed=1, status="stopped", stop_reason="early stopping: no gain in 3 evaluations")
+    write_run(tmp_path, "dead", seed=2, status="running")
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    events = text_of(section(data_of(page), "events"))
+    for words in ("resumed at step 50", "loss is not finite", "early stopping: no gain", "dead: no process"):
+        assert words in events
+    assert "Traceback" not in events
+    assert "1 failed" in text_of(section(data_of(page), "overview"))
+
+
+def test_groups_of_other_environments_get_charts_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, "a", [line(1, 2.0)])
+    write_run(tmp_path, "b", [line(1, 3.0)], algo="dqn")
+    write_run(tmp_path, "c", [line(1, -3.0)], algo="sac", env_id="Pendulum-v1")
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    data = data_of(page)
+    assert [facet["env"] for facet in data["facets"]] == ["CartPole-v1", "Pendulum-v1"]
+    titles = [block["title"] for block in section(data, "learning")]
+    assert titles == ["Evaluation return, CartPole-v1", "Evaluation return, Pendulum-v1"]
+    assert len(next(block for block in section(data, "overview") if block["kind"] == "table")["rows"]) == 3
+
+
+def test_offline_steps_are_updates_and_the_online_start_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kwargs = {"dataset_kind": "random", "online": {"after_updates": 60}}
+    write_run(tmp_path, "run", [line(1, 2.0)], algo="iql", env_id="Pendulum-v1", algo_kwargs=kwargs)
+    write_run(
+        tmp_path, "plain", [line(1, 2.0)], algo="bc", env_id="Pendulum-v1", algo_kwargs={"dataset_kind": "random"}
+    )
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    facets = {facet["unit"]: facet["marks"] for facet in data_of(page)["facets"]}
+    assert facets == {"updates": [], "updates, then environment steps": [[60, "online from here"]]}
+
+
+def test_what_differs_from_the_preset_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, "run", algo_kwargs={"gamma": 0.5, "num_steps": 32})
+    _, page = report(capsys, tmp_path / "run")
+    (table,) = [block for block in section(data_of(page), "configuration") if block["caption"].endswith("ppo/cartpole")]
+    rows = {row[0]: row[1:] for row in table["rows"]}
+    assert rows["algo_kwargs.gamma"] == ["0.5", "0.98"]
+    assert "algo_kwargs.num_steps" not in rows  # as in the preset
+
+
+def test_commands_are_quoted_for_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["rl-training", "train", "ppo", "CartPole-v1", "env_kwargs.name=a b; rm -rf $HOME'"]
+    run = write_run(tmp_path, "my run", command=command)
+    _, page = report(capsys, run)
+    lines = [text for block in section(data_of(page), "commands") for text in block["lines"]]
+    assert shlex.split(lines[0]) == command
+    assert shlex.split(lines[1]) == ["rl-training", "train", "--config", str(run / "config.yaml")]
+
+
+def test_stored_comparisons_of_the_runs_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a0", "b0"):
+        write_run(tmp_path, name, [line(1, 2.0)])
+    stored = {
+        "good": {"verdict": "a_better", "sentence": "a is better than b.", "a": "a", "b": "b", "runs": ["a0", "b0"]},
+        "other": {"verdict": "a_better", "sentence": "of other runs", "runs": ["a0", "elsewhere"]},
+        "bare": {"runs": ["b0"], "interval": [1, None], "p_value": "x", "verdict": ["y"]},
+    }
+    for name, values in stored.items():
+        folder = tmp_path / "comparisons" / name
+        folder.mkdir(parents=True)
+        (folder / "comparison.json").write_text(json.dumps(values))
+    (tmp_path / "comparisons" / "good" / "extra").mkdir()
+    (tmp_path / "comparisons" / "damaged").mkdir()
+    (tmp_path / "comparisons" / "damaged" / "comparison.json").write_text("{")
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    found = text_of(section(data_of(page), "comparisons"))
+    assert "a is better than b." in found
+    assert "undecided" in found
+    assert "of other runs" not in found
+
+
+def test_ten_runs_of_twenty_metrics_are_under_300_kb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(10):
+        lines = [
+            {"global_step": step, **{f"metric_{k}": (-1) ** k * (seed + 1) / (step + k + 1) for k in range(18)}}
+            | ({"eval_return_mean": step / 7, "eval_length_mean": step / 3} if step % 50 == 0 else {})
+            for step in range(2000)
+        ]
+        write_run(tmp_path, f"run{seed}", lines, seed=seed)
+    answer, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    assert isinstance(answer["bytes"], int)
+    assert answer["bytes"] < 300_000
+    curves = data_of(page)["runs"][3]["updates"]
+    assert len(curves["x"]) >= 40
+    assert curves["x"][0] == 0
+    assert curves["x"][-1] == 1999
+
+
+def test_thinning_keeps_the_ends_and_the_extremes() -> None:
+    values = [0.0] * 5000
+    values[1234], values[4321] = 9.0, -9.0
+    thinned = thin(Columns(tuple(range(5000)), {"metric": tuple(values)}), MAX_POINTS)
+    assert len(thinned.steps) <= MAX_POINTS
+    assert {0, 1234, 4321, 4999} <= set(thinned.steps)
+    assert max(thinned.metrics["metric"]) == 9.0  # type: ignore[type-var]
+    assert thin(thinned, MAX_POINTS) is thinned
+
+
+def test_a_report_is_replaced_and_any_other_file_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, "run", [line(1, 2.0)])
+    first, _ = report(capsys, run)
+    assert first["report"] == str(run / "report.html")
+    report(capsys, run)
+    other = tmp_path / "notes.html"
+    other.write_text("mine")
+    assert main(["report", str(run), "--out", str(other)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert other.read_text() == "mine"
+    report(capsys, run, "--out", other, "--force")
+    assert "<!doctype html>" in other.read_text()
+    assert main(["report", str(run), "--out", str(tmp_path / "no" / "page.html")]) == 2
+
+
+def test_a_folder_without_runs_is_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 2
+    assert "holds none" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_q_values_are_compared_with_the_discounted_return(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"global_step": 10, "q_mean": 1.5, "eval_return_mean": 3.0, "eval_length_mean": 3.0}]
+    write_run(tmp_path, "plain", lines, algo="dqn", algo_kwargs={"gamma": 0.5})
+    write_run(tmp_path, "scaled", lines, algo="cql", algo_kwargs={"reward_scale": 0.1})
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    runs = {run["name"]: run["evaluations"]["y"] for run in data_of(page)["runs"]}
+    assert runs["plain"]["eval_discounted_estimate"] == [1 + 0.5 + 0.25]
+    assert "eval_discounted_estimate" not in runs["scaled"]
+
+
+def test_the_discount_is_the_default_of_every_algorithm() -> None:
+    defaults = {spec.config_class().model_fields["gamma"].default for spec in list_algorithm_specs()}
+    assert defaults == {AlgorithmConfig.model_fields["gamma"].default} == {DEFAULT_DISCOUNT}
+    assert discount({}) == DEFAULT_DISCOUNT
+    assert discount({"algo_kwargs": {"normalize_reward": True}}) is None

@@ -1,0 +1,238 @@
+"""The report in a real browser, headless Chromium: nothing leaves the machine, and what is drawn equals the data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_tools import HOSTILE, append_lines, line, write_run
+
+from rl_training.cli import main
+from rl_training.views.report.server import make_server
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="the tests of the report page need selenium")
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    DRIVER is None, reason="the tests of the report page need chromedriver, which is missing"
+)
+PATIENCE_SECONDS = 60.0
+OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser with an empty profile, whose console and requests are recorded."""
+    options = webdriver.ChromeOptions()
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seeds of one group and two of another, with a report of them."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in range(3):
+        lines = [line(step, step / 3 + seed, entropy=1 / (step + seed), approx_kl=0.01) for step in range(10, 110, 10)]
+        write_run(folder, f"ppo{seed}", lines, seed=seed)
+    for seed in range(2):
+        lines = [line(step, -step - seed, q_mean=float(step)) for step in range(10, 110, 10)]
+        write_run(folder, f"dqn{seed}", lines, algo="dqn", seed=seed)
+    assert main(["report", str(folder), "--out", str(folder / "report.html")]) == 0
+    return folder
+
+
+@pytest.fixture
+def page(browser: Any, runs: Path) -> Any:
+    """The report, opened in a wide and light window."""
+    show(browser, f"file://{runs / 'report.html'}")
+    return browser
+
+
+def show(browser: Any, address: str, width: int = 1200, scheme: str = "light") -> None:
+    """Open a page in a window of that width."""
+    browser.get("about:blank")
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(address)
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
+    return found
+
+
+def requests(browser: Any) -> list[str]:
+    """The addresses that the page has asked for."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [
+        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
+    ]
+
+
+def figure(browser: Any, metric: str) -> Any:
+    """The chart of a metric, drawn."""
+    found = browser.find_element(By.CSS_SELECTOR, f'figure[data-metric="{metric}"]')
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+    wait_for(lambda: found.find_elements(By.CSS_SELECTOR, "canvas"))
+    return found
+
+
+def table(browser: Any, metric: str) -> list[list[str]]:
+    """The rows of the table behind a chart, with its head."""
+    found = figure(browser, metric)
+    details = found.find_element(By.CSS_SELECTOR, "details")
+    if details.get_attribute("open") is None:
+        details.find_element(By.TAG_NAME, "summary").click()
+    rows = wait_for(lambda: details.find_elements(By.CSS_SELECTOR, "tr"))
+    script = "return arguments[0].map(row => [...row.children].map(cell => cell.textContent))"
+    cells: list[list[str]] = browser.execute_script(script, rows)
+    return cells
+
+
+def background(browser: Any) -> str:
+    return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+
+
+def test_no_request_leaves_the_file_and_no_error_is_logged(page: Any) -> None:
+    for metric in ("eval_return_mean", "entropy", "approx_kl", "q_mean"):
+        figure(page, metric)
+    assert page.get_log("browser") == []
+    assert [address for address in requests(page) if not address.startswith("file://")] == []
+    assert page.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert page.find_element(By.TAG_NAME, "h1").text == "DQN, PPO on CartPole-v1"
+
+
+def test_the_rows_of_a_table_equal_the_data(page: Any, runs: Path) -> None:
+    head, *rows = table(page, "entropy")
+    assert head == [
+        "environment steps",
+        *(f"ppo, {name}" for name in ("seed 0", "seed 1", "seed 2", "mean", "low", "high")),
+    ]
+    files = [(runs / f"ppo{seed}" / "metrics.jsonl").read_text().splitlines() for seed in range(3)]
+    logged = [[json.loads(text) for text in lines] for lines in files]
+    assert [row[0] for row in rows] == [str(values["global_step"]) for values in logged[0]]
+    for index, row in enumerate(rows):
+        values = [lines[index]["entropy"] for lines in logged]
+        assert [float(cell) for cell in row[1:4]] == pytest.approx(values, rel=1e-4)
+        mean = sum(values) / 3
+        spread = (sum((value - mean) ** 2 for value in values) / 2 / 3) ** 0.5
+        expected = [mean, mean - 4.3027 * spread, mean + 4.3027 * spread]
+        assert [float(cell) for cell in row[4:]] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_a_group_is_hidden_and_shown_again(page: Any) -> None:
+    before = table(page, "eval_return_mean")
+    assert len(before[0]) == 1 + 6 + 5
+    button = page.find_element(By.XPATH, "//nav[@id='legend']/button[contains(., 'dqn')]")
+    page.execute_script("arguments[0].click()", button)
+    assert button.get_attribute("aria-pressed") == "false"
+    assert [name for name in table(page, "eval_return_mean")[0] if "dqn" in name] == []
+    assert "dqn" not in figure(page, "eval_return_mean").find_element(By.CLASS_NAME, "reading").text
+    page.execute_script("arguments[0].click()", button)
+    assert table(page, "eval_return_mean") == before
+
+
+def test_the_cursor_reads_values(page: Any) -> None:
+    found = figure(page, "eval_return_mean")
+    reading = found.find_element(By.CLASS_NAME, "reading")
+    assert reading.text.startswith("at the end")
+    over = found.find_element(By.CLASS_NAME, "u-over")
+    ActionChains(page).move_to_element_with_offset(over, -over.size["width"] // 2 + 3, 0).perform()
+    wait_for(lambda: reading.text.startswith("at 10"))
+    assert "4.33" in reading.text  # the mean of 10/3, 10/3 + 1 and 10/3 + 2
+    ActionChains(page).move_to_element(page.find_element(By.TAG_NAME, "h2")).perform()
+    wait_for(lambda: reading.text.startswith("at the end"))
+
+
+def test_dark_by_preference_and_by_the_button(browser: Any, runs: Path) -> None:
+    show(browser, f"file://{runs / 'report.html'}", scheme="dark")
+    dark = background(browser)
+    browser.find_element(By.ID, "theme").click()
+    light = background(browser)
+    assert (dark, light) == ("rgb(20, 24, 29)", "rgb(255, 255, 255)")
+    show(browser, f"file://{runs / 'report.html'}")
+    assert background(browser) == light
+    browser.find_element(By.ID, "theme").click()
+    assert background(browser) == dark
+    assert browser.get_log("browser") == []
+
+
+def test_a_phone_scrolls_in_one_direction(browser: Any, runs: Path) -> None:
+    show(browser, f"file://{runs / 'report.html'}", width=380)
+    table(browser, "eval_return_mean")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 380
+    widths = browser.execute_script("return [...document.querySelectorAll('.u-wrap')].map(node => node.clientWidth)")
+    assert widths
+    assert max(widths) <= 380
+
+
+def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
+    names = [HOSTILE.replace("/", ""), "quote\"'& é", "a" * 200]
+    for seed, name in enumerate(names):
+        write_run(
+            tmp_path, name, [line(1, 2.0), line(2, 3.0, **{HOSTILE: 1.0})], algo=HOSTILE, env_id=HOSTILE, seed=seed
+        )
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    show(browser, f"file://{tmp_path / 'page.html'}", width=380)
+    browser.execute_script("for (const details of document.querySelectorAll('details')) details.open = true")
+    wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "#scores td"))
+    time.sleep(0.2)
+    assert browser.find_elements(By.TAG_NAME, "img") == []
+    assert browser.execute_script("return typeof hacked") == "undefined"
+    text = browser.execute_script("return document.body.textContent")
+    assert all(name in text for name in (*names, HOSTILE))
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 380
+
+
+def test_the_live_page_follows_its_runs(browser: Any, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "some", "run", [line(10, 1.0), line(20, 2.0)])
+    with make_server(tmp_path, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            show(browser, server.address)
+            wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "tbody a"))[0].click()
+            wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "figure"))
+            assert [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20"]
+            append_lines(run, [line(30, 7.0, entropy=0.5)])
+            wait_for(lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20", "30"])
+            wait_for(lambda: browser.find_element(By.CSS_SELECTOR, ".verdict strong").text == "7.00")
+            assert len(table(browser, "entropy")) == 2
+            (run / "metrics.jsonl").unlink()
+            append_lines(run, [line(10, 4.0)])
+            wait_for(lambda: table(browser, "eval_return_mean")[1:] == [["10", "4"]])
+            assert browser.get_log("browser") == []
+            # The browser asks for an icon by itself.
+            asked = [address for address in requests(browser) if not address.startswith(server.address)]
+            assert [address for address in asked if not address.startswith(("about:", "data:"))] == []
+        finally:
+            browser.get("about:blank")
+            server.shutdown()
+            thread.join()
