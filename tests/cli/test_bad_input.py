@@ -439,12 +439,19 @@ class TestOutput:
         run = tmp_path / "run"
         run.mkdir()
         (run / "metrics.jsonl").write_text('{"global_step": 1, "train_return_mean": 1.0}\n')
+        (tmp_path / "folder.png").mkdir()
+        (tmp_path / "mine.png").write_text("mine")
         assert "nowhere/x.png" in refuse("plot", "run", "--out", "nowhere/x.png")
-        assert "x.abc" in refuse("plot", "run", "--out", "x.abc")
+        assert refuse("plot", "run", "--out", "x.abc").endswith("its name should end in .png, .svg, .pdf or .csv")
+        assert "it is a folder" in refuse("plot", "run", "--out", "folder.png")
+        assert "rl-training did not make it" in refuse("plot", "run", "--out", "mine.png")
+        assert (tmp_path / "mine.png").read_text() == "mine"
+        assert "use steps, time, updates" in refuse("plot", "run", "--x", "hours")
+        assert "did you mean 'train_return_mean'?" in refuse("plot", "run", "--metric", "train_retun_mean")
 
     def test_picture_of_what_is_no_run(self, refuse: Refuse) -> None:
-        assert refuse("plot", "nowhere").startswith("'nowhere' does not exist (looked from ")
-        assert refuse("plot", ".") == "'.' is not a run folder: it has no metrics.jsonl"
+        assert refuse("plot", "nowhere").startswith("'nowhere' is no run, study or folder of runs here or in 'runs'")
+        assert refuse("plot", ".").startswith("'.' is no run folder, and holds none")
 
 
 def edit_manifest(**changes: Any) -> Callable[[Path], None]:

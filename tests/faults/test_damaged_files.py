@@ -232,7 +232,8 @@ def test_readers_of_metrics_name_a_damaged_line(run: Path) -> None:
         if index < 6:
             _allow_only_named_errors(lambda: plot_learning_curve(run))
     path.write_bytes(b'{"eval_return_std": 1.0}\n{"eval_return_mean": 1.0}\n')
-    plot_learning_curve(run)
+    with pytest.raises(RLTrainingError, match="together with global_step"):
+        plot_learning_curve(run)
 
 
 def _allow_only_named_errors(read: Callable[[], Any]) -> None:

@@ -51,9 +51,3 @@ def named_run(name: Path | str) -> Path:
     from rl_training.studies.catalog import find_run as find_in_catalog
 
     return find_in_catalog(str(name))
-
-
-def find_run_folder(run: Path | None, checkpoint: Path | None = None) -> Path:
-    """The run folder that a command names, directly or by a checkpoint in it."""
-    found = find_run(run, checkpoint)
-    return found.parent.parent if found.parent.name == "checkpoints" else found

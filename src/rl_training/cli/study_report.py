@@ -99,7 +99,7 @@ def _has_interval(group: SettingResult) -> bool:
 def _draw(path: Path) -> str | None:
     """Draw all curves; the reason if that fails, for example without matplotlib."""
     # In a process of its own: the driver of a study stays small.
-    words = [sys.executable, "-m", "rl_training.views.study_plot", str(path)]
+    words = [sys.executable, "-m", "rl_training.views.plotting", str(path)]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
     if answer.returncode == 0:
         return answer.stdout.strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -41,15 +40,28 @@ class RunRecord:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, as far as they can be read, each with its times from `timing.jsonl`."""
-        lines: list[dict[str, Any]] = []
-        path = self.run_dir / "metrics.jsonl"
-        with contextlib.suppress(OSError, RLTrainingError):
-            lines.extend(read_metrics(path) if path.is_file() else ())
+        lines, _ = self._logged
         for line, times in zip(lines, read_lines(self.run_dir / TIMING_NAME), strict=False):
             if times.get("global_step") == line.get("global_step"):
                 known = {name: times[name] for name in TIMES if isinstance(times.get(name), (int, float))}
                 line.update({**known, **line})  # a metric of the same name stays
         return lines
+
+    @property
+    def damage(self) -> str | None:
+        """Why `metrics.jsonl` cannot be read to its end; None if it can."""
+        return self._logged[1]
+
+    @cached_property
+    def _logged(self) -> tuple[list[dict[str, Any]], str | None]:
+        """The lines of `metrics.jsonl` up to the first that cannot be read, and why it cannot."""
+        lines: list[dict[str, Any]] = []
+        path = self.run_dir / "metrics.jsonl"
+        try:
+            lines.extend(read_metrics(path) if path.is_file() else ())
+        except (OSError, RLTrainingError) as error:
+            return lines, str(error)
+        return lines, None
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric; both empty if it was never logged."""

@@ -1,4 +1,4 @@
-"""The verbs that read a run: `eval` and `plot`."""
+"""The verbs that read runs: `eval` and `plot`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rl_training.cli.arguments import find_run, find_run_folder, positive_number
+from rl_training.cli.arguments import find_run, positive_number
+from rl_training.cli.completion import complete_run
 from rl_training.cli.options import (
     NUMBER,
     AllowedPaths,
@@ -19,7 +20,7 @@ from rl_training.cli.options import (
     Quiet,
     Run,
 )
-from rl_training.cli.output import put
+from rl_training.cli.output import say, show
 from rl_training.cli.report import report_evaluation
 from rl_training.cli.verbs.data import load_source
 from rl_training.errors import ConfigError
@@ -39,8 +40,26 @@ FQEUpdates = Annotated[
         help="Gradient updates of fitted Q evaluation (default: 10000).",
     ),
 ]
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN...",
+        autocompletion=complete_run,
+        help="Runs (folders, prefixes, @last), studies, STUDY:SETTING, folders of runs, quoted patterns. Needed unless"
+        " --checkpoint is given.",
+    ),
+]
+Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Metric on the y axis.")]
+XAxisOption = Annotated[
+    str, typer.Option("--x", metavar="AXIS", help="The x axis: steps, time (wall time) or updates (gradient steps).")
+]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="PNG file to write (default: in the run folder).")
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="File to write: .png, .svg, .pdf, or .csv with the numbers (default: in the folder of the run or study).",
+    ),
 ]
 
 
@@ -76,11 +95,33 @@ def evaluate(
     report_evaluation(path, metrics, as_json)
 
 
-def plot(run: Run = None, checkpoint: CheckpointPath = None, out: Out = None) -> None:
-    """Plot a run's learning curve: `plot RUN`.
+def plot(
+    runs: Runs = None,
+    checkpoint: CheckpointPath = None,
+    metric: Metric = "eval_return_mean",
+    x: XAxisOption = "steps",
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plot runs: `plot RUN`, `plot STUDY`, `plot 'runs/ppo*' --x time --out a.svg`.
+
+    One run: training and evaluation return. Several: a thin line for each seed, the mean of each setting and its 95 %
+    interval.
 
     Needs an extra: pip install "rl-training[plot]"
     """
-    from rl_training.views.plotting import plot_learning_curve
+    from rl_training.studies.groups import find_groups
+    from rl_training.views.curves import X_KEYS
+    from rl_training.views.plotting import plot_runs
 
-    put(f"picture={plot_learning_curve(find_run_folder(run, checkpoint), out)}")
+    words = [*(runs or []), *([] if checkpoint is None else [str(checkpoint)])]
+    if not words:
+        raise ConfigError("missing argument RUN: name a run folder, a study, or a folder of runs")
+    axis = next((name for name in X_KEYS if name == x), None)
+    if axis is None:
+        raise ConfigError(f"bad value '{x}' for --x: use {', '.join(X_KEYS)}")
+    plotted = plot_runs(find_groups(words), metric, axis, out)
+    for message in plotted.curves.messages:
+        say(message)
+    kind = "table" if plotted.is_table else "picture"
+    show(plotted.as_dict(), [f"{kind}={plotted.path}"], as_json)

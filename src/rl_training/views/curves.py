@@ -1,0 +1,232 @@
+"""Curves of runs, for plots and tables: a metric over steps, time or updates, and the mean of each group of runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.experiment.registry import learns_offline, list_algorithm_specs
+from rl_training.experiment.timing import PHASES
+from rl_training.studies.groups import RunGroup
+from rl_training.studies.records import RunRecord
+from rl_training.studies.selection import format_seeds
+from rl_training.studies.statistics import mean_interval
+from rl_training.validation import suggest
+
+RETURN = "eval_return_mean"
+XAxis = Literal["steps", "time", "updates"]
+X_KEYS: Mapping[XAxis, str] = {"steps": "global_step", "time": "wall_time", "updates": "gradient_steps"}
+X_LABELS: Mapping[XAxis, str] = {"time": "wall time (seconds)", "updates": "gradient steps"}
+UPDATES, ENV_STEPS = "updates", "environment steps"
+BOTH, MIXED, UNKNOWN = "updates, then environment steps", "environment steps (offline runs: updates)", "steps"
+MAX_POINTS = 512
+"""Points of a mean whose runs have different x values."""
+BAND = "band: 95 % interval of the mean (Student's t)"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of one run."""
+
+    run_dir: Path
+    seed: int | None
+    x: list[float]
+    """Increasing."""
+    y: list[float]
+    online_from: float | None = None
+    """The x at which the run, offline until then, began to act in its environment."""
+
+
+@dataclass(frozen=True)
+class GroupCurves:
+    """The curves of a group of runs, and their mean where all of them have values."""
+
+    name: str
+    curves: tuple[Curve, ...]
+    x: list[float]
+    """Where the mean is: the x values of the runs if they share them, else a grid over the range that all have."""
+    mean: list[float]
+    low: list[float] | None = None
+    """Limits of the 95 % interval of the mean (Student's t); None for one run."""
+    high: list[float] | None = None
+
+    @property
+    def online_from(self) -> float | None:
+        """The x at which the runs went online, averaged over those that did."""
+        found = [curve.online_from for curve in self.curves if curve.online_from is not None]
+        return statistics.fmean(found) if found else None
+
+
+@dataclass(frozen=True)
+class CurveSet:
+    """Everything that one plot shows."""
+
+    metric: str
+    x_axis: XAxis
+    x_label: str
+    groups: tuple[GroupCurves, ...]
+    messages: tuple[str, ...] = ()
+    """What is not shown, and why: runs that are damaged, missing, or without the metric."""
+
+    @property
+    def num_runs(self) -> int:
+        """Runs that are shown."""
+        return sum(len(group.curves) for group in self.groups)
+
+    @property
+    def caption(self) -> str:
+        """How many runs there are, and what the lines and the band are."""
+        counts = {len(group.curves) for group in self.groups}
+        texts = {seeds_text([curve.seed for curve in group.curves]) for group in self.groups}
+        seeds = f" ({texts.pop()})" if len(texts) == 1 and "" not in texts else ""
+        if len(self.groups) == 1:
+            runs = f"{_count(self.num_runs, 'run')}{seeds}"
+        elif len(counts) == 1:
+            runs = f"{len(self.groups)} groups of {_count(min(counts), 'run')}{seeds or ' each'}"
+        else:
+            runs = f"{len(self.groups)} groups, {_count(self.num_runs, 'run')}{seeds}"
+        if max(counts, default=0) < 2:
+            return f"{runs}; no band: one run says nothing about the spread"
+        single = "; no band where there is one run" if 1 in counts else ""
+        return f"{runs}; thin lines: runs; thick line: mean; {BAND}{single}"
+
+
+def collect_curves(groups: Sequence[RunGroup], metric: str = RETURN, x_axis: XAxis = "steps") -> CurveSet:
+    """The curves of a metric; an error if no run has it."""
+    runs = [run for group in groups for run in group.runs]
+    messages = list(_messages(groups, metric, x_axis))
+    found = []
+    for group in groups:
+        curves = tuple(curve for run in group.runs if (curve := curve_of(run, metric, x_axis)).x)
+        if curves:
+            found.append(join_curves(group.name, curves))
+            if not found[-1].x:
+                messages.append(f"the runs of '{group.name}' have no {x_axis} in common: there is no mean of them")
+    if not found:
+        _refuse(runs, metric, x_axis)
+    return CurveSet(metric, x_axis, _x_label(runs, x_axis), tuple(found), tuple(messages))
+
+
+def curve_of(run: RunRecord, metric: str, x_axis: XAxis = "steps") -> Curve:
+    """One run's curve, without values that are not finite; of two lines with the same x the later one counts."""
+    key = X_KEYS[x_axis]
+    points = {}
+    for line in run.metrics:
+        x, y = _finite(line.get(key)), _finite(line.get(metric))
+        if x is not None and y is not None:
+            points[x] = y
+    ordered = sorted(points)
+    return Curve(run.run_dir, run.seed, ordered, [points[x] for x in ordered], _online_from(run, key))
+
+
+def join_curves(name: str, curves: Sequence[Curve]) -> GroupCurves:
+    """The mean of curves and its interval, over the x values that all of them have."""
+    grid = _common_grid([curve.x for curve in curves])
+    table = [np.interp(grid, curve.x, curve.y).tolist() for curve in curves]  # [runs, points]
+    intervals = [mean_interval(values) for values in zip(*table, strict=True)]
+    mean = [interval.mean for interval in intervals]
+    if len(curves) < 2:
+        return GroupCurves(name, tuple(curves), grid, mean)
+    low = [interval.mean if interval.low is None else interval.low for interval in intervals]
+    high = [interval.mean if interval.high is None else interval.high for interval in intervals]
+    return GroupCurves(name, tuple(curves), grid, mean, low, high)
+
+
+def seeds_text(seeds: Sequence[int | None]) -> str:
+    """`seed 3`, or `seeds 0–4`; empty if a seed is not known."""
+    known = sorted({seed for seed in seeds if seed is not None})
+    if not known or None in seeds:
+        return ""
+    return f"seed{'' if len(known) == 1 else 's'} {format_seeds(known).replace('..', '–').replace(',', ', ')}"
+
+
+def _common_grid(xs: Sequence[Sequence[float]]) -> list[float]:
+    """The x values of curves from the last first to the first last; evenly spaced if they are too many."""
+    first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
+    within = [{value for value in x if first <= value <= last} for x in xs]
+    if first > last:
+        return []
+    grid = sorted(set().union(*within))
+    is_shared = all(values == within[0] for values in within)
+    return grid if is_shared or len(grid) <= MAX_POINTS else np.linspace(first, last, MAX_POINTS).tolist()
+
+
+def _messages(groups: Sequence[RunGroup], metric: str, x_axis: XAxis) -> Iterator[str]:
+    for group in groups:
+        for run in group.runs:
+            if run.damage is not None:
+                yield f"{run.run_dir.name} is read up to its damage only: {run.damage}"
+            if not run.metrics:
+                yield f"{run.run_dir.name} is left out: it has logged nothing yet"
+            elif not curve_of(run, metric, x_axis).x:
+                lacking = metric if run.curve(metric)[0] == [] else X_KEYS[x_axis]
+                yield f"{run.run_dir.name} is left out: it has not logged {lacking}"
+        if group.missing:
+            listed = ", ".join(group.missing[:4]) + (", …" if len(group.missing) > 4 else "")
+            yield f"{_count(len(group.missing), 'planned run')} of '{group.name}' not begun: {listed}"
+
+
+def _refuse(runs: Sequence[RunRecord], metric: str, x_axis: XAxis) -> None:
+    """Raise the error that says why there is no curve."""
+    names = dict.fromkeys(name for run in runs for line in run.metrics for name in line if name != "global_step")
+    damages = [run.damage for run in runs if run.damage is not None]
+    if not names:
+        some = f"none of the {len(runs):,} runs has logged anything yet" if runs else "no run has begun yet"
+        one = f"'{runs[0].run_dir}' has logged nothing yet" if len(runs) == 1 else some
+        raise RLTrainingError(damages[0] if damages else f"{one}: nothing to plot")
+    if metric not in names:
+        shown = [name for name in names if name not in PHASES]
+        raise ConfigError(f"no run has logged the metric '{metric}'{suggest(metric, shown)}")
+    remedy = "use --x steps" if x_axis != "steps" else "the lines may be damaged"
+    raise RLTrainingError(f"no run has logged {metric} together with {X_KEYS[x_axis]}: {remedy}")
+
+
+def _x_label(runs: Iterable[RunRecord], x_axis: XAxis) -> str:
+    """What the x axis counts; one text for runs of different kinds."""
+    if x_axis != "steps":
+        return X_LABELS[x_axis]
+    kinds = {step_unit(run)[0] for run in runs if run.metrics}
+    if kinds == {UPDATES, BOTH}:
+        return BOTH
+    return kinds.pop() if len(kinds) == 1 else UNKNOWN if UNKNOWN in kinds or not kinds else MIXED
+
+
+def step_unit(run: RunRecord) -> tuple[str, int | None]:
+    """What a step of a run is, and the step at which online fine-tuning began, if it has."""
+    algo, kwargs = str(run.settings.get("algo")), run.settings.get("algo_kwargs")
+    if algo not in {spec.name for spec in list_algorithm_specs()}:
+        return UNKNOWN, None  # settings that cannot be read, or an algorithm of the user's own
+    if not learns_offline(algo):
+        return ENV_STEPS, None
+    online = kwargs.get("online") if isinstance(kwargs, Mapping) else None
+    first = online.get("after_updates") if isinstance(online, Mapping) else None
+    last = max((_finite(line.get("global_step")) or 0 for line in run.metrics), default=0)
+    return (BOTH, first) if isinstance(first, int) and last > first else (UPDATES, None)
+
+
+def _online_from(run: RunRecord, key: str) -> float | None:
+    """The value of `key` at the last line before a run went online; None if it did not."""
+    first = step_unit(run)[1]
+    if first is None or key == "global_step":
+        return first
+    steps = [(_finite(line.get("global_step")), _finite(line.get(key))) for line in run.metrics]
+    before = [value for step, value in steps if step is not None and step <= first and value is not None]
+    return max(before, default=None)
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,71 @@
+"""Figures and the files that they are written to: which formats there are, and which files may be replaced."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_training.errors import ConfigError, RLTrainingError, install_extra
+from rl_training.files import translate_write_errors
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MARK = "rl-training"
+"""Written into each picture as the program that made it."""
+MARK_KEYS = {".png": "Software", ".svg": "Creator", ".pdf": "Creator"}
+"""Formats of pictures, and the key of their metadata that names the program."""
+TABLE = ".csv"
+TABLE_START = "metric,x_axis,group,kind,"
+"""How a table of curves begins."""
+
+
+def new_figure(height: float = 4.5) -> Figure:
+    """An empty figure; an error without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise RLTrainingError(f"plotting needs matplotlib: {install_extra('plot')}") from None
+    return Figure(figsize=(8, height), dpi=120, layout="constrained")
+
+
+def check_target(path: Path) -> None:
+    """Raise a `ConfigError` if a file that the user names cannot be written, or is not one of ours."""
+    known = [*MARK_KEYS, TABLE]
+    if path.suffix.lower() not in known:
+        names = ", ".join(known[:-1]) + f" or {known[-1]}"
+        raise ConfigError(f"cannot write '{path}': its name should end in {names}")
+    if path.is_dir():
+        raise ConfigError(f"cannot write '{path}': it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write '{path}': there is no folder '{path.parent}'; make it first")
+    if path.exists() and not _is_ours(path):
+        raise ConfigError(f"'{path}' exists, and rl-training did not make it: choose another --out FILE, or remove it")
+
+
+def check_default_target(path: Path) -> None:
+    """Raise an error if a link stands where a picture is written that the user did not name."""
+    if path.is_symlink():
+        raise RLTrainingError(f"'{path}' is a link: remove it, or write elsewhere with --out FILE")
+
+
+def save_figure(figure: Figure, target: Path) -> Path:
+    """Write a figure in the format of the file's name; a figure that cannot be drawn leaves no file."""
+    data = io.BytesIO()
+    suffix = target.suffix.lower()
+    try:
+        figure.savefig(data, format=suffix.removeprefix("."), metadata={MARK_KEYS[suffix]: MARK})
+    except (OSError, ValueError, KeyError) as error:
+        raise RLTrainingError(f"cannot write the picture '{target}': {error}") from None
+    with translate_write_errors(target, kind="the picture "):
+        target.write_bytes(data.getvalue())
+    return target
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return data.startswith(TABLE_START.encode()) if path.suffix.lower() == TABLE else MARK.encode() in data
