@@ -90,11 +90,12 @@ def result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
 
 
 def _search_line(result: TuneResult) -> str:
-    default = result.default_search_score
-    beside = "" if default is None or result.winner == "default" else f"; default {default:.1f}"
-    score = result.search_score
-    text = "-" if score is None else f"{score:.1f}"
-    return f"  search: {result.winner} {text}{beside} (optimistic: chosen among {len(result.trials):,} trials)"
+    score, best, default = result.search_score, result.best_trial, result.default_search_score
+    texts = [f"{result.winner} {'-' if score is None else f'{score:.1f}'}"]
+    if best is not None and best != result.winner:
+        texts.append(f"best {best} {result.search_scores[best]:.1f}")
+    texts += [f"default {default:.1f}"] if default is not None and "default" not in (result.winner, best) else []
+    return f"  search: {', '.join(texts)} (optimistic: chosen among {len(result.trials):,} trials)"
 
 
 def _failed_lines(result: TuneResult) -> list[str]:

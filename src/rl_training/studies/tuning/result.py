@@ -11,7 +11,7 @@ from typing import Any
 from rl_training.errors import RLTrainingError
 from rl_training.studies.settings import Setting
 from rl_training.studies.statistics import MeanComparison, MeanInterval, mean_interval
-from rl_training.studies.tuning.stages import DEFAULT, Scores, complete_scores, trial_name
+from rl_training.studies.tuning.stages import DEFAULT, Scores, complete_scores, complete_trials, trial_name
 
 SEED = 0
 """Seed of the permutation test; it matters only where there are too many labelings to enumerate."""
@@ -81,16 +81,24 @@ class TuneResult:
     """The winner's configuration, for `train --config`."""
 
     @property
+    def search_scores(self) -> dict[str, float]:
+        """Scores of the complete trials in the search, best first; optimistic, since the best are chosen by them."""
+        return {trial_name(trial.number): trial.value for trial in complete_trials(self.trials)}
+
+    @property
     def search_score(self) -> float | None:
-        """The winner's score in the search: optimistic, since it was chosen for it among all trials."""
-        values: dict[str, float | None] = {trial_name(trial.number): trial.value for trial in self.trials}
-        return values[self.winner]
+        """The winner's score in the search."""
+        return self.search_scores.get(self.winner)
 
     @property
     def default_search_score(self) -> float | None:
         """The default's score in the search; None if it failed or was pruned."""
-        value: float | None = self.trials[0].value if self.trials[0].state.name == "COMPLETE" else None
-        return value
+        return self.search_scores.get(DEFAULT)
+
+    @property
+    def best_trial(self) -> str | None:
+        """The best of the search; None if no trial is complete."""
+        return next(iter(self.search_scores), None)
 
     def intervals(self, stage: Scores) -> dict[str, MeanInterval]:
         """Means and intervals of a stage, of settings without failed runs."""

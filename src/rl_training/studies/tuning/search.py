@@ -18,7 +18,7 @@ from rl_training.studies.settings import identity
 from rl_training.studies.tuning.journal import Journal, copy_in_memory, quiet_optuna
 from rl_training.studies.tuning.pruning import Decision, mean_evaluations, read_evaluations
 from rl_training.studies.tuning.search_space import setting_of
-from rl_training.studies.tuning.stages import Stage, failure_of, tasks_by_setting, trial_name
+from rl_training.studies.tuning.stages import Stage, complete_trials, failure_of, tasks_by_setting, trial_name
 from rl_training.studies.tuning.tune_plan import TunePlan
 from rl_training.terminal.streams import tell
 
@@ -162,10 +162,10 @@ class Search:
     def _same_as(self, number: int) -> TrialEnd:
         """The end of a trial whose settings were tried before: it is not trained again."""
         trial = self._journal.trials()[number]
-        self_notes = {"same_as": trial_name(number)}
+        notes = {"same_as": trial_name(number)}
         if "reason" in trial.user_attrs:
-            self_notes["reason"] = trial.user_attrs["reason"]
-        return TrialEnd(trial.state, trial.value, self_notes)
+            notes["reason"] = trial.user_attrs["reason"]
+        return TrialEnd(trial.state, trial.value, notes)
 
     def _evaluations(self, tasks: Sequence[Task]) -> dict[int, float]:
         every = self.plan.eval_every_steps
@@ -175,7 +175,7 @@ class Search:
         """The state of the search in one line."""
         trials = self._journal.trials()[: numbers.stop]
         counts = [(sum(trial.state == state for trial in trials), word) for state, word in self._words()]
-        best = best_trial(trials)
+        best = next(iter(complete_trials(trials)), None)
         text = "none is complete" if best is None else f"best {trial_name(best.number)} {best.value:.1f}"
         default = trials[0].value
         text += f", default {default:.1f}" if default is not None and best is not None and best.number else ""
@@ -184,17 +184,6 @@ class Search:
 
     def _words(self) -> list[tuple[Any, str]]:
         return [(self._journal.states.PRUNED, "pruned"), (self._journal.states.FAIL, "failed")]
-
-
-def complete_trials(trials: Sequence[Any]) -> list[Any]:
-    """The complete trials with settings of their own, best first; of equal ones the earlier."""
-    complete = [trial for trial in trials if trial.state.name == "COMPLETE" and "same_as" not in trial.user_attrs]
-    return sorted(complete, key=lambda trial: (-trial.value, trial.number))
-
-
-def best_trial(trials: Sequence[Any]) -> Any:
-    """The best complete trial; None if there is none."""
-    return next(iter(complete_trials(trials)), None)
 
 
 def _originals(trials: Sequence[Any]) -> list[int]:

@@ -147,8 +147,8 @@ def read_asked(value: Any) -> Asked:
 
 def parse_space(text: str, name: str) -> dict[str, Any]:
     """The search space of `1e-5..1e-2:log` or `32,64,128`, as plain values."""
-    number = r"[-+]?[\d._]+(?:[eE][-+]?\d+)?"
-    match = re.fullmatch(rf"\s*({number}?)\.\.({number})(:log)?\s*", text)
+    number = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    match = re.fullmatch(rf"\s*({number})\.\.({number})(:log)?\s*", text)
     values: dict[str, Any]
     if match is not None:
         low, high = (parse_yaml(part, f"the range of '{name}'") for part in match.groups()[:2])

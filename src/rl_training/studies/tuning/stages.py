@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rl_training.studies.driver import Driver, Outcome, Task
 from rl_training.studies.launching.checking import SettingsCheck
@@ -39,11 +40,14 @@ class Stage:
         """Its study; None if it has none yet."""
         return open_study(self.path) if (self.path / PLAN_FILE).is_file() else None
 
+    def threads(self) -> dict[str, int]:
+        """PyTorch threads of each setting of the study."""
+        stored = self.folder()
+        return {} if stored is None else dict(zip(stored.plan.names, stored.plan.threads, strict=True))
+
     def admit(self, settings: Mapping[str, Setting], launcher: Launcher) -> dict[str, str]:
         """Check settings and add them to the study; returns why some cannot be trained, by name."""
-        stored = self.folder()
-        known = {} if stored is None else dict(zip(stored.plan.names, stored.plan.threads, strict=True))
-        accepted: dict[str, Setting] = {} if stored is None else dict(zip(known, stored.plan.vary, strict=True))
+        known = self.threads()
         new = {name: setting for name, setting in settings.items() if name not in known}
         if not new:
             return {}
@@ -53,12 +57,19 @@ class Stage:
             launcher.prepare(len(runs))
         answers = dict(zip(new, check.answers(), strict=True))
         wrong = {name: str(answer["error"]).splitlines()[0] for name, answer in answers.items() if "error" in answer}
-        accepted |= {name: setting for name, setting in new.items() if name not in wrong}
-        known |= {name: answer["num_threads"] for name, answer in answers.items() if name not in wrong}
-        if accepted:
-            threads = tuple(known[name] for name in accepted)
-            store_plan(self.plan.study(self.name, accepted, threads), self.path, is_extended=True)
+        right = {name: setting for name, setting in new.items() if name not in wrong}
+        self.add(right, {name: answers[name]["num_threads"] for name in right})
         return wrong
+
+    def add(self, settings: Mapping[str, Setting], threads: Mapping[str, int]) -> None:
+        """Add settings that were checked, with their threads, as far as the study does not have them."""
+        stored, known = self.folder(), self.threads()
+        new = {name: setting for name, setting in settings.items() if name not in known}
+        every = {**({} if stored is None else dict(zip(known, stored.plan.vary, strict=True))), **new}
+        if new:
+            counts = {**threads, **known}
+            plan = self.plan.study(self.name, every, tuple(counts.get(name, 1) for name in every))
+            store_plan(plan, self.path, is_extended=True)
 
     def drive(
         self, names: Collection[str], launcher: Launcher, watch: Callable[[Driver], None] | None = None
@@ -116,3 +127,9 @@ def best_of(scores: Scores) -> str | None:
     """The setting with the highest mean; of equal ones the first. None if every setting has failed runs."""
     means = {name: statistics.fmean(values) for name, values in complete_scores(scores).items()}
     return max(means, key=lambda name: means[name]) if means else None
+
+
+def complete_trials(trials: Sequence[Any]) -> list[Any]:
+    """The complete trials with settings of their own, best first; of equal ones the earlier."""
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE" and "same_as" not in trial.user_attrs]
+    return sorted(complete, key=lambda trial: (-trial.value, trial.number))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import ConfigError, RLTrainingError, RunOwnedError
+from rl_training.errors import ConfigError, RunOwnedError
 from rl_training.experiment.config import merge_layers
 from rl_training.experiment.ownership import Lease, acquire
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
@@ -19,10 +19,19 @@ from rl_training.studies.launching.launchers import Launcher
 from rl_training.studies.settings import Setting, describe, nested
 from rl_training.studies.tuning.journal import JOURNAL, Journal, import_optuna
 from rl_training.studies.tuning.result import StageError, TuneResult, verdict_of
-from rl_training.studies.tuning.search import Search, complete_trials
+from rl_training.studies.tuning.search import Search
 from rl_training.studies.tuning.search_space import setting_of
-from rl_training.studies.tuning.stages import DEFAULT, Scores, Stage, best_of, failure_of, scores_of, tasks_by_setting
-from rl_training.studies.tuning.stages import trial_name as trial_name
+from rl_training.studies.tuning.stages import (
+    DEFAULT,
+    Scores,
+    Stage,
+    best_of,
+    complete_trials,
+    failure_of,
+    scores_of,
+    tasks_by_setting,
+    trial_name,
+)
 from rl_training.studies.tuning.tune_plan import TunePlan, store_tuning
 from rl_training.terminal.streams import tell
 
@@ -91,10 +100,7 @@ class Tuning:
             return {name: dict(scores) for name, scores in known.items()}
         settings = self.settings(journal)
         place = self._stage(stage)
-        wrong = place.admit({name: settings[name] for name in names}, launcher)
-        if wrong:  # it ran in the search
-            name, reason = next(iter(wrong.items()))
-            raise RLTrainingError(f"{stage}: {name} cannot be trained any more: {reason}")
+        place.add({name: settings[name] for name in names}, self._stage("search").threads())
         driver = place.drive(names, launcher)
         assert driver is not None
         if driver.interrupted_by is not None:

@@ -1,0 +1,382 @@
+"""Tuning: search spaces, the trials of a search, pruning, the race and the verdict; the same after any death."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from tune_tools import BASE, PPO, SMALL, Death, InlineLauncher, open_journal, outcome, request
+
+from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.algorithms.tune import Tune, spaces_of
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig, load_config_file
+from rl_training.experiment.presets import list_presets
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+from rl_training.studies.tuning.journal import Journal, repair
+from rl_training.studies.tuning.pruning import Pruning, mean_evaluations, read_evaluations
+from rl_training.studies.tuning.result import verdict_of
+from rl_training.studies.tuning.search_space import TunedKey, parse_space, resolve_space, setting_of
+from rl_training.studies.tuning.tune_plan import TuneRequest, find_plan, open_tuning, store_tuning
+from rl_training.studies.tuning.tuner import Tuning
+
+ALGOS = [spec.name for spec in list_algorithm_specs()]
+PAY = "env_kwargs.pay"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    level = optuna.logging.get_verbosity()
+    yield
+    optuna.logging.set_verbosity(level)
+
+
+def run(path: Path, wanted: TuneRequest, dies_at: int = -1) -> tuple[Tuning, InlineLauncher, Any]:
+    """Run or continue a tuning in this process."""
+    tuning, launcher = Tuning(find_plan(wanted, path), path), InlineLauncher(dies_at)
+    return tuning, launcher, tuning.run(launcher)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InlineLauncher, Any]:
+    """A small tuning from begin to end."""
+    path = tmp_path_factory.mktemp("finished") / "small"
+    _, launcher, result = run(path, request())
+    return path, launcher, result
+
+
+# Search spaces
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_algorithm_has_search_spaces_whose_values_are_valid(algo: str) -> None:
+    spec = get_algorithm_spec(algo)
+    spaces = spaces_of(spec.config_class())
+    assert "learning_rate" in spaces
+    by_default = [name for name, space in spaces.items() if not space.by_name]
+    assert len(by_default) >= 3
+    keys = defaults_of(algo, {}, list(spaces))
+    for key in keys:
+        for value in edges(key):
+            spec.parse_kwargs({key.name: key.setting(value)})
+    sampler = optuna.samplers.RandomSampler(seed=1)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=sampler)
+    chosen = [key for key in keys if key.name in by_default]
+    for _ in range(30):
+        params = study.ask({key.name: key.distribution() for key in chosen}).params
+        values = setting_of(chosen, {key.name: key.rounded(params[key.name]) for key in chosen})
+        spec.parse_kwargs({key.removeprefix("algo_kwargs."): value for key, value in values.items()})
+
+
+@pytest.mark.parametrize("preset", list_presets(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_default_of_every_preset_lies_in_the_search_space(preset: Path) -> None:
+    values = load_config_file(preset)
+    keys = defaults_of(values["algo"], values.get("algo_kwargs", {}), [])
+    assert keys
+    for key in keys:
+        distribution = key.distribution()
+        assert distribution._contains(distribution.to_internal_repr(_param(key)))
+    kwargs = {key.key.removeprefix("algo_kwargs."): key.setting(_param(key)) for key in keys}
+    spec = get_algorithm_spec(values["algo"])
+    given = values.get("algo_kwargs", {})
+    assert spec.parse_kwargs({**given, **kwargs}) == spec.parse_kwargs(given)
+
+
+def defaults_of(algo: str, algo_kwargs: dict[str, Any], names: list[str]) -> tuple[TunedKey, ...]:
+    """The keys of an algorithm to tune; no names: those that are tuned by default."""
+    spec = get_algorithm_spec(algo)
+    config = spec.parse_kwargs(algo_kwargs)
+    spaces = {name: space.as_dict() for name, space in spaces_of(type(config)).items()}
+    asked: dict[str, Any] = {f"algo_kwargs.{name}": None for name in names}
+    train = TrainConfig(algo=algo, env_id="Any-v0", algo_kwargs=algo_kwargs)
+    return resolve_space(asked, train, config.model_dump(mode="json"), spaces, ())
+
+
+def _param(key: TunedKey) -> Any:
+    from rl_training.studies.tuning.search_space import encode
+
+    return encode(key.default)
+
+
+def edges(key: TunedKey) -> list[Any]:
+    from rl_training.studies.tuning.search_space import encode
+
+    return [encode(choice) for choice in key.space.choices] or [key.space.low, key.space.high, _param(key)]
+
+
+def test_a_subclass_keeps_replaces_or_removes_the_space_of_a_field() -> None:
+    from typing import Annotated
+
+    class Base(AlgorithmConfig):
+        own: Annotated[float, Tune(0.0, 1.0)] = 0.5
+        """A number."""
+
+    class Kept(Base):
+        own: float = 0.25
+        """Another default."""
+
+    class Gone(Base):
+        own: Annotated[float, Tune()] = 0.5
+        """Not tuned."""
+
+    assert spaces_of(Kept)["own"] == Tune(0.0, 1.0)
+    assert "own" not in spaces_of(Gone)
+    assert "learning_rate" in spaces_of(Gone)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ((2.0, 1.0), "low should be less than high"),
+        ((0.0, 1.0, True), "low should be positive"),
+        ((None, 1.0), "finite numbers"),
+        ((0.0, float("inf")), "finite numbers"),
+        ((0.0, 1.0, False, 2.0), "step should be positive"),
+        ((0.0, 1.0, False, None, (1, 2)), "not both"),
+        ((None, None, False, None, (1,)), "the only choice"),
+        ((None, None, False, None, (1, 1)), "given twice"),
+    ],
+)
+def test_an_impossible_space_is_refused(arguments: tuple[Any, ...], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        Tune(*arguments)
+
+
+def test_spaces_are_read_from_text() -> None:
+    assert parse_space("1e-5..1e-2:log", "lr") == {"low": 1e-5, "high": 1e-2, "log": True}
+    assert parse_space("1..8", "n") == {"low": 1, "high": 8}
+    assert parse_space("-2..0.5", "x") == {"low": -2, "high": 0.5}
+    assert parse_space(".5..1.", "x") == {"low": 0.5, "high": 1.0}
+    assert parse_space("[64, 64],[8]", "sizes") == {"choices": [[64, 64], [8]]}
+    assert parse_space("auto,0.1", "alpha") == {"choices": ["auto", 0.1]}
+    for text in ("1..", "a..b", "5", "", "1..2..3", "2..1"):
+        with pytest.raises(ConfigError, match="lr"):
+            parse_space(text, "lr")
+
+
+def test_a_default_outside_of_its_space_widens_it_and_a_schedule_is_tuned_by_its_start() -> None:
+    schedule = {"kind": "linear", "start": 0.05, "end": 0.0}
+    keys = {key.name: key for key in defaults_of("ppo", {"learning_rate": schedule, "update_epochs": 7}, [])}
+    rate = keys["learning_rate"]
+    assert (rate.space.high, rate.default) == (0.05, 0.05)
+    assert rate.setting(0.001) == {"kind": "linear", "start": 0.001, "end": 0.0}
+    assert keys["update_epochs"].space.choices == (7, 3, 5, 10, 20)
+    assert rate.rounded(0.00123456) == 0.001235
+    with pytest.raises(ConfigError, match=r"default null of 'algo_kwargs.max_grad_norm'.*not a number"):
+        defaults_of("ppo", {"max_grad_norm": None}, ["max_grad_norm"])
+
+
+# Trials
+
+
+def test_trial_zero_is_the_default_and_every_trial_is_an_ordinary_run(finished: Any) -> None:
+    path, launcher, result = finished
+    trials = open_journal(path).trials
+    assert [trial.number for trial in trials] == list(range(SMALL["trials"]))
+    assert trials[0].params == {PAY: 1.0}
+    assert launcher.started[0].endswith("__seed0__default")
+    for trial in trials:
+        (run_dir,) = (path / "search").glob(f"*seed0__{trial.user_attrs['name']}")
+        assert load_config_file(run_dir / "config.yaml")["env_kwargs"]["pay"] == trial.params[PAY]
+        assert trial.value == pytest.approx(2 * trial.params[PAY], abs=0.03)
+        expected = set(range(8, 65, 8)) if trial.state.name == "COMPLETE" else {8, 16, 24}
+        assert set(trial.intermediate_values) == expected
+    assert result.count("COMPLETE") >= SMALL["batch"]
+
+
+def test_the_best_race_on_fresh_seeds_and_the_winner_meets_the_default_on_others(finished: Any) -> None:
+    path, _, result = finished
+    best = max(result.search_scores, key=lambda name: result.search_scores[name])
+    assert (set(result.race), result.winner) == ({"default", best}, best)
+    seeds = [{int(seed) for seed in stage[best]} for stage in (result.race, result.final)]
+    assert seeds == [{1000}, {2000, 2001}]
+    assert open_tuning(path).seeds("search") == (0,)
+    pay = result.settings[best][PAY]
+    assert load_config_file(path / "best.yaml") == {**BASE, "env_kwargs": {"pay": pay}}
+    assert TrainConfig(**load_config_file(path / "best.yaml")).env_kwargs == {"pay": pay}
+    assert result.verdict.comparison.difference == pytest.approx(2 * (pay - 1.0), abs=0.05)
+    assert result.verdict.kind == "undecided"  # two seeds can decide nothing
+    assert "so few decide nothing" in result.verdict.sentence
+
+
+def test_a_finished_tuning_is_read_and_not_run_again(finished: Any) -> None:
+    path, _, result = finished
+    before = outcome(path)
+    _, launcher, again = run(path, request())
+    assert launcher.started == []
+    assert outcome(path) == before
+    assert (again.winner, again.verdict, again.final) == (result.winner, result.verdict, result.final)
+
+
+@pytest.mark.parametrize("dies_at", [3])
+def test_a_tuning_that_died_before_any_run_continues_with_the_same_trials(
+    tmp_path: Path, finished: Any, dies_at: int
+) -> None:
+    path = tmp_path / "small"
+    with pytest.raises(Death):
+        run(path, request(), dies_at)
+    _, launcher, _ = run(path, request())
+    assert len(launcher.started) == len(finished[1].started) - dies_at
+    assert outcome(path) == outcome(finished[0])
+
+
+def test_a_journal_cut_torn_damaged_or_lost_anywhere_is_found_again_from_the_runs(
+    tmp_path: Path, finished: Any
+) -> None:
+    text = (finished[0] / "journal.log").read_bytes()
+    lines = text.splitlines(keepends=True)
+    cuts = {f"cut {count}": b"".join(lines[:count]) + lines[count][:count] for count in range(0, len(lines), 3)}
+    middle = b"".join([*lines[:4], b'{"op_code": oops}\n', *lines[5:]])
+    path = tmp_path / "small"
+    shutil.copytree(finished[0], path)
+    for name, content in {**cuts, "torn": text + lines[-1][:20], "middle": middle, "lost": None}.items():
+        (path / "journal.log").unlink()
+        if content is not None:
+            (path / "journal.log").write_bytes(content)
+        (path / "journal.log.lock").symlink_to(path / "journal.log")  # of a process that died
+        _, launcher, _ = run(path, request())
+        assert launcher.started == [], name
+        assert outcome(path) == outcome(finished[0]), name
+        assert (path / "journal.damaged.log").exists() == (name in ("middle", "lost")), name
+
+
+def test_a_changed_plan_is_refused_and_an_edited_one_too(tmp_path: Path) -> None:
+    path = tmp_path / "small"
+    store_tuning(find_plan(request(), path), path)
+    before = sorted(file.name for file in path.iterdir())
+    for other, words in [
+        (request(trials=7), "--trials was 4 and is 7"),
+        (request("env_kwargs.pay=0.5..3.0"), "--tune was"),
+        (request(base={"total_timesteps": 128}), "base.total_timesteps was 64 and is 128"),
+        (request().fix({"gamma": 0.9}), "base.algo_kwargs.gamma was not set and is 0.9"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            find_plan(other, path)
+    (path / "tune.yaml").write_text((path / "tune.yaml").read_text().replace("trials: 4", "trials: 9"))
+    with pytest.raises(ConfigError, match="was edited"):
+        find_plan(request(), path)
+    assert sorted(file.name for file in path.iterdir()) == before
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="is not a tuning"):
+        find_plan(request(name="foreign"), foreign)
+
+
+def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_again(tmp_path: Path) -> None:
+    base = {"env_kwargs": {"pay": 1.0, "nan_above": 1.6}, "algo_kwargs": {**PPO, "gamma": 0.5}}
+    wanted = request(f"{PAY}=1.0,2.0", "gamma=0.5,1.5", base=base, trials=10, batch=10, final_seeds=1)
+    _, launcher, result = run(tmp_path / "small", wanted)
+    firsts: dict[str, Any] = {}
+    for trial in result.trials:
+        first = firsts.setdefault(str(trial.params), trial)
+        if trial is not first:
+            assert trial.user_attrs["same_as"] == first.user_attrs["name"]
+            assert (trial.state, trial.value) == (first.state, first.value)
+    assert 2 < len(firsts) < len(result.trials)
+    for trial in firsts.values():
+        pay, gamma = trial.params[PAY], trial.params["gamma"]
+        reason = trial.user_attrs.get("reason", "")
+        if gamma == 1.5:  # refused before it is trained
+            assert (trial.state.name, "bad value 1.5 for 'gamma' of ppo" in reason) == ("FAIL", True)
+        elif pay == 2.0:
+            assert (trial.state.name, "nan" in reason.lower()) == ("FAIL", True)
+        else:
+            assert trial.state.name == "COMPLETE"
+    trained = [name for name in launcher.started if "seed0__" in name]
+    assert len(trained) == sum(trial.params["gamma"] == 0.5 for trial in firsts.values())
+    assert (result.winner, set(result.final)) == ("default", {"default"})
+    assert "the default won the race" in result.verdict.sentence
+
+
+def test_the_median_prunes_after_a_third_of_the_budget_and_pruned_runs_are_not_resumed(tmp_path: Path) -> None:
+    wanted = request(f"{PAY}=0.1..2.0", trials=6, batch=3, seeds_per_trial=2, final_seeds=1, seed=2)
+    _, launcher, result = run(tmp_path / "small", wanted)
+    pruned = [trial for trial in result.trials if trial.state.name == "PRUNED"]
+    complete = result.trials[:3]
+    assert pruned
+    assert all(trial.state.name == "COMPLETE" for trial in complete)
+    assert all(trial.value == pytest.approx(2 * trial.params[PAY], abs=0.03) for trial in result.trials)
+    for trial in pruned:
+        assert trial.number >= 3
+        assert max(trial.intermediate_values) == 24  # the first evaluation after a third of 64 steps
+        assert trial.value == trial.intermediate_values[24]
+        assert trial.value < sorted(other.intermediate_values[24] for other in complete)[1]
+    seeds = [name.split("__seed")[1].split("__")[0] for name in launcher.started]
+    assert [seeds.count(seed) for seed in ("20000", "20001", "21000", "22000")] == [6, 6, 2, 2]  # each run once
+
+
+@pytest.mark.parametrize("kind", ["median", "hyperband"])
+def test_a_pruner_decides_by_earlier_batches_and_by_evaluations_in_order(tmp_path: Path, kind: str) -> None:
+    journal = Journal(tmp_path / "journal.log", "study")
+    space = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
+    for number in range(6):
+        journal.add({"x": number / 10}, space, {})
+    for number in range(4):
+        steps = {30 * part: float(number) for part in (1, 2, 3)}
+        journal.report(number, steps)
+        rungs = {"completed_rung_0": float(number)} if kind == "hyperband" else {}
+        journal.tell(number, journal.states.COMPLETE, float(number), rungs=rungs)
+    trials = journal.trials()
+    pruning = Pruning(kind, 90, 4)
+
+    def decide(number: int, values: dict[int, float]) -> int | None:
+        return pruning.decide("study", trials[:4], trials[4:], number, values).step
+
+    low, high = {30: -1.0}, {30: 9.0, 60: 9.0}
+    decisions = {number: decide(number, low) for number in (4, 5)}
+    assert set(decisions.values()) <= {30, None}
+    assert kind == "hyperband" or set(decisions.values()) == {30}
+    assert {decide(number, high) for number in (4, 5)} == {None}
+    for number, step in decisions.items():  # what comes later does not change a decision
+        assert decide(number, {**low, 60: 99.0, 90: 99.0}) == step or kind == "hyperband"
+    assert decide(4, {20: -5.0}) is None  # not before a third
+    assert Pruning("none", 90, 4).decide("study", trials[:4], trials[4:], 4, low).step is None
+
+
+def test_evaluations_are_compared_at_the_step_at_which_they_were_due(tmp_path: Path) -> None:
+    lines = ['{"global_step": 1024, "returns": [1, 3]}', '{"global_step": 2048, "returns": [NaN]}']
+    lines += ['{"global_step": 3072, "returns": [5]}', '{"global_step": 4096, "retu']
+    (tmp_path / "evaluations.jsonl").write_text("\n".join(lines))
+    assert read_evaluations(tmp_path, 1000) == {1000: 2.0, 3000: 5.0}
+    assert read_evaluations(tmp_path / "none", 1000) == {}
+    assert mean_evaluations([{1: 2.0, 2: 4.0}, {1: 4.0}]) == {1: 3.0}
+
+
+def test_the_verdict_names_better_worse_and_undecided() -> None:
+    low = {str(seed): float(seed) for seed in range(5)}
+    high = {str(seed): 100.0 + seed for seed in range(5)}
+    assert verdict_of("trial-1", {"trial-1": high, "default": low}).kind == "better"
+    assert (
+        "better than the default on 5 untouched seeds: +100.0 ["
+        in verdict_of("trial-1", {"trial-1": high, "default": low}).sentence
+    )
+    assert verdict_of("trial-1", {"trial-1": low, "default": high}).kind == "worse"
+    same = verdict_of("trial-1", {"trial-1": low, "default": low})
+    assert same.kind == "undecided"
+    assert "keep the default" in same.sentence
+    assert verdict_of("trial-1", {"trial-1": dict.fromkeys("01234", 5.0), "default": dict.fromkeys("01234", 5.0)}).kind
+    assert verdict_of("default", {"default": low}).kind == "default"
+
+
+def test_repair_leaves_a_whole_journal_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal.log"
+    for content, kept in [(b"", b""), (b"{}\n{}\n", b"{}\n{}\n"), (b"{}\n{", b"{}\n"), (b"\0\0\0", b"")]:
+        path.write_bytes(content)
+        repair(path)
+        assert path.read_bytes() == kept
+
+
+def test_the_process_that_tunes_imports_no_torch() -> None:
+    code = (
+        "import sys; import rl_training.studies.tuning.tuner; from rl_training.studies.tuning.journal import *;"
+        "optuna = import_optuna(); optuna.samplers.TPESampler(seed=1); print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
