@@ -7,6 +7,7 @@ that fails elsewhere. The larger one of both p-values holds wherever either test
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,16 +57,11 @@ class Guard:
     """Stage-wise p-values of normal statistics: sums of independent increments, looked at as often as the runs."""
 
     stages: tuple[Stage, ...]
-    alphas: tuple[float, ...]
 
     @classmethod
     def of(cls, looks: Sequence[Look], alphas: Sequence[float]) -> Guard:
         """The guard for data with these runs up to each look and these cumulative errors."""
-        information = [_information(look) for look in looks]
-        stages = [Stage(np.zeros(1), np.ones(1), 1.0, 0.0)]
-        for now, later, alpha in zip(information, information[1:], alphas, strict=False):
-            stages.append(_next_stage(stages[-1], alpha, now / later))
-        return cls(tuple(stages), tuple(alphas))
+        return cls(_stages(tuple(_information(look) for look in looks), tuple(alphas)))
 
     def p_values(self, look: int, magnitudes: Array) -> Array:
         """P-values at a look (0-based) of statistics that did not cross earlier."""
@@ -75,6 +71,15 @@ class Guard:
 def _information(look: Look) -> float:
     """Precision of the difference in units of the runs' variance, up to a factor."""
     return 1 / sum(1 / runs.num_a + 1 / runs.num_b for runs in look.values())
+
+
+@functools.lru_cache(maxsize=64)
+def _stages(information: tuple[float, ...], alphas: tuple[float, ...]) -> tuple[Stage, ...]:
+    """The stages of all looks; cached, since an interval asks for the same ones for every shift."""
+    stages = [Stage(np.zeros(1), np.ones(1), 1.0, 0.0)]
+    for now, later, alpha in zip(information, information[1:], alphas, strict=False):
+        stages.append(_next_stage(stages[-1], alpha, now / later))
+    return tuple(stages)
 
 
 def _next_stage(stage: Stage, alpha: float, fraction: float) -> Stage:

@@ -15,6 +15,8 @@ from rl_training.studies.statistics.scores import Array, Indices, Look, Scores, 
 
 FEWEST_FOR_IQM = 8
 """Below, the middle half is fewer than four runs."""
+SMALLEST_ERROR = 0.25
+"""In units of the error of the runs at hand; a resample of eight runs can be nearly constant in its middle half."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def probability_of_improvement(
     estimate = float(values[0])
     distances = np.sort(np.abs(values - 0.5))[::-1]
     allowed = math.floor(alpha * len(distances) + 1e-9)
-    factor = distances[allowed] * (1 + TIE) / _superiority_deviation(look, 0.5)
+    factor = (distances[allowed] + TIE) / _superiority_deviation(look, 0.5)
     num_runs = sum(runs.scores.shape[1] for runs in look.values())
     return Estimate(estimate, _superiority_interval(look, estimate, factor), num_runs)
 
@@ -122,8 +124,7 @@ def interquartile_mean(
         return Estimate(float(value[0]), (float(value[0]), float(value[0])), pooled.size)
     indices = _resampled(groups, num_resamples, generator)
     means, errors = _trimmed(pooled[indices], groups)
-    # A resample whose middle half is constant says nothing about the spread: it counts as arbitrarily far off.
-    ratios = np.where(errors > 0, np.abs(means - value) / np.where(errors > 0, errors, 1.0), np.inf)
+    ratios = np.abs(means - value) / np.maximum(errors, SMALLEST_ERROR * error)
     most = np.sort(ratios)[min(num_resamples - 1, math.ceil((1 - alpha) * (num_resamples + 1)) - 1)]
     half = float(most * error[0])
     return Estimate(float(value[0]), (float(value[0]) - half, float(value[0]) + half), pooled.size)

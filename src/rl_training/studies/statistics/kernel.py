@@ -156,6 +156,11 @@ def _frozen(p: Array, alphas: Sequence[float]) -> Array:
     return p
 
 
+def just_below(magnitudes: Array) -> Array:
+    """A bound that equal magnitudes exceed in spite of rounding errors, also where they are 0."""
+    return magnitudes * (1 - TIE) - 1e-12
+
+
 class Stages:
     """Which labelings have crossed the boundary so far, and the p-values that follow from it.
 
@@ -169,7 +174,7 @@ class Stages:
 
     def p_values(self, magnitudes: Array) -> Array:
         """P-values of column 0 [R]: the fraction that crossed earlier or lies at least as far out at this look."""
-        further = magnitudes >= magnitudes[:, :1] * (1 - TIE)
+        further = magnitudes >= just_below(magnitudes[:, :1])
         if self._crossed is not None:
             further |= self._crossed
         fraction: Array = further.mean(axis=1)
@@ -184,4 +189,4 @@ class Stages:
         alive = np.where(self._crossed, -np.inf, magnitudes)
         largest = -np.sort(np.partition(-alive, most, axis=1)[:, : most + 1], axis=1)
         first_kept = np.take_along_axis(largest, allowed[:, None], axis=1)
-        self._crossed |= alive * (1 - TIE) > first_kept
+        self._crossed |= just_below(alive) > first_kept

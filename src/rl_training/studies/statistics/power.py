@@ -30,30 +30,55 @@ def runs_needed(
         raise ValueError(f"difference is {difference}: give the size of difference that matters to you")
     look = pair(scores_a, scores_b)
     unit = units(look)
-    variances = [_variance(runs) / (unit[task][0] or 1.0) ** 2 for task, runs in look.items()]
-    fewest = _fewest_runs(len(look), alpha)
+    variances = np.array(
+        [np.array(_variances(runs)) / float(unit[task][0] or 1.0) ** 2 for task, runs in look.items()]
+    )  # [T, 2]
     if difference == 0:
         return MOST_RUNS
+    # Standard deviation of the difference with one run of each algorithm on each task; the bound avoids overflow.
+    deviation = math.sqrt(variances.sum()) / len(look)
+    if deviation > 0:
+        ratio = min(deviation / abs(difference), 1e9) ** 2
+        inequality = float((variances**2).sum() / variances.sum() ** 2)
+    else:
+        ratio = inequality = 0.0
+    # Few labelings reach a smaller level only, which takes more runs.
+    count = max(1, math.ceil(min(_runs_per_task(ratio, inequality, alpha, power), MOST_RUNS)))
+    while count * len(look) < MOST_RUNS:
+        if _runs_per_task(ratio, inequality, attainable(count, len(look), alpha), power) <= count:
+            return count * len(look)
+        count += 1
+    return MOST_RUNS
+
+
+def _variances(runs: TaskRuns) -> tuple[float, float]:
+    """Variance of A's and of B's scores; an arm of one run takes the other's."""
+    arms = (runs.scores[0, : runs.num_a], runs.scores[0, runs.num_a :])
+    known = [float(arm.var(ddof=1)) for arm in arms if arm.size > 1]
+    if not known:
+        raise ValueError("one run of each algorithm says nothing about the spread: train at least two seeds")
+    return known[0], known[-1]
+
+
+def _runs_per_task(ratio: float, inequality: float, alpha: float, power: float) -> float:
+    """Runs for a test at level `alpha`.
+
+    `ratio` is the variance of the difference over the squared difference. `inequality` is 1 over the number of arms
+    that contribute to the variance, counted over tasks; the fewer, the fewer degrees of freedom.
+    """
+    if alpha <= 0:
+        return math.inf
     normal = statistics.NormalDist()
     critical = normal.inv_cdf(1 - alpha / 2)
-    variance = sum(variances) / len(look) ** 2  # of the difference, with one run of each algorithm on each task
-    if variance == 0:
-        return fewest * len(look)
-    per_task = (critical + normal.inv_cdf(power)) ** 2 * variance / difference**2 + critical**2 / (4 * len(look))
-    return min(MOST_RUNS, max(fewest, math.ceil(per_task)) * len(look))
+    return (critical + normal.inv_cdf(power)) ** 2 * ratio + critical**2 / 2 * inequality
 
 
-def _variance(runs: TaskRuns) -> float:
-    """Variance of a difference of one run of A and one of B; an arm of one run takes the other's spread."""
-    arms = [arm for arm in (runs.scores[0, : runs.num_a], runs.scores[0, runs.num_a :]) if arm.size > 1]
-    if not arms:
-        raise ValueError("one run of each algorithm says nothing about the spread: train at least two seeds")
-    return 2 * float(np.mean([arm.var(ddof=1) for arm in arms]))
+def attainable(count: int, num_tasks: int, alpha: float) -> float:
+    """The largest level up to `alpha` of the permutation test with `count` runs of each algorithm on each task.
 
-
-def _fewest_runs(num_tasks: int, alpha: float) -> int:
-    """The fewest runs of each algorithm on each task with which the permutation test can reject at all."""
-    count = 1
-    while 2 / math.comb(2 * count, count) ** num_tasks > alpha:
-        count += 1
-    return count
+    0 if so few runs can decide nothing. Two-sided p-values are multiples of two labelings: each one and its mirror.
+    """
+    if count * num_tasks > 30:
+        return alpha
+    pairs = math.comb(2 * count, count) ** num_tasks // 2
+    return float(math.floor(alpha * pairs + 1e-9) / pairs)

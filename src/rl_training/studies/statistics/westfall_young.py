@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rl_training.studies.statistics.boundary import upper_tail
-from rl_training.studies.statistics.kernel import TIE, magnitude, statistic
+from rl_training.studies.statistics.kernel import just_below, magnitude, statistic
 from rl_training.studies.statistics.scores import Array, Scores, TaskRuns, checked_arm
 
 Pair = tuple[str, str]
@@ -63,7 +63,7 @@ def _permuted_p_values(
             largest = {other: magnitude(_statistics(shuffled, other)) for other in remaining[step:]}
         most = np.max([largest[other] for other in remaining[step:]], axis=0)
         # The observed labeling counts as one of the permutations.
-        p.append((1 + int((most >= observed[one] * (1 - TIE)).sum())) / (count + 1))
+        p.append((1 + int((most >= just_below(np.array(observed[one]))).sum())) / (count + 1))
     return np.maximum.accumulate(p)
 
 
