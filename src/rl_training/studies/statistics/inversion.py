@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_training.studies.statistics.scores import Array
+from rl_training.studies.statistics.kernel import Statistic, p_values, rejects
+from rl_training.studies.statistics.scores import Array, Look, merged, spread, units
+
+
+@dataclass(frozen=True)
+class ShiftedTest:
+    """A test of runs, repeated with A's scores lowered by a shift in the `units` of all runs."""
+
+    looks: tuple[Look, ...]
+    labels: tuple[Mapping[str, Array], ...]
+    alphas: tuple[float, ...]
+    kind: Statistic = "welch"
+
+    @functools.cached_property
+    def _units(self) -> dict[str, Array]:
+        return units(merged(self.looks))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of all runs, in the units of a shift; 1 if all are equal."""
+        together = merged(self.looks)
+        return float(spread(next(iter(together.values())).scores)[0]) or 1.0 if len(together) == 1 else 1.0
+
+    def p_values(self, shifts: Array) -> Array:
+        """Stage-wise p-values [K, J] of `shifts` [K] at every look."""
+        shifted = [
+            {task: runs.shifted(shifts * self._units[task][0]) for task, runs in look.items()} for look in self.looks
+        ]
+        return p_values(shifted, self.labels, self.alphas, self.kind)
+
+    def accepts(self, shifts: Array) -> npt.NDArray[np.bool_]:
+        """Which shifts no look rejects."""
+        rejected = rejects(self.p_values(shifts), np.array(self.alphas))
+        return np.logical_not(rejected.any(axis=1), dtype=np.bool_)
+
 
 Accepts = Callable[[Array], npt.NDArray[np.bool_]]
 """Which of several shifts the test does not reject."""

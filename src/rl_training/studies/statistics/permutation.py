@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from rl_training.studies.statistics.inversion import accepted_interval
-from rl_training.studies.statistics.kernel import Statistic, p_values, rejects
+from rl_training.studies.statistics.inversion import ShiftedTest, accepted_interval
+from rl_training.studies.statistics.kernel import Statistic
 from rl_training.studies.statistics.labelings import first_labelings, smallest_p
-from rl_training.studies.statistics.scores import Array, Scores, difference, pair, spread, units
+from rl_training.studies.statistics.scores import Scores, difference, pair
 
 
 @dataclass(frozen=True)
@@ -62,21 +61,12 @@ def compare_means(
     look = pair(a, b)
     # `max_enumerated` bounds the enumeration; drawn labelings are fewer, since more add no precision that matters.
     labelings = first_labelings(look, max_enumerated, generator, num_drawn=num_permutations)
-    unit = units(look)
-
-    def p_of(shifts: Array) -> Array:
-        rows = {task: runs.shifted(shifts * unit[task][0]) for task, runs in look.items()}
-        return p_values([rows], [labelings.columns], [alpha], statistic)[:, 0]
-
-    def accepts(shifts: Array) -> npt.NDArray[np.bool_]:
-        return ~rejects(p_of(shifts), alpha)
-
+    test = ShiftedTest((look,), (labelings.columns,), (alpha,), statistic)
     estimate = difference(look)
-    size = spread(next(iter(look.values())).scores)[0] if len(look) == 1 else 1.0
     return MeanComparison(
         difference=estimate,
-        interval=accepted_interval(accepts, np.array([estimate]), float(size) or 1.0),
-        p_value=float(p_of(np.zeros(1))[0]),
+        interval=accepted_interval(test.accepts, np.array([estimate]), test.spread),
+        p_value=float(test.p_values(np.zeros(1))[0, 0]),
         smallest_p=smallest_p(look),
         num_permutations=next(iter(labelings.columns.values())).shape[1],
         is_exact=labelings.is_exact,

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from rl_training.studies.statistics.inversion import accepted_interval
-from rl_training.studies.statistics.kernel import p_values, rejects
+from rl_training.studies.statistics.inversion import ShiftedTest, accepted_interval
+from rl_training.studies.statistics.kernel import rejects
 from rl_training.studies.statistics.labelings import first_labelings, random_labelings
 from rl_training.studies.statistics.permutation import check_alpha
 from rl_training.studies.statistics.scores import (
@@ -20,8 +19,6 @@ from rl_training.studies.statistics.scores import (
     merged,
     pair,
     pair_later,
-    spread,
-    units,
 )
 
 
@@ -64,26 +61,16 @@ def sequential_test(
     looks += [pair_later(a, b, looks[0]) for a, b in blocks[1:]]
     labels = draw_labelings(looks, num_permutations, generator)
     alphas = spent(alpha, num_looks)[: len(blocks)]
-    unit = units(merged(looks))
-
-    def p_of(shifts: Array) -> Array:
-        rows = [{task: runs.shifted(shifts * unit[task][0]) for task, runs in look.items()} for look in looks]
-        return p_values(rows, labels, alphas)
-
-    def accepts(shifts: Array) -> npt.NDArray[np.bool_]:
-        rejected = rejects(p_of(shifts), np.array(alphas))
-        return np.logical_not(rejected.any(axis=1), dtype=np.bool_)
-
-    p = p_of(np.zeros(1))[0]
+    test = ShiftedTest(tuple(looks), tuple(labels), tuple(alphas))
+    p = test.p_values(np.zeros(1))[0]
     crossed = np.flatnonzero(rejects(p, np.array(alphas)))
     estimates = np.array([difference(merged(looks[: j + 1])) for j in reversed(range(len(looks)))])
-    size = spread(next(iter(merged(looks).values())).scores)[0] if len(unit) == 1 else 1.0
     return SequentialResult(
         look=len(blocks),
         decided_at=int(crossed[0]) + 1 if crossed.size else None,
         p_value=float(p[-1]),
         difference=float(estimates[0]),
-        interval=accepted_interval(accepts, estimates, float(size) or 1.0),
+        interval=accepted_interval(test.accepts, estimates, test.spread),
         alpha_spent=alphas[-1],
     )
 
