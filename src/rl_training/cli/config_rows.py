@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rl_training.cli.output import json_text
@@ -18,20 +18,20 @@ LONGEST_VALUE = 24
 def configuration_rows(resolved: ResolvedConfig, *, is_flat: bool = False) -> list[ConfigRow]:
     """Every key with its value and source, including the algorithm's defaults; if flat, nested keys get own rows."""
     from rl_training.envs.factory import split_env_kwargs
-    from rl_training.experiment.config import serialize_train_config
+    from rl_training.experiment.config import leaves, serialize_train_config
     from rl_training.experiment.registry import get_algorithm_spec
 
     config = resolved.config
     split_env_kwargs(config.env_kwargs)  # validates them
     values = serialize_train_config(config)
-    given = {path for path, _ in _leaves({key: values[key] for key in MAPPINGS}, "")}
+    given = {path for path, _ in leaves({key: values[key] for key in MAPPINGS})}
     values["algo_kwargs"] = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
     rows: list[ConfigRow] = []
     for key, value in values.items():
         if key not in MAPPINGS:
             pairs = [(key, value)]
         elif is_flat:
-            pairs = list(_leaves(value, f"{key}."))
+            pairs = list(leaves(value, f"{key}."))
         else:
             pairs = [(f"{key}.{name}", item) for name, item in value.items()]
         rows += [(path, item, _source(path, resolved.sources, given)) for path, item in pairs]
@@ -46,15 +46,6 @@ def row_lines(rows: list[ConfigRow]) -> list[str]:
         origin = "preset" if source.startswith("preset ") else source
         lines.append(f"{key:<{width}}  {json_text(value):<{LONGEST_VALUE}}  # {origin}")
     return lines
-
-
-def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of every entry that is not a mapping; an empty mapping counts as a value."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _source(path: str, sources: Mapping[str, str], given: set[str]) -> str:

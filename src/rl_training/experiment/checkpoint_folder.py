@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rl_training.errors import CheckpointError
 from rl_training.files import TEMPORARY, read_limited, remove, replace_synced, translate_write_errors
 
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 1 << 26
 CHECKPOINT_NAME = re.compile(r"step_([0-9]{1,20})(?:_r([0-9]{1,9}))?")
 Position = tuple[int, ...]
 """Progress of a run: its step, then counters that distinguish two states of the same step."""
@@ -162,3 +165,13 @@ class CheckpointFolder:
         leftover = (self._workspace or self._folder) / f".{path.name}{TEMPORARY}removed"
         path.rename(leftover)
         remove(leftover)
+
+
+def last_metadata(run_dir: Path) -> dict[str, Any]:
+    """Metadata of a run's last checkpoint: machine, threads, why it is not exact. Empty if it cannot be read."""
+    last = CheckpointFolder(run_dir / "checkpoints").last
+    with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError, AttributeError):
+        if last is not None:
+            found = json.loads(read_limited(last / MANIFEST, MAX_MANIFEST_BYTES)).get("metadata")
+            return found if isinstance(found, dict) else {}
+    return {}

@@ -22,7 +22,13 @@ import safetensors.torch
 import torch
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME, list_checkpoints, read_pointer
+from rl_training.experiment.checkpoint_folder import (
+    CHECKPOINT_NAME,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    list_checkpoints,
+    read_pointer,
+)
 from rl_training.experiment.codec.checkpoint_sections import pack_section, unpack_section
 from rl_training.experiment.codec.tree_codec import as_array, unpack_dict
 from rl_training.experiment.codec.tree_packing import UnsavableStateError, pack
@@ -30,9 +36,7 @@ from rl_training.files import atomic_write, open_regular, read_limited, sync, tr
 from rl_training.replay.segments import Segment
 
 SCHEMA_VERSION = 4
-MANIFEST = "manifest.json"
 SECTIONS = ("algorithm", "buffer", "trainer")
-MAX_MANIFEST_BYTES = 1 << 26
 Known = dict[tuple[int, int], tuple[Path, dict[str, Any]]]
 """Segments of an earlier checkpoint: (version, rows) to its file and its manifest entry."""
 

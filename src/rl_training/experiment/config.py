@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -138,6 +138,18 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: 
                 del sources[stale]
             into[key] = value
             sources[path] = name
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "", value_key: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of every entry of nested mappings that is no mapping.
+
+    A mapping is a value if it is empty, or has the key `value_key`, as `kind` of a schedule.
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and value_key not in value:
+            yield from leaves(value, f"{prefix}{key}.", value_key)
+        else:
+            yield f"{prefix}{key}", value
 
 
 def parse_overrides(items: Sequence[str], algo: str | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
-from rl_training.experiment.config import load_config_file
+from rl_training.experiment.config import leaves, load_config_file
 from rl_training.experiment.owner import Owner, is_alive, read_heartbeat, read_owner
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.files import open_regular
@@ -211,7 +211,7 @@ def _refuse_unknown_keys(filters: Sequence[str], readers: Sequence[RunReader]) -
     """Raise a `ConfigError` for a filter by a key that no run has."""
     names = [name for name in RunInfo.__dataclass_fields__ if name != "owner"] + ["name", "share"]
     for key in (text.partition("=")[0] for text in filters if "=" in text):
-        known = dict.fromkeys([*names, *(name for reader in readers[:100] for name in flat_keys(reader.config))])
+        known = dict.fromkeys([*names, *(name for reader in readers[:100] for name in _keys(reader.config))])
         if key not in known:
             ends = [name for name in known if name.endswith(f".{key}")]
             hint = (
@@ -222,12 +222,11 @@ def _refuse_unknown_keys(filters: Sequence[str], readers: Sequence[RunReader]) -
             raise ConfigError(f"no run has a setting '{key}'{hint}")
 
 
-def flat_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of nested mappings."""
-    for key, value in values.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from flat_keys(value, f"{prefix}{key}.")
+def _keys(config: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted keys of a configuration, those of its mappings included."""
+    for key, _ in leaves(config):
+        parts = key.split(".")
+        yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def _matches(info: RunInfo, reader: RunReader, text: str) -> bool:

@@ -6,12 +6,13 @@ import contextlib
 import glob
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.config import leaves
 from rl_training.experiment.yaml_text import parse_yaml
 from rl_training.files import is_file
 from rl_training.studies.catalog import LAST, find_run, find_run_folders, is_run_folder
@@ -236,7 +237,8 @@ def group_runs(run_dirs: Sequence[Path]) -> list[RunGroup]:
     members: dict[str, list[RunRecord]] = {}
     settings: dict[str, Setting] = {}
     for record in records.values():
-        setting = dict(_flat({key: value for key, value in record.settings.items() if key not in NO_SETTING}))
+        learned = {key: value for key, value in record.settings.items() if key not in NO_SETTING and value != {}}
+        setting = dict(leaves(learned, value_key="kind"))  # the keys of a schedule belong together
         key = identity(sorted(setting.items())) if setting else str(record.run_dir)  # unreadable settings: alone
         settings[key] = setting
         members.setdefault(key, []).append(record)
@@ -245,15 +247,6 @@ def group_runs(run_dirs: Sequence[Path]) -> list[RunGroup]:
         RunGroup(label or _title(runs[0]), tuple(sorted(runs, key=_seed_first)))
         for label, runs in zip(labels, members.values(), strict=False)
     ]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings with dotted keys; a schedule, whose keys belong together, is one value."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and "kind" not in value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _title(record: RunRecord) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig, load_config_file, merge_layers, resolve_config
+from rl_training.experiment.config import TrainConfig, leaves, load_config_file, merge_layers, resolve_config
 from rl_training.experiment.run_folder import run_name, safe_name
 from rl_training.studies.selection import format_seeds, parse_seeds
 from rl_training.studies.settings import (
@@ -236,7 +236,7 @@ def make_plan(
 def plan_differences(old: Plan, new: Plan) -> list[str]:
     """What differs between two plans of one study, in words; empty if they have the same runs."""
     found = []
-    first, second = dict(_leaves(old.base)), dict(_leaves(new.base))
+    first, second = dict(leaves(old.base)), dict(leaves(new.base))
     for key in dict.fromkeys([*first, *second]):
         pair = [identity(values[key]) if key in values else None for values in (first, second)]
         if pair[0] != pair[1]:
@@ -276,11 +276,3 @@ def _preset(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if found is None:
         raise ConfigError("'preset: true' of the study: there is no preset for its algo and env_id; leave it out")
     return load_config_file(found)
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

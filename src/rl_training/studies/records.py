@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError, install_extra
+from rl_training.experiment.config import leaves
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.timing import TIMES, TIMING_NAME, read_lines
 from rl_training.studies.catalog import RunInfo, RunReader, find_run_folders
@@ -112,12 +113,10 @@ def load_runs(path: str | Path) -> RunRecords:
     return RunRecords([RunRecord(run_dir) for run_dir in find_run_folders(folder)])
 
 
-def _columns(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _columns(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as columns with dotted names; lists as text."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            found |= _columns(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value if isinstance(value, (str, int, float, type(None))) else str(value)
-    return found
+    return {
+        key: value if isinstance(value, (str, int, float, type(None))) else str(value)
+        for key, value in leaves(settings)
+        if value != {}
+    }

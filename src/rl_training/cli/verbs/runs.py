@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -82,6 +80,7 @@ def list_all(words: Filters = None, as_json: AsJson = False) -> None:
 @app.command("show", cls=StrictCommand)
 def show_one(run: OneRun, as_json: AsJson = False) -> None:
     """Show what a run's folder tells of it: state, owner, scores, versions, settings."""
+    from rl_training.experiment.config import leaves
     from rl_training.experiment.run_folder import TrainingRun
     from rl_training.studies.catalog import RunReader
 
@@ -104,7 +103,7 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
         "versions": ", ".join(f"{name} {value}" for name, value in versions.items()),
     }
     reasons = _inexact_reasons(folder) if info.exactness == "approximate" else []
-    settings = dict(_flat(reader.config))
+    settings = dict(leaves(reader.config))
     width = max(map(len, [*facts, *settings]))
     lines = [str(folder), *(f"  {name:<{width}}  {value}" for name, value in facts.items())]
     lines += [f"  {'':<{width}}  {reason}" for reason in reasons]
@@ -116,10 +115,11 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
 @app.command("diff", cls=StrictCommand)
 def diff(run: OneRun, other: OtherRun, as_json: AsJson = False) -> None:
     """Show the settings in which two runs differ."""
+    from rl_training.experiment.config import leaves
     from rl_training.studies.catalog import RunReader
 
     folders = [_run_folder(run), _run_folder(other)]
-    first, second = (dict(_flat(RunReader(folder).config)) for folder in folders)
+    first, second = (dict(leaves(RunReader(folder).config)) for folder in folders)
     keys = [key for key in dict.fromkeys([*first, *second]) if first.get(key) != second.get(key)]
     values = {key: [first.get(key), second.get(key)] for key in keys}
     rows = [("setting", *(folder.name for folder in folders))]
@@ -147,21 +147,7 @@ def _run_folder(run: Path) -> Path:
 
 def _inexact_reasons(folder: Path) -> list[str]:
     """Why a run is not bit-exact, from the manifest of its last checkpoint."""
-    from rl_training.experiment.checkpoint_folder import CheckpointFolder
+    from rl_training.experiment.checkpoint_folder import last_metadata
 
-    last = CheckpointFolder(folder / "checkpoints").last
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        if last is not None:
-            metadata = json.loads((last / "manifest.json").read_text(encoding="utf-8"))["metadata"]
-            return [str(reason) for reason in metadata["inexact_reasons"]]
-    return []
-
-
-def _flat(values: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            found += _flat(value, f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", value))
-    return found
+    reasons = last_metadata(folder).get("inexact_reasons")
+    return [str(reason) for reason in reasons] if isinstance(reasons, list) else []

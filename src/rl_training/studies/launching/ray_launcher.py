@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -316,11 +315,7 @@ def shared_token(folder: Path) -> Iterator[Path]:
 
 def machine_of(run_dir: Path) -> dict[str, str] | None:
     """The machine that wrote the last checkpoint of a run, from its manifest; None if there is none."""
-    from rl_training.experiment.checkpoint_folder import CheckpointFolder
+    from rl_training.experiment.checkpoint_folder import last_metadata
 
-    last = CheckpointFolder(run_dir / "checkpoints").last
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        if last is not None:
-            found = json.loads((last / "manifest.json").read_text(encoding="utf-8"))["metadata"]["machine"]
-            return dict(found)
-    return None
+    found = last_metadata(run_dir).get("machine")
+    return dict(found) if isinstance(found, dict) else None
