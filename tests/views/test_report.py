@@ -161,13 +161,33 @@ def test_offline_steps_are_updates_and_the_online_start_is_marked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kwargs = {"dataset_kind": "random", "online": {"after_updates": 60}}
-    write_run(tmp_path, "run", [line(1, 2.0)], algo="iql", env_id="Pendulum-v1", algo_kwargs=kwargs)
+    write_run(tmp_path, "run", [line(1, 2.0), line(90, 3.0)], algo="iql", env_id="Pendulum-v1", algo_kwargs=kwargs)
     write_run(
         tmp_path, "plain", [line(1, 2.0)], algo="bc", env_id="Pendulum-v1", algo_kwargs={"dataset_kind": "random"}
     )
     _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
     facets = {facet["unit"]: facet["marks"] for facet in data_of(page)["facets"]}
     assert facets == {"updates": [], "updates, then environment steps": [[60, "online from here"]]}
+
+
+def test_offline_runs_are_set_against_their_data_and_estimates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_training(small_config("iql", tmp_path / "runs")).run_dir
+    facts = json.loads((run / "metadata.json").read_text())["dataset"]
+    assert facts["transitions"] == 300
+    assert facts["return_min"] <= facts["return_mean"] <= facts["return_max"] <= 0  # Pendulum's rewards are costs
+    estimate = {"fqe_return_mean": -12.5, "fqe_return_low": -20, "fqe_return_high": -5.0, "fqe_converged": True}
+    (run / "fqe.json").write_text(json.dumps(estimate))
+    _, page = report(capsys, run)
+    table = section(data_of(page), "health")[0]
+    cells = dict(zip(table["columns"], table["rows"][0], strict=True))
+    assert cells["FQE"] == "-12.50"
+    assert cells["95 % interval"] == "[-20.00, -5.00]"
+    assert float(cells["data: mean"].replace(",", "")) == pytest.approx(facts["return_mean"], abs=0.06)
+    assert cells["converged"] == "yes"
+    (level,) = section(data_of(page), "learning")[0]["levels"]
+    assert level[0] == pytest.approx(facts["return_mean"])
 
 
 def test_what_differs_from_the_preset_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +215,7 @@ def test_stored_comparisons_of_the_runs_are_shown(tmp_path: Path, capsys: pytest
         "good": {"verdict": "a_better", "sentence": "a is better than b.", "a": "a", "b": "b", "runs": ["a0", "b0"]},
         "other": {"verdict": "a_better", "sentence": "of other runs", "runs": ["a0", "elsewhere"]},
         "bare": {"runs": ["b0"], "interval": [1, None], "p_value": "x", "verdict": ["y"]},
+        "many": {"pairs": [{"verdict": "b_better", "a": "c", "b": "d", "runs": ["a0", "b0"]}, 3, {"runs": 4}]},
     }
     for name, values in stored.items():
         folder = tmp_path / "comparisons" / name
@@ -207,6 +228,7 @@ def test_stored_comparisons_of_the_runs_are_shown(tmp_path: Path, capsys: pytest
     found = text_of(section(data_of(page), "comparisons"))
     assert "a is better than b." in found
     assert "undecided" in found
+    assert "d is better" in found
     assert "of other runs" not in found
 
 

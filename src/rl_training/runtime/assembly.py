@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,6 +68,8 @@ class RunComponents:
     dataset: TransitionDataset | None = None
     notes: Sequence[str] = ()
     """Messages about the dataset for the user."""
+    dataset_facts: Mapping[str, float] = field(default_factory=dict)
+    """Size and returns of the dataset as recorded, for the run's metadata."""
     goal_rewards: GoalRewards | None = None
     """Computes the rewards of relabelled goals."""
 

@@ -209,6 +209,8 @@ class Run:
         else:
             restore(self.origin.state, self.components, self.session, self.view, self.origin.resumption)
             self.folder.update_metadata(exactness=self._exactness())
+        if self.components.dataset_facts:
+            self.folder.update_metadata(dataset=dict(self.components.dataset_facts))
         if self.origin.folder is None:
             self.scores.reset_best()
         elif self.origin.state is not None and self.origin.resumption is not None:

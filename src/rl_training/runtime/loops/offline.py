@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from time import perf_counter
 from typing import Any
 
@@ -40,14 +41,14 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     notes = [*_notes_of(setup, recorded), *check_data(recorded, spaces, is_lenient=is_lenient)]
     algorithm = setup.make_algorithm(spaces)
     check_batch_fits(spaces, algo_config.batch_size)
-    rng = setup.seeds.replay_generator()
+    rng, facts = setup.seeds.replay_generator(), _facts_of(recorded)
     transform = RewardTransformConfig(**algo_config.reward_transform)
     dataset = recorded.for_training(
         spaces, rng=rng, device=algorithm.device, reward_transform=transform, clip_actions=is_lenient
     )
     online = _online_stage(algo_config)
     if online is None:
-        return RunComponents(algorithm, None, dataset, evaluator, dataset, notes)
+        return RunComponents(algorithm, None, dataset, evaluator, dataset, notes, facts)
     config = setup.config
     envs = setup.required_env.make_vector(config.num_envs)
     on_failure.callback(try_to_close, envs)
@@ -56,7 +57,8 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     with translate_memory_errors():
         replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
     buffer = MixedReplay(dataset, replay, online.offline_ratio, transform)
-    return RunComponents(algorithm, Collector(envs, spaces, algorithm.device), buffer, evaluator, dataset, notes)
+    collector = Collector(envs, spaces, algorithm.device)
+    return RunComponents(algorithm, collector, buffer, evaluator, dataset, notes, facts)
 
 
 def offline_loop(
@@ -117,6 +119,16 @@ def _load_dataset(setup: RunSetup) -> TransitionDataset:
         size=algo_config.dataset_size,
         seed=setup.seeds.data if seed is None else seed,
     )
+
+
+def _facts_of(dataset: TransitionDataset) -> dict[str, float]:
+    """Size and raw returns of a dataset, as far as they are finite."""
+    returns = dataset.episode_returns()
+    facts: dict[str, float] = {"transitions": len(dataset), "episodes": len(returns)}
+    if len(returns):
+        found = {"return_mean": returns.mean(), "return_min": returns.min(), "return_max": returns.max()}
+        facts |= {name: float(value) for name, value in found.items() if math.isfinite(value)}
+    return facts
 
 
 def _notes_of(setup: RunSetup, dataset: TransitionDataset) -> list[str]:

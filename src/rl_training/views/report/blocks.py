@@ -61,6 +61,8 @@ class Plot(Block):
     title: str
     note: str
     reference: str | None
+    levels: Sequence[tuple[float, str]] = ()
+    """Values that are drawn as dotted horizontal lines, with a word."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ MAX_VALUES = 16_000
 """Numbers in all curves of a page: with them it stays under 300 KB."""
 STEP = "global_step"
 NOT_DRAWN = {STEP, "eval_episodes", "eval_success_reports", "gradient_steps"}
-DIGITS = 5
+DIGITS = 6
 Line = Mapping[str, float | None]
 
 
@@ -30,7 +30,7 @@ class Columns:
         return len(self.steps) * len(self.metrics)
 
     def as_dict(self) -> dict[str, Any]:
-        """For the page: numbers with five significant digits."""
+        """For the page: numbers with six significant digits."""
         return {
             "x": [_short(step, 12) for step in self.steps],
             "y": {name: [_short(value) for value in values] for name, values in self.metrics.items()},

@@ -32,25 +32,36 @@ class Comparison:
     p_value: float | None
     prob_a_beats_b: float | None
 
+    @property
+    def in_words(self) -> str:
+        """The verdict with the names."""
+        better = {"a_better": self.a, "b_better": self.b}.get(self.verdict)
+        return self.verdict if better is None else f"{better} is better"
+
 
 def find_comparisons(run_dirs: Iterable[Path]) -> list[Comparison]:
     """The comparisons in the folders around the runs, by name; damaged files are left out."""
     dirs = [run_dir.resolve() for run_dir in run_dirs]
     names = {run_dir.name for run_dir in dirs}
     places = dict.fromkeys(place for run_dir in dirs for place in (run_dir.parent, run_dir.parent.parent))
-    found: dict[Path, Comparison] = {}
+    found: dict[Path, list[Comparison]] = {}
     for place in places:
         for path in sorted((place / FOLDER).glob(f"*/{FILE}")):
-            comparison = _read(path, names)
-            if comparison is not None:
-                found[path] = comparison
-    return list(found.values())
+            found.setdefault(path, _read(path, names))
+    return [comparison for comparisons in found.values() for comparison in comparisons]
 
 
-def _read(path: Path, names: set[str]) -> Comparison | None:
+def _read(path: Path, names: set[str]) -> list[Comparison]:
+    """The comparison in a file, or all pairs of one of several arms."""
     values: Any = None
     with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
         values = json.loads(read_limited(path, MAX_BYTES))
+    pairs = values.get("pairs", [values]) if isinstance(values, Mapping) else []
+    found = [_parse(pair, names) for pair in pairs] if isinstance(pairs, list) else []
+    return [comparison for comparison in found if comparison is not None]
+
+
+def _parse(values: Any, names: set[str]) -> Comparison | None:
     if not isinstance(values, Mapping) or not isinstance(values.get("runs"), list) or not values["runs"]:
         return None
     if not all(isinstance(name, str) and Path(name).name in names for name in values["runs"]):

@@ -25,6 +25,7 @@ from rl_training.views.report.columns import Columns, Line, evaluations_of, poin
 from rl_training.views.report.lines import START, NewLines, finite, read_new_lines
 
 MAX_LOG_BYTES = 1 << 18
+ESTIMATE_FILE = "fqe.json"
 MAX_MANIFEST_BYTES = 1 << 25
 DEFAULT_DISCOUNT = 0.99
 """Discount factor of a run that sets none: the default of every algorithm, whose classes would import torch."""
@@ -197,6 +198,18 @@ class RunFacts:
                 return dict(mapping(mapping(values).get("metadata")))
         return {}
 
+    @cached_property
+    def estimate(self) -> Mapping[str, Any]:
+        """A stored result of fitted Q evaluation, as `rl-training eval RUN --dataset FILE --json` prints it."""
+        with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
+            return mapping(json.loads(read_limited(self.record.run_dir / ESTIMATE_FILE, MAX_LOG_BYTES)))
+        return {}
+
+    @property
+    def dataset(self) -> Mapping[str, Any]:
+        """Size and returns of the dataset of an offline run, as its metadata tells."""
+        return mapping(self.metadata.get("dataset"))
+
     @property
     def loop(self) -> Loop | None:
         """The training loop of its algorithm; None if it is not known, as of a plugin that is not loaded."""
@@ -215,7 +228,7 @@ class RunFacts:
         """The step at which an offline run continues in the environment."""
         online = mapping(mapping(self.settings.get("algo_kwargs")).get("online"))
         first = online.get("after_updates")
-        return first if self.is_offline and isinstance(first, int) else None
+        return first if self.is_offline and isinstance(first, int) and self.info.step > first else None
 
 
 def facts_of(groups: Sequence[RunGroup], logged: Mapping[Path, Logged]) -> list[RunFacts]:

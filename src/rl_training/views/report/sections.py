@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.studies.groups import RunGroup
-from rl_training.views.report.blocks import Block, Fold, Plot, Section
+from rl_training.views.report.blocks import Block, Fold, Plot, Section, number
 from rl_training.views.report.charts import EPISODES, HEALTH, LEARNING, SPEED, Chart, chosen, others, table_of
 from rl_training.views.report.comparisons import find_comparisons
 from rl_training.views.report.data import Logged, RunFacts, facts_of
 from rl_training.views.report.history import commands, configuration, event_section, provenance, speed_blocks
-from rl_training.views.report.summary import GroupFacts, comparison_section, final_scores, overview
+from rl_training.views.report.lines import finite
+from rl_training.views.report.summary import GroupFacts, comparison_section, final_scores, offline_blocks, overview
 
 OFFLINE_UNIT, ONLINE_UNIT = "updates", "environment steps"
 
@@ -55,7 +57,7 @@ class PageFacts:
             Section("learning", "Learning curves", self._plots(LEARNING)),
             final_scores(self.groups),
             Section("episodes", "Episodes", self._plots(EPISODES)),
-            Section("health", "Health of learning", self._plots(HEALTH)),
+            Section("health", "Health of learning", [*offline_blocks(self.groups), *self._plots(HEALTH)]),
             Section("speed", "Speed", [*self._plots(SPEED), *speed_blocks(self.groups)]),
             Section("other", "Other metrics", self._other_plots()),
         ]
@@ -75,9 +77,16 @@ class PageFacts:
                     continue
                 title = f"{chart.title}, {facet.name}" if len(self.facets) > 1 else chart.title
                 reference = chart.reference if chart.reference in logged else None
-                found.append(Plot(chart.metric, table_of(chart.metric), index, title, note, reference))
+                levels = self._levels(index) if chart.metric == "eval_return_mean" else []
+                found.append(Plot(chart.metric, table_of(chart.metric), index, title, note, reference, levels))
                 note = ""  # beside the first of them
         return found
+
+    def _levels(self, facet: int) -> list[tuple[float, str]]:
+        """The mean return of the datasets that the runs of a facet learn from."""
+        runs = [run for run in self.runs if self.facet_of[run.group] == facet]
+        returns = [value for run in runs if (value := finite(run.dataset.get("return_mean"))) is not None]
+        return [(statistics.fmean(returns), f"data {number(statistics.fmean(returns))}")] if returns else []
 
     def _other_plots(self) -> list[Block]:
         logged = {name for index in range(len(self.facets)) for name in self._logged(index)}

@@ -22,6 +22,11 @@ SCORE_NOTE = (
     "Score: the mean return of a run's last evaluation; then the mean over the runs, with the 95 % interval of"
     " Student's t over runs."
 )
+OFFLINE_NOTE = (
+    "Data: undiscounted returns of the recorded episodes. FQE: discounted return of the policy, estimated from a"
+    " dataset; behaviour: the discounted return that the recorded actions earned in the same episodes."
+)
+FQE_NOTE = "`rl-training eval RUN --dataset FILE --json > RUN/fqe.json` stores an estimate for this page."
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,34 @@ def _mean(values: Any) -> float | None:
     return statistics.fmean(numbers) if numbers else None
 
 
+def offline_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
+    """For offline runs the return of their dataset, and stored estimates of fitted Q evaluation (FQE)."""
+    runs = [run for group in groups for run in group.runs if run.is_offline]
+    rows: list[Sequence[Cell]] = [
+        [
+            {"text": run_label(run, groups), "group": run.group},
+            number(finite(run.dataset.get("return_mean"))),
+            number(finite(run.dataset.get("return_max"))),
+            number(run.info.last_eval),
+            number(finite(run.estimate.get("fqe_return_mean"))),
+            _ends(run.estimate.get("fqe_return_low"), run.estimate.get("fqe_return_high")),
+            number(finite(run.estimate.get("behaviour_return_mean"))),
+            {True: "yes", False: "no"}.get(run.estimate.get("fqe_converged") is True, "") if run.estimate else "–",
+        ]
+        for run in runs
+        if run.dataset or run.estimate
+    ]
+    columns = ["run", "data: mean", "data: best", "score", "FQE", "95 % interval", "behaviour", "converged"]
+    blocks: list[Block] = [Table("Return of the dataset, of the policy, and estimated", columns, rows)] if rows else []
+    if runs:
+        blocks.append(Text(f"{OFFLINE_NOTE} {FQE_NOTE if any(not run.estimate for run in runs) else ''}".strip()))
+    return blocks
+
+
+def _ends(low: object, high: object) -> str:
+    return interval_text(MeanInterval(0.0, finite(low), finite(high), 2)) if finite(low) is not None else "–"
+
+
 def comparison_section(comparisons: Sequence[Comparison]) -> Section | None:
     """The stored comparisons of these runs with their verdicts; None if there are none."""
     if not comparisons:
@@ -225,7 +258,7 @@ def comparison_section(comparisons: Sequence[Comparison]) -> Section | None:
     rows: list[Sequence[Cell]] = [
         [
             f"{found.a} and {found.b}",
-            {"text": found.verdict.replace("_", " "), "is_marked": found.verdict != "undecided"},
+            {"text": found.in_words, "is_marked": found.verdict != "undecided"},
             found.measure,
             number(found.difference),
             found.interval,
@@ -235,5 +268,5 @@ def comparison_section(comparisons: Sequence[Comparison]) -> Section | None:
         for found in comparisons
     ]
     columns = ["a and b", "verdict", "measure", "a − b", "interval", "p-value", "P(a > b)"]
-    sentences = [Text(f"{found.sentence}") for found in comparisons if found.sentence]
+    sentences = [Text(found.sentence) for found in comparisons if found.sentence not in ("", found.in_words)]
     return Section("comparisons", "Comparisons", [*sentences, Table("Stored comparisons", columns, rows, 3)])

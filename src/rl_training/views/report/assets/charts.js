@@ -95,6 +95,11 @@ RL.seriesOf = (block) => {
       if (shown) shown.reference = mean;
       add(mean, mean.y, { width: 2, dash: [5, 5], stroke: RL.color(group.index), points: { show: false } });
     }
+  const steps = groups.flatMap((group) => group.curves.flatMap((curve) => [curve.x[0], curve.x[curve.x.length - 1]]));
+  if (steps.length)
+    for (const [value] of block.levels)
+      add({ x: [...new Set([Math.min(...steps), Math.max(...steps)])] }, [value, value],
+        { width: 1.5, dash: [2, 4], stroke: RL.css("--muted"), points: { show: false } });
   return { groups, lines, bands };
 };
 
@@ -119,8 +124,15 @@ RL.axes = (unit) => {
   ];
 };
 
-RL.drawMarks = (plot, marks) => {
+RL.drawMarks = (plot, marks, levels) => {
   const context = plot.ctx, ratio = devicePixelRatio || 1;
+  context.save();
+  context.textAlign = "left";
+  context.fillStyle = RL.css("--muted");
+  context.font = `${11 * ratio}px system-ui, sans-serif`;
+  for (const [value, word] of levels)
+    context.fillText(word, plot.bbox.left + 5 * ratio, plot.valToPos(value, "y", true) - 5 * ratio);
+  context.restore();
   for (const [step, word] of marks) {
     if (step < plot.scales.x.min || step > plot.scales.x.max) continue;
     const x = plot.valToPos(step, "x", true), { top, height, left, width } = plot.bbox;
@@ -173,7 +185,7 @@ RL.dataTable = (block) => {
       const mean = RL.meanCurve(group.curves);
       for (const [word, y] of [["mean", mean.y], ["low", mean.low], ["high", mean.high]]) {
         columns.push(start + word);
-        series.push({ x: mean.x, y: y.map((value) => Number(value.toPrecision(5))) });
+        series.push({ x: mean.x, y: y.map((value) => Number(value.toPrecision(6))) });
       }
     }
   }
@@ -208,7 +220,7 @@ RL.plot = (block) => {
       legend: { show: false }, axes: RL.axes(facet.unit), bands, scales: { x: { time: false } },
       series: [{}, ...lines.map((line) => ({ spanGaps: true, ...line.options }))],
       cursor: { sync: { key: `facet${block.facet}`, setSeries: false }, drag: { x: true, y: false }, points: { show: false } },
-      hooks: { setCursor: [say], draw: [(plot) => RL.drawMarks(plot, facet.marks)],
+      hooks: { setCursor: [say], draw: [(plot) => RL.drawMarks(plot, facet.marks, block.levels)],
         setScale: [(plot, key) => { chart.isZoomed = key === "x" && (plot.scales.x.min > data[0][0] || plot.scales.x.max < last); }] },
     }, data, holder);
     RL.readOut(reading, groups, null);

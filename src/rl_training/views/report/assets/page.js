@@ -48,7 +48,7 @@ RL.showReport = () => {
   const thinned = RL.data.max_points === null ? ""
     : ` Curves of more than ${RL.data.max_points} points are thinned to about as many: the first, the last and the extreme values stay.`;
   document.querySelector("footer").append(RL.el("p", {},
-    `Made by rl-training ${RL.data.version} at ${RL.data.made.replace("T", " ").slice(0, 19)} UTC. Numbers have five digits.${thinned}`
+    `Made by rl-training ${RL.data.version} at ${RL.data.made.replace("T", " ").slice(0, 19)} UTC. Numbers have six digits.${thinned}`
     + " Drag over a chart to zoom in, double-click to zoom out."));
 };
 

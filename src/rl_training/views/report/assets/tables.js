@@ -158,7 +158,8 @@ RL.fold = (title, make) => {
 
 RL.block = (block) => {
   if (block.kind === "plot") return RL.plot(block);
-  if (block.kind === "text") return RL.el("p", { className: "note" }, block.text);
+  if (block.kind === "text")
+    return RL.el("p", { className: "note" }, block.text.split("`").map((part, index) => (index % 2 ? RL.el("code", {}, part) : part)));
   if (block.kind === "fold")
     return RL.fold(block.title, () => RL.el("div", { className: "blocks" }, block.blocks.map(RL.block)));
   return RL[block.kind](block);
