@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpoint_folder import CheckpointFolder
+from rl_training.experiment.checkpoint_folder import last_metadata
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.experiment.run_log import LOG_NAME
@@ -26,7 +26,6 @@ from rl_training.views.report.lines import START, NewLines, finite, read_new_lin
 
 MAX_LOG_BYTES = 1 << 18
 ESTIMATE_FILE = "fqe.json"
-MAX_MANIFEST_BYTES = 1 << 25
 DEFAULT_DISCOUNT = 0.99
 """Discount factor of a run that sets none: the default of every algorithm, whose classes would import torch."""
 LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ([A-Z]+) (.*)")
@@ -191,12 +190,7 @@ class RunFacts:
     @cached_property
     def checkpoint(self) -> dict[str, Any]:
         """Metadata of the last checkpoint: machine, threads, reasons why it is not exact."""
-        last = CheckpointFolder(self.record.run_dir / "checkpoints").last
-        with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
-            if last is not None:
-                values = json.loads(read_limited(last / "manifest.json", MAX_MANIFEST_BYTES))
-                return dict(mapping(mapping(values).get("metadata")))
-        return {}
+        return last_metadata(self.record.run_dir)
 
     @cached_property
     def estimate(self) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import load_config_file
+from rl_training.experiment.config import leaves, load_config_file
 from rl_training.experiment.presets import find_preset
 from rl_training.views.report.blocks import Bars, Block, Cell, Code, Section, Table, Text, duration, number
 from rl_training.views.report.charts import TIME_PARTS
@@ -108,15 +108,10 @@ def _preset(settings: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None
         return None
 
 
-def _comparable(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _comparable(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings with dotted keys, as text; a schedule, whose keys belong together, is one value."""
-    found: dict[str, str] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and "kind" not in value:
-            found |= _comparable(value, f"{prefix}{key}.")
-        elif prefix or key not in PLACES:
-            found[f"{prefix}{key}"] = json.dumps(value, default=str, ensure_ascii=False)
-    return found
+    found = {key: value for key, value in leaves(settings, value_key="kind") if key not in PLACES and value != {}}
+    return {key: json.dumps(value, default=str, ensure_ascii=False) for key, value in found.items()}
 
 
 def provenance(groups: Sequence[GroupFacts]) -> Section:
