@@ -17,14 +17,11 @@ from rl_training.cli.options import NUMBER, AsJson, LaunchOptions, Quiet
 from rl_training.cli.output import say, show
 from rl_training.cli.verbs.studies import launch_words, launcher_in
 from rl_training.errors import ConfigError, RLTrainingError
-from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
 
 if TYPE_CHECKING:
-    from rl_training.studies.comparison.looks import LookPlan, PlannedComparison
     from rl_training.studies.comparison.scores import ScoreRule
     from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
-    from rl_training.studies.study import Study
 
 Arms = Annotated[
     list[str],
@@ -91,7 +88,6 @@ Picture = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Write the picture here (default: in the comparison's folder)."),
 ]
-PLAN_OPTIONS = ("metric", "measure", "mode", "failed", "margin", "alpha", "looks", "seeds_per_look")
 
 
 @dataclass(frozen=True)
@@ -169,11 +165,12 @@ def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
 def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
     from rl_training.cli.comparison_report import comparison_lines, look_line
     from rl_training.studies.comparison.looks import is_decided
+    from rl_training.studies.comparison.planning import PLAN_OPTIONS, plan_comparison
     from rl_training.studies.comparison.training import train_look
 
     if len(words) != 2:
         raise ConfigError(f"--until-decided compares two arms, and {len(words)} are named: name two")
-    planned = _plan(words, options)
+    planned = plan_comparison(words, options.given(*PLAN_OPTIONS), options.name)
     plan = planned.plan
     comparison = None
     for look in range(1, plan.looks + 1):
@@ -190,69 +187,6 @@ def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
     lines = comparison_lines(comparison, plan.budgets)
     lines.append(f"  planned: look {look} of {plan.looks}, {plan.seeds_per_look} seeds each; plan in {planned.folder}")
     _show(comparison, lines, planned.folder, options, look)
-
-
-def _plan(words: Sequence[str], options: CompareOptions) -> PlannedComparison:
-    """The frozen plan of these arms, or a new one."""
-    from rl_training.studies.comparison.folder import folder_of
-    from rl_training.studies.comparison.looks import LookPlan, PlannedComparison, plan_arm
-    from rl_training.studies.groups import RunGroup
-
-    found = [_study_arm(word) for word in words]
-    arms = [RunGroup(name, (), study.path) for name, study, _ in found]
-    if arms[0].name == arms[1].name:
-        raise ConfigError(f"both arms are called '{arms[0].name}': fork one of the studies under another name")
-    folder = folder_of(arms, options.name, is_planned=True)
-    known = PlannedComparison.open(folder)
-    if known is not None:
-        _refuse_changed(known.plan, options, folder)
-        return known
-    size = {"looks": 4, "seeds_per_look": 5} | options.given("looks", "seeds_per_look")
-    num_seeds = size["looks"] * size["seeds_per_look"]
-    a, b = (plan_arm(name, study, settings, num_seeds, folder) for name, study, settings in found)
-    budgets = [_budgets(study, settings) for _, study, settings in found]
-    if budgets[0] != budgets[1]:
-        raise ConfigError(f"the arms have other steps or environments: {budgets[0]} and {budgets[1]}")
-    plan = LookPlan(a, b, options.rule(), budgets[0], **size, **options.given("alpha", "margin"))
-    for _, study, _ in found:
-        study.begin()
-    return PlannedComparison.freeze(folder, plan)
-
-
-def _study_arm(word: str) -> tuple[str, Study, list[str]]:
-    """Name, study and settings (one for each environment) of an arm; a study file may not have begun yet."""
-    from rl_training.studies.groups import groups_of_word
-    from rl_training.studies.study import Study
-
-    if is_file(Path(word)):
-        study = Study.from_file(word)
-        settings = list(dict.fromkeys(run.setting for run in study.runs()))
-        if len({run.config.env_id for run in study.runs()}) < len(settings):
-            names = ", ".join(f"'{study.path}:{setting}'" for setting in settings[:6])
-            raise ConfigError(f"'{word}' has {len(settings):,} settings: begin it, and name one of them, as {names}")
-        return study.plan.name, study, settings
-    groups = groups_of_word(word)
-    if groups[0].study is None:
-        raise ConfigError(f"--until-decided trains further seeds of studies, and '{word}' is none: name a study")
-    name = groups[0].name if len(groups) == 1 else Path(word).name
-    return name, Study.open(groups[0].study), [group.setting or "" for group in groups]
-
-
-def _budgets(study: Study, settings: Sequence[str]) -> dict[str, int]:
-    return {
-        run.config.env_id or "offline": run.config.total_timesteps for run in study.runs() if run.setting in settings
-    }
-
-
-def _refuse_changed(plan: LookPlan, options: CompareOptions, folder: Path) -> None:
-    frozen = {**vars(plan.rule), **vars(plan)}
-    for name, value in options.given(*PLAN_OPTIONS).items():
-        if frozen[name] != value:
-            raise ConfigError(
-                f"the plan of this comparison was frozen before its first look ('{folder}'): {name} is {frozen[name]}"
-                f" there and {value} here; leave --{name.replace('_', '-')} out, or begin another comparison with"
-                " --name NAME"
-            )
 
 
 def _show(
