@@ -11,6 +11,7 @@ from typing import Any
 
 from rl_training.errors import CheckpointError
 from rl_training.files import read_limited
+from rl_training.views.report.blocks import number
 from rl_training.views.report.lines import finite
 
 MAX_BYTES = 1 << 22
@@ -85,5 +86,6 @@ def _text(value: object, missing: str = "") -> str:
 
 
 def _interval(value: object) -> str:
+    """Both ends in brackets; an end that is not finite is infinite."""
     ends = [finite(end) for end in value] if isinstance(value, (list, tuple)) else []
-    return f"[{ends[0]:.4g}, {ends[1]:.4g}]" if len(ends) == 2 and None not in ends else ""
+    return f"[{number(ends[0], '-∞')}, {number(ends[1], '∞')}]" if len(ends) == 2 else ""

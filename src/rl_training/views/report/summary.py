@@ -268,5 +268,9 @@ def comparison_section(comparisons: Sequence[Comparison]) -> Section | None:
         for found in comparisons
     ]
     columns = ["a and b", "verdict", "measure", "a − b", "interval", "p-value", "P(a > b)"]
-    sentences = [Text(found.sentence) for found in comparisons if found.sentence not in ("", found.in_words)]
+    sentences = [
+        Text(f"{found.a} and {found.b}: {found.sentence}")
+        for found in comparisons
+        if found.sentence not in ("", found.in_words)
+    ]
     return Section("comparisons", "Comparisons", [*sentences, Table("Stored comparisons", columns, rows, 3)])

@@ -84,7 +84,7 @@ RL.strip = (block) => {
 RL.redraws = new Set();
 
 RL.drawStrip = (holder, rows) => {
-  const width = Math.max(240, holder.clientWidth || 600), rowHeight = 52, top = 6, left = 14, right = 14;
+  const width = Math.max(240, holder.clientWidth || 600), rowHeight = 64, top = 6, left = 14, right = 14;
   const values = rows.flatMap((row) => [...row.scores.map((score) => score[1]), row.low ?? row.mean, row.high ?? row.mean]);
   let low = Math.min(...values), high = Math.max(...values);
   if (!(high > low)) [low, high] = [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
@@ -97,15 +97,20 @@ RL.drawStrip = (holder, rows) => {
     svg.append(RL.svg("text", { x: x(tick), y: height - 4, class: "tick", "text-anchor": "middle" }, RL.short(tick)));
   }
   rows.forEach((row, index) => {
-    const y = top + index * rowHeight + 34, group = RL.svg("g", { class: RL.groupClass(row.group) });
+    const y = top + index * rowHeight + 42, group = RL.svg("g", { class: RL.groupClass(row.group) });
     const interval = row.low === null ? "" : ` [${RL.number(row.low)}, ${RL.number(row.high)}]`;
-    group.append(RL.svg("text", { x: left, y: y - 16, class: "name" },
+    group.append(RL.svg("text", { x: left, y: y - 26, class: "name" },
       `${RL.data.groups[row.group].name}: ${RL.number(row.mean)}${interval}`));
     if (row.low !== null)
       group.append(RL.svg("rect", { x: x(row.low), y: y - 7, width: Math.max(1, x(row.high) - x(row.low)), height: 14, rx: 3, class: "band" }));
     group.append(RL.svg("line", { x1: x(row.mean), x2: x(row.mean), y1: y - 10, y2: y + 10, class: "mean" }));
+    const offsets = [0, -8, 8, -16, 16], placed = [];
     for (const [label, score, state] of row.scores) {
-      const dot = RL.svg("circle", { cx: x(score), cy: y, r: 4.5, class: state === "finished" ? "run" : "run unfinished" });
+      // Dots that would cover each other stand above one another.
+      const near = placed.filter((other) => Math.abs(other - x(score)) < 7).length;
+      placed.push(x(score));
+      const dot = RL.svg("circle", { cx: x(score), cy: y + offsets[near % offsets.length], r: 4,
+        class: state === "finished" ? "run" : "run unfinished" });
       dot.append(RL.svg("title", {}, `${label}: ${RL.number(score)}`));
       group.append(dot);
     }
