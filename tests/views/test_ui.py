@@ -101,25 +101,26 @@ def test_nothing_outside_of_the_folder_exists(tmp_path_factory: pytest.TempPathF
 def test_a_page_gets_new_lines_only(server: Server, tmp_path: Path) -> None:
     run = write_run(tmp_path, lines=[line(1, 2.0, entropy=0.5)])
     data = data_of(ask(server, "/view?path=run")[1])
-    tokens = data["runs"][0]["tokens"]
+    tokens, known = data["runs"][0]["tokens"], data["live"]["runs"]
     append_lines(run, [line(2, 4.0, entropy=0.25)])
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"global_step": 3, "entropy"')  # a line that is being written
-    (found,) = ask_json(server, "/new", path="run", tokens="-".join(tokens))["runs"]
+    (found,) = ask_json(server, "/new", path="run", runs=known, tokens="-".join(tokens))["runs"]
     assert found["evaluations"]["x"] == [2]
     assert found["updates"]["y"] == {"entropy": [0.25]}
     assert found["is_whole"] == [False, True]
-    again = ask_json(server, "/new", path="run", tokens="-".join(found["tokens"]))
+    again = ask_json(server, "/new", path="run", runs=known, tokens="-".join(found["tokens"]))
     assert again == {"is_changed": False, "runs": [None]}
 
 
 @pytest.mark.parametrize("lines", [[line(1, 7.0)], [line(1, 7.0), line(2, 8.0), line(3, 9.0)]], ids=["short", "long"])
 def test_a_run_that_was_resumed_earlier_is_sent_whole(server: Server, tmp_path: Path, lines: list[Any]) -> None:
     run = write_run(tmp_path, lines=[line(1, 2.0), line(2, 3.0)])
-    tokens = data_of(ask(server, "/view?path=run")[1])["runs"][0]["tokens"]
+    data = data_of(ask(server, "/view?path=run")[1])
+    tokens, known = data["runs"][0]["tokens"], data["live"]["runs"]
     (run / "metrics.jsonl").unlink()
     append_lines(run, lines)
-    (found,) = ask_json(server, "/new", path="run", tokens="-".join(tokens))["runs"]
+    (found,) = ask_json(server, "/new", path="run", runs=known, tokens="-".join(tokens))["runs"]
     assert found["is_whole"][0]
     assert found["evaluations"]["x"] == [values["global_step"] for values in lines]
 
@@ -138,11 +139,15 @@ def test_sections_come_when_they_have_changed(server: Server, tmp_path: Path) ->
 def test_a_page_of_other_runs_is_told_to_reload(server: Server, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_run(tmp_path, name, [line(1, 2.0)])
+    known = data_of(ask(server, "/view?path=.")[1])["live"]["runs"]
     tokens = "_".join(["-".join([START, START])] * 2)
-    assert not ask_json(server, "/new", path=".", tokens=tokens)["is_changed"]
+    assert not ask_json(server, "/new", path=".", runs=known, tokens=tokens)["is_changed"]
+    assert ask_json(server, "/new", path=".", runs=known, tokens="nonsense")["is_changed"]
+    write_run(tmp_path, "c", [line(1, 2.0)])
+    assert ask_json(server, "/new", path=".", runs=known, tokens=tokens)["is_changed"]
+    shutil.rmtree(tmp_path / "c")
     shutil.rmtree(tmp_path / "b")
-    assert ask_json(server, "/new", path=".", tokens=tokens)["is_changed"]
-    assert ask_json(server, "/new", path=".", tokens="nonsense")["is_changed"]
+    assert ask_json(server, "/new", path=".", runs=known, tokens=tokens)["is_changed"]
 
 
 def test_a_thousand_runs_cost_nothing_until_they_are_opened(server: Server, tmp_path: Path) -> None:

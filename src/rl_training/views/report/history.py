@@ -55,7 +55,7 @@ def _events(run: RunFacts) -> list[Sequence[Cell]]:
         found.append((now, f"running at step {info.step:,}: {info.owner}"))
     if info.state == "dead":
         owner = "no process has trained it" if info.owner is None else f"{info.owner} ended without recording an end"
-        found.append((now, f"dead: {owner}; `rl-training resume {shlex.quote(str(info.run_dir))}` continues it"))
+        found.append((now, f"dead: {owner}; to continue it: {_command('resume', info.run_dir)}"))
     if info.state in ("failed", "stopped") and not any((info.reason or "") in text for _, text in found):
         found.append((_text(run.metadata.get("ended")), f"{info.state}: {info.reason or 'no reason was recorded'}"))
     if run.logged.num_damaged:

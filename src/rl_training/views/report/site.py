@@ -104,6 +104,7 @@ class Site:
             "new": f"/new?{address}",
             "sections": f"/sections?{address}",
             "hash": "",
+            "runs": _checksum_of(groups),
             "seconds": SECONDS_BETWEEN_POLLS,
         }
         page = report_page(groups, [str(self._inside(name)) for name in names], live)
@@ -113,10 +114,12 @@ class Site:
 
     def new_lines(self, query: Mapping[str, Sequence[str]]) -> Answer:
         """What the runs from number `from` on have logged after the places that the page has reached."""
-        runs = [run for group in self._groups(query.get("path", [])) for run in group.runs]
+        groups = self._groups(query.get("path", []))
+        runs = [run for group in groups for run in group.runs]
         first = _whole(_one(query, "from", "0"))
         tokens = [tuple(text.split("-")) for text in _one(query, "tokens", "").split("_")]
-        is_changed = len(runs) < first + len(tokens) or any(len(pair) != 2 for pair in tokens)
+        is_same = _one(query, "runs") == _checksum_of(groups) and len(runs) >= first + len(tokens)
+        is_changed = not is_same or any(len(pair) != 2 for pair in tokens)
         found: list[dict[str, Any] | None] = []
         for run, places in zip(runs[first:], () if is_changed else tokens, strict=False):
             curves = read_curves(run, places)
@@ -130,7 +133,7 @@ class Site:
         logged = {run.run_dir: self._logged(run) for group in groups for run in group.runs}
         facts = page_facts(groups, logged, [str(self._inside(name)) for name in names])
         sections = [section.as_dict() for section in facts.sections()]
-        checksum = hashlib.sha256(json.dumps(sections, sort_keys=True).encode("utf-8", "replace")).hexdigest()[:16]
+        checksum = _checksum(json.dumps(sections, sort_keys=True))
         is_known = checksum == _one(query, "known", "")
         return Answer(to_json({"hash": checksum, "sections": None if is_known else sections}))
 
@@ -191,6 +194,15 @@ def _row(run_dir: Path, name: str) -> dict[str, Any]:
         "step": f"{step:,}",
         "best": number(None if best is None else best.score),
     }
+
+
+def _checksum_of(groups: Sequence[RunGroup]) -> str:
+    """Changes when a run is added, removed or grouped otherwise: a page then loads again."""
+    return _checksum(json.dumps([[str(run.run_dir) for run in group.runs] for group in groups]))
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _one(query: Mapping[str, Sequence[str]], name: str, default: str | None = None) -> str:

@@ -116,8 +116,8 @@ def _verdict(group: GroupFacts) -> Verdict:
         "" if group.group.name.lower() == group.algo.lower() else group.group.name,
         facts,
         "no evaluation yet" if interval is None else number(interval.mean),
-        interval_text(interval) + ("" if group.is_final or interval is None else " so far"),
-        group.exactness,
+        ("" if group.is_final or interval is None else "so far; ") + interval_text(interval),
+        group.exactness if "not known" not in group.exactness else f"exactness {group.exactness}",
     )
 
 

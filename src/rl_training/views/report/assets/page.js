@@ -89,7 +89,7 @@ RL.poll = async () => {
   let isChanged = false, added = 0;
   for (let start = 0; start < RL.data.runs.length; start += RL.BATCH) {
     const runs = RL.data.runs.slice(start, start + RL.BATCH);
-    const query = new URLSearchParams({ from: start, tokens: runs.map((run) => run.tokens.join("-")).join("_") });
+    const query = new URLSearchParams({ from: start, runs: RL.data.live.runs, tokens: runs.map((run) => run.tokens.join("-")).join("_") });
     const answer = await fetch(`${RL.data.live.new}&${query}`);
     if (!answer.ok) throw new Error(String(answer.status));
     const news = await answer.json();
@@ -142,7 +142,7 @@ RL.showList = () => {
 RL.folder = (folder, choose) => {
   const rows = RL.el("tbody"), more = RL.el("button", { type: "button" }, "Show more");
   const heads = ["", "run", "state", "algorithm", "environment", "seed", "step", "best", "created"];
-  const table = RL.el("table", {}, RL.el("caption", {}, folder.name),
+  const table = RL.el("table", {}, RL.el("caption", { className: "unseen" }, folder.name),
     RL.el("thead", {}, RL.el("tr", {}, heads.map((name, index) =>
       RL.el("th", { scope: "col", className: [5, 6, 7].includes(index) ? "number" : null }, name)))), rows);
   let shown = 0;
