@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -115,6 +116,13 @@ def test_damaged_files_and_missing_values_are_survived(tmp_path: Path, capsys: p
     assert "3 damaged lines" in text_of(section(data, "events"))
     assert "dead" in text_of(section(data, "events"))
     assert "big" not in text_of(data)
+
+
+def test_names_that_are_no_utf8_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, os.fsdecode(b"odd\xff"), [line(1, 2.0)], algo="\ud800", env_id="x\udfff")
+    (run / "config.yaml").write_text("")
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    assert data_of(page)["runs"][0]["name"] == "odd?"
 
 
 def test_a_run_without_any_metrics_has_no_empty_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

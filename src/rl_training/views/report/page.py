@@ -138,15 +138,18 @@ def assemble(title: str, data: Mapping[str, Any]) -> tuple[str, str]:
         *(f"<script>{text}</script>" for text in scripts),
         "</body></html>",
     ]
-    return "\n".join(head), policy
+    return _encodable("\n".join(head)), policy
 
 
 def to_json(data: Any) -> str:
     """JSON in which no character can end a script element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # A lone surrogate, as of a file name that is not UTF-8, cannot be encoded.
-    text = text.encode("utf-8", "replace").decode()
-    return text.translate(str.maketrans(UNSAFE))
+    return _encodable(text.translate(str.maketrans(UNSAFE)))
+
+
+def _encodable(text: str) -> str:
+    """The text without lone surrogates, as of a file name that is not UTF-8."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _policy(scripts: Sequence[str], styles: Sequence[str], *, is_live: bool) -> str:
