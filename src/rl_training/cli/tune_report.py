@@ -62,6 +62,7 @@ def _space_text(key: Any) -> str:
 def result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
     """The result of a tuning, as values and as lines."""
     from rl_training.studies.settings import describe
+    from rl_training.studies.tuning.result import difference_text
 
     counts = [
         (result.count("COMPLETE"), "complete"),
@@ -76,11 +77,8 @@ def result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
     lines += ["  final, on seeds that nobody used", *_stage_lines(result, result.final)]
     comparison = result.verdict.comparison
     if comparison is not None:
-        low, high = comparison.interval
-        lines.append(
-            f"    difference {comparison.difference:+.1f} [{low:+.1f}, {high:+.1f}], p = {comparison.p_value:.2g}"
-            " (permutation test)"
-        )
+        text = difference_text(comparison)
+        lines.append(f"    difference {text}, p = {comparison.p_value:.2g} (permutation test)")
     lines += textwrap.wrap(result.verdict.sentence, WIDTH)
     lines += textwrap.wrap(
         f"{result.winner}: {describe(result.settings[result.winner])}", WIDTH, break_long_words=False

@@ -13,6 +13,7 @@ from rl_training.studies.settings import Setting
 from rl_training.studies.statistics import MeanComparison, MeanInterval, mean_interval
 from rl_training.studies.tuning.stages import DEFAULT, Scores, complete_scores, complete_trials, trial_name
 
+ALPHA = 0.05
 SEED = 0
 """Seed of the permutation test; it matters only where there are too many labelings to enumerate."""
 
@@ -46,11 +47,10 @@ def verdict_of(winner: str, final: Scores) -> Verdict:
 
     found = compare_means({"": scores[winner]}, {"": scores[DEFAULT]}, default_rng(SEED))
     count = len(scores[winner])
-    if math.isinf(found.interval[0]) and math.isinf(found.interval[1]) and found.p_value > 0.05:
-        many = f"on {count} untouched seed{'' if count == 1 else 's'} ({found.difference:+.1f}; so few decide nothing)"
-    else:
-        many = f"on {count} untouched seeds: {difference_text(found)}"
-    if found.p_value > 0.05:
+    many = f"on {count} untouched seed{'' if count == 1 else 's'}: {difference_text(found)}"
+    if found.smallest_p > ALPHA:
+        many += ", and so few can decide nothing"
+    if found.p_value > ALPHA:
         sentence = f"not distinguishable from the default {many}; keep the default, or tune with more trials or seeds"
         return Verdict("undecided", sentence, found)
     if found.difference > 0:
@@ -61,6 +61,8 @@ def verdict_of(winner: str, final: Scores) -> Verdict:
 def difference_text(found: MeanComparison) -> str:
     """The difference with its interval."""
     low, high = found.interval
+    if math.isinf(low) and math.isinf(high):
+        return f"{found.difference:+.1f} (no interval)"
     return f"{found.difference:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 

@@ -68,8 +68,7 @@ class Search:
             return
         proposals = self._propose(known[: numbers.start], numbers)
         for number in range(max(numbers.start, len(known)), numbers.stop):
-            setting = setting_of(self.plan.space, proposals[number])
-            notes = {"name": trial_name(number), "settings": setting}
+            notes = {"name": trial_name(number)}
             self._journal.add(proposals[number], self._distributions, notes)
 
     def _propose(self, decided: Sequence[Any], numbers: range) -> dict[int, dict[str, Any]]:

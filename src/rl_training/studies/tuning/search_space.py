@@ -91,7 +91,7 @@ def setting_of(keys: Sequence[TunedKey], params: Mapping[str, Any]) -> Setting:
 
 def encode(value: Any) -> Any:
     """A choice as Optuna stores it: lists and mappings as JSON text."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
 
 
 def decode(param: Any, space: Tune) -> Any:

@@ -107,6 +107,8 @@ class TuneRequest:
 
     def resolve(self) -> TunePlan:
         """The plan: the default configuration is checked and the search spaces are read, in a worker process."""
+        if self.config().env_id is None:
+            raise ConfigError("missing key 'env_id': trials are compared by evaluations, which need an environment")
         study = Plan(self.name, self.base, ({},), (0,), self.plugins, self.callbacks)
         check = SettingsCheck(study.runs(Path(self.name)), self.plugins, self.callbacks, with_spaces=True)
         answer = check.answers()[0]

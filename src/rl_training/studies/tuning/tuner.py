@@ -78,8 +78,8 @@ class Tuning:
         names = [DEFAULT, *best[: self.plan.settings.finalists]]
         if "race" not in journal.notes():
             count = len(names) - 1
-            with_default = f"{count} finalist{'' if count == 1 else 's'} and the default" if count else "the default"
-            tell(f"race: {with_default} on {len(self.plan.seeds('race'))} fresh seeds")
+            with_default = f"{_many(count, 'finalist')} and the default" if count else "the default alone"
+            tell(f"race: {with_default} on {_many(len(self.plan.seeds('race')), 'fresh seed')}")
         return self._train("race", names, journal, launcher, needs_all=False)
 
     def _final(self, journal: Journal, launcher: Launcher, race: Scores) -> Scores | None:
@@ -88,7 +88,7 @@ class Tuning:
         names = list(dict.fromkeys([winner, DEFAULT]))
         if "final" not in journal.notes():
             who = "the default won the race and runs alone" if winner == DEFAULT else f"{winner} against the default"
-            tell(f"final: {who}, on {len(self.plan.seeds('final'))} seeds that nobody used")
+            tell(f"final: {who}, on {_many(len(self.plan.seeds('final')), 'seed')} that nobody used")
         return self._train("final", names, journal, launcher, needs_all=True)
 
     def _train(
@@ -147,6 +147,10 @@ def _owned(path: Path) -> Iterator[Lease]:
         yield lease
     finally:
         lease.release()
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _winner(race: Scores) -> str:
