@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_training.studies.statistics.boundary import Guard
+from rl_training.studies.statistics.labelings import smallest_p
 from rl_training.studies.statistics.scores import Array, Look, TaskRuns, merged, spread
 
 Statistic = Literal["welch", "mean"]
@@ -110,7 +111,9 @@ def p_values(
         )
         for start in range(0, num_rows, rows)
     ]
-    return np.concatenate(chunks)
+    # A labeling and its mirror image are equally far out, which rounding can hide where the arms are far apart.
+    smallest = np.array([smallest_p(*looks[: j + 1]) for j in range(len(looks))])
+    return np.maximum(np.concatenate(chunks), smallest)
 
 
 def _rows(look: Look, start: int, stop: int) -> dict[str, TaskRuns]:

@@ -26,10 +26,10 @@ def count_labelings(look: Look) -> int:
     return math.prod(math.comb(runs.scores.shape[1], runs.num_a) for runs in look.values())
 
 
-def smallest_p(look: Look) -> float:
+def smallest_p(*looks: Look) -> float:
     """The smallest two-sided p-value: that of the most extreme labeling, and of its mirror image if there is one."""
-    has_mirror = all(runs.num_a == runs.num_b for runs in look.values())
-    return min(1.0, (1 + has_mirror) / count_labelings(look))
+    has_mirror = all(runs.num_a == runs.num_b for look in looks for runs in look.values())
+    return min(1.0, (1 + has_mirror) / math.prod(map(count_labelings, looks)))
 
 
 def first_labelings(
