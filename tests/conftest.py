@@ -43,7 +43,7 @@ FAULTY = ("ppo", "dqn", "sac", "iql")
 TRY_ALL = bool(os.environ.get("RL_TRAINING_TEST_ALL"))
 LONG_FILES = (
     *("test_ray", "test_study_faults", "test_learning", "test_kill", "test_memory", "test_hostile_files"),
-    *("test_conformance", "test_signals", "test_study_commands", "test_ownership"),
+    *("test_conformance", "test_signals", "test_study_commands", "test_ownership", "test_tuning", "test_tune_faults"),
 )
 """Started first, so that no worker is still running one of them at the end."""
 

@@ -90,9 +90,9 @@ def result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
 def _search_line(result: TuneResult) -> str:
     score, best, default = result.search_score, result.best_trial, result.default_search_score
     texts = [f"{result.winner} {'-' if score is None else f'{score:.1f}'}"]
-    if best is not None and best != result.winner:
+    if best is not None and best not in (result.winner, "default"):
         texts.append(f"best {best} {result.search_scores[best]:.1f}")
-    texts += [f"default {default:.1f}"] if default is not None and "default" not in (result.winner, best) else []
+    texts += [f"default {default:.1f}"] if default is not None and result.winner != "default" else []
     return f"  search: {', '.join(texts)} (optimistic: chosen among {len(result.trials):,} trials)"
 
 

@@ -152,7 +152,7 @@ def tune(options: TuneOptions) -> None:
         result = _run(options, plan, path)
     values, lines = result_lines(result)
     show(values, lines, options.as_json)
-    say(f"to train with them: {program_command('train', '--config', str(result.best))}")
+    _say_command("to train with the winner's settings:", program_command("train", "--config", str(result.best)))
 
 
 def _run(options: TuneOptions, plan: Any, path: Path) -> Any:
@@ -167,20 +167,19 @@ def _run(options: TuneOptions, plan: Any, path: Path) -> Any:
             launcher_in(path, options), lambda: say(f"tuning {path}: {trials:,} trials of {plan.total_steps:,} steps")
         )
     except KeyboardInterrupt:
-        _say_continue(options, "interrupted; to continue:")
+        _say_command("interrupted; to continue:", program_command("tune", *_command_words(options)))
         raise typer.Exit(INTERRUPTED) from None
     except StageError as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None
     if result is None:
-        _say_continue(options, "stopped, all runs saved; to continue:")
+        _say_command("stopped, all runs saved; to continue:", program_command("tune", *_command_words(options)))
         raise typer.Exit(128 + (tuning.interrupted_by or 2))
     return result
 
 
-def _say_continue(options: TuneOptions, text: str) -> None:
-    lines = wrap_command(program_command("tune", *_command_words(options)), 2)
-    say("\n".join([text, *(f"  {line}" for line in lines)]))
+def _say_command(text: str, command: str) -> None:
+    say("\n".join([text, *(f"  {line}" for line in wrap_command(command, 2))]))
 
 
 def _command_words(options: TuneOptions) -> list[str]:
