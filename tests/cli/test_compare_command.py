@@ -99,6 +99,9 @@ class TestResult:
     def test_the_picture_can_go_elsewhere(self, studies: Path, answer: Answer) -> None:
         answer("compare", "low", "high", "--out", "mine.svg")
         assert "<svg" in Path("mine.svg").read_text()
+        Path("other.png").write_text("mine")
+        assert main(["compare", "low", "high", "--out", "other.png"]) == 2
+        assert Path("other.png").read_text() == "mine"
 
     def test_arms_may_be_folders_and_patterns(self, studies: Path, answer: Answer) -> None:
         values = answer("compare", "runs/low/*", "runs/high/*seed[0-4]*", "--json")
@@ -207,7 +210,9 @@ class TestBadInput:
             (("low", "high", "x", "--until-decided"), "compares two arms"),
             (("runs/low/*", "high", "--until-decided"), "name a study"),
             (("low", "high", "--until-decided", "--seeds-per-look", "1"), "for --seeds-per-look"),
-            (("low", "high", "--out", "missing/x.png"), "cannot write the picture"),
+            (("low", "high", "--out", "missing/x.png"), "there is no folder 'missing'"),
+            (("low", "high", "--out", "x.csv"), "drawn as .png, .svg or .pdf"),
+            (("low", "high", "--out", "x.bmp"), "should end in .png"),
         ],
     )
     def test_it_is_refused_and_leaves_nothing(

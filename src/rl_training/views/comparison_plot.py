@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_training.errors import RLTrainingError, install_extra
 from rl_training.studies.comparison.scores import ArmScores
 from rl_training.studies.comparison.verdict import Comparison, ManyComparisons, percent
 from rl_training.studies.statistics import mean_interval
+from rl_training.views.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,25 +22,16 @@ LONGEST_TICK = 28
 
 def plot_comparison(result: Comparison | ManyComparisons, target: Path) -> Path:
     """Draw a comparison into a file."""
-    figure = draw_comparison(result)
-    try:
-        figure.savefig(target)
-    except (OSError, ValueError) as error:
-        raise RLTrainingError(f"cannot write the picture '{target}': {error}") from None
-    return target
+    return save_figure(draw_comparison(result), target)
 
 
 def draw_comparison(result: Comparison | ManyComparisons) -> Figure:
     """Scores of each arm, a panel for each task, and below them the differences with their intervals."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RLTrainingError(f"plotting needs matplotlib: {install_extra('plot')}") from None
     pairs = result.pairs if isinstance(result, ManyComparisons) else (result,)
     arms = result.arms if isinstance(result, ManyComparisons) else (result.a, result.b)
     tasks = list(arms[0].by_task)
     height = 1.6 + 0.42 * len(arms) + 0.42 * len(pairs)
-    figure = Figure(figsize=(8, height + 1), dpi=120, layout="constrained")
+    figure = new_figure(height + 1)
     grid = figure.add_gridspec(2, len(tasks), height_ratios=[len(arms) + 1, len(pairs) + 1])
     for column, task in enumerate(tasks):
         axes = figure.add_subplot(grid[0, column])

@@ -128,6 +128,8 @@ def compare(arms: Arms, options: CompareOptions) -> None:
 
     check_level(options.alpha if options.alpha is not None else 0.05, options.margin)
     options.rule()
+    if options.out is not None:
+        _check_picture(options.out)
     if options.until_decided:
         _until_decided(arms, options)
         return
@@ -138,6 +140,14 @@ def compare(arms: Arms, options: CompareOptions) -> None:
             option = "--" + field.name.replace("_", "-")
             raise ConfigError(f"{option} has no effect without --until-decided: add it, or remove the option")
     _compare_once(arms, options)
+
+
+def _check_picture(path: Path) -> None:
+    from rl_training.views.figures import TABLE, check_target
+
+    if path.suffix.lower() == TABLE:
+        raise ConfigError(f"cannot write '{path}': a comparison is drawn as .png, .svg or .pdf; --json has its numbers")
+    check_target(path)
 
 
 def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
