@@ -82,6 +82,16 @@ def test_arms_without_spread_that_differ_are_decided() -> None:
     assert result.interval == pytest.approx((491, 491))
 
 
+@pytest.mark.parametrize("distance", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize("num_a", [4, 5])
+def test_arms_that_are_far_apart_have_the_smallest_p_value(num_a: int, distance: float) -> None:
+    for seed in range(10):
+        a, b = distance + generator(seed).normal(size=num_a), generator(seed + 99).normal(size=5)
+        result = compare_means({"task": a}, {"task": b}, generator())
+        assert result.p_value == pytest.approx(result.smallest_p)
+        assert 0 < result.interval[0] <= result.difference <= result.interval[1]
+
+
 def test_one_run_against_forty_can_decide() -> None:
     b = generator(5).normal(size=40)
     result = compare_means({"task": [50.0]}, {"task": b}, generator())

@@ -18,10 +18,10 @@ Statistic = Literal["welch", "mean"]
 """`welch`: the difference of means over its standard error, with the guard against unequal spreads. `mean`: the plain
 difference of means."""
 
-TIE = 1e-8
+TIE = 1e-6
 """Statistics that differ by less, relatively, are equal: their sums are the same up to rounding."""
-SMALLEST_VARIANCE = 1e-12
-"""In units of the variance of all runs of a task; keeps the statistic finite where an arm's scores are all equal."""
+SMALLEST_VARIANCE = 1e-8
+"""In units of the variance of all runs of a task; smaller ones are lost to rounding where the arms are far apart."""
 CHUNK = 1 << 18
 """Statistics computed at once: the arrays of a chunk fit the processor's cache."""
 
@@ -113,7 +113,8 @@ def p_values(
     ]
     # A labeling and its mirror image are equally far out, which rounding can hide where the arms are far apart.
     smallest = np.array([smallest_p(*looks[: j + 1]) for j in range(len(looks))])
-    return np.maximum(np.concatenate(chunks), smallest)
+    at_least: Array = np.maximum(np.concatenate(chunks), smallest)
+    return at_least
 
 
 def _rows(look: Look, start: int, stop: int) -> dict[str, TaskRuns]:
