@@ -90,6 +90,9 @@ def test_hostile_names_stay_text_and_nothing_is_loaded(tmp_path: Path, capsys: p
     assert parser.addresses == []
     assert parser.tags.count("script") == 5
     assert "\u2028" not in page
+    inside = page.partition('id="data">')[2].partition("</script>\n")[0]
+    assert json.loads(inside)["view"] == "report"
+    assert not set("<>&") & set(inside)
     data = data_of(page)
     assert HOSTILE in data["runs"][0]["updates"]["y"]
     assert HOSTILE.upper() in data["title"]
