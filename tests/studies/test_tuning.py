@@ -131,6 +131,15 @@ def test_a_subclass_keeps_replaces_or_removes_the_space_of_a_field() -> None:
     assert "learning_rate" in spaces_of(Gone)
 
 
+def test_rollouts_of_more_than_a_tenth_of_the_run_are_not_tried() -> None:
+    config = get_algorithm_spec("ppo").parse_kwargs({"num_steps": 32})
+    assert config.search_spaces(100_000, 8)["num_steps"].choices == (32, 64, 128, 256, 512, 1024)
+    assert config.search_spaces(5_000, 1)["num_steps"].choices == (32, 64, 128, 256)
+    assert "num_steps" not in config.search_spaces(1_000, 8)  # only its default is left
+    assert Tune(1, 100).up_to(10) == Tune(1, 10)
+    assert Tune(1, 100).up_to(1).is_empty
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [

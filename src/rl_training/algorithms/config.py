@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rl_training.algorithms.tune import Tune
+from rl_training.algorithms.tune import Tune, spaces_of
 from rl_training.models.mlp import Activation
 from rl_training.validation import FrozenConfig
 
@@ -82,6 +82,10 @@ class AlgorithmConfig(FrozenConfig):
         """Estimated gradient steps of a run; None: unknown, and `compile: auto` does not compile."""
         return None
 
+    def search_spaces(self, total_timesteps: int, num_envs: int) -> dict[str, Tune]:
+        """Search spaces by field, for runs of this length; `rl-training tune` reads them."""
+        return spaces_of(type(self))
+
     def has_schedules(self) -> bool:
         """Whether any setting follows a schedule."""
         return any(isinstance(value, Schedule) for value in vars(self).values())
@@ -92,6 +96,13 @@ class OnPolicyConfig(AlgorithmConfig):
 
     num_steps: Annotated[PositiveInt, Tune(choices=(32, 64, 128, 256, 512, 1024, 2048))] = 2048
     """Steps of each environment per rollout."""
+
+    def search_spaces(self, total_timesteps: int, num_envs: int) -> dict[str, Tune]:
+        """Without rollouts of more than a tenth of the run: it would end late, and have too few evaluations."""
+        spaces = super().search_spaces(total_timesteps, num_envs)
+        limit = max(self.num_steps, total_timesteps // (10 * num_envs))
+        limited = {name: space.up_to(limit) if name == "num_steps" else space for name, space in spaces.items()}
+        return {name: space for name, space in limited.items() if not space.is_empty}
 
 
 HINDSIGHT: Literal["her"] = "her"

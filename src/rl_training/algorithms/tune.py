@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_training.errors import ConfigError
@@ -58,6 +58,15 @@ class Tune:
         words += ["integers"] if self.has_integers and self.step is None else []
         words += ["log scale"] if self.log else []
         return ", ".join(words)
+
+    def up_to(self, limit: float) -> Tune:
+        """The space without values above `limit`; empty if fewer than two are left."""
+        if self.choices:
+            choices = tuple(choice for choice in self.choices if choice <= limit)
+            return replace(self, choices=choices) if len(choices) > 1 else Tune()
+        if self.low is None or self.high is None or self.low >= limit:
+            return Tune()
+        return replace(self, high=min(self.high, limit))
 
     def as_dict(self) -> dict[str, Any]:
         """The space as plain values, without what is not set; `Tune.from_dict` is the inverse."""

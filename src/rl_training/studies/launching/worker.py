@@ -104,12 +104,12 @@ def check(order: Mapping[str, Any]) -> int:
 
 def _spaces(config: TrainConfig) -> dict[str, Any]:
     """All values of the algorithm's config class with this configuration, and its search spaces."""
-    from rl_training.algorithms.tune import spaces_of
     from rl_training.experiment.registry import get_algorithm_spec
 
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    spaces = {name: space.as_dict() for name, space in spaces_of(type(algo_config)).items()}
-    return {"values": algo_config.model_dump(mode="json"), "spaces": spaces}
+    spaces = algo_config.search_spaces(config.total_timesteps, config.num_envs)
+    plain = {name: space.as_dict() for name, space in spaces.items()}
+    return {"values": algo_config.model_dump(mode="json"), "spaces": plain}
 
 
 def _print_to(log: str | None) -> None:
