@@ -10,8 +10,9 @@ from conftest import small_config
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.runtime.controls import EarlyStoppingCallback, EarlyStoppingConfig, Interval, TrainingProgress
+from rl_training.runtime.controls import EarlyStoppingCallback, EarlyStoppingConfig, Interval
 from rl_training.runtime.run import run_training
+from rl_training.runtime.session import TrainingProgress
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 

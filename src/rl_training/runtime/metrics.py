@@ -77,6 +77,16 @@ class MetricAccumulator:
                     return name, total
         return None
 
+    def check(self, step: int, gradient_step: int) -> None:
+        """Raise a `NonFiniteError` if a metric since the last log line is NaN or infinite."""
+        found = self.find_non_finite()
+        if found is not None:
+            name, value = found
+            what = "the gradient" if name.endswith("grad_norm") else name
+            raise NonFiniteError(
+                f"{what} is not finite at step {step:,}, gradient step {gradient_step:,}: {name} is {value}"
+            )
+
     def add_episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
         """Add finished training episodes."""
         self._returns.extend(returns)

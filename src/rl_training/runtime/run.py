@@ -22,7 +22,7 @@ from rl_training.experiment.timing import TIMING_NAME, TimingFile
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
-from rl_training.runtime.controls import EarlyStoppingCallback, TrainingProgress, stop_on_signals
+from rl_training.runtime.controls import EarlyStoppingCallback, stop_on_signals
 from rl_training.runtime.execution import choose_execution, machine_facts, watch_compilation
 from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
 from rl_training.runtime.loops.offline import assemble_offline, offline_loop
@@ -32,7 +32,7 @@ from rl_training.runtime.resuming.restore import Resumption, discard_newer, rest
 from rl_training.runtime.resuming.saved_state import translate_save_errors, try_saving
 from rl_training.runtime.run_utils import RunSeeds, save_training_checkpoint
 from rl_training.runtime.scores import Scores
-from rl_training.runtime.session import Session
+from rl_training.runtime.session import Session, TrainingProgress
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.terminal.progress import ProgressView, collapsed, make_view
 from rl_training.terminal.streams import tell

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.config import value_at
-from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpoint_folder import Position
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricSink
 from rl_training.experiment.run_folder import is_interruption
 from rl_training.experiment.timing import PhaseTimes
 from rl_training.runtime.callbacks import CallbackList
-from rl_training.runtime.controls import Interval, Schedules, TrainingProgress
+from rl_training.runtime.controls import Interval, Schedules
 from rl_training.runtime.metrics import MetricAccumulator, ParameterGuard
 from rl_training.runtime.scores import Scores
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
@@ -32,6 +31,37 @@ STOP_WITHOUT_REASON = "a callback set should_stop without giving a reason"
 
 class AbandonedError(Exception):
     """An evaluation was abandoned because the run was interrupted."""
+
+
+@dataclass
+class TrainingProgress:
+    """The last step of the run, and the fraction of each schedule done at a step.
+
+    From `from_step` to `total`, the fraction rises linearly from `from_progress` to `to_progress`.
+    """
+
+    total: int
+    from_step: int = 0
+    from_progress: float = 0.0
+    to_progress: float = 1.0
+
+    def progress(self, step: int) -> float:
+        """Fraction of each schedule done at `step`, 0 to 1."""
+        left = self.total - self.from_step
+        fraction = (step - self.from_step) / left if left > 0 else 0.0
+        return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * fraction)
+
+    def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> TrainingProgress:
+        """Progress of a run resumed at `step` that now ends at `total`; no schedule jumps, unless it restarts."""
+        if schedules == "restart":
+            return TrainingProgress(total, step)
+        if schedules == "hold":
+            return TrainingProgress(total, step, self.progress(step), self.progress(step))
+        return self if total == self.total else TrainingProgress(total, step, self.progress(step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All fields."""
+        return vars(self).copy()
 
 
 @dataclass
@@ -50,7 +80,7 @@ class Session:
     eval_every_steps: int
     accumulator: MetricAccumulator = field(default_factory=MetricAccumulator)
     times: PhaseTimes = field(default_factory=PhaseTimes)
-    """Where the time goes; the loop adds collection and updates."""
+    """Where the time goes."""
     train_restarts: int = 0
     """Training environments that failed and were recreated."""
     inexact_reasons: list[str] = field(default_factory=list)
@@ -70,6 +100,7 @@ class Session:
         self._last_logged_step: int | None = None
         self._pending: list[bool] | None = None
         self._is_within_iteration = False
+        self._phase_start = perf_counter()
 
     @property
     def position(self) -> Position:
@@ -99,7 +130,9 @@ class Session:
         self.callbacks.state_dict()  # raises if it cannot be saved, before any step is taken
         self.view.watch(lambda: (self.state.global_step, self.training_progress.total, self._latest))
         if dataset_size is not None:
-            self.collected(CollectResult(dataset_size))
+            self._is_within_iteration = True
+            self.callbacks.on_collect_end(self.state, CollectResult(dataset_size))
+        self._phase_start = perf_counter()
 
     def set_progress(self) -> None:
         """Pass the current step and fraction of training done to the algorithm."""
@@ -109,6 +142,9 @@ class Session:
 
     def collected(self, result: CollectResult) -> None:
         """Report new steps in the buffer."""
+        now = perf_counter()
+        self.times.collect_seconds += now - self._phase_start
+        self._phase_start = now
         self._is_within_iteration = True
         if result.env_restarts != self.train_restarts:
             self.train_restarts = result.env_restarts
@@ -117,16 +153,21 @@ class Session:
             self.accumulator.add_episodes(result.episode_returns, result.episode_lengths)
         if self._hears_collections:
             self.callbacks.on_collect_end(self.state, result)
+            self._phase_start = perf_counter()
 
     def updated(self, result: UpdateResult) -> None:
         """Report an update of the algorithm."""
+        now = perf_counter()
+        self.times.update_seconds += now - self._phase_start
+        self._phase_start = now
         self._is_within_iteration = True
         self.state.update_calls += 1
         self.state.update_count += result.gradient_steps
         if self.accumulator.add_update(result.metrics):
-            self._check_updates()
+            self.accumulator.check(self.state.global_step, self.state.update_count)
         if self._hears_updates:
             self.callbacks.on_update_end(self.state, result)
+            self._phase_start = perf_counter()
 
     def end_iteration(self) -> None:
         """End an iteration: log, evaluate and save what is due."""
@@ -134,7 +175,7 @@ class Session:
         self.state.epoch += 1
         self._is_within_iteration = False
         if self.accumulator.is_deferred:
-            self._check_updates()
+            self.accumulator.check(self.state.global_step, self.state.update_count)
         has_event = step >= self._next_event_step
         if has_event or self.state.update_count >= self._check_parameters_at:
             self.parameters.check(step)
@@ -144,6 +185,7 @@ class Session:
             log_due, eval_due, checkpoint_due = (due.is_due(step) for due in self._intervals())
             self._pending = [log_due, eval_due and self.scores.evaluator is not None, checkpoint_due]
             self.handle_pending()
+            self._phase_start = perf_counter()
 
     def handle_pending(self) -> None:
         """Log, evaluate and save what is pending; an interrupted evaluation stays pending for a resumed run.
@@ -244,11 +286,11 @@ class Session:
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
         self.view.update(self.state.global_step, self.training_progress.total, self._latest)
-        started = time.perf_counter()
+        started = perf_counter()
         try:
             is_best = self.scores.evaluate(self._watch_evaluation, self._evaluated)
         finally:
-            self.times.eval_seconds += time.perf_counter() - started
+            self.times.eval_seconds += perf_counter() - started
         self.view.evaluated(self.state.global_step, self.scores.last, is_best=is_best)
         return is_best
 
@@ -265,16 +307,6 @@ class Session:
         if is_interruption(self.state.stop_reason):
             raise AbandonedError
         self.view.evaluating(num_done, self.config.eval_episodes)
-
-    def _check_updates(self) -> None:
-        found = self.accumulator.find_non_finite()
-        if found is not None:
-            name, value = found
-            what = "the gradient" if name.endswith("grad_norm") else name
-            raise NonFiniteError(
-                f"{what} is not finite at step {self.state.global_step:,}, gradient step"
-                f" {self.state.update_count:,}: {name} is {value}"
-            )
 
     def _log(self) -> None:
         """Write one log line with the metrics since the last one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -101,46 +100,27 @@ def collect_and_update(
 
     `first_step` is the step at which an offline stage ended; each of its steps was one update.
     """
-    state, times, total = session.state, session.times, session.training_progress.total - first_step
+    state, total = session.state, session.training_progress.total - first_step
     while not state.should_stop:
         if not updates_due(ratio, state.global_step - first_step, state.update_calls - first_step):
             step = state.global_step - first_step
             if step >= total:
                 break
             steps = steps_to_next_update(ratio, step, total, collector.num_envs)
-            started = perf_counter()
             result = collector.collect(explore, buffer, steps, state)
-            times.collect_seconds += perf_counter() - started
             session.collected(result)
             if result.steps < steps * collector.num_envs:
                 break  # a stop was requested within the collection
         session.set_progress()
-        started = perf_counter()
-        is_complete = _do_updates(session, algorithm, buffer, ratio, first_step)
-        times.update_seconds += perf_counter() - started
-        if not is_complete:
-            return  # within the iteration: a resumed run does the remaining updates first
+        while due := updates_due(ratio, state.global_step - first_step, state.update_calls - first_step):
+            if state.should_stop:
+                return  # within the iteration: a resumed run does the remaining updates first
+            for batch in buffer.sample_batches(algorithm.config.batch_size, min(due, MAX_BATCHES_AT_ONCE)):
+                result_of_update = algorithm.update(batch)
+                if result_of_update.td_errors is not None and isinstance(buffer, ReplayBuffer):
+                    buffer.update_priorities(batch, result_of_update.td_errors)
+                session.updated(result_of_update)
         session.end_iteration()
-
-
-def _do_updates(
-    session: Session,
-    algorithm: Algorithm[Any],
-    buffer: ReplayBuffer | MixedReplay,
-    ratio: UpdateRatio,
-    first_step: int,
-) -> bool:
-    """Do the updates that are due; False if a stop was requested before the last of them."""
-    state = session.state
-    while due := updates_due(ratio, state.global_step - first_step, state.update_calls - first_step):
-        if state.should_stop:
-            return False
-        for batch in buffer.sample_batches(algorithm.config.batch_size, min(due, MAX_BATCHES_AT_ONCE)):
-            result = algorithm.update(batch)
-            if result.td_errors is not None and isinstance(buffer, ReplayBuffer):
-                buffer.update_priorities(batch, result.td_errors)
-            session.updated(result)
-    return True
 
 
 def updates_due(ratio: UpdateRatio, step: int, update_calls: int) -> int:

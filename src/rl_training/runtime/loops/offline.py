@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -66,18 +65,16 @@ def offline_loop(
 ) -> None:
     """Train until the run is over."""
     config: OfflineConfig = algorithm.config
-    state, times = session.state, session.times
+    state = session.state
     online, total = _online_stage(config), session.training_progress.total
     num_updates = min(total, online.after_updates) if online else total
     while state.global_step < num_updates and not state.should_stop:
         count = min(session.steps_to_next_event, num_updates - state.global_step, MAX_BATCHES_AT_ONCE)
-        started = perf_counter()
         # Sampled batches are used even if a stop is requested: a resumed run would not sample them again.
         for batch in data.sample_batches(config.batch_size, count):
             session.set_progress()
             state.global_step += 1
             session.updated(algorithm.update(batch))
-        times.update_seconds += perf_counter() - started
         session.end_iteration()
     if online is None or collector is None or isinstance(data, TransitionDataset) or state.should_stop:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -35,7 +34,7 @@ def assemble_on_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Run
 
 def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:
     """Train until the run is over. The last rollout is always completed, so the run may end a little later."""
-    state, times = session.state, session.times
+    state = session.state
 
     def explore(obs: Tensor) -> Tensor:
         return algorithm.act(obs, explore=True)
@@ -43,15 +42,9 @@ def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Colle
     while not state.should_stop and (session.has_steps_left or buffer.steps_left < buffer.num_steps):
         if buffer.steps_left == buffer.num_steps:  # a run resumed within a rollout keeps the progress it began with
             session.set_progress()
-        started = perf_counter()
-        collected = collector.collect(explore, buffer, buffer.steps_left, state)
-        times.collect_seconds += perf_counter() - started
-        session.collected(collected)
+        session.collected(collector.collect(explore, buffer, buffer.steps_left, state))
         if buffer.steps_left:
             break  # a stop was requested within the rollout, which is saved as far as it is
-        started = perf_counter()
-        updated = algorithm.update(buffer.rollout())
-        times.update_seconds += perf_counter() - started
-        session.updated(updated)
+        session.updated(algorithm.update(buffer.rollout()))
         buffer.clear()
         session.end_iteration()

@@ -13,11 +13,11 @@ from rl_training.experiment.checkpoint_folder import Best
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.runtime.assembly import RunComponents
-from rl_training.runtime.controls import Schedules, TrainingProgress
+from rl_training.runtime.controls import Schedules
 from rl_training.runtime.execution import machine_differences, machine_facts
 from rl_training.runtime.resuming.changes import Change
 from rl_training.runtime.resuming.saved_state import translate_state_errors
-from rl_training.runtime.session import Session
+from rl_training.runtime.session import Session, TrainingProgress
 from rl_training.terminal.progress import ProgressView, collapsed
 
 
