@@ -26,7 +26,6 @@ from rl_training.studies.catalog import (
     TAIL_BYTES,
     RunInfo,
     check_filters,
-    find_run,
     find_run_folders,
     format_age,
     is_run_folder,
@@ -34,6 +33,7 @@ from rl_training.studies.catalog import (
     list_runs,
     read_run,
 )
+from rl_training.studies.run_names import find_run
 
 NAME = "ppo__CartPole-v1__seed1__x"
 CONFIG = {"algo": "ppo", "env_id": "CartPole-v1", "seed": 1, "total_timesteps": 100, "algo_kwargs": {"gamma": 0.99}}

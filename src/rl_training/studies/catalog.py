@@ -28,7 +28,6 @@ ENDED: tuple[State, ...] = ("finished", "stopped", "failed")
 DEEPEST = 4
 """Levels below a folder at which run folders are found."""
 TAIL_BYTES = 1 << 16
-LAST = "@last"
 
 
 @dataclass(frozen=True)
@@ -251,50 +250,6 @@ def check_filters(filters: Sequence[str]) -> None:
         key, _, wanted = text.partition("=")
         if key == "state" and wanted not in STATES:
             raise ConfigError(f"bad value '{wanted}' for the filter state: use {', '.join(STATES)}")
-
-
-def find_run(name: str, folder: Path = Path("runs")) -> Path:
-    """The run that `name` means: a path, a unique prefix of a run folder's name, or `@last`.
-
-    A prefix is looked for in the folder that it names (`out/ppo__Cart`), else in `folder`. `@last` is the run that was
-    created last in `folder`. A path within the run may follow: `@last/checkpoints/best`.
-    """
-    with contextlib.suppress(OSError):  # a name longer than any file's
-        if Path(name).exists():
-            return Path(name)
-    head, slash, rest = name.partition("/")
-    if head == LAST:
-        found = _newest(folder)
-        return found / rest if slash else found
-    place, prefix = Path(name).parent, Path(name).name
-    where = folder if place == Path() else place
-    where = where if where.is_dir() else folder / place
-    matches = [path for path in find_run_folders(where) if path.name.startswith(prefix)]
-    matches = [path for path in matches if path.name == prefix] or matches
-    if len(matches) == 1:
-        return matches[0]
-    if not matches:
-        raise ConfigError(
-            f"'{name}' does not exist (looked from {Path.cwd()}), and no run folder in '{where}' has a name that begins"
-            " so: `rl-training runs` lists the runs"
-        )
-    listed = ", ".join(f"'{path}'" for path in matches[:4]) + (", …" if len(matches) > 4 else "")
-    raise ConfigError(f"'{name}' is the beginning of {len(matches):,} run folders' names in '{where}': {listed}")
-
-
-def _newest(folder: Path) -> Path:
-    paths = find_run_folders(folder)
-    if not paths:
-        raise ConfigError(f"{LAST}: there is no run in '{folder}' (looked from {Path.cwd()})")
-    return max(paths, key=_created_at)
-
-
-def _created_at(run_dir: Path) -> tuple[str, float]:
-    created = TrainingRun(run_dir).metadata().get("created")
-    changed = 0.0
-    with contextlib.suppress(OSError):
-        changed = (run_dir / "config.yaml").stat().st_mtime
-    return created if isinstance(created, str) else "", changed
 
 
 def last_line(path: Path) -> dict[str, Any]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from rl_training.experiment.config import TrainConfig
@@ -24,6 +22,7 @@ from rl_training.studies.catalog import RunInfo, is_run_folder, read_run
 from rl_training.studies.launching.launchers import Exit, Handle, Launcher, last_words, make_order
 from rl_training.studies.launching.worker import OWNED
 from rl_training.studies.plan import PlannedRun
+from rl_training.studies.signals import handling_signals
 from rl_training.studies.study_folder import StudyFolder
 
 ATTEMPTS_WITHOUT_PROGRESS = 3
@@ -121,7 +120,7 @@ class Driver:
         """Train until every run is over, or until a signal asks all to stop at a step boundary."""
         for task in self.tasks:
             self._recall(task)
-        with self._stopping_on_signals():
+        with handling_signals(self._interrupt):
             try:
                 while any(task.outcome not in IS_OVER or task.handle is not None for task in self.tasks):
                     self._tick()
@@ -282,27 +281,11 @@ class Driver:
         task.outcome, task.reason = outcome, reason.strip().partition("\n")[0]  # without the traceback
         self._listener.event(task, f"{outcome.value}: {task.reason}")
 
-    @contextlib.contextmanager
-    def _stopping_on_signals(self) -> Iterator[None]:
+    def _interrupt(self, number: signal.Signals) -> None:
         """The first signal asks all runs to save and stop; the second ends them at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self.interrupted_by is not None:
-                raise KeyboardInterrupt
-            self.interrupted_by, self._next_look = signal.Signals(number), 0.0
-
-        numbers = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        before: dict[signal.Signals, Callable[..., object] | int | None] = {
-            number: signal.signal(number, handle) for number in numbers if signal.getsignal(number) != signal.SIG_IGN
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if self.interrupted_by is not None:
+            raise KeyboardInterrupt
+        self.interrupted_by, self._next_look = number, 0.0
 
 
 def is_complete(info: RunInfo) -> bool:

@@ -15,9 +15,10 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import leaves
 from rl_training.experiment.yaml_text import parse_yaml
 from rl_training.files import is_file
-from rl_training.studies.catalog import LAST, find_run, find_run_folders, is_run_folder
+from rl_training.studies.catalog import find_run_folders, is_run_folder
 from rl_training.studies.plan import Plan, PlannedRun
 from rl_training.studies.records import RunRecord
+from rl_training.studies.run_names import LAST, find_run
 from rl_training.studies.settings import Setting, describe, identity, labels_of
 from rl_training.studies.study_folder import PLAN_FILE, list_studies, open_study
 from rl_training.validation import suggest

@@ -68,8 +68,3 @@ class SettingsCheck:
             SettingNeeds(run.setting, answer["num_threads"], answer["memory_bytes"])
             for run, answer in zip(self._runs, answers, strict=True)
         ]
-
-    def cancel(self) -> None:
-        """End the check."""
-        self._process.kill()
-        self._process.communicate()
