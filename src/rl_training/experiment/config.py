@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 from rl_training.errors import ConfigError
 from rl_training.experiment.codec.storable_values import storable_copy
 from rl_training.experiment.registry import get_algorithm_spec, learns_offline, list_algorithm_specs
-from rl_training.experiment.yaml_text import MAX_BYTES, parse_yaml
+from rl_training.experiment.yaml_text import MAX_BYTES, is_unedited, parse_yaml
 from rl_training.validation import FrozenConfig, nearest, suggest
 
 MAX_THREADS = 1024
@@ -196,4 +196,15 @@ def load_config_file(path: Path) -> dict[str, Any]:
     values = parse_yaml(text, f"config file '{path}'")
     if not isinstance(values, dict):
         raise ConfigError(f"config file '{path}' must be a mapping of keys to values, not {type(values).__name__}")
+    return values
+
+
+def load_signed_file(path: Path, what: str, instead: str) -> dict[str, Any]:
+    """Read the stored plan of `what`, such as `a study`; an edited file is refused, and told what to do `instead`."""
+    values = load_config_file(path)
+    if not is_unedited(path.read_text(encoding="utf-8")):
+        raise ConfigError(
+            f"'{path}' was edited, and the plan of {what} does not change after it began: restore the file, or"
+            f" {instead}"
+        )
     return values

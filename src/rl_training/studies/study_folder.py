@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from rl_training.errors import ConfigError, RLTrainingError
-from rl_training.experiment.config import load_config_file
-from rl_training.experiment.yaml_text import dump_yaml, is_unedited, parse_yaml, sign
+from rl_training.experiment.config import load_signed_file
+from rl_training.experiment.yaml_text import dump_yaml, parse_yaml, sign
 from rl_training.files import is_file, replace_synced, translate_write_errors, write_new
 from rl_training.studies.plan import Plan, PlannedRun, is_extension, plan_differences
 from rl_training.validation import suggest
@@ -55,13 +55,8 @@ def list_studies(parent: Path = Path("runs")) -> list[Path]:
 
 def open_study(path: Path) -> StudyFolder:
     """Read the stored plan of a study; a file that was edited is refused."""
-    file = path / PLAN_FILE
-    values = load_config_file(file)
-    if not is_unedited(file.read_text(encoding="utf-8")):
-        raise ConfigError(
-            f"'{file}' was edited, and the plan of a study does not change after it began: restore the file, or plan"
-            " another study from a file of your own (`rl-training study run FILE --fork NAME`)"
-        )
+    instead = "plan another study from a file of your own (`rl-training study run FILE --fork NAME`)"
+    values = load_signed_file(path / PLAN_FILE, "a study", instead)
     return StudyFolder(path, Plan.from_values(values))
 
 

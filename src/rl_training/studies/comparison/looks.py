@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import load_config_file
+from rl_training.experiment.config import load_signed_file
 from rl_training.experiment.logging import JsonlFile
-from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
+from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.files import is_file, translate_write_errors, write_new
 from rl_training.studies.catalog import is_run_folder
 from rl_training.studies.comparison.scores import ArmScores, ScoreRule, ScoreTable, score_arms
@@ -125,12 +125,7 @@ class PlannedComparison:
         file = folder / PLAN_FILE
         if not is_file(file):
             return None
-        values = load_config_file(file)
-        if not is_unedited(file.read_text(encoding="utf-8")):
-            raise ConfigError(
-                f"'{file}' was edited, and the plan of a comparison does not change after its first look: restore the"
-                " file, or begin another comparison with --name NAME"
-            )
+        values = load_signed_file(file, "a comparison", "begin another comparison with --name NAME")
         return cls(folder, LookPlan.from_values(values))
 
     @classmethod

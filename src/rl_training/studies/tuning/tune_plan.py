@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig, load_config_file, merge_layers, resolve_config
+from rl_training.experiment.config import TrainConfig, load_signed_file, merge_layers, resolve_config
 from rl_training.experiment.run_folder import safe_name
-from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
+from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.files import translate_write_errors
 from rl_training.studies.launching.checking import SettingsCheck
 from rl_training.studies.plan import Plan, make_plan, plan_differences, read_tune_file
@@ -239,13 +239,7 @@ def default_name(config: TrainConfig) -> str:
 
 def open_tuning(path: Path) -> TunePlan:
     """The stored plan of a tuning; a file that was edited is refused."""
-    file = path / TUNE_FILE
-    values = load_config_file(file)
-    if not is_unedited(file.read_text(encoding="utf-8")):
-        raise ConfigError(
-            f"'{file}' was edited, and the plan of a tuning does not change after it began: restore the file, or begin"
-            " another tuning (--name NAME)"
-        )
+    values = load_signed_file(path / TUNE_FILE, "a tuning", "begin another tuning (--name NAME)")
     return TunePlan.from_values(values)
 
 
