@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import TRY_ALL
 from study_tools import finish, start, wait_until
 from tune_tools import BASE, SMALL, InlineLauncher, outcome
 
@@ -21,12 +22,14 @@ from rl_training.studies.tuning.tune_plan import TuneRequest, find_plan
 from rl_training.studies.tuning.tuner import Tuning
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+KILLS = (0.0, 0.5, 1.0) if not TRY_ALL else tuple(0.15 * number for number in range(10))
+"""Seconds after the first worker began at which the tuner is killed."""
 SLOW = {**BASE, "env_kwargs": {"pay": 1.0, "seconds": 0.005}, "checkpoint_interval": 8}
 
 
 def write_tuning(folder: Path) -> Path:
     """A study file with a tune block; its tuning goes to `runs/small` in the same folder."""
-    tune = {**SMALL, "trials": 3, "final_seeds": 1, "space": {"env_kwargs.pay": "0.5..2.0"}}
+    tune = {**SMALL, "trials": 12 if TRY_ALL else 3, "final_seeds": 1, "space": {"env_kwargs.pay": "0.5..2.0"}}
     path = folder / "small.yaml"
     path.write_text(dump_yaml({"name": "small", "base": SLOW, "output_dir": str(folder / "runs"), "tune": tune}))
     return path
@@ -50,15 +53,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_kills_of_the_tuner_and_its_workers_change_nothing(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     file, path = write_tuning(tmp_path), tmp_path / "runs" / "small"
     command = ["tune", str(file), "--jobs", "2"]
-    for delay in (0.0, 0.5, 1.0):
+    num_kills = 0
+    for delay in KILLS:
         tuner = start(command, tmp_path)
         wait_until(lambda process=tuner: workers(path) or process.poll() is not None)
         time.sleep(delay)
         if delay:
             with contextlib.suppress(ProcessLookupError, IndexError):
                 os.kill(workers(path)[0], signal.SIGKILL)
+        num_kills += tuner.poll() is None
         tuner.kill()
         finish(tuner)
+    assert num_kills == len(KILLS)
     journal = path / "journal.log"
     journal.write_bytes(journal.read_bytes()[:-7])  # torn
     code, _, error = finish(start(command, tmp_path))

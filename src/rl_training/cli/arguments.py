@@ -1,8 +1,9 @@
-"""Values of arguments: whole numbers in any spelling, and the run that a command names."""
+"""Values of arguments: whole numbers in any spelling, files to write, and the run that a command names."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import typer
@@ -31,6 +32,13 @@ def positive_number(text: str | int) -> int:
     if number < 1:
         raise typer.BadParameter(f"{text} should be at least 1")
     return number
+
+
+def output_file(text: str | Path) -> Path:
+    """Parse the path of a file to write; one that ends in a slash names a folder and is refused."""
+    if str(text).endswith(("/", os.sep)):
+        raise typer.BadParameter(f"'{text}' names a folder: give the path of a file, without a slash at its end")
+    return Path(text)
 
 
 def find_run(run: Path | None, checkpoint: Path | None = None) -> Path:

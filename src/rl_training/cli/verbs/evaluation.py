@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rl_training.cli.arguments import find_run, positive_number
+from rl_training.cli.arguments import find_run, output_file, positive_number
 from rl_training.cli.completion import complete_run
 from rl_training.cli.options import (
     NUMBER,
@@ -58,6 +58,7 @@ Out = Annotated[
     typer.Option(
         "--out",
         metavar="FILE",
+        parser=output_file,
         help="File to write: .png, .svg, .pdf, or .csv with the numbers (default: in the folder of the run or study).",
     ),
 ]

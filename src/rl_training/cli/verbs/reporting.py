@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rl_training.cli.arguments import whole_number
+from rl_training.cli.arguments import output_file, whole_number
 from rl_training.cli.completion import complete_run
 from rl_training.cli.options import NUMBER, AsJson
 from rl_training.cli.output import say, show
@@ -25,6 +25,7 @@ Out = Annotated[
     typer.Option(
         "--out",
         metavar="FILE",
+        parser=output_file,
         help="HTML file to write (default: report.html in the folder of the run or study; of several, here).",
     ),
 ]

@@ -59,7 +59,9 @@ def _events(run: RunFacts) -> list[Sequence[Cell]]:
     if info.state in ("failed", "stopped") and not any((info.reason or "") in text for _, text in found):
         found.append((_text(run.metadata.get("ended")), f"{info.state}: {info.reason or 'no reason was recorded'}"))
     if run.logged.num_damaged:
-        found.append((now, f"{run.logged.num_damaged:,} damaged lines of its log files are left out"))
+        count = run.logged.num_damaged
+        are = "line of its log files is" if count == 1 else "lines of its log files are"
+        found.append((now, f"{count:,} damaged {are} left out"))
     state: dict[str, Any] = {"text": info.name, "group": run.group}
     return [[time, state, text] for time, text in found]
 

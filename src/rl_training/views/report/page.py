@@ -25,6 +25,7 @@ from rl_training.views.report.sections import PageFacts, page_facts
 GENERATOR = "rl-training report"
 """Content of the meta element `generator`: such a file may be written again."""
 DEFAULT_NAME = "report.html"
+SUFFIXES = (".html", ".htm")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "assets/tables.js", "assets/charts.js", "assets/page.js")
 LICENSE = "vendor/LICENSE"
 STYLES = ("vendor/uPlot.min.css", "assets/page.css")
@@ -103,6 +104,8 @@ def _refuse_others(path: Path, *, force: bool) -> None:
     """Raise a `ConfigError` if a report would replace a file that is none."""
     if path.is_dir():
         raise ConfigError(f"'{path}' is a folder: give --out the path of a file, such as {path / DEFAULT_NAME}")
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"cannot write '{path}': the name of a report should end in {' or '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise ConfigError(f"folder '{path.parent}' does not exist: create it, or give another --out")
     if force or not (path.exists() or path.is_symlink()):

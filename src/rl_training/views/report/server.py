@@ -17,6 +17,7 @@ from rl_training.views.report.site import Answer, NotFoundError, Site
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8008
 NUM_PORTS_TRIED = 20
+LARGEST_PORT = 65_535
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -105,8 +106,12 @@ def _refusal(status: int, text: str) -> Answer:
 
 def make_server(folder: Path, port: int | None = None) -> Server:
     """A server for a folder of runs, at `port` or at the first free one from 8008 on."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"'{folder}' is a file, not a folder of runs: give the folder; a report opens in a browser")
     if not folder.is_dir():
         raise ConfigError(f"folder '{folder}' does not exist (looked from {Path.cwd()})")
+    if port is not None and not 0 <= port <= LARGEST_PORT:
+        raise ConfigError(f"bad value {port} for --port: should be 1 to {LARGEST_PORT}, or 0 for any free one")
     for candidate in _ports(port):
         with contextlib.suppress(OSError):
             return Server(Site(folder), candidate)
