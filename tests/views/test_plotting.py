@@ -348,3 +348,10 @@ class TestCommand:
         code, out, _ = call("runs/small/ppo*seed0*", "--out", "x.svg")
         assert (code, out) == (0, "picture=x.svg\n")
         assert "rl-training" in (here / "x.svg").read_text()
+
+
+def test_a_picture_is_not_written_where_a_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", {1: 2.0, 2: 3.0})
+    assert main(["plot", str(run), "--out", f"{tmp_path}/picture.png/"]) == 2
+    assert "names a folder" in capsys.readouterr().err
+    assert not (tmp_path / "picture.png").exists()

@@ -121,6 +121,14 @@ def test_damaged_files_and_missing_values_are_survived(tmp_path: Path, capsys: p
     assert "big" not in text_of(data)
 
 
+def test_one_damaged_line_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, "damaged", [line(1, 2.0)])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("not json\n")
+    _, page = report(capsys, run)
+    assert "1 damaged line of its log files is left out" in text_of(section(data_of(page), "events"))
+
+
 def test_names_that_are_no_utf8_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path, os.fsdecode(b"odd\xff"), [line(1, 2.0)], algo="\ud800", env_id="x\udfff")
     (run / "config.yaml").write_text("")
@@ -283,6 +291,14 @@ def test_a_report_is_replaced_and_any_other_file_is_not(tmp_path: Path, capsys: 
     report(capsys, run, "--out", other, "--force")
     assert "<!doctype html>" in other.read_text()
     assert main(["report", str(run), "--out", str(tmp_path / "no" / "page.html")]) == 2
+
+
+@pytest.mark.parametrize(("name", "part"), [("page.txt", ".html or .htm"), ("page.html/", "names a folder")])
+def test_a_report_is_an_html_file(name: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, "run", [line(1, 2.0)])
+    assert main(["report", str(run), "--out", f"{tmp_path}/{name}"]) == 2
+    assert part in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_folder_without_runs_is_refused_and_nothing_is_written(

@@ -49,8 +49,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three seeds of one group and two of another, with a report of them."""
     folder = tmp_path_factory.mktemp("runs")
+    health = {"approx_kl": 0.01, "clip_fraction": 0.0}
     for seed in range(3):
-        lines = [line(step, step / 3 + seed, entropy=1 / (step + seed), approx_kl=0.01) for step in range(10, 110, 10)]
+        lines = [line(step, step / 3 + seed, entropy=1 / (step + seed), **health) for step in range(10, 110, 10)]
         write_run(folder, f"ppo{seed}", lines, seed=seed)
     for seed in range(2):
         lines = [line(step, -step - seed, q_mean=float(step)) for step in range(10, 110, 10)]
@@ -168,6 +169,15 @@ def test_the_cursor_reads_values(page: Any) -> None:
     assert "4.33" in reading.text  # the mean of 10/3, 10/3 + 1 and 10/3 + 2
     ActionChains(page).move_to_element(page.find_element(By.TAG_NAME, "h2")).perform()
     wait_for(lambda: reading.text.startswith("at the end"))
+
+
+def test_a_curve_of_zeros_has_an_axis_of_its_size(page: Any) -> None:
+    found = figure(page, "clip_fraction")
+    low, high = page.execute_script("const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found)
+    assert (low, high) == (-1, 1)
+    found = figure(page, "approx_kl")
+    low, high = page.execute_script("const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found)
+    assert 0 <= low < 0.01 < high <= 0.1
 
 
 def test_dark_by_preference_and_by_the_button(browser: Any, runs: Path) -> None:

@@ -188,7 +188,20 @@ def test_a_port_in_use_is_named_and_the_next_is_tried(tmp_path: Path, capsys: py
         assert f"port {port} is in use" in capsys.readouterr().err
     with make_server(tmp_path) as first, make_server(tmp_path) as second:
         assert first.server_port != second.server_port
+
+
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_number_that_is_no_port_is_refused(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ui", str(tmp_path), "--port", port]) == 2
+    assert f"bad value {port} for --port: should be 1 to 65535" in capsys.readouterr().err
+
+
+def test_a_missing_folder_and_a_file_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ui", str(tmp_path / "no")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    (tmp_path / "page.html").touch()
+    assert main(["ui", str(tmp_path / "page.html")]) == 2
+    assert "is a file, not a folder" in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_the_server_with_exit_code_0(tmp_path: Path) -> None:

@@ -124,6 +124,12 @@ RL.axes = (unit) => {
   ];
 };
 
+// The y axis; uPlot draws curves that are 0 everywhere from 0 to 100.
+RL.valueRange = (plot, low, high) => {
+  if (low === null) return [null, null];
+  return low === 0 && high === 0 ? [-1, 1] : uPlot.rangeNum(low, high, 0.1, true);
+};
+
 RL.drawMarks = (plot, marks, levels) => {
   const context = plot.ctx, ratio = devicePixelRatio || 1;
   context.save();
@@ -217,7 +223,7 @@ RL.plot = (block) => {
     const say = (plot) => RL.readOut(reading, groups, plot.cursor.idx == null ? null : data[0][plot.cursor.idx]);
     chart.plot = new uPlot({
       width: Math.max(200, holder.clientWidth), height: RL.HEIGHT,
-      legend: { show: false }, axes: RL.axes(facet.unit), bands, scales: { x: { time: false } },
+      legend: { show: false }, axes: RL.axes(facet.unit), bands, scales: { x: { time: false }, y: { range: RL.valueRange } },
       series: [{}, ...lines.map((line) => ({ spanGaps: true, ...line.options }))],
       cursor: { sync: { key: `facet${block.facet}`, setSeries: false }, drag: { x: true, y: false }, points: { show: false } },
       hooks: { setCursor: [say], draw: [(plot) => RL.drawMarks(plot, facet.marks, block.levels)],
