@@ -135,6 +135,11 @@ class TestComplaints:
                 "unknown key 'totl_timesteps' for the configuration: did you mean 'total_timesteps'?",
             ),
             ({"Seed": 3}, "unknown key 'Seed' for the configuration: did you mean 'seed'?"),
+            (
+                {"eval_interval": 3},
+                "unknown key 'eval_interval' for the configuration: did you mean algo_kwargs.eval_interval (in a file"
+                " algo_kwargs: {eval_interval: …})?",
+            ),
             ({"seed": -1}, "bad value -1 for 'seed' of the configuration: should be greater than or equal to 0"),
             (
                 {"total_timesteps": 0},

@@ -36,7 +36,7 @@ class FrozenConfig(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise config_error(type(self), error, self._title()) from None
+            raise config_error(type(self), error, self._title(), values) from None
 
     # Lets Pydantic build a nested config without this `__init__`: only the outermost class, which has the full path of
     # a key, raises the ConfigError.
@@ -51,6 +51,11 @@ class FrozenConfig(BaseModel):
     def _title(cls) -> str:
         """Name of an object in error messages if it was constructed directly."""
         return cls.__name__
+
+    @classmethod
+    def _suggest_key(cls, key: str, values: Mapping[str, Any]) -> str:
+        """End of the error message for an unknown key; `values` are all that were given."""
+        return suggest(key, cls.model_fields)
 
 
 PLAIN_REASONS = {
@@ -90,12 +95,28 @@ def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> C
     try:
         return cls.model_validate(dict(values))
     except ValidationError as error:
-        raise config_error(cls, error, owner) from None
+        raise config_error(cls, error, owner, values) from None
 
 
-def config_error(cls: type[FrozenConfig], error: ValidationError, owner: str) -> ConfigError:
-    """A `ConfigError` with one line per invalid key of `owner`."""
+def check_key(cls: type[FrozenConfig], values: Mapping[str, Any], key: tuple[str, ...], owner: str) -> None:
+    """Validate the value of one key, a path into `values`; whether it fits the other keys is not checked."""
+    try:
+        cls.model_validate(dict(values))
+    except ValidationError as error:
+        if any(_location(detail)[: len(key)] == key for detail in error.errors()):
+            raise config_error(cls, error, owner, values, key) from None
+
+
+def config_error(
+    cls: type[FrozenConfig],
+    error: ValidationError,
+    owner: str,
+    values: Mapping[str, Any],
+    within: tuple[str, ...] = (),
+) -> ConfigError:
+    """A `ConfigError` with one line per invalid key of `owner`; only of keys `within` a path, if it is given."""
     details = [(_location(detail), detail) for detail in error.errors()]
+    details = [(location, detail) for location, detail in details if location[: len(within)] == within]
     # Of a union's members, report the one whose error lies deepest in the value; equally deep ones are alternatives.
     furthest = [
         (location, detail)
@@ -104,7 +125,7 @@ def config_error(cls: type[FrozenConfig], error: ValidationError, owner: str) ->
     ]
     lines: dict[str, list[str]] = {}
     for location, detail in furthest:
-        start, reason = _explain(cls, location, detail, owner)
+        start, reason = _explain(cls, location, detail, owner, values)
         lines.setdefault(start, []).append(reason)
     return ConfigError("\n".join(start + " or ".join(dict.fromkeys(reasons)) for start, reasons in lines.items()))
 
@@ -117,12 +138,15 @@ def _location(detail: Any) -> tuple[Any, ...]:
     return tuple(part for part in location if not _is_union_tag(part))
 
 
-def _explain(cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, owner: str) -> tuple[str, str]:
+def _explain(
+    cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, owner: str, values: Mapping[str, Any]
+) -> tuple[str, str]:
     """Start of the message, shared by alternatives, and the reason."""
     key = ".".join(str(part) for part in location)
     if detail["type"] == "extra_forbidden":
-        known = cls.model_fields if len(location) == 1 else _nested_fields(cls, location[:-1])
-        return f"unknown key '{key}' for {owner}{suggest(str(location[-1]), known)}", ""
+        is_nested = len(location) > 1
+        hint = suggest(str(location[-1]), _nested_fields(cls, location[:-1])) if is_nested else None
+        return f"unknown key '{key}' for {owner}{hint or cls._suggest_key(key, values)}", ""
     if detail["type"] == "missing":
         return f"missing key '{key}' for {owner}", ""
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")

@@ -65,6 +65,13 @@ class TrainConfig(FrozenConfig):
     def _title(cls) -> str:
         return "the configuration"
 
+    @classmethod
+    def _suggest_key(cls, key: str, values: Mapping[str, Any]) -> str:
+        near = nearest_algorithm_key(key, values.get("algo"))
+        if near is not None:
+            return f": did you mean algo_kwargs.{near} (in a file algo_kwargs: {{{near}: …}})?"
+        return suggest(key, cls.model_fields)
+
     @property
     def required_env_id(self) -> str:
         """`env_id`; a `ConfigError` if it is not set."""
@@ -161,7 +168,14 @@ def parse_overrides(items: Sequence[str], algo: str | None = None) -> dict[str, 
             raise ConfigError(f"'{item}' is not of the form key=value")
         parts = key.split(".")
         if parts[0] not in TrainConfig.model_fields:
-            raise ConfigError(f"unknown key '{key}' for the configuration{_hint(parts[0], algo)}")
+            near = nearest_algorithm_key(parts[0], algo)
+            otherwise = f"write a key of the algorithm as algo_kwargs.{parts[0]}=…"
+            hint = (
+                f": did you mean algo_kwargs.{near}=…?"
+                if near
+                else suggest(parts[0], TrainConfig.model_fields, otherwise)
+            )
+            raise ConfigError(f"unknown key '{key}' for the configuration{hint}")
         target = values
         for part in parts[:-1]:
             target = target.setdefault(part, {})
@@ -173,15 +187,16 @@ def parse_overrides(items: Sequence[str], algo: str | None = None) -> dict[str, 
     return values
 
 
-def _hint(key: str, algo: str | None) -> str:
-    """Suggest the nearest key of the configuration or of the algorithm (of every algorithm if it is unknown)."""
+def nearest_algorithm_key(key: str, algo: Any) -> str | None:
+    """The key of the algorithm (of every algorithm if it is unknown) that is most similar to `key`.
+
+    None if a key of the configuration itself is more similar, or none is similar.
+    """
     names = [spec.name for spec in list_algorithm_specs()]
-    algos = [algo.lower()] if algo is not None and algo.lower() in names else names
+    algos = [algo.lower()] if isinstance(algo, str) and algo.lower() in names else names
     own = {name for found in algos for name in get_algorithm_spec(found).config_class().model_fields}
     near = nearest(key, [*own, *TrainConfig.model_fields])
-    if near in own:
-        return f": did you mean algo_kwargs.{near}=…?"
-    return suggest(key, TrainConfig.model_fields, f"write a key of the algorithm as algo_kwargs.{key}=…")
+    return near if near in own else None
 
 
 def load_config_file(path: Path) -> dict[str, Any]:

@@ -230,7 +230,9 @@ def make_plan(
     for key, reason in NOT_VARIED.items():
         if key in base:
             raise ConfigError(f"'{key}' of the base has no effect: {reason}; remove it")
-    return Plan(name, base, tuple(expand(vary)), parse_seeds(seeds), tuple(plugins), tuple(callbacks), suffix)
+    return Plan(
+        name, base, tuple(expand(vary, base.get("algo"))), parse_seeds(seeds), tuple(plugins), tuple(callbacks), suffix
+    )
 
 
 def plan_differences(old: Plan, new: Plan) -> list[str]:

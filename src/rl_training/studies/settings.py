@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, nearest_algorithm_key
 from rl_training.experiment.run_folder import safe_name
 from rl_training.validation import suggest
 
@@ -27,17 +27,20 @@ Setting = dict[str, Any]
 """Dotted keys of the configuration, and their values."""
 
 
-def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Setting]:
-    """The settings of a grid, or of a list of settings, checked; a study that varies nothing has one, empty."""
+def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]], algo: Any = None) -> list[Setting]:
+    """The settings of a grid, or of a list of settings, checked; a study that varies nothing has one, empty.
+
+    `algo` is the algorithm, as far as it is known: an error suggests its keys.
+    """
     if not vary:
         return [{}]
     if not isinstance(vary, (Mapping, list, tuple)):
         raise ConfigError(f"bad value {vary!r:.80} for 'vary' of the study: give lists by key, or a list of settings")
     vary = plain(vary)
-    settings = list(_grid(vary)) if isinstance(vary, Mapping) else [_flat(setting) for setting in vary]
+    settings = list(_grid(vary, algo)) if isinstance(vary, Mapping) else [_flat(setting) for setting in vary]
     for setting in settings:
         for key in setting:
-            _check_key(key)
+            _check_key(key, setting.get("algo", algo))
     texts = [json.dumps(setting, sort_keys=True, default=repr) for setting in settings]
     twice = [text for text, count in Counter(texts).items() if count > 1]
     if twice:
@@ -113,10 +116,10 @@ def suffixes_of(settings: Sequence[Setting], suffix: str | None) -> list[str]:
     ]
 
 
-def _grid(vary: Mapping[str, Any]) -> Iterator[Setting]:
+def _grid(vary: Mapping[str, Any], algo: Any) -> Iterator[Setting]:
     values = {}
     for key, choices in _flat_grid(vary):
-        _check_key(key)
+        _check_key(key, None if "algo" in vary else algo)
         if isinstance(choices, str) or not isinstance(choices, (list, tuple, range)):
             raise ConfigError(
                 f"bad value {choices!r} for 'vary.{key}' of the study: write a list of values: [{choices}]"
@@ -155,14 +158,16 @@ def _flat(setting: Any) -> Setting:
     return found
 
 
-def _check_key(key: str) -> None:
+def _check_key(key: str, algo: Any) -> None:
     first = key.partition(".")[0]
     if not first:
         raise ConfigError(f"empty key {key!r} in 'vary' of the study")
     if first in NOT_VARIED:
         raise ConfigError(f"'{first}' cannot be varied: {NOT_VARIED[first]}")
     if first not in TrainConfig.model_fields:
-        hint = suggest(first, TrainConfig.model_fields, f"write a key of the algorithm as algo_kwargs.{key}")
+        near = nearest_algorithm_key(first, algo)
+        otherwise = f"write a key of the algorithm as algo_kwargs.{key}"
+        hint = f": did you mean algo_kwargs.{near}?" if near else suggest(first, TrainConfig.model_fields, otherwise)
         raise ConfigError(f"unknown key '{key}' in 'vary' of the study{hint}")
 
 
