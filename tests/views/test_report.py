@@ -251,6 +251,51 @@ def test_stored_comparisons_of_the_runs_are_shown(tmp_path: Path, capsys: pytest
     assert "of other runs" not in found
 
 
+def test_comparisons_of_the_same_arms_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a0", "b0"):
+        write_run(tmp_path, name, [line(1, 2.0)])
+    arms = {"verdict": "undecided", "a": "a", "b": "b", "runs": ["a0", "b0"], "measure": "final"}
+    stored: dict[str, dict[str, object]] = {
+        "a__vs__b": {"sentence": "ad hoc words", "mode": "min", "margin": 2.5, "planned": False, "look": None},
+        "a__vs__b__planned": {"sentence": "planned words", "mode": "max", "planned": True, "look": 3},
+    }
+    for name, values in stored.items():
+        folder = tmp_path / "comparisons" / name
+        folder.mkdir(parents=True)
+        (folder / "comparison.json").write_text(json.dumps({**arms, **values}))
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    *texts, table = section(data_of(page), "comparisons")
+    assert [found["text"] for found in texts] == ["a and b (a__vs__b__planned): planned words"]
+    assert [[row[0], row[3], row[4]] for row in table["rows"]] == [
+        ["a__vs__b__planned", "planned, look 3", "final"],
+        ["a__vs__b", "ad hoc", "final, lower is better, margin 2.50"],
+    ]
+
+
+def test_a_score_over_fewer_runs_says_so_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_run(tmp_path, f"run{seed}", [line(5, float(seed))], seed=seed) for seed in range(5)]
+    with (runs[2] / "metrics.jsonl").open("a") as file:
+        file.write('{"global_step": 6, "eval_return_mean": NaN}\n')
+    (runs[3] / "evaluations.jsonl").write_text('{"global_step": 5, "returns": [NaN]}\n')
+    (runs[4] / "evaluations.jsonl").write_text("")
+    _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    data = data_of(page)
+    (verdict,) = [block for block in section(data, "overview") if block["kind"] == "verdict"]
+    assert verdict["score"] == "0.5"
+    assert verdict["interval"].endswith("] over 2 of 5 runs")
+    reasons = {
+        "seed 2": "its last evaluation is of step 5, and its metrics end at step 6",
+        "seed 3": "the returns of its last evaluation are not all finite numbers",
+        "seed 4": "evaluations.jsonl has no last line that can be read",
+    }
+    texts = [block["text"] for block in section(data, "scores") if block["kind"] == "text"]
+    assert texts == [f"{name} has no score: {reason}." for name, reason in reasons.items()]
+    events = text_of(section(data, "events"))
+    for reason in reasons.values():
+        assert f"no score: {reason}" in events
+    assert "2 of 5 runs: created and finished without an interruption" in events
+
+
 def test_ten_runs_of_twenty_metrics_are_under_300_kb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(10):
         lines = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -17,6 +18,7 @@ from rl_training.cli import main
 from rl_training.views.report.server import make_server
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="the tests of the report page need selenium")
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -80,12 +82,14 @@ def show(browser: Any, address: str, width: int = 1200, scheme: str = "light") -
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    """Wait until a condition holds."""
+    """Wait until a condition holds; a live page may replace an element while it is read."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it took too long"
+    while time.monotonic() < deadline:
+        with contextlib.suppress(StaleElementReferenceException):
+            if found := condition():
+                return found
         time.sleep(0.05)
-    return found
+    raise AssertionError("it took too long")
 
 
 def requests(browser: Any) -> list[str]:
@@ -230,11 +234,11 @@ def test_the_live_page_follows_its_runs(browser: Any, tmp_path: Path) -> None:
             show(browser, server.address)
             wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "tbody a"))[0].click()
             wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "figure"))
-            assert [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20"]
+            wait_for(lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20"])
             append_lines(run, [line(30, 7.0, entropy=0.5)])
             wait_for(lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20", "30"])
             wait_for(lambda: browser.find_element(By.CSS_SELECTOR, ".verdict strong").text == "7.00")
-            assert len(table(browser, "entropy")) == 2
+            wait_for(lambda: len(table(browser, "entropy")) == 2)
             (run / "metrics.jsonl").unlink()
             append_lines(run, [line(10, 4.0)])
             wait_for(lambda: table(browser, "eval_return_mean")[1:] == [["10", "4"]])

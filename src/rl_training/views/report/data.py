@@ -178,6 +178,21 @@ class RunFacts:
         return last_line(self.record.run_dir / "evaluations.jsonl")
 
     @cached_property
+    def no_score(self) -> str | None:
+        """Why a run that was evaluated or has finished has no score; None if it has one, or is not so far."""
+        is_finished = self.info.state == "finished"
+        if self.info.last_eval is not None or not (is_finished or self.evaluation):
+            return None
+        if not self.evaluation:
+            return "evaluations.jsonl has no last line that can be read"
+        evaluated = finite(self.evaluation.get("global_step"))
+        logged = finite(last_line(self.record.run_dir / "metrics.jsonl").get("global_step"))
+        if is_finished and logged is not None and evaluated != logged:
+            at = "no step" if evaluated is None else f"step {evaluated:,}"
+            return f"its last evaluation is of {at}, and its metrics end at step {logged:,}"
+        return "the returns of its last evaluation are not all finite numbers"
+
+    @cached_property
     def log(self) -> list[tuple[str, str, str]]:
         """Time, level and text of the entries of `run.log`, without tracebacks."""
         with contextlib.suppress(CheckpointError, OSError):

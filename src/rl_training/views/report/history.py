@@ -58,6 +58,8 @@ def _events(run: RunFacts) -> list[Sequence[Cell]]:
         found.append((now, f"dead: {owner}; to continue it: {_command('resume', info.run_dir)}"))
     if info.state in ("failed", "stopped") and not any((info.reason or "") in text for _, text in found):
         found.append((_text(run.metadata.get("ended")), f"{info.state}: {info.reason or 'no reason was recorded'}"))
+    if run.no_score:
+        found.append((now, f"no score: {run.no_score}"))
     if run.logged.num_damaged:
         count = run.logged.num_damaged
         are = "line of its log files is" if count == 1 else "lines of its log files are"

@@ -12,11 +12,11 @@ from typing import Any
 from rl_training.studies.groups import RunGroup
 from rl_training.views.report.blocks import Block, Fold, Plot, Section, number
 from rl_training.views.report.charts import EPISODES, HEALTH, LEARNING, SPEED, Chart, chosen, others, table_of
-from rl_training.views.report.comparisons import find_comparisons
+from rl_training.views.report.comparisons import comparison_section, find_comparisons
 from rl_training.views.report.data import Logged, RunFacts, facts_of
 from rl_training.views.report.history import commands, configuration, event_section, provenance, speed_blocks
 from rl_training.views.report.lines import finite
-from rl_training.views.report.summary import GroupFacts, comparison_section, final_scores, offline_blocks, overview
+from rl_training.views.report.summary import GroupFacts, final_scores, offline_blocks, overview
 
 OFFLINE_UNIT, ONLINE_UNIT = "updates", "environment steps"
 

@@ -12,12 +12,13 @@ from rl_training.studies.groups import RunGroup
 from rl_training.studies.selection import format_seeds
 from rl_training.studies.statistics import MeanInterval, mean_interval
 from rl_training.views.report.blocks import Block, Cell, Section, Strip, Table, Text, Verdict, number
-from rl_training.views.report.comparisons import Comparison
 from rl_training.views.report.data import RunFacts
 from rl_training.views.report.lines import finite
 
 MAX_VERDICTS = 4
 """Groups with a line of their own; more of them are only in the table."""
+MAX_REASONS = 20
+"""Runs without a score whose reason stands below the table; the events have all of them."""
 SCORE_NOTE = (
     "Score: the mean return of a run's last evaluation; then the mean over the runs, with the 95 % interval of"
     " Student's t over runs."
@@ -116,9 +117,15 @@ def _verdict(group: GroupFacts) -> Verdict:
         "" if group.group.name.lower() == group.algo.lower() else group.group.name,
         facts,
         "no evaluation yet" if interval is None else number(interval.mean),
-        ("" if group.is_final or interval is None else "so far; ") + interval_text(interval),
+        ("" if group.is_final or interval is None else "so far; ") + interval_text(interval) + _share(group),
         group.exactness if "not known" not in group.exactness else f"exactness {group.exactness}",
     )
+
+
+def _share(group: GroupFacts) -> str:
+    """Over how many runs the score is, if not over all."""
+    is_partial = group.interval is not None and len(group.scored) < len(group.runs)
+    return f" over {len(group.scored)} of {len(group.runs)} runs" if is_partial else ""
 
 
 def _counted_seeds(group: GroupFacts) -> str:
@@ -149,7 +156,7 @@ def _summary(groups: Sequence[GroupFacts]) -> Table:
                 group.states or "no run yet",
                 group.steps,
                 number(None if interval is None else interval.mean) + ("" if group.is_final else " so far"),
-                interval_text(interval),
+                interval_text(interval) + _share(group),
                 number(max(bests, default=None)),
                 number(success),
                 group.exactness,
@@ -187,7 +194,8 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
     if all(row[6] == "–" for row in table):  # no environment reports success
         columns, table = columns[:6] + columns[7:], [[*row[:6], *row[7:]] for row in table]
     blocks.append(Table("Runs, with their last evaluation", columns, table, 2, ends_in_text=True))
-    return Section("scores", "Final scores", blocks)
+    reasons = [f"{run_label(run, groups)} has no score: {run.no_score}." for _, run in runs if run.no_score]
+    return Section("scores", "Final scores", [*blocks, *map(Text, reasons[:MAX_REASONS])])
 
 
 def run_label(run: RunFacts, groups: Sequence[GroupFacts]) -> str:
@@ -249,28 +257,3 @@ def offline_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
 
 def _ends(low: object, high: object) -> str:
     return interval_text(MeanInterval(0.0, finite(low), finite(high), 2)) if finite(low) is not None else "–"
-
-
-def comparison_section(comparisons: Sequence[Comparison]) -> Section | None:
-    """The stored comparisons of these runs with their verdicts; None if there are none."""
-    if not comparisons:
-        return None
-    rows: list[Sequence[Cell]] = [
-        [
-            f"{found.a} and {found.b}",
-            {"text": found.in_words, "is_marked": found.verdict != "undecided"},
-            found.measure,
-            number(found.difference),
-            found.interval,
-            number(found.p_value),
-            number(found.prob_a_beats_b),
-        ]
-        for found in comparisons
-    ]
-    columns = ["a and b", "verdict", "measure", "a − b", "interval", "p-value", "P(a > b)"]
-    sentences = [
-        Text(f"{found.a} and {found.b}: {found.sentence}")
-        for found in comparisons
-        if found.sentence not in ("", found.in_words)
-    ]
-    return Section("comparisons", "Comparisons", [*sentences, Table("Stored comparisons", columns, rows, 3)])
