@@ -76,6 +76,7 @@ def test_bad_input_is_named_before_anything_is_written(refuse: Refuse) -> None:
         (["--tune", "eval_interval"], "'algo_kwargs.eval_interval' has no search space of its own: give one"),
         (["--tune", "gamma", "--fix", "gamma=0.9"], "'algo_kwargs.gamma' is given to --tune and to --fix"),
         (["algo_kwargs.gamma=7"], "bad value 7 for 'gamma' of dqn"),
+        (["--tune", "gamma=0.9..2", "--dry-run"], "the search space of 'gamma' has an invalid value: bad value 2.0"),
     ],
 )
 def test_what_only_the_algorithm_knows_is_named_too(refuse: Refuse, words: list[str], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import optuna
 import pytest
-from tune_tools import BASE, PPO, SMALL, Death, InlineLauncher, open_journal, outcome, request
+from tune_tools import BASE, SMALL, Death, InlineLauncher, open_journal, outcome, request
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.algorithms.tune import Tune, spaces_of
@@ -22,7 +23,15 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 from rl_training.studies.tuning.journal import Journal, repair
 from rl_training.studies.tuning.pruning import Pruning, mean_evaluations, read_evaluations
 from rl_training.studies.tuning.result import verdict_of
-from rl_training.studies.tuning.search_space import TunedKey, parse_space, resolve_space, setting_of
+from rl_training.studies.tuning.search_space import (
+    TunedKey,
+    encode,
+    parse_asked,
+    parse_space,
+    resolve_space,
+    setting_of,
+)
+from rl_training.studies.tuning.space_check import read_resolved, resolve_asked, write_asked
 from rl_training.studies.tuning.tune_plan import TuneRequest, find_plan, open_tuning, store_tuning
 from rl_training.studies.tuning.tuner import Tuning
 
@@ -100,14 +109,10 @@ def defaults_of(algo: str, algo_kwargs: dict[str, Any], names: list[str]) -> tup
 
 
 def _param(key: TunedKey) -> Any:
-    from rl_training.studies.tuning.search_space import encode
-
     return encode(key.default)
 
 
 def edges(key: TunedKey) -> list[Any]:
-    from rl_training.studies.tuning.search_space import encode
-
     return [encode(choice) for choice in key.space.choices] or [key.space.low, key.space.high, _param(key)]
 
 
@@ -156,6 +161,41 @@ def test_rollouts_of_more_than_a_tenth_of_the_run_are_not_tried() -> None:
 def test_an_impossible_space_is_refused(arguments: tuple[Any, ...], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         Tune(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("tuned", "fault"),
+    [
+        ("gamma=0.9..2", "bad value 2.0 for 'gamma' of dqn: should be less than or equal to 1"),
+        ("gamma=-1..0.5", "bad value -1.0 for 'gamma' of dqn: should be greater than or equal to 0"),
+        ("gamma=a,b", "bad value 'a' for 'gamma' of dqn: should be a valid number"),
+        ("num_envs=1,0", "bad value 0 for 'num_envs' of the configuration: should be greater than 0"),
+        ("batch_size=10.0..64.0", "for 'batch_size' of dqn: should be a whole number"),
+        ("learning_rate=-0.1..0.1", "for 'learning_rate.start' of dqn: should be greater than or equal to 0"),
+        ("replay.alpha=-1.0..0.5", "bad value -1.0 for 'replay.alpha' of dqn"),
+    ],
+)
+def test_a_value_that_is_never_valid_is_refused_with_its_key(tuned: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        resolved(tuned)
+
+
+def resolved(*tuned: str, algo_kwargs: dict[str, Any] | None = None) -> dict[str, TunedKey]:
+    """The search space of DQN, whose learning rate falls."""
+    rate = {"kind": "linear", "start": 0.001, "end": 0.0}
+    config = TrainConfig(algo="dqn", env_id="Any-v0", algo_kwargs={"learning_rate": rate, **(algo_kwargs or {})})
+    space, _ = read_resolved(resolve_asked(write_asked(parse_asked(tuned), ()), config))
+    return {key.name: key for key in space}
+
+
+def test_values_that_do_not_fit_others_are_left_to_the_trials_and_a_choice_may_be_a_whole_schedule() -> None:
+    assert resolved("replay.alpha=0.1..0.9")["replay.alpha"].space.low == 0.1  # of another kind of replay
+    choices = "learning_rate=0.01,{kind: linear, start: 0.001, end: 0.0},{kind: cosine, start: 0.1, end: 0.0}"
+    rate = resolved(choices)["learning_rate"]
+    assert (len(rate.space.choices), rate.schedule, rate.default["kind"]) == (3, None, "linear")
+    assert [rate.setting(encode(choice)) for choice in rate.space.choices] == list(rate.space.choices)
+    assert resolved("learning_rate=0.01,0.1")["learning_rate"].setting(0.1)["kind"] == "linear"
+    assert set(resolved()) >= {"learning_rate", "gamma"}
 
 
 def test_spaces_are_read_from_text() -> None:
@@ -280,8 +320,9 @@ def test_a_changed_plan_is_refused_and_an_edited_one_too(tmp_path: Path) -> None
 
 
 def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_again(tmp_path: Path) -> None:
-    base = {"env_kwargs": {"pay": 1.0, "nan_above": 1.6}, "algo_kwargs": {**PPO, "gamma": 0.5}}
-    wanted = request(f"{PAY}=1.0,2.0", "gamma=0.5,1.5", base=base, trials=10, batch=10, final_seeds=1)
+    length = "env_kwargs.max_episode_steps"
+    base = {"env_kwargs": {"pay": 1.0, "nan_above": 1.6, "max_episode_steps": 5}}
+    wanted = request(f"{PAY}=1.0,2.0", f"{length}=5,0", base=base, trials=10, batch=10, final_seeds=1)
     _, launcher, result = run(tmp_path / "small", wanted)
     firsts: dict[str, Any] = {}
     for trial in result.trials:
@@ -291,16 +332,15 @@ def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_aga
             assert (trial.state, trial.value) == (first.state, first.value)
     assert 2 < len(firsts) < len(result.trials)
     for trial in firsts.values():
-        pay, gamma = trial.params[PAY], trial.params["gamma"]
-        reason = trial.user_attrs.get("reason", "")
-        if gamma == 1.5:  # refused before it is trained
-            assert (trial.state.name, "bad value 1.5 for 'gamma' of ppo" in reason) == ("FAIL", True)
+        pay, reason = trial.params[PAY], trial.user_attrs.get("reason", "")
+        if trial.params[length] == 0:  # refused before it is trained
+            assert (trial.state.name, "bad value 0 for 'max_episode_steps'" in reason) == ("FAIL", True)
         elif pay == 2.0:
             assert (trial.state.name, "nan" in reason.lower()) == ("FAIL", True)
         else:
             assert trial.state.name == "COMPLETE"
     trained = [name for name in launcher.started if "seed0__" in name]
-    assert len(trained) == sum(trial.params["gamma"] == 0.5 for trial in firsts.values())
+    assert len(trained) == sum(trial.params[length] == 5 for trial in firsts.values())
     assert (result.winner, set(result.final)) == ("default", {"default"})
     assert "the default won the race" in result.verdict.sentence
 

@@ -32,22 +32,27 @@ class SettingsCheck:
         plugins: Sequence[str],
         callbacks: Sequence[str],
         *,
-        with_spaces: bool = False,
+        tune: str | None = None,
     ) -> None:
-        """Start the check of one run of each setting; `with_spaces`: the answers also hold the search spaces."""
+        """Start the check of one run of each setting; `tune`: keys to tune, whose space the answers hold too."""
         self._runs = list({run.setting: run for run in runs}.values())
         self._process = start_worker(subprocess.PIPE)
         configs = [worker_values(run.config) for run in self._runs]
         code = {"plugins": list(plugins), "callbacks": list(callbacks)}
-        self._order = json.dumps({"check": configs, "with_spaces": with_spaces, **code})
+        self._order = json.dumps({"check": configs, "tune": tune, **code})
 
     def answers(self) -> list[dict[str, Any]]:
         """What the worker says of each setting: its needs, or its `error`."""
-        give_order(self._process, self._order)
-        assert self._process.stdout is not None
-        answers = [json.loads(line) for line in self._process.stdout]
-        self._process.stdout.close()
-        code = self._process.wait()
+        try:
+            give_order(self._process, self._order)
+            assert self._process.stdout is not None
+            answers = [json.loads(line) for line in self._process.stdout]
+            self._process.stdout.close()
+            code = self._process.wait()
+        except BaseException:  # Ctrl-C, for example: nobody reads what the worker would say
+            self._process.kill()
+            self._process.wait()
+            raise
         if len(answers) < len(self._runs):
             run = self._runs[len(answers)]
             where = f"setting {run.setting}" if run.setting else "the settings"

@@ -16,12 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl_training.errors import ReplacedError, RLTrainingError, RunOwnedError
-
-if TYPE_CHECKING:
-    from rl_training.experiment.config import TrainConfig
 
 FAILED, OWNED = 2, 75
 """Exit codes: the run failed, for the reason in its metadata or in the last line printed; another process owns it."""
@@ -80,6 +77,7 @@ def check(order: Mapping[str, Any]) -> int:
     from rl_training.plugins.user_code import add_working_directory
     from rl_training.runtime.checks.settings import SettingsChecker
     from rl_training.studies.launching.launchers import read_worker_values
+    from rl_training.studies.tuning.space_check import resolve_asked
 
     checker = SettingsChecker()
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -91,25 +89,20 @@ def check(order: Mapping[str, Any]) -> int:
             add_working_directory(config.env_id or "")
             needs = checker.check(config)
             answer: dict[str, Any] = {"num_threads": needs.num_threads, "memory_bytes": needs.memory_bytes}
-            if order.get("with_spaces"):
-                answer |= _spaces(config)
+            if order.get("tune") is not None:
+                answer["tune"] = resolve_asked(order["tune"], config)
         except RLTrainingError as error:
             answer = {"error": str(error)}
         except Exception as error:  # an environment may raise anything
             answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=results, flush=True)
+        try:
+            print(json.dumps(answer), file=results, flush=True)
+        except BrokenPipeError:  # the process that asked is gone
+            break
     checker.close()
+    with contextlib.suppress(BrokenPipeError):
+        results.close()
     return 0
-
-
-def _spaces(config: TrainConfig) -> dict[str, Any]:
-    """All values of the algorithm's config class with this configuration, and its search spaces."""
-    from rl_training.experiment.registry import get_algorithm_spec
-
-    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    spaces = algo_config.search_spaces(config.total_timesteps, config.num_envs)
-    plain = {name: space.as_dict() for name, space in spaces.items()}
-    return {"values": algo_config.model_dump(mode="json"), "spaces": plain}
 
 
 def _print_to(log: str | None) -> None:

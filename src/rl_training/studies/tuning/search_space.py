@@ -208,7 +208,8 @@ def _default(key: str, config: TrainConfig, values: Mapping[str, Any]) -> Any:
 def _tuned(key: str, space: Tune, default: Any) -> TunedKey:
     """A key whose search space includes its default."""
     space, schedule = replace(space, by_name=False), None
-    if isinstance(default, Mapping) and {"kind", "start"} <= default.keys():
+    has_mappings = any(isinstance(choice, Mapping) for choice in space.choices)  # whole schedules, not their start
+    if isinstance(default, Mapping) and {"kind", "start"} <= default.keys() and not has_mappings:
         schedule = {name: value for name, value in default.items() if name != "start"}
         default = default["start"]
     try:

@@ -19,7 +19,8 @@ from rl_training.studies.plan import Plan, make_plan, plan_differences, read_tun
 from rl_training.studies.settings import Setting, identity, nested, value_text
 from rl_training.studies.study_folder import create_file, removed_on_failure
 from rl_training.studies.tuning.pruning import Pruning
-from rl_training.studies.tuning.search_space import Asked, TunedKey, read_asked, resolve_space
+from rl_training.studies.tuning.search_space import Asked, TunedKey, read_asked
+from rl_training.studies.tuning.space_check import read_resolved, write_asked
 from rl_training.validation import FrozenConfig
 
 TUNE_FILE = "tune.yaml"
@@ -106,16 +107,16 @@ class TuneRequest:
         return resolve_config([("base", self.base)]).config
 
     def resolve(self) -> TunePlan:
-        """The plan: the default configuration is checked and the search spaces are read, in a worker process."""
+        """The plan: the default configuration and the search space are checked in a worker process."""
         if self.config().env_id is None:
             raise ConfigError("missing key 'env_id': trials are compared by evaluations, which need an environment")
         study = Plan(self.name, self.base, ({},), (0,), self.plugins, self.callbacks)
-        check = SettingsCheck(study.runs(Path(self.name)), self.plugins, self.callbacks, with_spaces=True)
+        tune = write_asked(self.asked, self.fixed)
+        check = SettingsCheck(study.runs(Path(self.name)), self.plugins, self.callbacks, tune=tune)
         answer = check.answers()[0]
         if "error" in answer:
             raise ConfigError(answer["error"].splitlines()[0])
-        space = resolve_space(self.asked, self.config(), answer["values"], answer["spaces"], self.fixed)
-        interval = answer["values"].get("eval_interval")
+        space, interval = read_resolved(answer["tune"])
         return TunePlan(self, space, interval, str(Path.cwd()))
 
 
