@@ -121,6 +121,19 @@ class TestResult:
         assert "gamma=0.99 is better than gamma=0.9: difference" in " ".join(text.split())
         assert "step-down by the maximum" in text
 
+    def test_files_of_others_are_kept(self, studies: Path, answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+        folder = studies / "runs" / "comparisons" / "low__vs__high"
+        folder.mkdir(parents=True)
+        for name in ("comparison.json", "comparison.png"):
+            (folder / name).write_text("mine")
+        assert answer("compare", "low", "high", "--json")["picture"] is None
+        assert [(folder / name).read_text() for name in ("comparison.json", "comparison.png")] == ["mine", "mine"]
+
+    def test_patterns_within_a_study_are_stored_beside_it(self, studies: Path, answer: Answer) -> None:
+        answer("compare", "runs/low/*", "runs/high/*")
+        assert not list(Path("runs/low").glob("comparisons"))
+        assert len(list(Path("runs/comparisons").iterdir())) == 1
+
     def test_two_studies_of_one_name_are_told_apart(self, studies: Path, answer: Answer) -> None:
         write_finished_study(Path("other/low"), {seed: 100.0 + seed for seed in range(6)})
         values = answer("compare", "runs/low", "other/low", "--json")
@@ -138,23 +151,21 @@ class TestUntilDecided:
     def test_it_trains_the_missing_seeds_and_stops_when_decided(self, tmp_path: Path) -> None:
         for name, steps in (("short", 1), ("long", 32)):
             kwargs = {**PPO, "num_steps": steps * 8, "minibatch_size": steps * 8}
-            values = {"name": name, "base": {**BASE, "algo_kwargs": kwargs}, "seeds": "0..1"}
+            values = {"name": name, "base": {**BASE, "algo_kwargs": kwargs}, "seeds": "0..2"}
             (tmp_path / f"{name}.yaml").write_text(dump_yaml({**values, "output_dir": str(tmp_path / "runs")}))
         store_plan(*read_study_file(tmp_path / "long.yaml"))  # one has begun, the other not
-        words = ["compare", "short.yaml", "long", "--until-decided", "--looks", "2", "--seeds-per-look", "2", "--json"]
+        words = ["compare", "short.yaml", "long", "--until-decided", "--looks", "2", "--seeds-per-look", "3", "--json"]
         code, out, error = finish(start([*words, "--jobs", "2"], tmp_path))
         assert code == 0, error
         values = json.loads(out)
         assert values["planned"]
-        assert values["look"] == 2
-        assert values["verdict"] == "undecided"  # 2 against 2, twice: p is at least 2/36
-        assert {len(scores) for scores in values["scores"].values()} == {4}
-        assert open_study(tmp_path / "runs" / "short").plan.seeds == (0, 1, 2, 3)
+        assert values["look"] == 2  # 3 against 3 decides nothing
+        assert {len(scores) for scores in values["scores"].values()} == {6}
+        assert open_study(tmp_path / "runs" / "short").plan.seeds == (0, 1, 2, 3, 4, 5)
         folder = tmp_path / "runs" / "comparisons" / "short__vs__long__planned"
         assert len((folder / "looks.jsonl").read_text().splitlines()) == 2
-        assert "look 1 of 2: 2 seeds each" in error
+        assert "look 1 of 2: 3 seeds each" in error
         # Again: nothing is trained, and the result is the same.
-        words[1] = "short"
         again = json.loads(finish(start(words, tmp_path))[1])
         assert {**again, "times": 1, "picture": values["picture"]} == values
 
@@ -177,6 +188,53 @@ class TestUntilDecided:
         values = answer(*words, "--name", "another", "--looks", "1", "--seeds-per-look", "6", "--json")
         assert values["look"] == 1
         assert Path("runs/comparisons/another/plan.yaml").is_file()
+
+    def test_other_arms_are_refused(self, studies: Path, answer: Answer, refuse: Callable[..., str]) -> None:
+        size = ["--until-decided", "--looks", "1", "--seeds-per-look", "6"]
+        answer("compare", "low", "high", *size, "--name", "mine")
+        write_finished_study(Path("runs/third"), {seed: 1.0 + seed for seed in range(6)})
+        for words in (["low", "third"], ["high", "low"]):
+            message = " ".join(refuse("compare", *words, "--until-decided", "--name", "mine").split())
+            assert "compares 'low' with 'high', in this order" in message
+
+    def test_settings_of_two_studies_have_plans_of_their_own(self, studies: Path, answer: Answer) -> None:
+        vary = [{"algo_kwargs.gamma": gamma} for gamma in (0.9, 0.99)]
+        for name, best in (("one", 0.9), ("two", 0.99)):
+            scores = {
+                f"gamma={gamma}": {seed: 100.0 * (gamma == best) + seed for seed in range(6)} for gamma in (0.9, 0.99)
+            }
+            write_finished_study(Path("runs", name), scores, vary=vary)  # type: ignore[arg-type]
+        for options in ([], ["--until-decided", "--looks", "1", "--seeds-per-look", "6"]):
+            found = [
+                answer("compare", f"{name}:gamma=0.9", f"{name}:gamma=0.99", *options, "--json")["verdict"]
+                for name in ("one", "two")
+            ]
+            assert found == ["a_better", "b_better"]
+        assert len(list(Path("runs/comparisons").iterdir())) == 4
+
+    def test_a_plan_without_a_look_can_be_corrected(
+        self, studies: Path, answer: Answer, refuse: Callable[..., str]
+    ) -> None:
+        words = ["compare", "low", "high", "--until-decided", "--looks", "1", "--seeds-per-look", "6"]
+        assert "did you mean 'eval_return_mean'" in refuse(*words, "--metric", "eval_return_men")
+        assert answer(*words, "--metric", "eval_return_mean", "--json")["verdict"] == "b_better"
+
+    def test_an_edited_study_file_is_refused(self, studies: Path, answer: Answer, refuse: Callable[..., str]) -> None:
+        size = ["--until-decided", "--looks", "1", "--seeds-per-look", "6"]
+        base = {"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 10_000}
+        Path("low.yaml").write_text(dump_yaml({"name": "low", "base": base, "seeds": "0..2"}))
+        answer("compare", "low.yaml", "high", *size)
+        Path("low.yaml").write_text(dump_yaml({"name": "low", "base": base | {"num_envs": 2}, "seeds": "0..2"}))
+        assert "began with another plan" in refuse("compare", "low.yaml", "high", "--until-decided")
+
+    def test_a_torn_record_of_looks_is_written_again(self, studies: Path, answer: Answer) -> None:
+        words = ["compare", "low", "high", "--until-decided", "--looks", "3", "--seeds-per-look", "2", "--json"]
+        before = answer(*words)
+        record = Path("runs/comparisons/low__vs__high__planned/looks.jsonl")
+        lines = record.read_text().splitlines(keepends=True)
+        record.write_text(lines[0] + lines[1][:20] + "\n" + lines[2])
+        assert answer(*words)["p_value"] == before["p_value"]
+        assert [json.loads(line)["look"] for line in record.read_text().splitlines()] == [1, 2, 3]
 
     def test_equal_arms_are_rarely_called_different(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The whole command on random halves of one sample; a boundary that is compared with the sign only errs."""
@@ -210,6 +268,8 @@ class TestBadInput:
             (("low", "high", "x", "--until-decided"), "compares two arms"),
             (("runs/low/*", "high", "--until-decided"), "name a study"),
             (("low", "high", "--until-decided", "--seeds-per-look", "1"), "for --seeds-per-look"),
+            (("low", "high", "--until-decided", "--looks", "1", "--seeds-per-look", "3"), "can decide nothing at 5 %"),
+            (("low", "high", "--name", "../x"), "for --name"),
             (("low", "high", "--out", "missing/x.png"), "there is no folder 'missing'"),
             (("low", "high", "--out", "x.csv"), "drawn as .png, .svg or .pdf"),
             (("low", "high", "--out", "x.bmp"), "should end in .png"),
@@ -223,4 +283,5 @@ class TestBadInput:
 
     def test_other_budgets_cannot_be_planned(self, studies: Path, refuse: Callable[..., str]) -> None:
         write_finished_study(Path("runs/longer"), dict.fromkeys(range(6), 1.0), total_timesteps=20_000)
-        assert "other steps or environments" in refuse("compare", "low", "longer", "--until-decided")
+        message = refuse("compare", "low", "longer", "--until-decided")
+        assert "plan studies of the same environments and total_timesteps" in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from finished_studies import write_finished_study
 
 from rl_training.errors import ConfigError
 from rl_training.studies.comparison.looks import LookPlan, PlannedComparison, plan_arm
-from rl_training.studies.comparison.scores import ScoreRule, ScoreTable, score_arms
+from rl_training.studies.comparison.run_scores import ScoreRule
+from rl_training.studies.comparison.scores import ScoreTable, score_arms
 from rl_training.studies.comparison.verdict import Comparison, Verdict, compare_many, compare_two
 from rl_training.studies.groups import RunGroup, group_of_word
 from rl_training.studies.study import Study
@@ -66,6 +68,43 @@ class TestScores:
         write_finished_study(tmp_path / "long", {0: [3], 1: [3]}, total_timesteps=2000)
         with pytest.raises(ConfigError, match="no eval_return_mean near step 1,000"):
             score_arms([group_of_word(str(tmp_path / name)) for name in ("short", "long")], ScoreRule())
+
+    def test_a_longer_run_is_scored_where_the_shorter_ended(self, tmp_path: Path) -> None:
+        # Rollouts end after the budget: 1,100 steps end at 1,280, where the longer run was evaluated too.
+        write_finished_study(tmp_path / "short", {0: [1, 2], 1: [1, 2]}, total_timesteps=1100)
+        for run in (tmp_path / "short").glob("ppo*"):
+            for name in ("metrics.jsonl", "evaluations.jsonl"):
+                (run / name).write_text((run / name).read_text().replace("1100", "1280"))
+        write_finished_study(tmp_path / "long", {0: [5, 6], 1: [5, 6]}, total_timesteps=2560)
+        table = score_arms([group_of_word(str(tmp_path / name)) for name in ("short", "long")], ScoreRule())
+        assert table.arms[1].values == {"CartPole-v1": [5, 5]}
+        assert not [note for note in table.notes if "last evaluations" in note]
+
+    def test_other_steps_and_early_ends_are_told(self, tmp_path: Path) -> None:
+        arms_of(tmp_path, LOW, HIGH)
+        run = tmp_path / "first" / "ppo__CartPole-v1__seed2__run"
+        values = json.loads((run / "metadata.json").read_text())
+        (run / "metadata.json").write_text(json.dumps({**values, "status": "stopped", "stop_reason": "target reached"}))
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            (run / name).write_text("".join((run / name).read_text().splitlines(keepends=True)[:4]))
+        notes = score_arms(_reopened(tmp_path), ScoreRule()).notes
+        assert "1 of 6 runs stopped early by their own rule" in notes[0]
+        assert "first at step 4,000 to 10,000, second at step 10,000" in notes[1]
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda text: text[:-30], "metrics.jsonl has eval_return_mean up to step 9,000 only"),
+            (lambda text: text.replace("102.0", '"102"'), "is damaged"),
+            (lambda text: text[: text.rfind("102.0")] + "NaN}\n", "not finite"),
+        ],
+    )
+    def test_damaged_metrics_are_no_score(self, tmp_path: Path, damage: Callable[[str], str], message: str) -> None:
+        arms_of(tmp_path, LOW, HIGH)
+        path = tmp_path / "first" / "ppo__CartPole-v1__seed2__run" / "metrics.jsonl"
+        path.write_text(damage(path.read_text()))
+        with pytest.raises(ConfigError, match=message):
+            score_arms(_reopened(tmp_path), ScoreRule())
 
     def test_an_unknown_metric_names_what_there_is(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"never logged 'eval_return_men'.*did you mean 'eval_return_mean'"):
@@ -243,6 +282,18 @@ class TestPlannedLooks:
         planned = self.planned(tmp_path, looks=2)
         assert planned.look(1).verdict is Verdict.UNDECIDED  # 4 against 4: at least 2/70, more than 0.025
         assert planned.look(2).verdict is Verdict.B_BETTER
+
+    def test_a_failed_run_gets_the_worst_score_of_all_looks_so_far(self, tmp_path: Path) -> None:
+        second = {seed: (50.0 if seed < 4 else 90.0) + seed for seed in range(8)}
+        arms_of(tmp_path, {seed: 100.0 + seed for seed in range(8)}, second)
+        TestIncompleteRuns().fail(tmp_path / "first" / "ppo__CartPole-v1__seed5__run")
+        studies = [Study.open(tmp_path / name) for name in ("first", "second")]
+        place = tmp_path / "comparisons" / "one"
+        arms = [plan_arm(study.plan.name, study, [""], 8, place) for study in studies]
+        rule = ScoreRule(failed="worst")
+        plan = LookPlan(*arms, rule, {"CartPole-v1": 10_000}, looks=2, seeds_per_look=4)  # type: ignore[arg-type]
+        found = PlannedComparison.freeze(place, plan).look(2)
+        assert found.a.runs["ppo__CartPole-v1__seed5__run"] == 50  # of the first look
 
     def test_a_repeated_look_gives_the_same_and_is_recorded_once(self, tmp_path: Path) -> None:
         self.equal_arms(tmp_path)

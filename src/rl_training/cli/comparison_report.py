@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ WIDTH = 80
 PER_LINE = 4
 
 
-def comparison_lines(comparison: Comparison, budgets: Mapping[str, int]) -> list[str]:
+def comparison_lines(comparison: Comparison) -> list[str]:
     """The comparison of two arms."""
     from rl_training.studies.comparison.verdict import percent
 
-    lines = [comparison.sentence, *_score_lines((comparison.a, comparison.b), comparison.rule, budgets)]
+    lines = [comparison.sentence, *_score_lines((comparison.a, comparison.b), comparison)]
     judgement = comparison.judgement
     unit = "" if len(comparison.a.by_task) == 1 else " (in standard deviations of each task)"
     lines.append(
@@ -35,11 +35,11 @@ def comparison_lines(comparison: Comparison, budgets: Mapping[str, int]) -> list
     return lines + [f"  note: {note}" for note in comparison.notes]
 
 
-def many_lines(result: ManyComparisons, budgets: Mapping[str, int]) -> list[str]:
+def many_lines(result: ManyComparisons) -> list[str]:
     """The comparison of all pairs of several arms."""
     from rl_training.studies.comparison.verdict import Verdict
 
-    lines = _score_lines(result.arms, result.pairs[0].rule, budgets)
+    lines = _score_lines(result.arms, result.pairs[0])
     for pair in result.pairs:
         judgement = pair.judgement
         better = {Verdict.A_BETTER: (pair.a, pair.b), Verdict.B_BETTER: (pair.b, pair.a)}.get(pair.verdict)
@@ -61,12 +61,12 @@ def look_line(look: int, plan: LookPlan, comparison: Comparison) -> str:
     )
 
 
-def _score_lines(arms: Sequence[ArmScores], rule: object, budgets: Mapping[str, int]) -> list[str]:
+def _score_lines(arms: Sequence[ArmScores], comparison: Comparison) -> list[str]:
     from rl_training.studies.statistics import mean_interval
 
-    lines = [f"  score: {rule}"]
-    for task, budget in budgets.items():
-        lines.append(f"  {task}, {budget:,} steps")
+    lines = [f"  score: {comparison.rule}"]
+    for task, budget in comparison.budgets.items():
+        lines.append(f"  {task}, {budget:,} {comparison.unit}")
         for arm in arms:
             scores = arm.by_task[task]
             lines.append(f"    {arm.name}: mean {mean_interval(list(scores.values()))}, {len(scores)} runs")

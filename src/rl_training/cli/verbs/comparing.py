@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,10 +18,11 @@ from rl_training.cli.options import NUMBER, AsJson, LaunchOptions, Quiet
 from rl_training.cli.output import say, show
 from rl_training.cli.verbs.studies import launch_words, launcher_in
 from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
 
 if TYPE_CHECKING:
-    from rl_training.studies.comparison.scores import ScoreRule
+    from rl_training.studies.comparison.run_scores import ScoreRule
     from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
 
 Arms = Annotated[
@@ -110,7 +112,7 @@ class CompareOptions(LaunchOptions):
 
     def rule(self) -> ScoreRule:
         """How a run becomes one number."""
-        from rl_training.studies.comparison.scores import ScoreRule
+        from rl_training.studies.comparison.run_scores import ScoreRule
 
         return ScoreRule(**self.given("metric", "measure", "mode", "failed"))
 
@@ -131,7 +133,10 @@ def compare(arms: Arms, options: CompareOptions) -> None:
     if options.out is not None:
         _check_picture(options.out)
     if options.until_decided:
-        _until_decided(arms, options)
+        try:
+            _until_decided(arms, options)
+        except KeyboardInterrupt:  # while it plans or computes; training handles signals by itself
+            _leave(arms, options, signal.SIGINT)
         return
     for field in fields(options):
         if field.name in ("looks", "seeds_per_look", "jobs", "backend", "address") and (
@@ -163,13 +168,13 @@ def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
     rule, generator = options.rule(), np.random.default_rng(0)
     table = score_arms(groups, rule)
     level = options.given("alpha", "margin")
-    folder = folder_of(groups, options.name)
+    folder = folder_of(groups, words, options.name)
     if len(groups) == 2:
         pair = compare_two(table, rule, generator, **level)
-        _show(pair, comparison_lines(pair, table.budgets), folder, options)
+        _show(pair, comparison_lines(pair), folder, options)
     else:
         many = compare_many(table, rule, generator, **level)
-        _show(many, many_lines(many, table.budgets), folder, options)
+        _show(many, many_lines(many), folder, options)
 
 
 def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
@@ -194,7 +199,7 @@ def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
         if is_decided(comparison):
             break
     assert comparison is not None
-    lines = comparison_lines(comparison, plan.budgets)
+    lines = comparison_lines(comparison)
     lines.append(f"  planned: look {look} of {plan.looks}, {plan.seeds_per_look} seeds each; plan in {planned.folder}")
     _show(comparison, lines, planned.folder, options, look)
 
@@ -208,8 +213,11 @@ def _show(
 ) -> None:
     """Store the result, draw it, and print it; `look` is that of a planned comparison."""
     from rl_training.studies.comparison.folder import read_result, store_result
+    from rl_training.studies.comparison.looks import PLAN_FILE
     from rl_training.studies.comparison.verdict import AD_HOC
 
+    if look is None and is_file(folder / PLAN_FILE):
+        raise ConfigError(f"'{folder}' is a planned comparison: give another --name, or add --until-decided")
     values = result.as_dict() | {"planned": look is not None, "look": look}
     times = int(read_result(folder).get("times") or 0) + 1
     if look is None:
@@ -229,12 +237,15 @@ def _draw(result: Comparison | ManyComparisons, folder: Path, out: Path | None) 
     """Draw the scores and the difference; None, with the reason on the screen, if that fails."""
     from rl_training.studies.comparison.folder import PICTURE
     from rl_training.views.comparison_plot import plot_comparison
+    from rl_training.views.figures import check_target
 
     try:
         if out is None:
             with contextlib.suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
-        return str(plot_comparison(result, out or folder / PICTURE))
+        target = out or folder / PICTURE
+        check_target(target)
+        return str(plot_comparison(result, target))
     except RLTrainingError as error:
         if out is not None:
             raise

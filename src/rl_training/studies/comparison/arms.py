@@ -9,13 +9,22 @@ from pathlib import Path
 import numpy as np
 
 from rl_training.errors import ConfigError
-from rl_training.studies.comparison.scores import FailedRuns, Measure, Mode, ScoreRule, score_arms
+from rl_training.files import is_file
+from rl_training.studies.comparison.run_scores import FailedRuns, Measure, Mode, ScoreRule
+from rl_training.studies.comparison.scores import score_arms
 from rl_training.studies.comparison.verdict import Comparison, ManyComparisons, check_level, compare_many, compare_two
 from rl_training.studies.groups import RunGroup, find_groups, group_of_word
 
 
 def find_arms(words: Sequence[str]) -> list[RunGroup]:
     """The arms that the words mean, one each; a single study means its settings."""
+    if not words:
+        raise ConfigError("nothing to compare: name two studies, settings of studies, or folders of runs")
+    files = [word for word in words if is_file(Path(word)) and Path(word).suffix in (".yaml", ".yml")]
+    if files:
+        raise ConfigError(
+            f"'{files[0]}' is a study file: name its study, or add --until-decided, which trains it as far as needed"
+        )
     if len(words) == 1:
         groups = find_groups(words)
         if len(groups) < 2:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.run_folder import safe_name
-from rl_training.files import replace_synced, translate_write_errors
+from rl_training.files import is_file, replace_synced, translate_write_errors
 from rl_training.studies.groups import RunGroup
+from rl_training.studies.study_folder import PLAN_FILE
 
 COMPARISONS = "comparisons"
 RESULT_FILE = "comparison.json"
@@ -20,13 +23,31 @@ PLANNED = "__planned"
 LONGEST_NAME = 100
 
 
-def folder_of(arms: list[RunGroup], name: str | None = None, *, is_planned: bool = False) -> Path:
-    """The folder of a comparison, beside the study or the runs of its first arm."""
+def folder_of(
+    arms: Sequence[RunGroup], words: Sequence[str], name: str | None = None, *, is_planned: bool = False
+) -> Path:
+    """The folder of a comparison, beside the study or the runs of its first arm; `words` are those of the command."""
+    if name is not None and safe_name(name) != name:
+        raise ConfigError(f"bad value {name!r} for --name: use letters, digits and . _ - only")
     first = arms[0]
     place = first.study or (first.runs[0].run_dir if first.runs else Path("runs") / first.name)
-    names = "__vs__".join(safe_name(arm.name) for arm in arms)
-    text = safe_name(name) if name else names[:LONGEST_NAME] + (PLANNED if is_planned else "")
-    return place.parent / COMPARISONS / text
+    place = place.parent.parent if is_file(place.parent / PLAN_FILE) else place.parent  # not inside of a study
+    labels = [_label(arm, words[index] if len(words) == len(arms) else arm.name) for index, arm in enumerate(arms)]
+    text = name or _shortened("__vs__".join(labels)) + (PLANNED if is_planned else "")
+    return place / COMPARISONS / text
+
+
+def _label(arm: RunGroup, word: str) -> str:
+    """A name that other arms do not have: the study with its setting, or the word that means the runs."""
+    if arm.study is None:
+        return safe_name(word.removeprefix("runs/").rstrip("/"))
+    return safe_name(f"{arm.study.name}-{arm.setting}" if arm.setting else arm.study.name)
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= LONGEST_NAME:
+        return text
+    return f"{text[:LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -38,8 +59,10 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 def store_result(folder: Path, values: Mapping[str, Any]) -> Path:
-    """Store the result of a comparison; it replaces the last one of the same arms."""
+    """Store the result of a comparison; it replaces the last one of the same arms, and no file of another kind."""
     path = folder / RESULT_FILE
+    if path.exists() and not {"verdict", "pairs"} & read_result(folder).keys():
+        raise RLTrainingError(f"'{path}' is no result of a comparison: move it away")
     with translate_write_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
         replace_synced(path, (json.dumps(dict(values), indent=1) + "\n").encode())

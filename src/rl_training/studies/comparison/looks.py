@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import numpy as np
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import load_signed_file
-from rl_training.experiment.logging import JsonlFile
+from rl_training.experiment.timing import read_lines
 from rl_training.experiment.yaml_text import dump_yaml, sign
-from rl_training.files import is_file, translate_write_errors, write_new
+from rl_training.files import is_file, replace_synced, translate_write_errors
 from rl_training.studies.catalog import is_run_folder
-from rl_training.studies.comparison.scores import ArmScores, ScoreRule, ScoreTable, score_arms
-from rl_training.studies.comparison.verdict import Comparison, Judgement, Verdict, check_level, judge
+from rl_training.studies.comparison.run_scores import ScoreRule
+from rl_training.studies.comparison.scores import ArmScores, ScoreTable, score_arms
+from rl_training.studies.comparison.verdict import Comparison, Judgement, Verdict, check_level, judge, percent
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.plan import PlannedRun
 from rl_training.studies.records import RunRecord
@@ -75,6 +77,13 @@ class LookPlan:
             raise ConfigError(f"bad value {self.looks} for --looks: should be at least 1")
         if self.seeds_per_look < LEAST_RUNS:
             raise ConfigError(f"bad value {self.seeds_per_look} for --seeds-per-look: should be at least {LEAST_RUNS}")
+        labelings = math.comb(2 * self.seeds_per_look, self.seeds_per_look) ** (self.looks * len(self.budgets))
+        if 2 / labelings > self.alpha:
+            raise ConfigError(
+                f"{self.looks} look{'' if self.looks == 1 else 's'} of {self.seeds_per_look} seeds each can decide"
+                f" nothing at {percent(self.alpha)}, since the smallest possible p-value is {2 / labelings:.2g}: give"
+                " more --seeds-per-look or --looks"
+            )
 
     def seeds_of(self, arm: PlannedArm, look: int) -> tuple[int, ...]:
         """The seeds that are new at a look; looks count from 1."""
@@ -130,22 +139,20 @@ class PlannedComparison:
 
     @classmethod
     def freeze(cls, folder: Path, plan: LookPlan) -> PlannedComparison:
-        """Store a new plan."""
+        """Store a new plan; it replaces one at which nobody has looked yet."""
         with translate_write_errors(folder / PLAN_FILE):
             folder.mkdir(parents=True, exist_ok=True)
-            write_new(folder / PLAN_FILE, sign(dump_yaml(plan.values())).encode())
+            replace_synced(folder / PLAN_FILE, sign(dump_yaml(plan.values())).encode())
         return cls(folder, plan)
 
     def recorded(self) -> list[dict[str, Any]]:
-        """The looks so far; an incomplete last line is left out."""
-        path = self.folder / LOOKS_FILE
-        if not is_file(path):
-            return []
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        try:
-            return [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise ConfigError(f"'{path}' is damaged: {error}") from None
+        """The looks so far, up to the first line that cannot be read: it and those after it are recorded again."""
+        found: list[dict[str, Any]] = []
+        for line in read_lines(self.folder / LOOKS_FILE):
+            if line.get("look") != len(found) + 1:
+                break
+            found.append(line)
+        return found
 
     def arm_at(self, arm: PlannedArm, look: int) -> RunGroup:
         """The runs of an arm that are new at a look."""
@@ -165,7 +172,9 @@ class PlannedComparison:
 
         The scores of an earlier look must still be what was recorded.
         """
-        tables = [self._table(look) for look in range(1, number + 1)]
+        tables: list[ScoreTable] = []
+        for look in range(1, number + 1):
+            tables.append(self._table(look, tables))
         known = self.recorded()
         for look, (table, line) in enumerate(zip(tables, known, strict=False), 1):
             _refuse_changed_scores(look, table, line)
@@ -176,30 +185,34 @@ class PlannedComparison:
         comparison = judge(
             _joined(tables), self.plan.rule, judgement, generator, alpha=self.plan.alpha, margin=self.plan.margin
         )
-        if len(known) < number:
-            self._record(number, tables[-1], comparison)
+        self._record(tables, number, comparison)
         return comparison
 
-    def _table(self, look: int) -> ScoreTable:
-        table = score_arms([self.arm_at(arm, look) for arm in (self.plan.a, self.plan.b)], self.plan.rule)
+    def _table(self, look: int, before: Sequence[ScoreTable]) -> ScoreTable:
+        """The scores of the runs that are new at a look; the score of a failed run is the worst so far."""
+        earlier = {
+            task: [score for table in before for score in (table.observed or {})[task]] for task in self.plan.budgets
+        }
+        table = score_arms([self.arm_at(arm, look) for arm in (self.plan.a, self.plan.b)], self.plan.rule, earlier)
         if dict(table.budgets) != dict(self.plan.budgets):
             raise ConfigError(f"the runs have {dict(table.budgets)} steps, the frozen plan {dict(self.plan.budgets)}")
         return table
 
-    def _record(self, number: int, table: ScoreTable, comparison: Comparison) -> None:
+    def _record(self, tables: Sequence[ScoreTable], number: int, comparison: Comparison) -> None:
+        """Record a look, unless it is recorded already, as by another process a moment ago."""
+        known = self.recorded()
+        if len(known) >= number:
+            return
+        result = comparison.as_dict()
         line = {
             "look": number,
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "scores": {"a": table.arms[0].runs, "b": table.arms[1].runs},
-            **{key: comparison.as_dict()[key] for key in ("verdict", "difference", "interval", "p_value")},
+            "scores": {"a": tables[-1].arms[0].runs, "b": tables[-1].arms[1].runs},
+            **{key: result[key] for key in ("verdict", "difference", "interval", "p_value")},
         }
         path = self.folder / LOOKS_FILE
         with translate_write_errors(path):
-            file = JsonlFile(path, path.stat().st_size if path.exists() else 0)
-            try:
-                file.append_line(line)
-            finally:
-                file.close()
+            replace_synced(path, "".join(json.dumps(item) + "\n" for item in [*known, line]).encode())
 
 
 def is_decided(comparison: Comparison) -> bool:
@@ -217,7 +230,7 @@ def _joined(tables: Sequence[ScoreTable]) -> ScoreTable:
         }
         arms.append(ArmScores(arm.name, by_task))
     notes = dict.fromkeys(note for table in tables for note in table.notes)
-    return ScoreTable(tuple(arms), tables[0].budgets, tuple(notes))
+    return replace(tables[0], arms=tuple(arms), notes=tuple(notes))
 
 
 def _refuse_changed_scores(look: int, table: ScoreTable, line: Mapping[str, Any]) -> None:

@@ -1,53 +1,17 @@
-"""Scores of whole runs: one number for each run, by a rule that is the same for all runs of a comparison."""
+"""The scores of all arms of a comparison, by a rule that is the same for all runs, and what to know about them."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.registry import learns_offline
+from rl_training.studies.comparison.run_scores import BIASED, RunScore, ScoreRule, budget_of, complete_curve, score_run
 from rl_training.studies.driver import is_complete
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.records import RunRecord
-from rl_training.validation import suggest
-
-Measure = Literal["last", "best", "auc"]
-Mode = Literal["max", "min"]
-FailedRuns = Literal["refuse", "worst"]
-NEAREST = 0.9
-"""A run with a larger budget needs an evaluation at or after this fraction of the common budget."""
-BIASED = {
-    "best": "`best` is a maximum over the evaluations of each run: it is biased upwards, more so for noisy runs and for"
-    " frequent evaluations",
-}
-"""Why a measure is biased, by its name."""
-Curve = tuple[Sequence[int], Sequence[float]]
-
-
-@dataclass(frozen=True)
-class ScoreRule:
-    """How a run becomes one number."""
-
-    metric: str = "eval_return_mean"
-    measure: Measure = "last"
-    """`last`: evaluation of the last policy; `best`: the maximum over time; `auc`: the mean over steps."""
-    mode: Mode = "max"
-    """Whether larger (`max`) or smaller (`min`) is better."""
-    failed: FailedRuns = "refuse"
-    """`worst`: a failed run gets the worst score of all runs on its task; `refuse`: no comparison."""
-
-    def __post_init__(self) -> None:
-        for key, kind in (("measure", Measure), ("mode", Mode), ("failed", FailedRuns)):
-            value, known = getattr(self, key), get_args(kind)
-            if value not in known:
-                raise ConfigError(f"bad value '{value}' for --{key}: use {', '.join(known)}")
-
-    def __str__(self) -> str:
-        names = {"last": "of the last policy", "best": "of the best policy (biased)", "auc": "averaged over steps"}
-        return f"{self.metric} {names[self.measure]}"
 
 
 @dataclass(frozen=True)
@@ -76,34 +40,54 @@ class ScoreTable:
     arms: tuple[ArmScores, ...]
     budgets: Mapping[str, int]
     """Steps at which the runs of a task are scored."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    unit: str = "steps"
+    """What the budgets count: `steps`, or `updates` of offline runs."""
+    observed: Mapping[str, Sequence[float]] | None = None
+    """Scores of each task without those of failed runs."""
 
 
-def score_arms(arms: Sequence[RunGroup], rule: ScoreRule) -> ScoreTable:
+def score_arms(
+    arms: Sequence[RunGroup], rule: ScoreRule, earlier: Mapping[str, Sequence[float]] | None = None
+) -> ScoreTable:
     """The scores of all runs of all arms.
 
-    Raises a `ConfigError` for a run that is not complete, for one that failed (unless it counts as the worst), and for
-    arms that cannot be compared: none is left out silently.
+    A failed run gets the worst score of these runs and of the `earlier` scores of its task. Raises a `ConfigError` for
+    a run that is not complete, for one that failed (unless it counts as the worst), and for arms that cannot be
+    compared: none is left out silently.
     """
     _refuse_incomparable(arms)
     failed = _failed_runs(arms, rule)
-    tasks = sorted({_task(run) for run in arms[0].runs})
-    budgets = {task: min(_budget(run) for arm in arms for run in arm.runs if _task(run) == task) for task in tasks}
-    table = {
-        run.run_dir: _score(run, rule, budgets[_task(run)])
-        for arm in arms
-        for run in arm.runs
-        if run.run_dir not in failed
-    }
-    worst = {task: _worst(arms, table, task, rule) for task in tasks} if failed else {}
+    runs = [run for arm in arms for run in arm.runs]
+    tasks = sorted({_task(run) for run in runs})
+    budgets = {task: min(budget_of(run) for run in runs if _task(run) == task) for task in tasks}
+    scored = _score_runs([run for run in runs if run.run_dir not in failed], rule, budgets)
+    observed = {task: [score.value for score in _of_task(task, runs, scored)] for task in tasks}
+    known = {task: [*observed[task], *(earlier or {}).get(task, ())] for task in tasks}
+    worst = {task: _worst(task, known[task], rule) for task in tasks} if failed else {}
     found = []
     for arm in arms:
         by_task: dict[str, dict[str, float]] = {task: {} for task in tasks}
         for label, run in label_runs(arm.runs).items():
             task = _task(run)
-            by_task[task][label] = worst[task] if run.run_dir in failed else table[run.run_dir]
+            by_task[task][label] = worst[task] if run.run_dir in failed else scored[run.run_dir].value
         found.append(ArmScores(arm.name, by_task))
-    return ScoreTable(tuple(found), budgets, tuple(_notes(arms, rule, budgets, failed)))
+    unit = "updates" if all(map(_counts_updates, runs)) else "steps"
+    notes = tuple(_notes(arms, rule, budgets, failed, scored))
+    return ScoreTable(tuple(found), budgets, notes, unit, observed)
+
+
+def _score_runs(runs: Sequence[RunRecord], rule: ScoreRule, budgets: Mapping[str, int]) -> dict[Path, RunScore]:
+    """The score of each run; a longer run is scored where the others, whose last rollout may be longer, ended."""
+    limits = dict(budgets)
+    for run in runs:
+        if budget_of(run) == budgets[_task(run)]:
+            limits[_task(run)] = max(limits[_task(run)], complete_curve(run, rule.metric)[0][-1])
+    return {run.run_dir: score_run(run, rule, budgets[_task(run)], limits[_task(run)]) for run in runs}
+
+
+def _of_task(task: str, runs: Sequence[RunRecord], scored: Mapping[Path, RunScore]) -> list[RunScore]:
+    return [scored[run.run_dir] for run in runs if run.run_dir in scored and _task(run) == task]
 
 
 def label_runs(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
@@ -113,14 +97,14 @@ def label_runs(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
     return labels if len(labels) == len(ordered) else {str(run.run_dir): run for run in ordered}
 
 
+def _counts_updates(run: RunRecord) -> bool:
+    kwargs = run.settings.get("algo_kwargs")
+    is_online_later = isinstance(kwargs, Mapping) and kwargs.get("online") is not None
+    return learns_offline(run.info.algo or "") and not is_online_later
+
+
 def _task(run: RunRecord) -> str:
     return run.info.env_id or "offline"
-
-
-def _budget(run: RunRecord) -> int:
-    if run.info.total is None:
-        raise ConfigError(f"run '{run.run_dir}' does not tell its total_timesteps: its files are damaged")
-    return run.info.total
 
 
 def _refuse_incomparable(arms: Sequence[RunGroup]) -> None:
@@ -166,76 +150,63 @@ def _failed_runs(arms: Sequence[RunGroup], rule: ScoreRule) -> set[Path]:
     return failed
 
 
-def _score(run: RunRecord, rule: ScoreRule, budget: int) -> float:
-    steps, values = _curve(run, rule)
-    if _budget(run) > budget:  # trained for longer: only what it was at the common budget counts
-        count = bisect_right(steps, budget)
-        if count == 0 or steps[count - 1] < NEAREST * budget:
-            raise ConfigError(
-                f"run '{run.run_dir}' has {_budget(run):,} steps, others {budget:,}, and it has no {rule.metric} near"
-                f" step {budget:,}: compare runs of the same budget, or with evaluations at that step"
-            )
-        steps, values = steps[:count], values[:count]
-    if rule.measure == "last":
-        return values[-1]
-    if rule.measure == "best":
-        return max(values) if rule.mode == "max" else min(values)
-    return _mean_over_steps(steps, values, budget)
-
-
-def _curve(run: RunRecord, rule: ScoreRule) -> Curve:
-    steps, values = run.curve(rule.metric)
-    if not steps:
-        known = [name for name in run.curves if name != "gradient_steps"]
-        hint = suggest(rule.metric, known, f"it has {', '.join(known[:6])}" if known else "it has no metrics")
-        raise ConfigError(f"run '{run.run_dir}' never logged '{rule.metric}'{hint}")
-    return steps, values
-
-
-def _mean_over_steps(steps: Sequence[int], values: Sequence[float], budget: int) -> float:
-    """Area under the curve from step 0 to the budget, divided by the budget.
-
-    Linear between two evaluations, constant before the first and after the last: a run that stopped early keeps its
-    last policy.
-    """
-    corners = [0, *steps, max(budget, steps[-1])]
-    heights = [values[0], *values, values[-1]]
-    areas = [
-        (corners[index + 1] - corners[index]) * (heights[index] + heights[index + 1]) / 2
-        for index in range(len(corners) - 1)
-    ]
-    return sum(areas) / corners[-1] if corners[-1] else values[-1]
-
-
-def _worst(arms: Sequence[RunGroup], table: Mapping[Path, float], task: str, rule: ScoreRule) -> float:
-    scores = [table[run.run_dir] for arm in arms for run in arm.runs if run.run_dir in table and _task(run) == task]
+def _worst(task: str, scores: Sequence[float], rule: ScoreRule) -> float:
     if not scores:
         raise ConfigError(f"every run on {task} failed: there is no score to compare")
     return min(scores) if rule.mode == "max" else max(scores)
 
 
-def _notes(arms: Sequence[RunGroup], rule: ScoreRule, budgets: Mapping[str, int], failed: set[Path]) -> Iterator[str]:
+def _notes(
+    arms: Sequence[RunGroup],
+    rule: ScoreRule,
+    budgets: Mapping[str, int],
+    failed: set[Path],
+    scored: Mapping[Path, RunScore],
+) -> Iterator[str]:
     """What a reader has to know before believing the scores."""
     if rule.measure in BIASED:
         yield BIASED[rule.measure]
     for arm in arms:
-        bad = [run.run_dir.name for run in arm.runs if run.run_dir in failed]
-        if bad:
-            yield f"{arm.name}: {_listed(bad)} failed and count as the worst score"
-        longer = sorted({_budget(run) for run in arm.runs if _budget(run) > budgets[_task(run)]})
-        if longer:
-            budget = min(budgets.values())
-            yield (
-                f"{arm.name} was planned for {longer[0]:,} steps and is scored at {budget:,}: its schedules were"
-                " stretched over the longer run"
-            )
-        inexact = [run.run_dir.name for run in arm.runs if run.info.exactness == "approximate"]
-        if inexact:
-            yield f"{arm.name}: {_listed(inexact)} was resumed approximately, not bit for bit"
+        yield from _notes_of_arm(arm, budgets, failed, scored)
+    for task in budgets:
+        steps = {arm.name: sorted({score.step for score in _of_task(task, arm.runs, scored)}) for arm in arms}
+        if len({tuple(found) for found in steps.values() if found}) > 1:
+            texts = [f"{name} at step {_range(found)}" for name, found in steps.items() if found]
+            yield f"the last evaluations that count on {task}: {', '.join(texts)}"
     for key in ("env_kwargs", "eval_episodes"):
         values = {arm.name: {repr(run.settings.get(key)) for run in arm.runs} for arm in arms}
         if len(set(map(frozenset, values.values()))) > 1:
             yield f"the arms differ in {key}: their scores may not mean the same"
+
+
+def _notes_of_arm(
+    arm: RunGroup, budgets: Mapping[str, int], failed: set[Path], scored: Mapping[Path, RunScore]
+) -> Iterator[str]:
+    bad = [run.run_dir.name for run in arm.runs if run.run_dir in failed]
+    if len(bad) == len(arm.runs):
+        yield f"all runs of {arm.name} failed and count as the worst score"
+    elif bad:
+        yield f"{arm.name}: {_listed(bad)} failed and count as the worst score"
+    longer = sorted({budget_of(run) for run in arm.runs if budget_of(run) > budgets[_task(run)]})
+    if longer:
+        budget = min(budgets.values())
+        yield (
+            f"{arm.name} was planned for {longer[0]:,} steps and is scored at {budget:,}: its schedules were stretched"
+            " over the longer run"
+        )
+    early = [run for run in arm.runs if run.info.state == "stopped" and run.run_dir in scored]
+    if early:
+        yield (
+            f"{arm.name}: {len(early)} of {len(arm.runs)} runs stopped early by their own rule; the evaluation that"
+            " ended a run was selected, which biases its score"
+        )
+    inexact = [run.run_dir.name for run in arm.runs if run.info.exactness == "approximate"]
+    if inexact:
+        yield f"{arm.name}: {_listed(inexact)} was resumed approximately, not bit for bit"
+
+
+def _range(steps: Sequence[int]) -> str:
+    return f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
 
 
 def _listed(names: Sequence[str]) -> str:

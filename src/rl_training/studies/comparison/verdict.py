@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from rl_training.errors import ConfigError
-from rl_training.studies.comparison.scores import ArmScores, ScoreRule, ScoreTable
+from rl_training.studies.comparison.run_scores import ScoreRule
+from rl_training.studies.comparison.scores import ArmScores, ScoreTable
 from rl_training.studies.statistics import compare_means, probability_of_improvement, runs_needed, step_down
 
 POWER = 0.8
@@ -57,6 +58,14 @@ class Comparison:
     smallest_p: float = 0.0
     """Smallest p-value that so many runs can give."""
     notes: tuple[str, ...] = ()
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    unit: str = "steps"
+    """What the budgets count."""
+
+    @property
+    def spread_unit(self) -> str:
+        """Unit of differences and margins; nothing for one task, whose differences are in units of the metric."""
+        return "" if len(self.a.by_task) == 1 else " standard deviations"
 
     @property
     def verdict(self) -> Verdict:
@@ -90,7 +99,7 @@ class Comparison:
         if name is not None:
             return f"{name} is better"
         if self.verdict is Verdict.EQUIVALENT:
-            return f"equal within {self.margin:g}"
+            return f"equal within {self.margin:g}{self.spread_unit}"
         return f"not distinguishable: {self._advice()}"
 
     def _advice(self) -> str:
@@ -99,7 +108,7 @@ class Comparison:
         seeds = self.more_seeds
         assert seeds is not None
         number = f"more than {MOST_SEEDS:,}" if seeds > MOST_SEEDS else f"about {seeds:,}"
-        size = f"{self.decided_difference:.4g}"
+        size = f"{self.decided_difference:.4g}{self.spread_unit}"
         advice = f"{number} more seeds each would decide a difference of {size} ({percent(POWER)})"
         if self.smallest_p > self.alpha:
             advice += (
@@ -128,7 +137,7 @@ class Comparison:
             "margin": self.margin,
             "alpha": self.alpha,
             "notes": list(self.notes),
-            "runs": sorted({*self.a.runs, *self.b.runs}),
+            "runs": [*self.a.runs, *self.b.runs],
         }
 
 
@@ -191,6 +200,8 @@ def judge(
         alpha,
         smallest_p,
         table.notes,
+        table.budgets,
+        table.unit,
     )
 
 
@@ -231,7 +242,7 @@ def compare_many(
     pairs = []
     for index, a in enumerate(table.arms):
         for b in table.arms[index + 1 :]:
-            alone = compare_two(ScoreTable((a, b), table.budgets, ()), rule, generator, alpha=alpha, margin=margin)
+            alone = compare_two(replace(table, arms=(a, b), notes=()), rule, generator, alpha=alpha, margin=margin)
             result = alone.judgement
             # Labelings of all arms are more than those of the pair, and valid only if all arms are equal.
             p_value = max(_of_pair(adjusted, a.name, b.name), result.p_value)
