@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,8 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
 def test_bad_input_is_named_before_anything_is_written(refuse: Refuse) -> None:
     for words, message in [
-        (["--tune", "seed=1,2"], "'seed' cannot be tuned"),
+        (["--tune", "seed=1,2"], "'seed' cannot be tuned: a tuning chooses the seeds of its runs; --seeds-per-trial"),
+        (["--tune", "output_dir=a,b"], "'output_dir' cannot be tuned: the runs of a tuning are in its own folder"),
         (["--tune", "total_timesteps"], "'total_timesteps' cannot be tuned: every trial has the same budget"),
         (["--tune", "gamma=0.9"], "bad value '0.9' for --tune gamma"),
         (["--tune", "gamma=2..1"], "low should be less than high"),
@@ -65,7 +67,7 @@ def test_bad_input_is_named_before_anything_is_written(refuse: Refuse) -> None:
         (["taau=3"], "unknown key 'taau'"),
     ]:
         assert message in refuse(*DQN, *words)
-    assert "missing arguments" in refuse("tune")
+    assert "missing arguments: give ALGO ENV_ID (tune ppo CartPole-v1), a study FILE" in refuse("tune")
     assert "unknown algorithm 'dqm'" in refuse("tune", "dqm", "CartPole-v1")
 
 
@@ -95,6 +97,11 @@ def test_study_files(refuse: Refuse) -> None:
     assert "unknown key 'trails' for the tuning: did you mean 'trials'?" in refuse("tune", write(tune={"trails": 3}))
     assert "--num-envs has no effect with a study file" in refuse("tune", write(), "--num-envs", "2")
     assert "does not exist" in refuse("tune", "none.yaml")
+    message = "'algo_kwargs.gamma=0.9': KEY=VALUE is not supported with a study file: set algo_kwargs.gamma in the base"
+    assert message in refuse("tune", write(), "algo_kwargs.gamma=0.9")
+    assert "'CartPole-v1' has no effect with a study file" in refuse("tune", write(), "CartPole-v1")
+    message = "'seed' of the base has no effect: a tuning chooses the seeds of its runs"
+    assert message in refuse("tune", write(base={**BASE, "seed": 3}))
     assert "bad value 3 for 'space'" in refuse("tune", write(tune={"space": 3}))
     assert "unknown key 'lo'" in refuse("tune", write(tune={"space": {"gamma": {"lo": 0.9, "high": 1.0}}}))
 
@@ -111,9 +118,48 @@ def test_a_dry_run_lists_the_space_and_the_budget(
     assert "at most 36 runs, 216,000 steps; pruner median, not before step 2,000 of 6,000" in out
     assert main([*words, "--json", "--tune", "batch_size=1..8"]) == 0
     values = json.loads(capfd.readouterr().out)
+    assert values["warnings"] == []
     assert values["space"] == {"algo_kwargs.batch_size": {"low": 1, "high": 64, "default": 64}}
     assert values["num_runs"] == {"search": 6, "race": 20, "final": 10}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_wraps_choices_that_are_mappings_and_warns_of_few_final_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rates = "{kind: linear, start: 0.001, end: 0.0},{kind: cosine, start: 0.002, end: 0.0}"
+    words = [*DQN, "--tune", f"learning_rate=0.01,{rates}", "--total-timesteps", "1_000_000", "--final-seeds", "3"]
+    assert main([*words, "--dry-run"]) == 0
+    out = capfd.readouterr().out
+    assert "0.01 | {kind: linear, start: 0.001, end: 0.0} |\n" in out
+    assert "\n                        {kind: cosine, start: 0.002, end: 0.0}\n" in out
+    assert "warning: 3 final seeds can decide nothing: the smallest possible p-value of 3\n" in out
+    assert "is 0.1; give --final-seeds 4 or more\n" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_ctrl_c_during_the_check_of_settings_ends_the_worker_and_names_the_command_that_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("slow.py").write_text(
+        "import os, signal, time\n"
+        "def make(**arguments):\n"
+        "    open('worker', 'w').write(str(os.getpid()))\n"
+        "    os.kill(os.getppid(), signal.SIGINT)\n"
+        "    time.sleep(600)\n"
+    )
+    assert main(["tune", "ppo", "slow.py:make", "--trials", "3", "--name", "mine"]) == 130
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert "interrupted; to continue:\n" in err
+    command = " ".join(err.rpartition("to continue:")[2].replace("\\\n", " ").split())
+    assert command.endswith("tune ppo slow.py:make --trials 3 --name mine")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("worker").read_text()), 0)
+    assert not Path("runs").exists()
 
 
 def test_tune_prints_the_result_and_writes_a_configuration_that_trains(
@@ -129,7 +175,8 @@ def test_tune_prints_the_result_and_writes_a_configuration_that_trains(
     trials = open_journal(path).trials
     assert trials[0].params == {"env_kwargs.pay": 1.0}
     assert "trials 2 of 2: best " in err
-    assert "optimistic: chosen among 2 trials" in out
+    assert err.index("warning: 1 final seed can decide nothing") < err.index("trials 2 of 2")
+    assert "optimistic: chosen among 2 settings" in out
     assert "final, on seeds that nobody used" in out
     assert "written to runs/small/best.yaml" in out
     assert max(map(len, out.splitlines())) <= 80
@@ -141,12 +188,30 @@ def test_tune_prints_the_result_and_writes_a_configuration_that_trains(
     assert [trial["state"] for trial in values["trials"]] == ["complete", "complete"]
     assert values["verdict"] in ("undecided", "default")
     assert values["search"]["is_optimistic"]
+    assert values["num_settings"] == 2
+    check_edited_best(file, path, capfd)
     assert main(["tune", file, "--trials", "3"]) == 2
     assert "--trials was 2 and is 3" in capfd.readouterr().err
     for stage in ("search", "race", "final"):
         assert main(["study", "status", str(path / stage)]) == 0
     assert main(["train", "--config", str(path / "best.yaml"), "--run-suffix", "again", "-q"]) == 0
     assert PAID.rpartition(":")[2] in next(Path("runs").glob("*again")).name
+
+
+def check_edited_best(file: str, path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Continue a finished tuning whose `best.yaml` was edited: it is kept, and the winner's settings are beside it."""
+    best, beside = path / "best.yaml", path / "best-2.yaml"
+    text = best.read_text()
+    best.write_text(text.replace("gamma: 0.9", "gamma: 0.5"))
+    edited = best.read_text()
+    assert edited != text
+    for _ in range(2):
+        assert main(["tune", file]) == 0
+        out, err = capfd.readouterr()
+        assert out.endswith(f"{best} was edited and is kept as it is\nwritten to {beside}\n")
+        assert f"--config {beside}\n" in err
+        assert (best.read_text(), beside.read_text()) == (edited, text)
+    assert not (path / "best-3.yaml").exists()
 
 
 def test_algos_shows_the_search_spaces(capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,14 @@ from tune_tools import BASE, SMALL, Death, InlineLauncher, open_journal, outcome
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.algorithms.tune import Tune, spaces_of
+from rl_training.cli.tune_report import result_lines
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config_file
 from rl_training.experiment.presets import list_presets
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.studies.tuning.journal import Journal, repair
 from rl_training.studies.tuning.pruning import Pruning, mean_evaluations, read_evaluations
-from rl_training.studies.tuning.result import verdict_of
+from rl_training.studies.tuning.result import verdict_of, warn_of_few_seeds
 from rl_training.studies.tuning.search_space import (
     TunedKey,
     encode,
@@ -331,6 +332,11 @@ def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_aga
             assert trial.user_attrs["same_as"] == first.user_attrs["name"]
             assert (trial.state, trial.value) == (first.state, first.value)
     assert 2 < len(firsts) < len(result.trials)
+    lines = result_lines(result)[1]
+    assert f"10 trials ({result.count('COMPLETE')} trained, " in lines[0]
+    assert lines[0].endswith(f" failed, {10 - len(firsts)} repeat an earlier one)")
+    assert result.count("COMPLETE") + result.count("FAIL") == result.num_settings == len(firsts)
+    assert any(f"chosen among {len(firsts)} settings" in line for line in lines)
     for trial in firsts.values():
         pay, reason = trial.params[PAY], trial.user_attrs.get("reason", "")
         if trial.params[length] == 0:  # refused before it is trained
@@ -414,6 +420,14 @@ def test_the_verdict_names_better_worse_and_undecided() -> None:
     assert "keep the default" in same.sentence
     assert verdict_of("trial-1", {"trial-1": dict.fromkeys("01234", 5.0), "default": dict.fromkeys("01234", 5.0)}).kind
     assert verdict_of("default", {"default": low}).kind == "default"
+
+
+def test_too_few_final_seeds_are_known_before_they_are_trained() -> None:
+    for count, smallest in [(1, "1"), (2, "0.33"), (3, "0.1")]:
+        warning = warn_of_few_seeds(count)
+        assert warning is not None
+        assert f"of {count} against {count} runs is {smallest}; give --final-seeds 4 or more" in warning
+    assert warn_of_few_seeds(4) is None
 
 
 def test_repair_leaves_a_whole_journal_alone(tmp_path: Path) -> None:

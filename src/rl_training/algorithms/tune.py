@@ -50,7 +50,7 @@ class Tune:
     def text(self) -> str:
         """The space in words."""
         if self.choices:
-            return " | ".join(_plain_text(choice) for choice in self.choices)
+            return " | ".join(plain_text(choice) for choice in self.choices)
         if self.low is None and self.high is None:
             return "none"
         words = [f"{'?' if self.low is None else f'{self.low:g}'} to {'?' if self.high is None else f'{self.high:g}'}"]
@@ -91,7 +91,7 @@ class Tune:
     def _fault(self) -> str | None:
         ends = [self.low, self.high]
         if self.choices:
-            texts = [_plain_text(choice) for choice in self.choices]
+            texts = [plain_text(choice) for choice in self.choices]
             if ends != [None, None] or self.log or self.step is not None:
                 return "give a range or choices, not both"
             return f"{texts[0]} is the only choice" if len(texts) < 2 else _repeated(texts)
@@ -131,7 +131,10 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _plain_text(value: Any) -> str:
+def plain_text(value: Any) -> str:
+    """A value as YAML writes it on one line: `{kind: linear, start: 0.001}`."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {plain_text(item)}' for key, item in value.items())}}}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_plain_text, value))}]"
+        return f"[{', '.join(map(plain_text, value))}]"
     return {True: "true", False: "false", None: "null"}[value] if isinstance(value, (bool, type(None))) else str(value)

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 FLAGS = ("output_dir", "total_timesteps", "num_envs", "eval_episodes", "seed", "device")
 """Options that set the configuration key of the same name."""
+TRAIN_USAGE = "give ALGO ENV_ID (train ppo CartPole-v1) or --config FILE"
 Layer = tuple[str, Mapping[str, Any]]
 """A source of settings: its name and its values."""
 
 
-def resolve(options: TrainOptions) -> ResolvedConfig:
-    """Merge the sources of settings. A file that sets `algo` or `env_id` replaces the preset."""
+def resolve(options: TrainOptions, usage: str = TRAIN_USAGE) -> ResolvedConfig:
+    """Merge the sources of settings. A file that sets `algo` or `env_id` replaces the preset.
+
+    `usage` says what to give if arguments are missing.
+    """
     from rl_training.experiment.config import load_config_file, resolve_config
     from rl_training.experiment.registry import learns_offline
 
@@ -32,7 +36,7 @@ def resolve(options: TrainOptions) -> ResolvedConfig:
         _refuse_contradiction(names, values, options.config)
         layers.append((f"file {options.config}", values))
     elif not ("algo" in given and ("env_id" in given or learns_offline(str(given["algo"])))):
-        raise ConfigError("missing arguments: give ALGO ENV_ID (train ppo CartPole-v1) or --config FILE")
+        raise ConfigError(f"missing arguments: {usage}")
     replaces_preset = any(key in values for _, values in layers for key in ("algo", "env_id"))
     if not replaces_preset and not options.no_preset:
         layers = [*_preset_layers(given), *layers]

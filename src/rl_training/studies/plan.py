@@ -15,6 +15,7 @@ from rl_training.experiment.config import TrainConfig, leaves, load_config_file,
 from rl_training.experiment.run_folder import run_name, safe_name
 from rl_training.studies.selection import format_seeds, parse_seeds
 from rl_training.studies.settings import (
+    CHOSEN_BY_TUNING,
     NOT_VARIED,
     Setting,
     describe,
@@ -208,7 +209,13 @@ def _read_file(path: Path) -> tuple[Plan, StudyFile]:
     if file.preset:
         layers.insert(0, _preset(layers))
     plan = make_plan(
-        file.name, layers, vary=file.vary, seeds=file.seeds, plugins=file.plugins, callbacks=file.callbacks
+        file.name,
+        layers,
+        vary=file.vary,
+        seeds=file.seeds,
+        plugins=file.plugins,
+        callbacks=file.callbacks,
+        reserved=NOT_VARIED if file.tune is None else CHOSEN_BY_TUNING,
     )
     return plan, file
 
@@ -222,12 +229,16 @@ def make_plan(
     plugins: Sequence[str] = (),
     callbacks: Sequence[str] = (),
     suffix: str | None = None,
+    reserved: Mapping[str, str] = NOT_VARIED,
 ) -> Plan:
-    """A plan from the settings that all runs share (later layers override earlier ones) and those that vary."""
+    """A plan from the settings that all runs share (later layers override earlier ones) and those that vary.
+
+    `reserved` are keys that the base does not have, and why.
+    """
     if not name.strip() or safe_name(name) != name:
         raise ConfigError(f"bad value {name!r} for 'name' of the study: use letters, digits and . _ - only")
     base, _ = merge_layers([("the base", nested(plain(layer), "the base")) for layer in layers])
-    for key, reason in NOT_VARIED.items():
+    for key, reason in reserved.items():
         if key in base:
             raise ConfigError(f"'{key}' of the base has no effect: {reason}; remove it")
     return Plan(

@@ -23,6 +23,12 @@ NOT_VARIED = {
     "output_dir": "the runs of a study are in its own folder, and output_dir of the study says where that is",
 }
 """Keys of a run's configuration that a study decides by itself."""
+CHOSEN_BY_TUNING = {
+    "seed": "a tuning chooses the seeds of its runs; --seeds-per-trial, --race-seeds and --final-seeds say how many,"
+    " and --seed shifts them",
+    "output_dir": "the runs of a tuning are in its own folder, and --output-dir says where that is",
+}
+"""The same keys in a tuning."""
 Setting = dict[str, Any]
 """Dotted keys of the configuration, and their values."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +31,7 @@ from rl_training.cli.options import (
     TrainOptions,
 )
 from rl_training.cli.output import say, show
-from rl_training.cli.tune_report import plan_lines, result_lines
+from rl_training.cli.tune_report import WIDTH, plan_lines, plan_warnings, result_lines
 from rl_training.cli.verbs.studies import launch_words, launcher_in
 from rl_training.errors import ConfigError
 from rl_training.files import is_file
@@ -129,6 +131,7 @@ class TuneOptions(LaunchOptions):
 
 SHARED = ("config", "no_preset", "total_timesteps", "num_envs", "eval_episodes", "device")
 """Options of the default configuration, which a study file has itself."""
+USAGE = "give ALGO ENV_ID (tune ppo CartPole-v1), a study FILE with a tune block, or --config FILE"
 
 
 def tune(options: TuneOptions) -> None:
@@ -143,32 +146,41 @@ def tune(options: TuneOptions) -> None:
     import_optuna()
     request, parent = _request(options)
     path = parent / request.name
-    plan = find_plan(request, path)
     if options.dry_run:
-        values, lines = plan_lines(plan, path)
+        values, lines = plan_lines(find_plan(request, path), path)
         show(values, lines, options.as_json)
         return
-    with results_alone():  # Ray prints to standard output
-        result = _run(options, plan, path)
+    with _telling_how_to_continue(options), results_alone():  # Ray prints to standard output
+        result = _run(options, find_plan(request, path), path)
     values, lines = result_lines(result)
     show(values, lines, options.as_json)
     _say_command("to train with the winner's settings:", program_command("train", "--config", str(result.best)))
 
 
+@contextlib.contextmanager
+def _telling_how_to_continue(options: TuneOptions) -> Iterator[None]:
+    """Answer Ctrl-C outside of training, as during the check of settings, with the command that continues."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say_command("interrupted; to continue:", program_command("tune", *_command_words(options)))
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def _run(options: TuneOptions, plan: Any, path: Path) -> Any:
-    """Run the tuning; leaves with the signal's exit code and the command that continues if it is interrupted."""
+    """Run the tuning; leaves with the signal's exit code and the command that continues if it is stopped."""
     from rl_training.studies.tuning.result import StageError
     from rl_training.studies.tuning.tuner import Tuning
 
     tuning = Tuning(plan, path)
-    trials = plan.settings.trials
+
+    def on_begin() -> None:
+        say(f"tuning {path}: {plan.settings.trials:,} trials of {plan.total_steps:,} steps")
+        for warning in plan_warnings(plan):
+            say("\n".join(textwrap.wrap(f"warning: {warning}", WIDTH)))
+
     try:
-        result = tuning.run(
-            launcher_in(path, options), lambda: say(f"tuning {path}: {trials:,} trials of {plan.total_steps:,} steps")
-        )
-    except KeyboardInterrupt:
-        _say_command("interrupted; to continue:", program_command("tune", *_command_words(options)))
-        raise typer.Exit(INTERRUPTED) from None
+        result = tuning.run(launcher_in(path, options), on_begin)
     except StageError as error:
         say(f"error: {error}")
         raise typer.Exit(1) from None
@@ -199,11 +211,33 @@ def _command_words(options: TuneOptions) -> list[str]:
 def _request(options: TuneOptions) -> tuple[TuneRequest, Path]:
     """What is asked for, and the folder that holds the tuning's folder."""
     words = options.words or []
-    if len(words) == 1 and (Path(words[0]).suffix in (".yaml", ".yml") or is_file(Path(words[0]))):
+    if _names_file(words):
+        _refuse_beside_file(words)
         request, parent = _request_of_file(Path(words[0]), options)
     else:
         request, parent = _request_of_words(options)
     return request.fix(_parse_fixed(options.fix or [])), options.output_dir or parent
+
+
+def _names_file(words: Sequence[str]) -> bool:
+    """Whether the first word is a study file; a folder may have a file with the name of an algorithm."""
+    if not words or Path(words[0]).suffix in (".yaml", ".yml"):
+        return bool(words)
+    return all("=" in word for word in words[1:]) and is_file(Path(words[0]))
+
+
+def _refuse_beside_file(words: Sequence[str]) -> None:
+    """Raise if a study file is given with further arguments."""
+    if len(words) == 1:
+        return
+    file, word = words[:2]
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise ConfigError(f"'{word}' has no effect with a study file: give '{file}' alone")
+    raise ConfigError(
+        f"'{word}': KEY=VALUE is not supported with a study file: set {key} in the base of '{file}', or keep it from"
+        f" being tuned with --fix {key.removeprefix('algo_kwargs.')}={value}"
+    )
 
 
 def _request_of_words(options: TuneOptions) -> tuple[TuneRequest, Path]:
@@ -213,7 +247,7 @@ def _request_of_words(options: TuneOptions) -> tuple[TuneRequest, Path]:
     if any(word.startswith("seed=") for word in options.words or ()):
         raise ConfigError("'seed' of the default configuration has no effect: give --seed, which shifts all seeds")
     shared = {name: getattr(options, name) for name in (*SHARED, "words", "plugin", "callback")}
-    config = resolve(TrainOptions(**shared)).config
+    config = resolve(TrainOptions(**shared), USAGE).config
     given = config.model_fields_set - {"seed", "output_dir"}
     values = {key: value for key, value in config.model_dump().items() if key in given}
     settings = TuneSettings(**_given(options, TuneSettings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from rl_training.errors import RLTrainingError
 from rl_training.studies.settings import Setting
 from rl_training.studies.statistics import MeanComparison, MeanInterval, mean_interval
-from rl_training.studies.tuning.stages import DEFAULT, Scores, complete_scores, complete_trials, trial_name
+from rl_training.studies.tuning.stages import DEFAULT, Scores, complete_scores, complete_trials, is_repeat, trial_name
 
 ALPHA = 0.05
 SEED = 0
@@ -58,6 +59,27 @@ def verdict_of(winner: str, final: Scores) -> Verdict:
     return Verdict("worse", f"the tuned settings are worse than the default {many}; keep the default", found)
 
 
+def warn_of_few_seeds(count: int) -> str | None:
+    """Why a final of `count` seeds cannot decide anything; None if it can."""
+    smallest = _smallest_p(count)
+    if smallest <= ALPHA:
+        return None
+    enough = next(number for number in itertools.count(count) if _smallest_p(number) <= ALPHA)
+    many = f"{count} final seed{'' if count == 1 else 's'}"
+    return (
+        f"{many} can decide nothing: the smallest possible p-value of {count} against {count} runs is {smallest:.2g};"
+        f" give --final-seeds {enough} or more"
+    )
+
+
+def _smallest_p(count: int) -> float:
+    """The smallest p-value of the permutation test with `count` runs on each side."""
+    from rl_training.studies.statistics.labelings import smallest_p
+    from rl_training.studies.statistics.scores import pair
+
+    return smallest_p(pair({"": [0.0] * count}, {"": [1.0] * count}))
+
+
 def difference_text(found: MeanComparison) -> str:
     """The difference with its interval."""
     low, high = found.interval
@@ -81,6 +103,8 @@ class TuneResult:
     verdict: Verdict
     best: Path
     """The winner's configuration, for `train --config`."""
+    edited: Path | None = None
+    """The `best.yaml` that was edited and is kept, so that `best` is another file."""
 
     @property
     def search_scores(self) -> dict[str, float]:
@@ -106,6 +130,11 @@ class TuneResult:
         """Means and intervals of a stage, of settings without failed runs."""
         return {name: mean_interval(scores) for name, scores in complete_scores(stage).items()}
 
+    @property
+    def num_settings(self) -> int:
+        """Different settings that were tried."""
+        return sum(not is_repeat(trial) for trial in self.trials)
+
     def count(self, state: str) -> int:
-        """Trials in a state: `COMPLETE`, `PRUNED` or `FAIL`."""
-        return sum(trial.state.name == state for trial in self.trials)
+        """Settings in a state: `COMPLETE`, `PRUNED` or `FAIL`; a trial that repeats an earlier one is not counted."""
+        return sum(trial.state.name == state and not is_repeat(trial) for trial in self.trials)

@@ -18,7 +18,14 @@ from rl_training.studies.settings import identity
 from rl_training.studies.tuning.journal import Journal, copy_in_memory, quiet_optuna
 from rl_training.studies.tuning.pruning import Decision, mean_evaluations, read_evaluations
 from rl_training.studies.tuning.search_space import setting_of
-from rl_training.studies.tuning.stages import Stage, complete_trials, failure_of, tasks_by_setting, trial_name
+from rl_training.studies.tuning.stages import (
+    Stage,
+    complete_trials,
+    failure_of,
+    is_repeat,
+    tasks_by_setting,
+    trial_name,
+)
 from rl_training.studies.tuning.tune_plan import TunePlan
 from rl_training.terminal.streams import tell
 
@@ -173,7 +180,9 @@ class Search:
     def _summary(self, numbers: range) -> str:
         """The state of the search in one line."""
         trials = self._journal.trials()[: numbers.stop]
-        counts = [(sum(trial.state == state for trial in trials), word) for state, word in self._words()]
+        own = [trial for trial in trials if not is_repeat(trial)]
+        counts = [(sum(trial.state == state for trial in own), word) for state, word in self._words()]
+        counts.append((len(trials) - len(own), "repeated"))
         best = next(iter(complete_trials(trials)), None)
         text = "none is complete" if best is None else f"best {trial_name(best.number)} {best.value:.1f}"
         default = trials[0].value

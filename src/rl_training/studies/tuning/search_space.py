@@ -13,14 +13,14 @@ from rl_training.algorithms.tune import Tune
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.yaml_text import parse_yaml
-from rl_training.studies.settings import NOT_VARIED, Setting, identity
+from rl_training.studies.settings import CHOSEN_BY_TUNING, Setting, identity
 from rl_training.validation import suggest
 
 Asked = dict[str, dict[str, Any] | None]
 """Keys to tune, each with a search space of its own or None for that of its field; none: every field that has one."""
 FORM = "write LOW..HIGH, LOW..HIGH:log, or values separated by commas"
 NOT_TUNED = {
-    **NOT_VARIED,
+    **CHOSEN_BY_TUNING,
     "algo": "a tuning has one algorithm",
     "env_id": "a tuning has one environment",
     "total_timesteps": "every trial has the same budget",

@@ -129,7 +129,12 @@ def best_of(scores: Scores) -> str | None:
     return max(means, key=lambda name: means[name]) if means else None
 
 
+def is_repeat(trial: Any) -> bool:
+    """Whether a trial has the settings of an earlier one, whose result it took."""
+    return "same_as" in trial.user_attrs
+
+
 def complete_trials(trials: Sequence[Any]) -> list[Any]:
     """The complete trials with settings of their own, best first; of equal ones the earlier."""
-    complete = [trial for trial in trials if trial.state.name == "COMPLETE" and "same_as" not in trial.user_attrs]
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE" and not is_repeat(trial)]
     return sorted(complete, key=lambda trial: (-trial.value, trial.number))

@@ -16,7 +16,7 @@ from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.files import translate_write_errors
 from rl_training.studies.launching.checking import SettingsCheck
 from rl_training.studies.plan import Plan, make_plan, plan_differences, read_tune_file
-from rl_training.studies.settings import Setting, identity, nested, value_text
+from rl_training.studies.settings import CHOSEN_BY_TUNING, Setting, identity, nested, value_text
 from rl_training.studies.study_folder import create_file, removed_on_failure
 from rl_training.studies.tuning.pruning import Pruning
 from rl_training.studies.tuning.search_space import Asked, TunedKey, read_asked
@@ -229,7 +229,7 @@ def make_request(
     callbacks: tuple[str, ...] = (),
 ) -> TuneRequest:
     """A request from a base configuration."""
-    study = make_plan(name, [base], plugins=plugins, callbacks=callbacks)
+    study = make_plan(name, [base], plugins=plugins, callbacks=callbacks, reserved=CHOSEN_BY_TUNING)
     return TuneRequest(study.name, study.base, asked, (), settings, plugins, callbacks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,16 +123,19 @@ class Tuning:
             f"# {verdict.sentence}",
         ]
         values, _ = merge_layers([("base", self.plan.request.base), (winner, nested(settings[winner]))])
-        best = self.path / BEST_FILE
-        self._write_best(best, sign("\n".join(text) + "\n" + dump_yaml(values)))
-        return TuneResult(self.path, journal.trials(), settings, race, final, winner, verdict, best)
+        first = self.path / BEST_FILE
+        best = self._write_best(first, sign("\n".join(text) + "\n" + dump_yaml(values)))
+        edited = None if best == first else first
+        return TuneResult(self.path, journal.trials(), settings, race, final, winner, verdict, best, edited)
 
-    def _write_best(self, path: Path, text: str) -> None:
-        if path.is_file() and not is_unedited(path.read_text(encoding="utf-8", errors="replace")):
-            tell(f"{path} was edited and is left as it is")
-            return
+    def _write_best(self, path: Path, text: str) -> Path:
+        """Write the winner's configuration beside files that were edited, which are kept; returns its path."""
+        place, numbers = path, itertools.count(2)
         with translate_write_errors(path):
-            replace_synced(path, text.encode())
+            while place.is_file() and not is_unedited(place.read_text(encoding="utf-8", errors="replace")):
+                place = path.with_stem(f"{path.stem}-{next(numbers)}")
+            replace_synced(place, text.encode())
+        return place
 
 
 @contextlib.contextmanager
