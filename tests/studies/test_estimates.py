@@ -52,15 +52,23 @@ def test_one_half_is_outside_exactly_if_the_test_of_ranks_rejects() -> None:
 def test_complete_separation_leaves_an_interval() -> None:
     three = probability_of_improvement({"task": [7, 8, 9]}, {"task": [1, 2, 3]}, generator())
     assert three.value == three.interval[1] == 1.0
-    assert three.interval[0] <= 0.5  # three against three can decide nothing
+    assert three.interval[0] == 0.5  # three against three can decide nothing
     five = probability_of_improvement({"task": [6, 7, 8, 9, 10]}, {"task": [1, 2, 3, 4, 5]}, generator())
     assert 0.5 < five.interval[0] < 0.8
     swapped = probability_of_improvement({"task": [1, 2, 3, 4, 5]}, {"task": [6, 7, 8, 9, 10]}, generator())
     assert swapped.interval == pytest.approx((0.0, 1 - five.interval[0]))
-    equal = probability_of_improvement({"task": [5, 5]}, {"task": [5, 5, 5]}, generator())
-    assert equal.value == 0.5
-    one_run = probability_of_improvement({"task": [5]}, {"task": [4]}, generator())
-    assert one_run.interval[0] <= 0.5
+    equal = probability_of_improvement({"task": [5, 5, 5]}, {"task": [5, 5, 5]}, generator())
+    assert (equal.value, equal.interval) == (0.5, (0.5, 0.5))
+
+
+def test_fewer_than_three_runs_leave_the_probability_open() -> None:
+    for a, b in (([5], [4]), ([5], [5]), ([7, 8], [1, 2]), ([7, 8], list(range(7)))):
+        for ones, others in ((a, b), (b, a)):
+            assert probability_of_improvement({"task": ones}, {"task": others}, generator()).interval == (0.0, 1.0)
+    many = [{str(task): [start] for task in range(8)} for start in (1.0, 0.0)]
+    assert probability_of_improvement(*many, generator()).interval == (0.0, 1.0)
+    two_tasks = [{"x": [start, start + 1], "y": [start, start + 1]} for start in (5.0, 0.0)]
+    assert probability_of_improvement(*two_tasks, generator()).interval[0] > 0.3
 
 
 @pytest.mark.parametrize(("shift", "spread"), [(0.0, 1.0), (0.0, 3.0), (1.0, 1.0), (2.0, 1.0)])
@@ -85,6 +93,17 @@ def test_the_interquartile_mean_is_the_trimmed_mean(count: int) -> None:
     assert estimate.num_runs == count
     scaled = interquartile_mean({"one": 100 * scores[:3] + 5, "two": 100 * scores[3:] + 5}, generator())
     assert scaled.interval == pytest.approx([100 * end + 5 for end in estimate.interval])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("offset", "unit"), [(1e15, 4.0), (0.0, 1e-300), (0.0, 1e306)])
+def test_neither_offset_nor_unit_matters_to_the_interquartile_mean(offset: float, unit: float) -> None:
+    scores = np.array([1.0, 5.0, 7.0, 8.0, 11.0, 12.0, 17.0, 40.0])
+    plain = interquartile_mean({"task": scores}, generator())
+    moved = interquartile_mean({"task": scores * unit + offset}, generator())
+    assert moved.value - offset == pytest.approx(plain.value * unit, rel=1e-9, abs=0)
+    ends = [end * unit for end in plain.interval]
+    assert [end - offset for end in moved.interval] == pytest.approx(ends, rel=0.02, abs=0)
 
 
 def test_the_interquartile_mean_needs_eight_runs() -> None:

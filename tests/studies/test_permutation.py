@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 from coverage_tools import ERROR, REPETITIONS, coverage, generator
 from scipy import stats
 
-from rl_training.studies.statistics import compare_means, runs_needed
+from rl_training.studies.statistics import (
+    compare_means,
+    interquartile_mean,
+    probability_of_improvement,
+    runs_needed,
+    sequential_test,
+    step_down,
+)
 from rl_training.studies.statistics import kernel as kernel_module
 from rl_training.studies.statistics.kernel import Statistic, normal_deviate
 
@@ -174,6 +182,70 @@ def test_many_runs_are_compared_with_random_labelings_near_the_exact_p_value() -
 def test_unusable_scores_are_refused_with_a_sentence(a: Any, b: Any, part: str) -> None:
     with pytest.raises(ValueError, match=part):
         compare_means(a, b, generator())
+
+
+@pytest.mark.parametrize(("offset", "unit"), [(0.0, 1.0), (1e15, 4.0), (-1e15, 4.0), (0.0, 1e-300), (0.0, 1e300)])
+@pytest.mark.filterwarnings("error")
+def test_neither_offset_nor_unit_of_the_scores_matters(offset: float, unit: float) -> None:
+    a, b = np.array([6.0, 8.0, 9.0, 11.0, 13.0]), np.array([0.0, 1.0, 2.0, 3.0, 7.0])
+    plain, moved = (
+        compare_means({"task": a * size + start}, {"task": b * size + start}, generator())
+        for start, size in ((0.0, 1.0), (offset, unit))
+    )
+    assert moved.p_value == plain.p_value < 0.05
+    assert moved.difference == pytest.approx(plain.difference * unit, rel=1e-9, abs=0)
+    assert moved.interval == pytest.approx(tuple(end * unit for end in plain.interval), rel=1e-6, abs=0)
+    arms = {name: {"task": scores * unit + offset} for name, scores in (("a", a), ("b", b))}
+    assert step_down(arms, generator())["a", "b"] < 0.05
+    blocks = [(arms["a"], arms["b"])] * 2
+    assert sequential_test(blocks, 2, generator()).decided_at == 1
+    assert runs_needed(arms["a"], arms["b"], 3 * unit) == runs_needed({"task": a}, {"task": b}, 3.0)
+
+
+def test_scores_that_differ_by_rounding_only_are_equal() -> None:
+    a, b = [0.1 + 0.2] * 5, [0.3] * 5
+    assert a != b
+    assert compare_means({"task": a}, {"task": b}, generator()).p_value == 1.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_too_far_apart_for_doubles_are_refused() -> None:
+    a, b = {"far": [1e308, 1.2e308, 1.1e308]}, {"far": [-1e308, -1.2e308, 0.0]}
+    part = "on task 'far' reach from -1.2e\\+308 to 1.2e\\+308, which is too far"
+    for test in (
+        lambda: compare_means(a, b, generator()),
+        lambda: sequential_test([(a, b)], 2, generator()),
+        lambda: runs_needed(a, b, 1.0),
+        lambda: step_down({"a": a, "b": b}, generator()),
+    ):
+        with pytest.raises(ValueError, match=part):
+            test()
+    near = {"near": [1e308, 1.1e308, 1.2e308, 1.3e308]}
+    assert compare_means(near, near, generator()).p_value == 1.0
+
+
+def test_only_known_statistics_are_computed() -> None:
+    with pytest.raises(ValueError, match="statistic is 'x': choose 'welch' or 'mean'"):
+        compare_means({"x": [1, 2]}, {"x": [1, 2]}, generator(), statistic="x")  # type: ignore[arg-type]
+
+
+def test_scores_without_their_task_are_refused() -> None:
+    scores, known = [1.0, 2.0, 3.0], {"x": [1.0, 2.0, 3.0]}
+    tests: list[Callable[[Any], object]] = [
+        lambda scores: compare_means(scores, known, generator()),
+        lambda scores: compare_means(known, scores, generator()),
+        lambda scores: probability_of_improvement(known, scores, generator()),
+        lambda scores: runs_needed(scores, known, 1.0),
+        lambda scores: sequential_test([(scores, known)], 2, generator()),
+        lambda scores: sequential_test([(known, known), (known, scores)], 2, generator()),
+        lambda scores: step_down({"a": scores, "b": known}, generator()),
+        lambda scores: interquartile_mean(scores, generator()),
+    ]
+    for test in tests:
+        with pytest.raises(TypeError, match="are a list: give a mapping of tasks to scores"):
+            test(scores)
+    with pytest.raises(TypeError, match="the algorithms are a list: give a mapping of their names"):
+        step_down([known, known], generator())  # type: ignore[arg-type]
 
 
 def test_an_error_probability_lies_between_zero_and_one() -> None:

@@ -153,6 +153,7 @@ def test_four_looks_of_five_runs_decide_as_often_as_they_should(shift: float, po
 @pytest.mark.parametrize(
     ("blocks", "num_looks", "part"),
     [
+        ([({"x": [1, 2]}, {"x": [1, 2]})], 0, "num_looks is 0: plan at least one look"),
         ([], 4, "0 blocks of runs for 4 planned looks"),
         ([({"x": [1, 2]}, {"x": [1, 2]})] * 3, 2, "3 blocks of runs for 2 planned looks"),
         ([({"x": [1]}, {"x": [1]}), ({"y": [1]}, {"y": [1]})], 2, "task 'y' is new at a later look"),

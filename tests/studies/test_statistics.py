@@ -77,6 +77,26 @@ def test_one_run_has_a_mean_and_no_interval() -> None:
     assert str(interval) == "500.0 (one run: no interval)"
 
 
+def test_numpy_arrays_are_scores_of_their_values() -> None:
+    for kind in (np.int64, np.float32, np.float64):
+        assert mean_interval(np.array([1, 2, 6], dtype=kind)) == mean_interval([1.0, 2.0, 6.0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("scores", "part"),
+    [
+        ([], "there is no score"),
+        ([1.0, math.nan], "a score is nan"),
+        ([math.inf], "a score is inf"),
+        ([1.7e308, 1.7e308], "too large to compute with"),
+        ([1.7e308, -1.7e308], "too large to compute with"),
+    ],
+)
+def test_scores_without_a_mean_or_an_interval_are_refused(scores: list[float], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        mean_interval(scores)
+
+
 def test_an_interval_is_written_with_its_ends() -> None:
     assert str(mean_interval([1.0, 2.0, 3.0])) == "2.0 [-0.5, 4.5]"
 

@@ -11,8 +11,13 @@ import numpy as np
 from rl_training.studies.statistics.kernel import TIE
 from rl_training.studies.statistics.labelings import first_labelings
 from rl_training.studies.statistics.permutation import check_alpha
+from rl_training.studies.statistics.scaling import Scale
 from rl_training.studies.statistics.scores import Array, Indices, Look, Scores, checked_arm, pair
 
+FEWEST_FOR_IMPROVEMENT = 3
+"""Runs of each algorithm over all tasks; below, the interval is [0, 1]: a narrower one misses the truth too often."""
+FEWEST_ON_A_TASK = 2
+"""The same, on every single task."""
 FEWEST_FOR_IQM = 8
 """Below, the middle half is fewer than four runs."""
 SMALLEST_ERROR = 0.25
@@ -52,7 +57,8 @@ def probability_of_improvement(
 
     It is the Mann-Whitney statistic U / (n m), averaged over tasks. The interval contains the probabilities p with
     |estimate - p| <= c * sd(p): sd is that of Newcombe (2006), and c is such that 0.5 is excluded exactly where the
-    permutation test of U rejects that both algorithms are equal.
+    permutation test of U rejects that both algorithms are equal. With fewer than three runs of an algorithm, or a
+    single one on some task, it is [0, 1].
     """
     check_alpha(alpha)
     look = pair(a, b)
@@ -61,9 +67,19 @@ def probability_of_improvement(
     estimate = float(values[0])
     distances = np.sort(np.abs(values - 0.5))[::-1]
     allowed = math.floor(alpha * len(distances) + 1e-9)
-    factor = (distances[allowed] + TIE) / _superiority_deviation(look, 0.5)
-    num_runs = sum(runs.scores.shape[1] for runs in look.values())
-    return Estimate(estimate, _superiority_interval(look, estimate, factor), num_runs)
+    reach = float(distances[allowed]) + TIE
+    low, high = _superiority_interval(look, estimate, reach / _superiority_deviation(look, 0.5))
+    if abs(estimate - 0.5) <= reach:  # 0.5 is inside, and an end that is 0.5 up to the tolerance of ties is 0.5
+        low, high = (0.5 if abs(end - 0.5) <= 4 * TIE else end for end in (low, high))
+    if _are_few(look):
+        low, high = 0.0, 1.0
+    return Estimate(estimate, (low, high), sum(runs.scores.shape[1] for runs in look.values()))
+
+
+def _are_few(look: Look) -> bool:
+    """Whether so few runs leave the probability open."""
+    counts = [[runs.num_a for runs in look.values()], [runs.num_b for runs in look.values()]]
+    return any(sum(arm) < FEWEST_FOR_IMPROVEMENT or min(arm) < FEWEST_ON_A_TASK for arm in counts)
 
 
 def _superiority(look: Look, task: str, columns: Array) -> Array:
@@ -119,15 +135,18 @@ def interquartile_mean(
             " use the mean, or train more seeds"
         )
     groups = np.repeat(np.arange(len(arms), dtype=np.intp), [len(values) for values in arms.values()])
+    scale = Scale.of(pooled, "of all tasks")
+    pooled = scale.apply(pooled)
     value, error = _trimmed(pooled[None, :], groups)
+    centre = float(value[0]) * scale.unit + scale.centre
     if error[0] == 0:
-        return Estimate(float(value[0]), (float(value[0]), float(value[0])), pooled.size)
+        return Estimate(centre, (centre, centre), pooled.size)
     indices = _resampled(groups, num_resamples, generator)
     means, errors = _trimmed(pooled[indices], groups)
     ratios = np.abs(means - value) / np.maximum(errors, SMALLEST_ERROR * error)
     most = np.sort(ratios)[min(num_resamples - 1, math.ceil((1 - alpha) * (num_resamples + 1)) - 1)]
-    half = float(most * error[0])
-    return Estimate(float(value[0]), (float(value[0]) - half, float(value[0]) + half), pooled.size)
+    half = float(most * error[0]) * scale.unit
+    return Estimate(centre, (centre - half, centre + half), pooled.size)
 
 
 def _resampled(groups: Indices, count: int, generator: np.random.Generator) -> Indices:

@@ -32,12 +32,24 @@ class MeanInterval:
 
 
 def mean_interval(scores: Sequence[float]) -> MeanInterval:
-    """Mean and 95 % interval of at least one score; the unit is a whole run."""
-    mean, count = statistics.fmean(scores), len(scores)
-    if count < 2:
-        return MeanInterval(mean, None, None, count)
-    half = t_quantile(count - 1) * statistics.stdev(scores) / math.sqrt(count)
-    return MeanInterval(mean, mean - half, mean + half, count)
+    """Mean and 95 % interval of at least one score; the unit is a whole run. NumPy arrays are sequences, too."""
+    values = [float(score) for score in scores]
+    if not values:
+        raise ValueError("there is no score: give that of at least one run")
+    if not all(map(math.isfinite, values)):
+        raise ValueError(
+            f"a score is {next(value for value in values if not math.isfinite(value))}: give finite scores"
+        )
+    try:
+        mean, count = statistics.fmean(values), len(values)
+        half = t_quantile(count - 1) * statistics.stdev(values) / math.sqrt(count) if count > 1 else 0.0
+    except OverflowError:
+        mean = half = math.inf
+    if not math.isfinite(abs(mean) + half):
+        raise ValueError(
+            f"scores up to {max(values, key=abs):g} are too large to compute with: divide them by a number"
+        )
+    return MeanInterval(mean, mean - half, mean + half, count) if count > 1 else MeanInterval(mean, None, None, 1)
 
 
 def t_quantile(degrees: int) -> float:

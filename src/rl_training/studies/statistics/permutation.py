@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
 from rl_training.studies.statistics.inversion import ShiftedTest, accepted_interval
 from rl_training.studies.statistics.kernel import Statistic
 from rl_training.studies.statistics.labelings import first_labelings, smallest_p
+from rl_training.studies.statistics.scaling import rescaled, times
 from rl_training.studies.statistics.scores import Scores, difference, pair
 
 
@@ -58,14 +60,16 @@ def compare_means(
     tasks: by that many standard deviations of the task's runs) look like B's.
     """
     check_alpha(alpha)
-    look = pair(a, b)
+    if statistic not in get_args(Statistic):
+        raise ValueError(f"statistic is {statistic!r}: choose {' or '.join(map(repr, get_args(Statistic)))}")
+    (look,), unit = rescaled(pair(a, b))
     # `max_enumerated` bounds the enumeration; drawn labelings are fewer, since more add no precision that matters.
     labelings = first_labelings(look, max_enumerated, generator, num_drawn=num_permutations)
     test = ShiftedTest((look,), (labelings.columns,), (alpha,), statistic)
     estimate = difference(look)
     return MeanComparison(
-        difference=estimate,
-        interval=accepted_interval(test.accepts, np.array([estimate]), test.spread),
+        difference=estimate * unit,
+        interval=times(accepted_interval(test.accepts, np.array([estimate]), test.spread), unit),
         p_value=float(test.p_values(np.zeros(1))[0, 0]),
         smallest_p=smallest_p(look),
         num_permutations=next(iter(labelings.columns.values())).shape[1],

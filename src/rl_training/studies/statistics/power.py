@@ -8,6 +8,7 @@ import statistics
 import numpy as np
 
 from rl_training.studies.statistics.permutation import check_alpha
+from rl_training.studies.statistics.scaling import rescaled
 from rl_training.studies.statistics.scores import Scores, TaskRuns, pair, units
 
 MOST_RUNS = 1_000_000
@@ -21,15 +22,15 @@ def runs_needed(
 
     The spreads are estimated from the scores at hand; `difference` is in the units of `compare_means`. `power` is the
     probability of a decision. The number is that of Welch's test for normal scores, with the correction of Guenther
-    (1981) for the estimated spread. At most a million is returned.
+    (1981) for the estimated spread. At most a million is returned, as for a difference of 0, which no number decides.
     """
     check_alpha(alpha)
     if not 0 < power < 1:
         raise ValueError(f"power is {power}: choose a probability between 0 and 1, such as 0.8")
     if not math.isfinite(difference):
         raise ValueError(f"difference is {difference}: give the size of difference that matters to you")
-    look = pair(scores_a, scores_b)
-    unit = units(look)
+    (look,), scale = rescaled(pair(scores_a, scores_b))
+    difference, unit = difference / scale, units(look)
     variances = np.array(
         [np.array(_variances(runs)) / float(unit[task][0] or 1.0) ** 2 for task, runs in look.items()]
     )  # [T, 2]

@@ -38,6 +38,11 @@ Look = Mapping[str, TaskRuns]
 
 def checked(scores: Scores, name: str) -> dict[str, Array]:
     """Scores as arrays, in the order of the tasks' names; ValueError where there is none, or one is not finite."""
+    if not isinstance(scores, Mapping):
+        raise TypeError(
+            f"the scores of {name} are a {type(scores).__name__}: give a mapping of tasks to scores, such as"
+            ' {"CartPole-v1": [480.0, 500.0]}'
+        )
     if not scores:
         raise ValueError(f"{name} has no tasks: give the scores of at least one run")
     arrays = {task: np.asarray(scores[task], dtype=np.float64) for task in sorted(scores)}
@@ -71,10 +76,12 @@ def pair_later(a: Scores, b: Scores, tasks: Mapping[str, TaskRuns]) -> dict[str,
     """Runs that a later look adds: on any of the `tasks` of the first look, also for one algorithm only."""
     arms = []
     for scores, name in ((a, "algorithm A"), (b, "algorithm B")):
-        unknown = sorted(set(scores) - set(tasks))
+        unknown = sorted(set(scores) - set(tasks)) if isinstance(scores, Mapping) else []
         if unknown:
             raise ValueError(f"task '{unknown[0]}' is new at a later look: every task needs runs at the first look")
-        given = checked({task: scores.get(task, ()) for task in tasks}, name)
+        if isinstance(scores, Mapping):
+            scores = {task: scores.get(task, ()) for task in tasks}
+        given = checked(scores, name)
         arms.append(given)
     look = {task: runs for task, runs in _pair(*arms).items() if runs.scores.size}
     if not look:

@@ -11,6 +11,7 @@ from rl_training.studies.statistics.inversion import ShiftedTest, accepted_inter
 from rl_training.studies.statistics.kernel import rejects
 from rl_training.studies.statistics.labelings import first_labelings, random_labelings
 from rl_training.studies.statistics.permutation import check_alpha
+from rl_training.studies.statistics.scaling import rescaled, times
 from rl_training.studies.statistics.scores import (
     Array,
     Look,
@@ -55,10 +56,12 @@ def sequential_test(
     With several tasks the unit of the interval is the spread of all runs so far, see `compare_means`.
     """
     check_alpha(alpha)
+    if num_looks < 1:
+        raise ValueError(f"num_looks is {num_looks}: plan at least one look")
     if not 1 <= len(blocks) <= num_looks:
         raise ValueError(f"{len(blocks)} blocks of runs for {num_looks} planned looks: give 1 to {num_looks}")
-    looks: list[Look] = [pair(*blocks[0])]
-    looks += [pair_later(a, b, looks[0]) for a, b in blocks[1:]]
+    first = pair(*blocks[0])
+    looks, unit = rescaled(first, *(pair_later(a, b, first) for a, b in blocks[1:]))
     labels = draw_labelings(looks, num_permutations, generator)
     alphas = spent(alpha, num_looks)[: len(blocks)]
     test = ShiftedTest(tuple(looks), tuple(labels), tuple(alphas))
@@ -69,8 +72,8 @@ def sequential_test(
         look=len(blocks),
         decided_at=int(crossed[0]) + 1 if crossed.size else None,
         p_value=float(p[-1]),
-        difference=float(estimates[0]),
-        interval=accepted_interval(test.accepts, estimates, test.spread),
+        difference=float(estimates[0]) * unit,
+        interval=times(accepted_interval(test.accepts, estimates, test.spread), unit),
         alpha_spent=alphas[-1],
     )
 

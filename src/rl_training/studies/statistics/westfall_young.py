@@ -9,6 +9,7 @@ import numpy as np
 
 from rl_training.studies.statistics.boundary import upper_tail
 from rl_training.studies.statistics.kernel import just_below, magnitude, statistic
+from rl_training.studies.statistics.scaling import Scale
 from rl_training.studies.statistics.scores import Array, Scores, TaskRuns, checked_arm
 
 Pair = tuple[str, str]
@@ -24,6 +25,10 @@ def step_down(
     within the groups of algorithms that the remaining pairs connect. As in `compare_means`, a p-value is at least
     that of Welch's test, here after Holm's correction.
     """
+    if not isinstance(arms, Mapping):
+        raise TypeError(
+            f"the algorithms are a {type(arms).__name__}: give a mapping of their names to their scores by task"
+        )
     if len(arms) < 2:
         raise ValueError(f"{len(arms)} algorithm: a comparison needs at least two")
     checked = {name: checked_arm(scores, f"algorithm '{name}'") for name, scores in arms.items()}
@@ -35,6 +40,10 @@ def step_down(
                 f"task '{lonely}' has runs of some algorithms only: '{name}' differs; compare on tasks"
                 " that all were trained on"
             )
+    for task in tasks:
+        scale = Scale.of(np.concatenate([scores[task] for scores in checked.values()]), f"on task '{task}'")
+        for scores in checked.values():
+            scores[task] = scale.apply(scores[task])
     pairs = list(itertools.combinations(checked, 2))
     observed = {one: float(magnitude(_statistics(checked, one))[0]) for one in pairs}
     remaining = sorted(pairs, key=lambda one: -observed[one])
