@@ -273,7 +273,8 @@ def test_comparisons_of_the_same_arms_are_told_apart(tmp_path: Path, capsys: pyt
 
 
 def test_a_score_over_fewer_runs_says_so_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [write_run(tmp_path, f"run{seed}", [line(5, float(seed))], seed=seed) for seed in range(5)]
+    scores = [0.0, 1.0, 2.0, 3.0, 4.0, 1.7e308, 1.7e308]
+    runs = [write_run(tmp_path, f"run{seed}", [line(5, score)], seed=seed) for seed, score in enumerate(scores)]
     with (runs[2] / "metrics.jsonl").open("a") as file:
         file.write('{"global_step": 6, "eval_return_mean": NaN}\n')
     (runs[3] / "evaluations.jsonl").write_text('{"global_step": 5, "returns": [NaN]}\n')
@@ -282,18 +283,20 @@ def test_a_score_over_fewer_runs_says_so_and_why(tmp_path: Path, capsys: pytest.
     data = data_of(page)
     (verdict,) = [block for block in section(data, "overview") if block["kind"] == "verdict"]
     assert verdict["score"] == "0.5"
-    assert verdict["interval"].endswith("] over 2 of 5 runs")
+    assert verdict["interval"].endswith("] over 2 of 7 runs")
     reasons = {
         "seed 2": "its last evaluation is of step 5, and its metrics end at step 6",
-        "seed 3": "the returns of its last evaluation are not all finite numbers",
+        "seed 3": "the returns of its last evaluation are not all finite numbers, or too large",
         "seed 4": "evaluations.jsonl has no last line that can be read",
+        "seed 5": "the returns of its last evaluation are not all finite numbers, or too large",
+        "seed 6": "the returns of its last evaluation are not all finite numbers, or too large",
     }
     texts = [block["text"] for block in section(data, "scores") if block["kind"] == "text"]
     assert texts == [f"{name} has no score: {reason}." for name, reason in reasons.items()]
     events = text_of(section(data, "events"))
     for reason in reasons.values():
         assert f"no score: {reason}" in events
-    assert "2 of 5 runs: created and finished without an interruption" in events
+    assert "2 of 7 runs: created and finished without an interruption" in events
 
 
 def test_ten_runs_of_twenty_metrics_are_under_300_kb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

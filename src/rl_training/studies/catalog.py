@@ -28,6 +28,8 @@ ENDED: tuple[State, ...] = ("finished", "stopped", "failed")
 DEEPEST = 4
 """Levels below a folder at which run folders are found."""
 TAIL_BYTES = 1 << 16
+LARGEST_SCORE = 1e300
+"""Means and intervals of larger scores overflow."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ class RunReader:
         returns = line.get("returns")
         if isinstance(returns, list) and returns and all(isinstance(value, (int, float)) for value in returns):
             with contextlib.suppress(OverflowError):
-                return _finite(statistics.fmean(returns))
+                score = _finite(statistics.fmean(returns))
+                return score if score is not None and abs(score) <= LARGEST_SCORE else None
         return None
 
     def _text(self, name: str) -> str | None:

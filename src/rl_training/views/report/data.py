@@ -190,7 +190,7 @@ class RunFacts:
         if is_finished and logged is not None and evaluated != logged:
             at = "no step" if evaluated is None else f"step {evaluated:,}"
             return f"its last evaluation is of {at}, and its metrics end at step {logged:,}"
-        return "the returns of its last evaluation are not all finite numbers"
+        return "the returns of its last evaluation are not all finite numbers, or too large"
 
     @cached_property
     def log(self) -> list[tuple[str, str, str]]:
