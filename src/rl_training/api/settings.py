@@ -1,0 +1,148 @@
+"""From the arguments of an algorithm's class to a configuration: defaults < preset < algo_kwargs < keywords."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig, config_values, resolve_config
+from rl_training.experiment.presets import preset_layers
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.validation import FrozenConfig, suggest
+
+SOURCES = ("env_or_config", "config", "preset", "progress")
+"""Arguments that say where settings come from, and whether progress is shown; the others are settings."""
+LONGEST_VALUE, LONGEST_LIST = 60, 300
+"""Characters of one value, and of all values, in the text of an agent."""
+
+
+def run_settings() -> dict[str, Any]:
+    """Keys of a run that an algorithm's class takes as keywords, with their types: all but `algo`."""
+    return {name: field.annotation for name, field in TrainConfig.model_fields.items() if name != "algo"}
+
+
+def own_settings(algo: str) -> dict[str, Any]:
+    """Settings of the algorithm, which its class takes as keywords, with their types."""
+    return {name: field.annotation for name, field in get_algorithm_spec(algo).config_class().model_fields.items()}
+
+
+def signature_of(algo: str) -> inspect.Signature:
+    """Signature of an algorithm's class, for `help` and the completion of notebooks."""
+    kinds = inspect.Parameter
+    first = kinds("env_or_config", kinds.POSITIONAL_ONLY, default=None)
+    defaults: dict[str, Any] = {"config": None, "preset": True, "progress": True}
+    names = {**defaults, **dict.fromkeys([*run_settings(), *own_settings(algo)], inspect.Parameter.empty)}
+    rest = [
+        kinds(name, kinds.KEYWORD_ONLY, default=... if value is kinds.empty else value) for name, value in names.items()
+    ]
+    return inspect.Signature([first, *rest])
+
+
+def read_settings(
+    owner: str, algo: str, first: object, config: TrainConfig | None, *, preset: bool, given: Mapping[str, Any]
+) -> TrainConfig:
+    """The validated configuration that the arguments of the class `owner` describe."""
+    if config is not None:
+        if first is not None:
+            raise ConfigError(f"{owner} got two configurations: give an environment id, or config=TrainConfig(...)")
+        first = config
+    if isinstance(first, TrainConfig):
+        found = _check_whole(owner, algo, first, given)
+    else:
+        found = _merge(owner, algo, first, preset=preset, given=given)
+    get_algorithm_spec(algo).parse_kwargs(found.algo_kwargs)
+    return found
+
+
+def _check_whole(owner: str, algo: str, config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+    """A complete configuration; it must be of this algorithm, and without further settings."""
+    if config.algo != algo:
+        fault = f"{owner} trains '{algo}', but the configuration has algo: {config.algo}"
+        raise ConfigError(f"{fault}: set algo: {algo}, or use the class of {config.algo}")
+    if given:
+        name = next(iter(given))
+        raise ConfigError(f"'{name}' is given beside a TrainConfig: use {owner}(config.replace({name}=...))")
+    return config
+
+
+def _merge(owner: str, algo: str, env_id: object, *, preset: bool, given: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of an environment id and settings, upon the preset if there is one."""
+    if env_id is not None and not isinstance(env_id, str):
+        kind = type(env_id).__name__
+        raise ConfigError(
+            f"{owner} takes an environment id or a TrainConfig, not a {kind}: a run makes its environments itself; for"
+            " one of your own write 'module:ClassName' or 'path/to/file.py:ClassName'"
+        )
+    _refuse_unknown(owner, algo, given)
+    absent = {name for name in ("algo_kwargs", "env_kwargs") if given.get(name) is None}
+    values = {name: value for name, value in given.items() if name not in absent}
+    if env_id is not None:
+        if "env_id" in values:
+            raise ConfigError(f"{owner} got env_id twice: remove one")
+        values["env_id"] = env_id
+    below, above = _split(owner, algo, values)
+    env_id = above.get("env_id")
+    layers = preset_layers(algo, env_id) if preset and isinstance(env_id, str) else []
+    named = {"algo": algo}
+    return resolve_config([*layers, ("the class", named), ("algo_kwargs", below), ("the arguments", above)]).config
+
+
+def _refuse_unknown(owner: str, algo: str, given: Mapping[str, Any]) -> None:
+    if "algo" in given:
+        raise ConfigError(f"'algo' is no setting of {owner}, which trains '{algo}': use the class of the algorithm")
+    known = {*run_settings(), *own_settings(algo), *SOURCES[1:]}
+    for name in given.keys() - known:
+        hint = suggest(name, known, f"`rl-training algos {algo}` lists the settings of the algorithm")
+        raise ConfigError(f"unknown setting '{name}' for {owner}{hint}")
+
+
+def _split(owner: str, algo: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of `algo_kwargs`, and those of keywords, both in the form of a configuration."""
+    base = values.pop("algo_kwargs", {})
+    if isinstance(base, FrozenConfig):
+        base = config_values(base, algo)
+    if not isinstance(base, Mapping):
+        raise ConfigError(f"bad value {base!r:.100} for algo_kwargs of {owner}: should be a mapping or a config object")
+    own = {name: _plain(values.pop(name)) for name in own_settings(algo) if name in values}
+    twice = base.keys() & own.keys()
+    if twice:
+        raise ConfigError(f"'{min(twice)}' of {owner} is given as a keyword and in algo_kwargs: remove one")
+    get_algorithm_spec(algo).parse_kwargs(base)  # so that an error names the argument's own keys
+    return {"algo_kwargs": dict(base)}, {**values, "algo_kwargs": own}
+
+
+def _plain(value: Any) -> Any:
+    """A config object, such as a schedule, as the mapping of what was set in it; any other value as it is."""
+    return value.model_dump(exclude_unset=True) if isinstance(value, FrozenConfig) else value
+
+
+def describe_settings(config: TrainConfig) -> str:
+    """The environment and the settings that differ from their defaults: `'CartPole-v1', seed=1, gamma=0.98`."""
+    plain = TrainConfig(algo=config.algo, env_id=config.env_id, total_timesteps=config.total_timesteps)
+    derived = {"log_interval": plain.log_every_steps, "checkpoint_interval": plain.checkpoint_every_steps}
+    fields = {name: getattr(config, name) for name in run_settings() if name not in ("env_id", "algo_kwargs")}
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in TrainConfig.model_fields.items()}
+    shown = {name: value for name, value in fields.items() if value not in (defaults[name], derived.get(name))}
+    parsed = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    own = {name: field.default for name, field in type(parsed).model_fields.items()}
+    shown |= {name: value for name, value in config.algo_kwargs.items() if getattr(parsed, name) != own[name]}
+    return _join([] if config.env_id is None else [_short(config.env_id)], shown)
+
+
+def _join(words: list[str], shown: Mapping[str, Any]) -> str:
+    length = 0
+    for name, value in shown.items():
+        word = f"{name}={_short(value)}"
+        length += len(word) + 2
+        if length > LONGEST_LIST:
+            return ", ".join([*words, "…"])
+        words.append(word)
+    return ", ".join(words)
+
+
+def _short(value: Any) -> str:
+    text = repr(str(value) if isinstance(value, Path) else value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
