@@ -6,10 +6,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rl_training.terminal.progress import LARGEST_BAR, LINE_WIDTH, ProgressView, fit
+from rl_training.terminal.progress import LARGEST_BAR, ProgressView, fit
 from rl_training.terminal.streams import printable
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
+CELL_WIDTH = 100
+"""Characters of a line that the cells of common front ends show without wrapping."""
 
 
 def is_notebook() -> bool:
@@ -62,7 +64,7 @@ class NotebookView(ProgressView):
         done = min(1.0, self._done / self._total) if self._total else 0.0
         bar = ("█" * round(done * LARGEST_BAR)).ljust(LARGEST_BAR, "░")
         parts = self._parts if activity is None else [*self._parts[:1], activity]
-        text = f"{bar}  {fit([f'{done:4.0%}', *parts], LINE_WIDTH - LARGEST_BAR - 2)}"
+        text = f"{bar}  {fit([f'{done:4.0%}', *parts], CELL_WIDTH - LARGEST_BAR - 2)}"
         content = {"text/plain": printable(text)}
         if self._handle is None:
             self._handle = display(content, raw=True, display_id=True)
