@@ -70,8 +70,6 @@ def test_a_whole_configuration_is_taken_as_it_is() -> None:
     assert PPO(config=config).config is config
     with pytest.raises(ConfigError, match=r"'seed' is given beside a TrainConfig: .*PPO\(config.replace\(seed=...\)\)"):
         PPO(config, seed=3)
-    with pytest.raises(ConfigError, match="two configurations"):
-        PPO("CartPole-v1", config=config)
     with pytest.raises(ConfigError, match="unknown key 'gama' for ppo: did you mean 'gamma'"):
         PPO(config.replace(algo_kwargs={"gama": 0.9}))
 
@@ -111,7 +109,7 @@ def test_an_environment_object_is_refused_with_the_form_that_works() -> None:
 
 
 def test_no_setting_of_an_algorithm_has_the_name_of_a_run_key() -> None:
-    sources = {"config", "preset", "progress", "env_or_config"}
+    sources = {"config", "preset", "progress"}
     for spec in list_algorithm_specs():
         assert not spec.config_class().model_fields.keys() & (TrainConfig.model_fields.keys() | sources), spec.name
 

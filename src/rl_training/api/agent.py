@@ -48,25 +48,24 @@ class AlgorithmAPI:
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         **settings: Any,
     ) -> None:
         """Check all settings; nothing is created before `learn`.
 
-        With an environment id, `settings` are keys of `TrainConfig` and of the algorithm, upon the preset for that
-        environment if there is one and `preset` is true. Without `progress`, nothing is printed.
+        `config` is an environment id or a `TrainConfig`. With an id, `settings` are keys of `TrainConfig` and of the
+        algorithm, upon the preset for that environment if there is one and `preset` is true. Without `progress`,
+        nothing is printed.
         """
         self._progress = progress
         if isinstance(settings.get("init_from"), AlgorithmAPI):
             settings["init_from"] = settings["init_from"]._weights_path()
         with self._shown():
             name = type(self).__name__
-            self.config = read_settings(name, self.algo, env_or_config, config, preset=preset, given=settings)
+            self.config = read_settings(name, self.algo, config, preset=preset, given=settings)
         self._algorithm: Algorithm[Any] | None = None
         self._global_step = 0
         self._eval_return: float | None = None

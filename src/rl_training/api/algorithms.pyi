@@ -48,10 +48,8 @@ class PPO(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -98,10 +96,8 @@ class A2C(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -144,10 +140,8 @@ class DQN(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -195,10 +189,8 @@ class C51(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -249,10 +241,8 @@ class QRDQN(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -301,10 +291,8 @@ class SAC(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -347,10 +335,8 @@ class TQC(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -396,10 +382,8 @@ class TD3(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -445,10 +429,8 @@ class DDPG(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -494,10 +476,8 @@ class HER(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -540,10 +520,8 @@ class CrossQ(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -585,10 +563,8 @@ class BC(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -635,10 +611,8 @@ class TD3BC(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -690,10 +664,8 @@ class IQL(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -746,10 +718,8 @@ class AWAC(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,
@@ -799,10 +769,8 @@ class CQL(AlgorithmAPI):
 
     def __init__(
         self,
-        env_or_config: str | TrainConfig | None = None,
-        /,
+        config: str | TrainConfig | None = None,
         *,
-        config: TrainConfig | None = None,
         preset: bool = True,
         progress: bool = True,
         env_id: str | None = ...,

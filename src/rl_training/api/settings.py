@@ -13,8 +13,8 @@ from rl_training.experiment.presets import preset_layers
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.validation import FrozenConfig, suggest
 
-SOURCES = ("env_or_config", "config", "preset", "progress")
-"""Arguments that say where settings come from, and whether progress is shown; the others are settings."""
+OPTIONS: dict[str, Any] = {"preset": True, "progress": True}
+"""Keywords that are no settings, and their defaults."""
 LONGEST_VALUE, LONGEST_LIST = 60, 300
 """Characters of one value, and of all values, in the text of an agent."""
 
@@ -32,23 +32,13 @@ def own_settings(algo: str) -> dict[str, Any]:
 def signature_of(algo: str) -> inspect.Signature:
     """Signature of an algorithm's class, for `help` and the completion of notebooks."""
     kinds = inspect.Parameter
-    first = kinds("env_or_config", kinds.POSITIONAL_ONLY, default=None)
-    defaults: dict[str, Any] = {"config": None, "preset": True, "progress": True}
-    names = {**defaults, **dict.fromkeys([*run_settings(), *own_settings(algo)], inspect.Parameter.empty)}
-    rest = [
-        kinds(name, kinds.KEYWORD_ONLY, default=... if value is kinds.empty else value) for name, value in names.items()
-    ]
-    return inspect.Signature([first, *rest])
+    first = kinds("config", kinds.POSITIONAL_OR_KEYWORD, default=None)
+    defaults = {**OPTIONS, **dict.fromkeys([*run_settings(), *own_settings(algo)], ...)}
+    return inspect.Signature([first, *(kinds(name, kinds.KEYWORD_ONLY, default=one) for name, one in defaults.items())])
 
 
-def read_settings(
-    owner: str, algo: str, first: object, config: TrainConfig | None, *, preset: bool, given: Mapping[str, Any]
-) -> TrainConfig:
+def read_settings(owner: str, algo: str, first: object, *, preset: bool, given: Mapping[str, Any]) -> TrainConfig:
     """The validated configuration that the arguments of the class `owner` describe."""
-    if config is not None:
-        if first is not None:
-            raise ConfigError(f"{owner} got two configurations: give an environment id, or config=TrainConfig(...)")
-        first = config
     if isinstance(first, TrainConfig):
         found = _check_whole(owner, algo, first, given)
     else:
@@ -93,7 +83,7 @@ def _merge(owner: str, algo: str, env_id: object, *, preset: bool, given: Mappin
 def _refuse_unknown(owner: str, algo: str, given: Mapping[str, Any]) -> None:
     if "algo" in given:
         raise ConfigError(f"'algo' is no setting of {owner}, which trains '{algo}': use the class of the algorithm")
-    known = {*run_settings(), *own_settings(algo), *SOURCES[1:]}
+    known = {*run_settings(), *own_settings(algo), *OPTIONS}
     for name in given.keys() - known:
         hint = suggest(name, known, f"`rl-training algos {algo}` lists the settings of the algorithm")
         raise ConfigError(f"unknown setting '{name}' for {owner}{hint}")

@@ -9,13 +9,12 @@ import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from rl_training.api.settings import own_settings, run_settings
+from rl_training.api.settings import OPTIONS, own_settings, run_settings
 from rl_training.experiment.registry import BUILT_IN_CLASSES, get_algorithm_spec
 from rl_training.validation import FrozenConfig
 
 STUB = Path(__file__).with_name("algorithms.pyi")
 HEADER = '''"""Types of the algorithm classes, written by `python -m rl_training.api.stubs`."""'''
-ARGUMENTS = {"config": "TrainConfig | None = None", "preset": "bool = True", "progress": "bool = True"}
 SPECIAL = {
     "init_from": "str | Path | AlgorithmAPI | None",
     "algo_kwargs": "{config} | Mapping[str, Any] | None",
@@ -62,7 +61,7 @@ def _config_classes(annotation: Any) -> list[type[FrozenConfig]]:
 
 def _class_of(name: str, algo: str) -> str:
     summary, config = get_algorithm_spec(algo).summary, get_algorithm_spec(algo).config_class().__name__
-    arguments = dict(ARGUMENTS)
+    arguments = {name: f"bool = {default}" for name, default in OPTIONS.items()}
     for key, annotation in {**run_settings(), **own_settings(algo)}.items():
         spelled = SPECIAL[key].format(config=config) if key in SPECIAL else spell(annotation)
         arguments[key] = f"{spelled} = ..."
@@ -70,7 +69,7 @@ def _class_of(name: str, algo: str) -> str:
     return (
         f'class {name}(AlgorithmAPI):\n    """{summary[:1].upper()}{summary[1:]}."""\n\n'
         "    def __init__(\n        self,\n"
-        f"        env_or_config: str | TrainConfig | None = None,\n        /,\n        *,\n{lines}    ) -> None: ...\n"
+        f"        config: str | TrainConfig | None = None,\n        *,\n{lines}    ) -> None: ...\n"
     )
 
 
