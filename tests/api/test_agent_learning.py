@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,16 @@ class StopAt:
     def on_collect_end(self, trainer: TrainerState, result: object) -> None:
         if trainer.global_step >= self.step:
             trainer.request_stop("enough for now")
+
+
+class Rates:
+    """Keeps the learning rate of each line of metrics."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_log(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
+        self.rates.append(metrics["learning_rate"])
 
 
 class Break:
@@ -67,6 +79,24 @@ def test_a_finished_agent_says_how_to_extend_it_and_is_extended(tmp_path: Path) 
     assert agent.evaluate()["eval_return_mean"] == result.metrics["eval_return_mean"]
     with pytest.raises(ConfigError, match="total_timesteps 100 is too small"):
         agent.learn(total_timesteps=100)
+
+
+def test_the_schedules_of_an_extended_run_begin_again_if_asked(tmp_path: Path) -> None:
+    rate = {"kind": "linear", "start": 1e-3, "end": 0.0}
+    for schedules, expected in (("restart", 1e-3), ("stretch", 0.0)):
+        agent = PPO(small_config("ppo", tmp_path, algo_kwargs={"learning_rate": rate}))
+        agent.learn()
+        seen = Rates()
+        agent.learn(total_timesteps=256, schedules=schedules, callbacks=[seen])
+        assert seen.rates[0] == pytest.approx(expected, rel=0.2)
+
+
+def test_an_agent_whose_run_is_gone_does_not_start_again_in_silence(tmp_path: Path) -> None:
+    agent = PPO(small_config("ppo", tmp_path))
+    result = agent.learn()
+    shutil.rmtree(result.run_dir)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        agent.learn(total_timesteps=256)
 
 
 def test_the_first_learn_takes_a_length_too(tmp_path: Path) -> None:

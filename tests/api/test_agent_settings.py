@@ -119,6 +119,8 @@ def test_help_and_completion_know_every_setting() -> None:
         known = inspect.signature(getattr(rl_training, name)).parameters.keys()
         assert get_algorithm_spec(algo).config_class().model_fields.keys() <= known
         assert TrainConfig.model_fields.keys() - known == {"algo"}
+    parameters = inspect.signature(PPO).parameters
+    assert (parameters["clip_coef"].default, parameters["eval_episodes"].default) == (0.2, 5)
 
 
 def test_the_text_of_an_agent_shows_what_differs_from_the_defaults() -> None:

@@ -12,7 +12,7 @@ import torch
 from conftest import small_config
 
 from rl_training import BC, DQN, PPO, SAC, TD3, TrainConfig
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import ConfigError
 from rl_training.experiment.config import parse_overrides
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
@@ -100,7 +100,7 @@ def test_what_cannot_be_used_is_refused_before_a_folder_exists(tmp_path: Path) -
     for config, message in wrong:
         with pytest.raises(ConfigError, match=message):
             {"ppo": PPO, "dqn": DQN}[config.algo](config).learn()
-    with pytest.raises(CheckpointError, match="does not exist"):
+    with pytest.raises(ConfigError, match="bad value for init_from: 'missing' does not exist"):
         PPO(small_config("ppo", new, init_from="missing")).learn()
     assert not new.exists()
 

@@ -19,6 +19,7 @@ from rl_training.experiment.checkpointing import CheckpointState, resolve_checkp
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.run_folder import has_checkpoint
 from rl_training.runtime.callbacks import AnyCallback, Callback, CallbackList
+from rl_training.runtime.controls import Schedules
 from rl_training.runtime.resuming.initial_weights import policy_name
 from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, run_plan
 from rl_training.runtime.resuming.source import find_run_folder
@@ -109,17 +110,19 @@ class AlgorithmAPI:
         total_timesteps: int | None = None,
         *,
         callbacks: Sequence[AnyCallback] | None = None,
+        schedules: Schedules | None = None,
         progress: bool | None = None,
     ) -> TrainResult:
         """Train: a new run the first time; after that, or once a run was loaded, the same run continues.
 
         `total_timesteps` counts from the start of the run: with a larger number, a finished run continues to there.
+        `schedules` says how they continue then: `stretch` (default), `restart` or `hold`.
         """
         keeper = _Keeper()
         watching = [keeper, *CallbackList(callbacks).callbacks]
         with self._shown(progress):
             try:
-                result = self._train(total_timesteps, watching)
+                result = self._train(total_timesteps, schedules, watching)
             finally:
                 if keeper.trainer is not None:
                     self._run_dir = self._source = keeper.trainer.run_dir
@@ -170,15 +173,18 @@ class AlgorithmAPI:
             self._source = path
             self._run_dir = find_run_folder(resolve_checkpoint(path))
 
-    def _train(self, total_timesteps: int | None, callbacks: Sequence[AnyCallback]) -> TrainResult:
+    def _train(
+        self, total_timesteps: int | None, schedules: Schedules | None, callbacks: Sequence[AnyCallback]
+    ) -> TrainResult:
         """Train a new run, or continue the agent's."""
-        if self._is_loaded or (self._source is not None and has_checkpoint(self._source)):
-            return run_plan(self._plan(total_timesteps), callbacks=callbacks)
+        has_run = self._source is not None and has_checkpoint(self._source)  # False if it failed before its first one
+        if self._algorithm is not None or has_run:
+            return run_plan(self._plan(total_timesteps, schedules), callbacks=callbacks)
         if total_timesteps is not None:
             self.config = self.config.replace(total_timesteps=total_timesteps)
         return run_training(self.config, callbacks=callbacks)
 
-    def _plan(self, total_timesteps: int | None) -> ResumePlan:
+    def _plan(self, total_timesteps: int | None, schedules: Schedules | None) -> ResumePlan:
         """How the agent's run continues; a `ConfigError` if it is over, or if the agent has no run."""
         name = type(self).__name__
         if self._source is None:
@@ -188,7 +194,8 @@ class AlgorithmAPI:
                 f" weights with {name}(..., init_from={str(self._checkpoint)!r})"
             )
         trusted = None if self._is_loaded else self.config
-        plan = plan_resume(self._source, total_timesteps=total_timesteps, device=self._device, trusted=trusted)
+        flags: dict[str, Any] = {"total_timesteps": total_timesteps, "device": self._device}
+        plan = plan_resume(self._source, schedules=schedules, trusted=trusted, **flags)
         if plan.is_over:
             end = "reached its last step" if plan.is_finished else f"was ended by early stopping ({plan.early_stop})"
             raise ConfigError(

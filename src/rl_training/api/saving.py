@@ -19,7 +19,10 @@ FILES = {MANIFEST, "algorithm.safetensors", "trainer.safetensors"}
 def save_policy(path: str | Path, *, overwrite: bool, **values: Any) -> Path:
     """Write a checkpoint without buffer and trainer state; with `overwrite`, in place of one written by this."""
     path = Path(path)
-    if not overwrite or not (path.exists() or path.is_symlink()):
+    if not overwrite and path.exists():
+        remedy = "choose another path, or replace a saved policy with overwrite=True"
+        raise CheckpointError(f"'{path}' exists already and is not overwritten: {remedy}")
+    if not (path.exists() or path.is_symlink()):
         return save_training_checkpoint(path, trainer_state={}, **values)
     _refuse_other(path)
     new, old = (path.parent / f".{path.name}{TEMPORARY}{kind}-{os.getpid()}" for kind in ("new", "old"))

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, config_values, resolve_config
 from rl_training.experiment.presets import preset_layers
@@ -19,22 +21,23 @@ LONGEST_VALUE, LONGEST_LIST = 60, 300
 """Characters of one value, and of all values, in the text of an agent."""
 
 
-def run_settings() -> dict[str, Any]:
-    """Keys of a run that an algorithm's class takes as keywords, with their types: all but `algo`."""
-    return {name: field.annotation for name, field in TrainConfig.model_fields.items() if name != "algo"}
+def run_settings() -> dict[str, FieldInfo]:
+    """Keys of a run that an algorithm's class takes as keywords: all but `algo`."""
+    return {name: field for name, field in TrainConfig.model_fields.items() if name != "algo"}
 
 
-def own_settings(algo: str) -> dict[str, Any]:
-    """Settings of the algorithm, which its class takes as keywords, with their types."""
-    return {name: field.annotation for name, field in get_algorithm_spec(algo).config_class().model_fields.items()}
+def own_settings(algo: str) -> dict[str, FieldInfo]:
+    """Settings of the algorithm, which its class takes as keywords."""
+    return get_algorithm_spec(algo).config_class().model_fields
 
 
 def signature_of(algo: str) -> inspect.Signature:
     """Signature of an algorithm's class, for `help` and the completion of notebooks."""
-    kinds = inspect.Parameter
-    first = kinds("config", kinds.POSITIONAL_OR_KEYWORD, default=None)
-    defaults = {**OPTIONS, **dict.fromkeys([*run_settings(), *own_settings(algo)], ...)}
-    return inspect.Signature([first, *(kinds(name, kinds.KEYWORD_ONLY, default=one) for name, one in defaults.items())])
+    fields = {**run_settings(), **own_settings(algo)}
+    defaults = {**OPTIONS, **{name: field.get_default(call_default_factory=True) for name, field in fields.items()}}
+    first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    rest = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one) for name, one in defaults.items()]
+    return inspect.Signature([first, *rest])
 
 
 def read_settings(owner: str, algo: str, first: object, *, preset: bool, given: Mapping[str, Any]) -> TrainConfig:
@@ -84,9 +87,10 @@ def _refuse_unknown(owner: str, algo: str, given: Mapping[str, Any]) -> None:
     if "algo" in given:
         raise ConfigError(f"'algo' is no setting of {owner}, which trains '{algo}': use the class of the algorithm")
     known = {*run_settings(), *own_settings(algo), *OPTIONS}
-    for name in given.keys() - known:
-        hint = suggest(name, known, f"`rl-training algos {algo}` lists the settings of the algorithm")
-        raise ConfigError(f"unknown setting '{name}' for {owner}{hint}")
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        hint = suggest(unknown, known, f"`rl-training algos {algo}` lists the settings of the algorithm")
+        raise ConfigError(f"unknown setting '{unknown}' for {owner}{hint}")
 
 
 def _split(owner: str, algo: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

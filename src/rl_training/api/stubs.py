@@ -47,7 +47,7 @@ def _imports() -> list[str]:
     }
     for algo in BUILT_IN_CLASSES.values():
         config = get_algorithm_spec(algo).config_class()
-        used = [config, *(part for annotation in own_settings(algo).values() for part in _config_classes(annotation))]
+        used = [config, *(part for field in own_settings(algo).values() for part in _config_classes(field.annotation))]
         for one in used:
             names.setdefault(one.__module__, set()).add(one.__name__)
     return [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(names.items())]
@@ -62,8 +62,8 @@ def _config_classes(annotation: Any) -> list[type[FrozenConfig]]:
 def _class_of(name: str, algo: str) -> str:
     summary, config = get_algorithm_spec(algo).summary, get_algorithm_spec(algo).config_class().__name__
     arguments = {name: f"bool = {default}" for name, default in OPTIONS.items()}
-    for key, annotation in {**run_settings(), **own_settings(algo)}.items():
-        spelled = SPECIAL[key].format(config=config) if key in SPECIAL else spell(annotation)
+    for key, field in {**run_settings(), **own_settings(algo)}.items():
+        spelled = SPECIAL[key].format(config=config) if key in SPECIAL else spell(field.annotation)
         arguments[key] = f"{spelled} = ..."
     lines = "".join(f"        {key}: {text},\n" for key, text in arguments.items())
     return (

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.errors import ConfigError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.resuming.checkpoint_config import read_spaces
@@ -70,7 +70,10 @@ def read_initial_weights(config: TrainConfig, algorithm: Algorithm[Any]) -> Init
     """The weights that `init_from` provides for `algorithm`; a `ConfigError` if none fits. None without `init_from`."""
     if config.init_from is None:
         return None
-    checkpoint = resolve_checkpoint(config.init_from)
+    try:
+        checkpoint = resolve_checkpoint(config.init_from)
+    except CheckpointError as error:
+        raise ConfigError(f"bad value for init_from: {error}") from None
     state = load_checkpoint(checkpoint, include_buffer=False)
     if not read_spaces(state.algorithm_state).equals(algorithm.spaces):
         raise _refusal(config, "its observation or action space differs from that of this run")
@@ -89,7 +92,7 @@ def read_initial_weights(config: TrainConfig, algorithm: Algorithm[Any]) -> Init
     if not taken:
         raise _refusal(config, "; ".join(f"{name}: {left[name]}" for name in wanted) or "the algorithm has no network")
     taken |= _preprocessor_of(config, algorithm, saved)
-    algo, step = str(state.config.get("algo")), state.metadata.get("global_step", 0)
+    algo, step = f"{state.config.get('algo')!s:.100}", state.metadata.get("global_step", 0)
     return InitialWeights(checkpoint, algo, step if isinstance(step, int) else 0, taken, left)
 
 
@@ -119,7 +122,7 @@ def _misfit(module: nn.Module, saved: Weights) -> str | None:
     """Why saved weights do not fit a network; None if they do."""
     own = module.state_dict()
     for name in sorted(own.keys() ^ saved.keys()):
-        return f"only {'this run' if name in own else 'the checkpoint'} has '{name}'"
+        return f"only {'this run' if name in own else 'the checkpoint'} has '{name:.100}'"
     for name, weight in own.items():
         if weight.shape != saved[name].shape:
             return f"'{name}' is {list(weight.shape)} here and {list(saved[name].shape)} in the checkpoint"
