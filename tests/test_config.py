@@ -59,6 +59,8 @@ class TestTrainConfig:
             "tags": (),
             "num_threads": "auto",
             "compile": "auto",
+            "init_from": None,
+            "init_parts": "all",
             "algo_kwargs": {},
             "env_kwargs": {},
         }

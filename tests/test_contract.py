@@ -170,7 +170,9 @@ class TestPackages:
             (nodes,) = [node.body for node in tree.body if isinstance(node, ast.If)]
         imports = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
         seen = {alias.asname for alias in imports if alias.name == alias.asname}  # others are not exported to them
-        made = {*CLASSES, *(f"train_{algo}" for algo in ALGORITHMS)}  # typed by __getattr__
+        if [node for node in nodes if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]:
+            seen |= set(CLASSES)  # of algorithms.pyi
+        made = {f"train_{algo}" for algo in ALGORITHMS}  # typed by __getattr__
         has_getattr = [node.name for node in nodes if isinstance(node, ast.FunctionDef)] == ["__getattr__"]
         names = set(importlib.import_module(package).__all__)
         assert seen == names - {"__version__"} - made
@@ -457,11 +459,11 @@ class TestApi:
     @pytest.mark.parametrize("name", CLASSES)
     def test_algorithms(self, name: str) -> None:
         cls = getattr(rl_training, name)
-        assert list(parameters(cls)) == ["config"]
+        assert next(iter(parameters(cls))) == "config"
         assert starts_with(cls.learn, {"*": None, "callbacks": None})
         assert parameters(cls.evaluate) == {"num_episodes": None}
         assert parameters(cls.predict) == {"obs": REQUIRED, "*": None, "deterministic": True}
-        assert parameters(cls.save) == {"path": REQUIRED}
+        assert starts_with(cls.save, {"path": REQUIRED, "*": None})
         assert starts_with(cls.load, {"path": REQUIRED})
         assert cls.algo in ALGORITHMS
 

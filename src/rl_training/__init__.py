@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from rl_training import experiment as experiment
     from rl_training import runtime as runtime
     from rl_training import studies as studies
-    from rl_training.api.algorithms import AlgorithmAPI
+    from rl_training.api.algorithms import *  # noqa: F403
     from rl_training.experiment.config import TrainConfig as TrainConfig
     from rl_training.experiment.default_manager import DefaultExperimentManager as DefaultExperimentManager
-
-    # The algorithm classes, such as PPO, follow from the registry.
-    def __getattr__(name: str) -> type[AlgorithmAPI]: ...
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,

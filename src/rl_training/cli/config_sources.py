@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.cli.arguments import find_run
 from rl_training.cli.options import ResumeOptions, TrainOptions, find_in_working_directory
-from rl_training.cli.output import say
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,15 +93,9 @@ def _refuse_contradiction(names: Mapping[str, str], values: Mapping[str, Any], f
 
 def _preset_layers(given: Mapping[str, Any]) -> list[Layer]:
     """The preset of the algorithm and environment, if there is one; a message names it."""
-    from rl_training.experiment.config import load_config_file
-    from rl_training.experiment.presets import find_preset
+    from rl_training.experiment.presets import preset_layers
     from rl_training.experiment.registry import get_algorithm_spec
 
     if "algo" not in given or "env_id" not in given:
         return []
-    preset = find_preset(get_algorithm_spec(str(given["algo"])).name, str(given["env_id"]))
-    if preset is None:
-        return []
-    name = f"preset {preset.parent.name}/{preset.name}"
-    say(f"using {name}")
-    return [(name, load_config_file(preset))]
+    return [*preset_layers(get_algorithm_spec(str(given["algo"])).name, str(given["env_id"]))]

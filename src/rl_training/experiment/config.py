@@ -49,6 +49,10 @@ class TrainConfig(FrozenConfig):
     """PyTorch threads; `auto`: one, or with large networks and batches up to four of the processors allowed."""
     compile: bool | Literal["auto"] = "auto"
     """Compile updates with torch.compile; `auto` compiles if the run is long enough to save time."""
+    init_from: Path | None = None
+    """Run folder, checkpoint or saved policy whose network weights a new run starts with; null: random weights."""
+    init_parts: Literal["all", "policy"] = "all"
+    """Networks that `init_from` copies: `all` whose shapes fit, or the `policy` alone."""
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Settings of the algorithm; `rl-training algos NAME` lists them."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -57,6 +61,8 @@ class TrainConfig(FrozenConfig):
     def __init__(self, /, **values: Any) -> None:
         if isinstance(values.get("env_kwargs"), dict):
             values["env_kwargs"] = storable_copy(dict(values["env_kwargs"]), "env_kwargs")
+        if isinstance(values.get("algo_kwargs"), FrozenConfig):
+            values["algo_kwargs"] = config_values(values["algo_kwargs"], str(values.get("algo")))
         super().__init__(**values)
         if self.env_id is None and not learns_offline(self.algo):
             raise ConfigError("missing key 'env_id' for the configuration")
@@ -92,6 +98,14 @@ class TrainConfig(FrozenConfig):
     def replace(self, **changes: Any) -> TrainConfig:
         """A new, validated configuration with some values changed."""
         return TrainConfig(**{**self.model_dump(), **changes})
+
+
+def config_values(settings: FrozenConfig, algo: str) -> dict[str, Any]:
+    """The values that were set in a config object of the algorithm, such as `PPOConfig(gamma=0.9)`."""
+    expected = get_algorithm_spec(algo).config_class()
+    if not isinstance(settings, expected):
+        raise ConfigError(f"algo_kwargs is a {type(settings).__name__}, but {algo} has {expected.__name__}: use that")
+    return settings.model_dump(exclude_unset=True)
 
 
 def serialize_train_config(config: TrainConfig) -> dict[str, Any]:

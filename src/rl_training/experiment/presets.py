@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.experiment.config import load_config_file
+from rl_training.terminal.streams import tell
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,16 @@ def find_preset(algo: str, env_id: str) -> Path | None:
         if load_config_file(path).get("env_id") == env_id:
             return path
     return None
+
+
+def preset_layers(algo: str, env_id: str) -> list[tuple[str, dict[str, Any]]]:
+    """The preset as a layer of settings, its name and values, told to the user; empty if there is none."""
+    path = find_preset(algo, env_id)
+    if path is None:
+        return []
+    name = f"preset {path.parent.name}/{path.name}"
+    tell(f"using {name}")
+    return [(name, load_config_file(path))]
 
 
 def _read_scores() -> dict[str, PresetScore]:

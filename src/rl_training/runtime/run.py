@@ -27,6 +27,7 @@ from rl_training.runtime.execution import choose_execution, machine_facts, watch
 from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
 from rl_training.runtime.loops.offline import assemble_offline, offline_loop
 from rl_training.runtime.loops.on_policy import assemble_on_policy, on_policy_loop
+from rl_training.runtime.resuming.initial_weights import read_initial_weights
 from rl_training.runtime.resuming.origin import Origin
 from rl_training.runtime.resuming.restore import Resumption, discard_newer, restore
 from rl_training.runtime.resuming.saved_state import translate_save_errors, try_saving
@@ -68,7 +69,6 @@ def run_training(
     """
     callbacks = CallbackList(callbacks).callbacks  # refuses a callback that cannot be called
     allow_paths_of(config.env_kwargs)  # the user's own, or a checkpoint's that were checked
-    origin = Origin(checkpoint_state, resumption)
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     execution = choose_execution(config, checkpoint_state, algo_config)
     env = None if config.env_id is None else EnvSource.parse(config.env_id, config.env_kwargs)
@@ -77,6 +77,8 @@ def run_training(
         stack.enter_context(execution.applied())
         components = assemble_run(setup)
         stack.callback(_close, components)
+        weights = None if checkpoint_state else read_initial_weights(config, components.algorithm)
+        origin = Origin(checkpoint_state, resumption, weights)
         folder, stop_reason = origin.open_folder(config, run_suffix, is_restart=is_restart)
         stack.callback(folder.close)
         with _recording_failure(folder):
@@ -171,7 +173,8 @@ class Run:
             self.view.message(f"resumed at step {first} of {total}")
         dataset_size = len(components.dataset) if components.dataset else None
         notes = [*learning_warnings(setup.config, setup.algo_config, dataset_size), *components.notes]
-        for note in collapsed([*notes, *self._env_reasons()]):
+        taken = self.origin.weights.describe() if self.origin.weights else []
+        for note in collapsed([*taken, *notes, *self._env_reasons()]):
             self.view.message(note)
 
     def train(self, stop_reason: str | None = None) -> TrainResult:
@@ -206,6 +209,8 @@ class Run:
         """Set up a new run, or restore a checkpoint; only then is anything newer than the checkpoint removed."""
         if self.origin.state is None:
             self.components.begin(self.setup.seeds)
+            if self.origin.weights is not None:  # after `begin`: networks keep the normalizer they were trained with
+                self.origin.weights.load_into(self.components.algorithm)
         else:
             restore(self.origin.state, self.components, self.session, self.view, self.origin.resumption)
             self.folder.update_metadata(exactness=self._exactness())

@@ -1,4 +1,4 @@
-"""Progress of a run on standard error: a bar on a terminal, lines for files and pipes."""
+"""Progress of a run: a bar on a terminal or in a notebook, lines on standard error for files and pipes."""
 
 from __future__ import annotations
 
@@ -212,9 +212,13 @@ class QuietView(ProgressView):
 
 
 def make_view(first_step: int = 0) -> ProgressView:
-    """A live bar on a terminal, lines elsewhere, nothing if messages are suppressed."""
+    """A live bar on a terminal or in a notebook, lines elsewhere, nothing if messages are suppressed."""
+    from rl_training.terminal.notebook import NotebookView, is_notebook
+
     if is_quiet():
         return QuietView(first_step)
+    if is_notebook():
+        return NotebookView(first_step)
     return (LiveView if is_terminal(sys.stderr) else ProgressView)(first_step)
 
 

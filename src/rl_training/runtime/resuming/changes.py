@@ -25,6 +25,8 @@ FIXED = {
     "env_kwargs": "the environments are restored with their saved settings",
     "seed": "every random generator continues from its saved state",
     "num_envs": "the checkpoint holds the state of each environment",
+    "init_from": START,
+    "init_parts": START,
 }
 """Keys of `TrainConfig` that cannot change, and why."""
 ALGO_FIXED = {

@@ -8,6 +8,7 @@ from rl_training.errors import RunChangedError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.run_folder import TrainingRun, create_training_run, is_interruption
+from rl_training.runtime.resuming.initial_weights import InitialWeights
 from rl_training.runtime.resuming.restore import Resumption
 from rl_training.runtime.resuming.saved_state import translate_state_errors
 
@@ -18,6 +19,8 @@ class Origin:
 
     state: CheckpointState | None = None
     resumption: Resumption | None = None
+    weights: InitialWeights | None = None
+    """Initial weights of a new run; None: random ones, or those of the checkpoint."""
 
     @property
     def first_step(self) -> int:
@@ -37,6 +40,8 @@ class Origin:
         The reason is one that the process had saved and not yet recorded as the run's end.
         """
         metadata = self.resumption.metadata(self.first_step) if self.resumption else {}
+        if self.weights is not None:
+            metadata["init_from"] = self.weights.metadata()
         if self.folder is None or self.resumption is None:
             return create_training_run(config, run_suffix=run_suffix, is_restart=is_restart, **metadata), None
         folder = self.folder.owned()

@@ -99,7 +99,8 @@ def _describe_progress(progress: TrainingProgress, config: AlgorithmConfig) -> s
     ends = progress.from_progress, progress.to_progress
     zero = [name for name in rates if not any(value_at(getattr(config, name), end) for end in ends)]
     if zero:
-        text += f"; {' and '.join(zero)} stays 0, so nothing more is learned: use --schedules restart"
+        remedy = "use --schedules restart (in Python: schedules='restart')"
+        text += f"; {' and '.join(zero)} stays 0, so nothing more is learned: {remedy}"
     return text
 
 

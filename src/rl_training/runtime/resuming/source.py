@@ -44,10 +44,10 @@ def read_source(path: str | Path, *, fall_back: bool) -> ResumeSource:
         state = load_checkpoint(checkpoint_path)
     if state.buffer_state is None:
         raise CheckpointError(f"'{checkpoint_path}' holds a policy only: to resume, use a checkpoint of a run folder")
-    return ResumeSource(checkpoint_path, state, _find_run_folder(checkpoint_path), is_fallback)
+    return ResumeSource(checkpoint_path, state, find_run_folder(checkpoint_path), is_fallback)
 
 
-def _find_run_folder(checkpoint_path: Path) -> Path | None:
+def find_run_folder(checkpoint_path: Path) -> Path | None:
     """The run folder that holds a checkpoint, in the user's spelling where links do not lead elsewhere."""
     real = checkpoint_path.resolve()
     run_dir = real.parent.parent
