@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli.arguments import positive_number
+from rl_training.cli.arguments import output_file, positive_number
 from rl_training.cli.command_lines import program_command, wrap_command
 from rl_training.cli.completion import complete_run
 from rl_training.cli.options import NUMBER, AsJson, LaunchOptions, Quiet
@@ -88,7 +88,12 @@ Name = Annotated[
 ]
 Picture = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE", help="Write the picture here (default: in the comparison's folder)."),
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        parser=output_file,
+        help="Write the picture here (default: in the comparison's folder).",
+    ),
 ]
 
 
