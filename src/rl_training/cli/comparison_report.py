@@ -7,13 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rl_training.cli.study_report import cell_lines
+
 if TYPE_CHECKING:
     from rl_training.studies.comparison.looks import LookPlan
     from rl_training.studies.comparison.scores import ArmScores
     from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
-
-WIDTH = 80
-PER_LINE = 4
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
@@ -71,8 +70,7 @@ def _score_lines(arms: Sequence[ArmScores], comparison: Comparison) -> list[str]
             scores = arm.by_task[task]
             lines.append(f"    {arm.name}: mean {mean_interval(list(scores.values()))}, {len(scores)} runs")
             cells = [f"{_seed(name)} {score:.1f}" for name, score in scores.items()]
-            for start in range(0, len(cells), PER_LINE):
-                lines.append("      " + "  ".join(f"{cell:<15}" for cell in cells[start : start + PER_LINE]).rstrip())
+            lines += cell_lines(cells, "      ")
     return lines
 
 

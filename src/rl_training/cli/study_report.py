@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rl_training.studies.study_folder import StudyFolder
 
 SHORTEST_NAME = 24
+WIDTH = 80
 NEW_LINE = "\n"
 INTERVAL = "95 % interval of Student's t over runs"
 
@@ -83,13 +84,22 @@ def setting_lines(group: SettingResult) -> list[str]:
     ]
     lines = [f"  {group.setting}"] if group.setting else []
     indent = "    " if group.setting else "  "
-    for start in range(0, len(scores), 5):
-        lines.append(indent + "  ".join(f"{text:<14}" for text in scores[start : start + 5]).rstrip())
+    lines += cell_lines(scores, indent)
     if group.interval is not None:
         count = group.interval.count
         missing = "" if count == len(group.tasks) else f", {len(group.tasks) - count} missing"
         lines.append(f"{indent}mean {group.interval} ({count} run{'' if count == 1 else 's'}{missing})")
     return lines
+
+
+def cell_lines(cells: Sequence[str], indent: str) -> list[str]:
+    """Cells of equal width, as many a line as fit into 80 columns."""
+    width = max(map(len, cells), default=0)
+    count = max(1, (WIDTH - len(indent) + 2) // (width + 2))
+    return [
+        indent + "  ".join(f"{text:<{width}}" for text in cells[start : start + count]).rstrip()
+        for start in range(0, len(cells), count)
+    ]
 
 
 def _has_interval(group: SettingResult) -> bool:

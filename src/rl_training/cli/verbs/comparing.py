@@ -261,7 +261,7 @@ def _draw(result: Comparison | ManyComparisons, folder: Path, out: Path | None) 
 def _wrapped(lines: Sequence[str]) -> list[str]:
     import textwrap
 
-    from rl_training.cli.comparison_report import WIDTH
+    from rl_training.cli.study_report import WIDTH
 
     found: list[str] = []
     for line in lines:
