@@ -52,11 +52,14 @@ def many_lines(result: ManyComparisons) -> list[str]:
 
 def look_line(look: int, plan: LookPlan, comparison: Comparison) -> str:
     """One look of a planned comparison."""
+    from rl_training.studies.comparison.looks import is_decided
+
     count = min(map(len, comparison.a.values.values()))
     judgement = comparison.judgement
+    verdict = comparison.sentence if is_decided(comparison) else "not distinguishable"
     return (
         f"look {look} of {plan.looks}: {count} seeds each, difference {judgement.difference:+.4g}"
-        f" {interval_text(judgement.interval)}, p = {p_text(judgement.p_value)}: {comparison.verdict.value}"
+        f" {interval_text(judgement.interval)}, p = {p_text(judgement.p_value)}: {verdict}"
     )
 
 

@@ -116,7 +116,7 @@ def make_server(folder: Path, port: int | None = None) -> Server:
         with contextlib.suppress(OSError):
             return Server(Site(folder), candidate)
     tried = f"port {port} is" if port else f"ports {DEFAULT_PORT} to {DEFAULT_PORT + NUM_PORTS_TRIED - 1} are"
-    raise ConfigError(f"{tried} in use: give --port another number, or 0 for any free one")
+    raise ConfigError(f"{tried} in use or not permitted: give --port another number, or 0 for any free one")
 
 
 def _ports(port: int | None) -> Iterator[int]:
