@@ -264,6 +264,7 @@ class TestBadInput:
             (("low", "high", "--metric", "eval_return_men"), "did you mean 'eval_return_mean'"),
             (("low", "high", "--looks", "3"), "no effect without --until-decided"),
             (("low", "high", "--jobs", "3"), "no effect without --until-decided"),
+            (("low", "high", "--like-nodes"), "no effect without --until-decided"),
             (("low", "low"), "is in two arms"),
             (("low", "high", "x", "--until-decided"), "compares two arms"),
             (("runs/low/*", "high", "--until-decided"), "name a study"),

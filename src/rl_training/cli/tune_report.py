@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.cli.study_report import table_lines
+from rl_training.cli.study_report import WIDTH, table_lines
 
 if TYPE_CHECKING:
     from rl_training.studies.tuning.result import TuneResult
     from rl_training.studies.tuning.stages import Scores
     from rl_training.studies.tuning.tune_plan import TunePlan
 
-WIDTH = 80
 WIDEST = (30, 20)
 """Columns of a setting's name and of its default in the table of the search space."""
 

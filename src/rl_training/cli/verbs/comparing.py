@@ -131,9 +131,9 @@ def compare(arms: Arms, options: CompareOptions) -> None:
 
     With --until-decided, trains seeds in planned looks; again, after any stop, it continues.
     """
-    from rl_training.studies.comparison.verdict import check_level
+    from rl_training.studies.comparison.verdict import ALPHA, check_level
 
-    check_level(options.alpha if options.alpha is not None else 0.05, options.margin)
+    check_level(ALPHA if options.alpha is None else options.alpha, options.margin)
     options.rule()
     if options.out is not None:
         _check_picture(options.out)
@@ -143,10 +143,9 @@ def compare(arms: Arms, options: CompareOptions) -> None:
         except KeyboardInterrupt:  # while it plans or computes; training handles signals by itself
             _leave(arms, options, signal.SIGINT)
         return
+    of_training = {field.name for field in fields(LaunchOptions)} | {"looks", "seeds_per_look"}
     for field in fields(options):
-        if field.name in ("looks", "seeds_per_look", "jobs", "backend", "address") and (
-            getattr(options, field.name) != field.default
-        ):
+        if field.name in of_training and getattr(options, field.name) != field.default:
             option = "--" + field.name.replace("_", "-")
             raise ConfigError(f"{option} has no effect without --until-decided: add it, or remove the option")
     _compare_once(arms, options)
@@ -271,9 +270,8 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
 
 
 def _leave(words: Sequence[str], options: CompareOptions, signal_number: int | None) -> None:
-    command = program_command("compare", *words, "--until-decided", *launch_words(options))
-    if options.name is not None:
-        command = program_command("compare", *words, "--until-decided", "--name", options.name, *launch_words(options))
+    name = [] if options.name is None else ["--name", options.name]
+    command = program_command("compare", *words, "--until-decided", *name, *launch_words(options))
     text = "\n".join(f"  {line}" for line in wrap_command(command, 2))
     say(f"stopped, all runs saved; to continue:\n{text}")
     raise typer.Exit(128 + (signal_number or 0))

@@ -12,7 +12,14 @@ from rl_training.errors import ConfigError
 from rl_training.files import is_file
 from rl_training.studies.comparison.run_scores import FailedRuns, Measure, Mode, ScoreRule
 from rl_training.studies.comparison.scores import score_arms
-from rl_training.studies.comparison.verdict import Comparison, ManyComparisons, check_level, compare_many, compare_two
+from rl_training.studies.comparison.verdict import (
+    ALPHA,
+    Comparison,
+    ManyComparisons,
+    check_level,
+    compare_many,
+    compare_two,
+)
 from rl_training.studies.groups import RunGroup, find_groups, group_of_word
 
 
@@ -43,7 +50,7 @@ def compare(
     measure: Measure = "last",
     mode: Mode = "max",
     failed: FailedRuns = "refuse",
-    alpha: float = 0.05,
+    alpha: float = ALPHA,
     margin: float | None = None,
     seed: int = 0,
 ) -> Comparison | ManyComparisons:

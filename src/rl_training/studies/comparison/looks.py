@@ -21,7 +21,7 @@ from rl_training.files import is_file, replace_synced, translate_write_errors
 from rl_training.studies.catalog import is_run_folder
 from rl_training.studies.comparison.run_scores import ScoreRule
 from rl_training.studies.comparison.scores import ArmScores, ScoreTable, score_arms
-from rl_training.studies.comparison.verdict import Comparison, Judgement, Verdict, check_level, judge, percent
+from rl_training.studies.comparison.verdict import ALPHA, Comparison, Judgement, Verdict, check_level, judge, percent
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.plan import PlannedRun
 from rl_training.studies.records import RunRecord
@@ -31,6 +31,8 @@ from rl_training.studies.study import Study
 PLAN_FILE = "plan.yaml"
 LOOKS_FILE = "looks.jsonl"
 LEAST_RUNS = 2
+LOOKS = 4
+SEEDS_PER_LOOK = 5
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,9 @@ class LookPlan:
     rule: ScoreRule
     budgets: Mapping[str, int]
     """total_timesteps of each environment."""
-    alpha: float = 0.05
-    looks: int = 4
-    seeds_per_look: int = 5
+    alpha: float = ALPHA
+    looks: int = LOOKS
+    seeds_per_look: int = SEEDS_PER_LOOK
     margin: float | None = None
     permutation_seed: int = 0
 

@@ -10,7 +10,7 @@ from typing import Any
 from rl_training.errors import ConfigError
 from rl_training.files import is_file
 from rl_training.studies.comparison.folder import folder_of
-from rl_training.studies.comparison.looks import LookPlan, PlannedComparison, plan_arm
+from rl_training.studies.comparison.looks import LOOKS, SEEDS_PER_LOOK, LookPlan, PlannedComparison, plan_arm
 from rl_training.studies.comparison.run_scores import ScoreRule
 from rl_training.studies.groups import RunGroup, groups_of_word
 from rl_training.studies.plan import is_extension
@@ -19,7 +19,6 @@ from rl_training.studies.study_folder import PLAN_FILE, open_study, refuse_chang
 
 RULE_OPTIONS = ("metric", "measure", "mode", "failed")
 PLAN_OPTIONS = (*RULE_OPTIONS, "margin", "alpha", "looks", "seeds_per_look")
-SIZE = {"looks": 4, "seeds_per_look": 5}
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,9 @@ def plan_comparison(words: Sequence[str], given: Mapping[str, Any], name: str | 
             return known
         given = {**_options_of(known), **given}
     rule = ScoreRule(**{key: value for key, value in given.items() if key in RULE_OPTIONS})
-    rest = SIZE | {key: value for key, value in given.items() if key not in RULE_OPTIONS}
+    rest = {"looks": LOOKS, "seeds_per_look": SEEDS_PER_LOOK} | {
+        key: value for key, value in given.items() if key not in RULE_OPTIONS
+    }
     num_seeds = rest["looks"] * rest["seeds_per_look"]
     a, b = (plan_arm(arm.name, arm.study, arm.settings, num_seeds, folder) for arm in found)
     plan = LookPlan(a, b, rule, budgets[0], **rest)

@@ -15,6 +15,8 @@ from rl_training.studies.comparison.run_scores import ScoreRule
 from rl_training.studies.comparison.scores import ArmScores, ScoreTable
 from rl_training.studies.statistics import compare_means, probability_of_improvement, runs_needed, step_down
 
+ALPHA = 0.05
+"""Probability of calling equal arms different."""
 POWER = 0.8
 """Probability with which the advised number of seeds decides."""
 MOST_SEEDS = 10_000
@@ -164,7 +166,7 @@ def compare_two(
     rule: ScoreRule,
     generator: np.random.Generator,
     *,
-    alpha: float = 0.05,
+    alpha: float = ALPHA,
     margin: float | None = None,
 ) -> Comparison:
     """Compare two arms once, with all runs that they have."""
@@ -230,7 +232,7 @@ def compare_many(
     rule: ScoreRule,
     generator: np.random.Generator,
     *,
-    alpha: float = 0.05,
+    alpha: float = ALPHA,
     margin: float | None = None,
 ) -> ManyComparisons:
     """Compare every pair of arms; the probability of any wrong verdict `better` is at most `alpha`.
