@@ -31,7 +31,8 @@ from rl_training.cli.options import (
     TrainOptions,
 )
 from rl_training.cli.output import say, show
-from rl_training.cli.tune_report import WIDTH, plan_lines, plan_warnings, result_lines
+from rl_training.cli.study_report import WIDTH
+from rl_training.cli.tune_report import plan_lines, plan_warnings, result_lines
 from rl_training.cli.verbs.studies import launch_words, launcher_in
 from rl_training.errors import ConfigError
 from rl_training.files import is_file
