@@ -180,7 +180,8 @@ def test_tune_prints_the_result_and_writes_a_configuration_that_trains(
     assert "final, on seeds that nobody used" in out
     assert "written to runs/small/best.yaml" in out
     assert max(map(len, out.splitlines())) <= 80
-    assert "train --config runs/small/best.yaml" in err
+    unwrapped = err.replace(" \\\n    ", " ")  # wrapped where the interpreter's path is long
+    assert "train --config runs/small/best.yaml" in unwrapped
     assert "Warning" not in err
     assert open_tuning(path).request.base["algo_kwargs"]["gamma"] == 0.9
     assert main(["tune", file, "--json"]) == 0  # continues: nothing is left to train
