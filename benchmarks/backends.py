@@ -49,7 +49,7 @@ def steps_with_policy(backend: str, num_envs: int) -> float:
         collector, store = Collector(envs, spaces, device), RolloutBuffer(spaces, num_steps, num_envs, device)
         collector.reset(list(range(num_envs)))
         state = TrainerState(policy, Path())
-        act = lambda obs: policy.act(obs, explore=True)  # noqa: E731
+        act = lambda obs, *_: policy.act(obs, explore=True)  # noqa: E731
         return num_steps * num_envs / _seconds(lambda: collector.collect(act, store, num_steps, state))
 
 

@@ -65,7 +65,7 @@ def make_batch(action_space=None, seed=2):
 
 def doubles(batch):
     """The batch as numpy numbers of double precision; `discounts` are 0 where the episode terminated."""
-    fields = {name: value.numpy() for name, value in vars(batch).items() if value is not None}
+    fields = {name: value.numpy() for name, value in batch.tensors().items()}
     numbers = {name: value if value.dtype.kind == "i" else value.astype(np.float64) for name, value in fields.items()}
     return SimpleNamespace(**numbers, discounts=GAMMA * (1.0 - numbers["terminated"]))
 

@@ -11,7 +11,7 @@ from conftest import small_config
 from torch import Tensor
 
 from rl_training import TrainConfig
-from rl_training.algorithms.base import Algorithm, Resources, Stateful, UpdateResult
+from rl_training.algorithms.base import ActResult, Algorithm, Resources, Stateful, UpdateResult
 from rl_training.algorithms.config import OnPolicyConfig, value_at
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.errors import ConfigError, EnvError
@@ -51,11 +51,11 @@ class Reinforce(Algorithm[ReinforceConfig]):
             raise EnvError("reinforce needs a Discrete action space")
 
     @torch.no_grad()
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         logits = self.policy(obs)
         if not explore:
-            return logits.argmax(-1)
-        return torch.multinomial(logits.softmax(-1), 1, generator=self.generator).squeeze(-1)
+            return ActResult(logits.argmax(-1))
+        return ActResult(torch.multinomial(logits.softmax(-1), 1, generator=self.generator).squeeze(-1))
 
     def update(self, batch: Transitions) -> UpdateResult:
         returns = torch.zeros_like(batch.rewards)

@@ -18,7 +18,7 @@ from conftest import TESTS, env_of
 from torch import Tensor, nn
 
 from rl_training import TrainConfig, testing
-from rl_training.algorithms.base import Algorithm, Resources, UpdateResult
+from rl_training.algorithms.base import ActResult, Algorithm, Resources, UpdateResult
 from rl_training.algorithms.config import (
     AlgorithmConfig,
     OfflineConfig,
@@ -76,9 +76,9 @@ class Sound(Algorithm[Any]):
             raise EnvError("a Discrete action space is needed")
 
     @torch.no_grad()
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         actions: Tensor = self.network(obs).argmax(-1)
-        return self.replace_at_random(actions, 0.3) if explore else actions
+        return ActResult(self.replace_at_random(actions, 0.3) if explore else actions)
 
     def bootstrap(self, batch: Transitions) -> Tensor:
         return bootstrap_discounts(batch, self.config.gamma)
@@ -107,9 +107,9 @@ class TorchOptimizer(Sound):
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
 
     @torch.no_grad()
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         actions = sum(network(obs) for network in (*self.networks, self.targets.network)).argmax(-1)
-        return self.replace_at_random(actions, 0.3) if explore else actions
+        return ActResult(self.replace_at_random(actions, 0.3) if explore else actions)
 
     def update(self, batch: Transitions) -> UpdateResult:
         rewards, target = batch.rewards, self.targets.network
@@ -231,7 +231,7 @@ class PlainObject(Sound):
     def prepare(self) -> None:
         self.noise = SimpleNamespace(state=np.zeros(2), scale=1.0)
 
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         if explore:
             self.noise.state = self.noise.state + 1.0
         return super().act(obs, explore=explore)
@@ -279,8 +279,8 @@ class IncompleteState(Sound):
 
 
 class DrawsWithoutExplore(Sound):
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        return self.replace_at_random(super().act(obs, explore=explore), 0.3)
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+        return ActResult(self.replace_at_random(super().act(obs, explore=explore).actions, 0.3))
 
 
 class DrawsGlobally(Sound):
@@ -291,22 +291,22 @@ class DrawsGlobally(Sound):
 
 
 class WrongDtype(Sound):
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        return super().act(obs, explore=explore).float()
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+        return ActResult(super().act(obs, explore=explore).actions.float())
 
 
 class WrongShape(Sound):
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        return super().act(obs, explore=explore).unsqueeze(-1)
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+        return ActResult(super().act(obs, explore=explore).actions.unsqueeze(-1))
 
 
 class OutOfRange(Sound):
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        return super().act(obs, explore=explore) + 2
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+        return ActResult(super().act(obs, explore=explore).actions + 2)
 
 
 class ModifiesObs(Sound):
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         return super().act(obs.clamp_(-0.01, 0.01), explore=explore)
 
 
@@ -435,8 +435,8 @@ class Biased(Sound):
     def prepare(self) -> None:
         self.bias = 0
 
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        return (super().act(obs, explore=explore) + self.bias) % 2
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+        return ActResult((super().act(obs, explore=explore).actions + self.bias) % 2)
 
     def update(self, batch: Transitions) -> UpdateResult:
         self.bias = 1
@@ -528,8 +528,8 @@ class ThreeGraphSteps(ReplayAlgorithm[Any]):
     check_spaces = Sound.check_spaces
 
     @torch.no_grad()
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        return self.add_exploration_noise(self.network(obs).argmax(-1), 0.3 if explore else 0.0)
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+        return ActResult(self.add_exploration_noise(self.network(obs).argmax(-1), 0.3 if explore else 0.0))
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         for _ in range(3):

@@ -98,19 +98,19 @@ def test_exploring_draws_from_the_gaussian_within_the_bounds():
     algorithm = make(policy="gaussian")
     algorithm.actor.log_std.data.fill_(np.log(0.1))
     obs = torch.zeros(20_000, 3)
-    mean = algorithm.act(obs[:1], explore=False)
+    mean = algorithm.act(obs[:1], explore=False).actions
     assert mean.abs().max() < 0.7
-    draws = algorithm.act(obs, explore=True)
+    draws = algorithm.act(obs, explore=True).actions
     np.testing.assert_allclose(draws.mean(0), mean[0], atol=5e-3)
     np.testing.assert_allclose(draws.std(0), 0.1, atol=5e-3)
     algorithm.actor.log_std.data.fill_(2.0)
-    assert algorithm.act(obs, explore=True).abs().max() == 1.0
+    assert algorithm.act(obs, explore=True).actions.abs().max() == 1.0
 
 
 def test_exploring_draws_discrete_actions_by_their_probabilities():
     algorithm = make(Discrete(3))
     obs = torch.full((30_000, 3), 0.4)
     probabilities = np.exp(log_softmax(mlp(arrays(algorithm.actor), obs[:1].double().numpy())))[0]
-    drawn = algorithm.act(obs, explore=True)
+    drawn = algorithm.act(obs, explore=True).actions
     np.testing.assert_allclose(torch.bincount(drawn, minlength=3) / len(obs), probabilities, atol=0.01)
-    assert algorithm.act(obs, explore=False).unique().tolist() == [probabilities.argmax()]
+    assert algorithm.act(obs, explore=False).actions.unique().tolist() == [probabilities.argmax()]

@@ -181,7 +181,7 @@ def test_it_acts_by_the_mean_of_the_distribution(dueling):
     expected = (probs * SUPPORT).sum(-1).argmax(1)
     assert len(set(expected)) > 1
     for explore in (False, True):
-        assert algorithm.act(obs, explore=explore).tolist() == expected.tolist()
+        assert algorithm.act(obs, explore=explore).actions.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_discrete_actions_are_the_best_valued():
     algorithm, obs = make(CHOICES), make_batch().obs
     expected = mlp(arrays(algorithm.network), obs.double().numpy()).argmax(1)
     for explore in (False, True):
-        assert algorithm.act(obs, explore=explore).tolist() == expected.tolist()
+        assert algorithm.act(obs, explore=explore).actions.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(("name", "value"), [("alpha", 0.5), ("num_cql_samples", 4), ("lagrange_threshold", 5.0)])

@@ -160,8 +160,8 @@ def test_exploring_takes_any_action_with_probability_epsilon(epsilon):
     algorithm = make(epsilon_start=epsilon, epsilon_end=epsilon)
     obs = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(3))
     greedy = torch.from_numpy(q_values(algorithm.network, obs, dueling=False).argmax(1))
-    assert torch.equal(algorithm.act(obs, explore=False), greedy)
-    share_of_others = (algorithm.act(obs, explore=True) != greedy).float().mean().item()
+    assert torch.equal(algorithm.act(obs, explore=False).actions, greedy)
+    share_of_others = (algorithm.act(obs, explore=True).actions != greedy).float().mean().item()
     # A random action is the greedy one in a quarter of the cases.
     assert share_of_others == pytest.approx(epsilon * 0.75, abs=0.02 * epsilon)
 

@@ -81,7 +81,7 @@ def test_it_acts_by_the_mean_of_the_quantiles():
     algorithm, obs = make(epsilon_start=0.0, epsilon_end=0.0), make_batch().obs
     expected = numpy_quantiles(arrays(algorithm.network), obs.double().numpy(), dueling=False).mean(-1).argmax(1)
     for explore in (False, True):
-        assert algorithm.act(obs, explore=explore).tolist() == expected.tolist()
+        assert algorithm.act(obs, explore=explore).actions.tolist() == expected.tolist()
 
 
 def test_only_discrete_actions_are_accepted():

@@ -96,8 +96,8 @@ def test_the_target_entropy_is_a_share_of_a_uniform_policys_unless_given():
 def test_it_draws_by_the_probabilities_and_else_takes_the_most_likely():
     algorithm, obs = make(), make_batch().obs[:1]
     probs = numpy_policy(arrays(algorithm.actor), obs.double().numpy())[0]
-    assert algorithm.act(obs, explore=False).item() == probs.argmax()
-    drawn = algorithm.act(obs.expand(20_000, -1), explore=True)
+    assert algorithm.act(obs, explore=False).actions.item() == probs.argmax()
+    drawn = algorithm.act(obs.expand(20_000, -1), explore=True).actions
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 20_000, probs, atol=0.015)
 
 

@@ -49,7 +49,7 @@ def make_batch(n_step=False):
 
 
 def doubles(batch):
-    return SimpleNamespace(**{name: value.double().numpy() for name, value in vars(batch).items() if value is not None})
+    return SimpleNamespace(**{name: value.double().numpy() for name, value in batch.tensors().items()})
 
 
 def arrays(module):

@@ -96,12 +96,12 @@ def test_exploring_adds_noise_of_the_given_deviation_and_keeps_to_the_bounds():
     for parameter in algorithm.actor.parameters():
         parameter.data.zero_()  # so that the policy's action is 0 in both components
     obs = torch.zeros(20_000, 3)
-    assert not algorithm.act(obs, explore=False).any()
-    actions = algorithm.act(obs, explore=True)
+    assert not algorithm.act(obs, explore=False).actions.any()
+    actions = algorithm.act(obs, explore=True).actions
     assert actions.std().item() == pytest.approx(0.3, abs=0.01)
     assert actions.mean().item() == pytest.approx(0.0, abs=0.01)
     algorithm.actor.network.biases[-1].data.fill_(1.5)
-    actions = algorithm.act(obs, explore=True)
+    actions = algorithm.act(obs, explore=True).actions
     assert actions.max() == 1.0
     assert actions.mean().item() < np.tanh(1.5)
 

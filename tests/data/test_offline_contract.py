@@ -58,7 +58,7 @@ def test_observations_scaled_by_the_data_give_what_scaled_data_gives(case):
     np.testing.assert_allclose(
         updated_weights(scaling, batch), updated_weights(plain, replace(batch, **scaled)), atol=1e-5
     )
-    acted = scaling.act(batch.obs, explore=False), plain.act(scaled["obs"], explore=False)
+    acted = scaling.act(batch.obs, explore=False).actions, plain.act(scaled["obs"], explore=False).actions
     np.testing.assert_allclose(*acted, atol=1e-4)
 
 
@@ -73,7 +73,7 @@ def test_the_scale_is_frozen_once_updates_have_begun_and_travels_with_the_state(
 
     restored = make(case, normalize_obs=True)
     restored.load_state_dict(algorithm.state_dict())
-    assert torch.equal(restored.act(batch.obs, explore=False), algorithm.act(batch.obs, explore=False))
+    assert torch.equal(restored.act(batch.obs, explore=False).actions, algorithm.act(batch.obs, explore=False).actions)
 
 
 @for_every_rule
@@ -109,10 +109,10 @@ def test_actions_keep_to_their_bounds_and_draw_no_numbers_unless_exploring(case)
     algorithm = make(case)
     obs = 10.0 * make_batch().obs
     state = algorithm.generator.get_state()
-    one, other = algorithm.act(obs, explore=False), algorithm.act(obs, explore=False)
+    one, other = algorithm.act(obs, explore=False).actions, algorithm.act(obs, explore=False).actions
     assert torch.equal(one, other)
     assert torch.equal(algorithm.generator.get_state(), state)
-    for actions in (one, algorithm.act(obs, explore=True)):
+    for actions in (one, algorithm.act(obs, explore=True).actions):
         if case[2] is None:
             assert actions.shape == (48, 2)
             assert actions.abs().max() <= 1.0
@@ -172,4 +172,4 @@ def test_categories_and_bytes_are_encoded_once(obs_space):
     features = algorithm.preprocessor(obs)
     assert features.min() >= 0.0
     assert features.max() <= 1.0
-    assert torch.equal(algorithm.act(obs, explore=False), algorithm.actor.mode(features).detach())
+    assert torch.equal(algorithm.act(obs, explore=False).actions, algorithm.actor.mode(features).detach())

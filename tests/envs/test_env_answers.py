@@ -56,7 +56,7 @@ def test_a_wrong_answer_of_a_worker_is_named_alike(case: str) -> None:
 def test_a_wrong_answer_in_an_evaluation_is_named(case: str, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if case in RESETS and after > 1:
         return  # each episode has its own environment, which is reset once
-    monkeypatch.setattr(evaluation, "act_on", lambda algorithm, obs, deterministic: np.zeros(1, np.int64))
+    monkeypatch.setattr(evaluation, "act_in", lambda algorithm, active, obs: np.zeros(1, np.int64))
     evaluator = Evaluator(EnvSource.parse(WRONG, {"case": case, "after": after}), [7])
     with pytest.raises(EnvError) as caught:
         evaluator.run_episodes(None, lambda num_done: None)  # type: ignore[arg-type]

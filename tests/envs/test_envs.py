@@ -12,6 +12,7 @@ from checkpoint_tools import stored_rows
 from conftest import TESTS
 from gymnasium.vector import AutoresetMode
 
+from rl_training.algorithms.base import ActResult
 from rl_training.envs.factory import EnvSource, make_env, make_vector_env
 from rl_training.errors import ConfigError, EnvError
 from rl_training.replay.replay_buffer import ReplayBuffer
@@ -31,7 +32,8 @@ def collect(num_envs: int, backend: str, steps: int, **env_kwargs: object) -> di
     collector = Collector(envs, spaces, device)
     collector.reset(list(range(num_envs)))
     state = TrainerState(None, Path())  # type: ignore[arg-type]
-    result = collector.collect(lambda obs: torch.zeros(len(obs), dtype=torch.int64), buffer, steps, state)
+    act = lambda obs, *_: ActResult(torch.zeros(len(obs), dtype=torch.int64))  # noqa: E731
+    result = collector.collect(act, buffer, steps, state)
     collector.close()
     assert result.steps == state.global_step == steps * num_envs
     return {**stored_rows(buffer.state_dict()), "returns": np.array(result.episode_returns)}
@@ -127,7 +129,7 @@ def test_an_evaluation_episode_without_an_end_is_cut(monkeypatch: pytest.MonkeyP
     from rl_training.evaluation import evaluator
 
     monkeypatch.setattr(evaluator, "MAX_EPISODE_STEPS", 7)
-    monkeypatch.setattr(evaluator, "act_on", lambda algorithm, obs, deterministic: np.zeros(len(obs), np.int64))
+    monkeypatch.setattr(evaluator, "act_in", lambda algorithm, active, obs: np.zeros(len(obs), np.int64))
     evaluator = evaluator.Evaluator(EnvSource.parse(f"{TOYS}:CountingEnv", {"lengths": (10**9,)}), seeds=[1, 2])
     assert evaluator.run_episodes(None, lambda num_done: None) == ([28.0, 28.0], [7, 7], [None, None])  # type: ignore[arg-type]
     evaluator.close()

@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from run_tools import StopAt, assert_same_end
 
+from rl_training.algorithms.base import ActResult
 from rl_training.diagnostics.env_doctor import check_environment
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
@@ -107,10 +108,10 @@ def collect(envs: TrainingEnv, num_steps: int, seed: int = 0) -> dict[str, np.nd
     collector = Collector(envs, spaces, device)
     collector.reset(list(range(seed, seed + envs.num_envs)))
 
-    def act(obs: torch.Tensor) -> torch.Tensor:
+    def act(obs: torch.Tensor, *_: object) -> ActResult:
         if spaces.action.choices:
-            return torch.from_numpy(rng.integers(0, spaces.action.choices[0], len(obs)))
-        return torch.from_numpy(rng.uniform(-1, 1, (len(obs), *spaces.action.shape)).astype(np.float32))
+            return ActResult(torch.from_numpy(rng.integers(0, spaces.action.choices[0], len(obs))))
+        return ActResult(torch.from_numpy(rng.uniform(-1, 1, (len(obs), *spaces.action.shape)).astype(np.float32)))
 
     collector.collect(act, store, num_steps, TrainerState(None, Path()))  # type: ignore[arg-type]
     (rows,) = store.newest(num_steps)

@@ -27,7 +27,7 @@ Results = tuple[list[float], list[int], list[bool | None]]
 
 @pytest.fixture
 def _fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluator, "act_on", lambda algorithm, obs, deterministic: (obs[:, 0] > 0).astype(np.int64))
+    monkeypatch.setattr(evaluator, "act_in", lambda algorithm, active, obs: (obs[:, 0] > 0).astype(np.int64))
 
 
 def run_episodes(evaluator: Evaluator) -> Results:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from rl_training.algorithms.base import ActResult
 from rl_training.cli import main
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
@@ -26,8 +27,8 @@ def policy(action: Any, action_space: Any, gamma: float = 0.9) -> Any:
     """An algorithm that always does the same."""
     dtype = torch.int64 if isinstance(action_space, Discrete) else torch.float32
 
-    def act(obs: torch.Tensor, *, explore: bool) -> torch.Tensor:
-        return torch.tensor(action, dtype=dtype).expand(len(obs), *np.shape(action))
+    def act(obs: torch.Tensor, *, explore: bool, mask: torch.Tensor | None) -> ActResult:
+        return ActResult(torch.tensor(action, dtype=dtype).expand(len(obs), *np.shape(action)))
 
     spaces = describe_spaces(BOX, action_space)
     return SimpleNamespace(spaces=spaces, config=SimpleNamespace(gamma=gamma), device=torch.device("cpu"), act=act)

@@ -15,6 +15,7 @@ import torch
 from checkpoint_tools import stored_rows
 from conftest import TESTS, small_config
 
+from rl_training.algorithms.base import ActResult
 from rl_training.envs.factory import make_vector_env
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -127,7 +128,7 @@ def test_the_step_that_was_lost_is_not_stored_and_what_came_before_is_cut(buffer
     collector = Collector(envs, spaces, device)
     collector.reset([0, 1])
     state = TrainerState(None, tmp_path)  # type: ignore[arg-type]
-    result = collector.collect(lambda obs: torch.zeros(len(obs), dtype=torch.int64), buffer, 12, state)
+    result = collector.collect(lambda obs, *_: ActResult(torch.zeros(len(obs), dtype=torch.int64)), buffer, 12, state)
     assert result.steps == 24
     assert result.env_restarts == 1
     saved = buffer.state_dict()

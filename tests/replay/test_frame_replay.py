@@ -74,7 +74,7 @@ def fill(buffer: ReplayBuffer, steps) -> None:
 
 def assert_same_draws(one: ReplayBuffer, other: ReplayBuffer, count: int = 64) -> None:
     first, second = one.sample(count), other.sample(count)
-    for name, value in vars(first).items():
+    for name, value in first.tensors().items():
         assert value is getattr(second, name) is None or torch.equal(value, getattr(second, name)), name
 
 

@@ -37,7 +37,7 @@ class Keep(Callback):
                 return algorithm.policy(batch)[1].item()
             if hasattr(algorithm, "network"):
                 return algorithm.network(batch).max().item()
-            return algorithm.critic(batch, algorithm.act(batch, explore=False)).min().item()
+            return algorithm.critic(batch, algorithm.act(batch, explore=False).actions).min().item()
 
 
 def learned_value(algo: str, ending: str, output_dir: Path, obs: float, num_envs: int = 1, **extra: object) -> float:

@@ -27,6 +27,7 @@ from oracle_envs import (
 )
 from run_tools import StopAt
 
+from rl_training.algorithms.base import ActResult
 from rl_training.cli import main
 from rl_training.data.dataset_loaders import load_transition_dataset, save_transition_dataset
 from rl_training.data.dataset_spaces import infer_spaces
@@ -380,7 +381,7 @@ def test_priorities_belong_to_their_transitions() -> None:
     for _ in range(30):
         known = set(OracleEnv.journal)
         state = TrainerState(None, Path())  # type: ignore[arg-type]
-        collector.collect(lambda obs: torch.from_numpy(rng.integers(0, 3, len(obs))), buffer, 2, state)
+        collector.collect(lambda obs, *_: ActResult(torch.from_numpy(rng.integers(0, 3, len(obs)))), buffer, 2, state)
         largest = max([1.0, *priorities.values(), *removed])
         priorities |= dict.fromkeys(set(OracleEnv.journal) - known, largest)
         for moment in list(OracleEnv.journal)[:-40]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.algorithms.optim import Adam
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLPSpec
-from rl_training.replay.transitions import Transitions
+from rl_training.replay.transitions import StepFields, Transitions
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
 
@@ -39,6 +40,17 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: dict[str, Any], /) -> Any:
         """Restore what `state_dict` returned."""
+
+
+class ActResult(NamedTuple):
+    """Result of one `Algorithm.act`."""
+
+    actions: Tensor
+    """Model actions, [B, ...]."""
+    state: Tensor | None = None
+    """Policy state after this step, one row per environment, [B, ...]; None for a policy without memory."""
+    fields: Mapping[str, Tensor] = {}
+    """What `step_fields` declares, [B, ...], stored with the step; needed only when exploring."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,17 @@ class Algorithm(ABC, Generic[ConfigT]):
     done, before each `act` and `update`; schedules follow them. Integers in `counters` are saved in the state_dict.
     """
 
+    obeys_masks: ClassVar[bool] = False
+    """Whether `act` and `update` obey action masks; if not, environments that give masks are refused."""
+    info_fields: ClassVar[StepFields] = {}
+    """Keys of the environment's info that are stored with each step, in `Transitions.extras`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse an `act` without policy state and mask, where it is defined."""
+        super().__init_subclass__(**options)
+        if "act" in vars(cls):
+            _check_signature(cls.act, f"{cls.__module__}.{cls.__qualname__}")
+
     def __init__(self, config: ConfigT, spaces: Spaces, resources: Resources) -> None:
         self.config = config
         self.spaces = spaces
@@ -98,12 +121,24 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Raise an `EnvError` if the algorithm cannot act in these spaces."""
 
     @abstractmethod
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        """Model actions [B, ...] for observations [B, ...]; without `explore` no random number is drawn."""
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+        """Model actions [B, ...] for observations [B, ...]; without `explore` no random number is drawn.
+
+        `state` is the policy state before this step: `initial_state` at the first step of an episode, else what the
+        step before returned. `mask` [B, num_options] tells the valid actions, if the environment gives masks.
+        """
 
     @abstractmethod
     def update(self, batch: Transitions) -> UpdateResult:
         """Learn from a batch."""
+
+    def initial_state(self, count: int) -> Tensor | None:
+        """Policy state at the start of `count` episodes, [count, ...]; None for a policy without memory."""
+        return None
+
+    def step_fields(self) -> StepFields:
+        """Further fields of the step record that `act` returns when exploring; none by default."""
+        return {}
 
     def stateful_members(self) -> dict[str, Stateful]:
         """Networks, optimizers and all else with a `state_dict`, by attribute name; these are saved.
@@ -127,23 +162,23 @@ class Algorithm(ABC, Generic[ConfigT]):
     def fit_observations(self, obs: Tensor) -> None:
         """Called with chunks of the dataset's observations before offline training; does nothing by default."""
 
-    def random_actions(self, count: int) -> Tensor:
-        """Model actions sampled uniformly from the action space, for warm-up."""
-        return self.spaces.action.random_actions(count, self.generator)
+    def random_actions(self, count: int, mask: Tensor | None = None) -> Tensor:
+        """Model actions sampled uniformly from the valid actions, for warm-up."""
+        return self.spaces.action.random_actions(count, self.generator, mask)
 
-    def add_exploration_noise(self, actions: Tensor, amount: float) -> Tensor:
+    def add_exploration_noise(self, actions: Tensor, amount: float, mask: Tensor | None = None) -> Tensor:
         """Add Gaussian noise of standard deviation `amount` (Box), or take a random action with that probability."""
         if self.spaces.action.kind is not ActionKind.CONTINUOUS:
-            return self.replace_at_random(actions, amount)
+            return self.replace_at_random(actions, amount, mask)
         noise = torch.empty_like(actions).normal_(generator=self.generator)
         # Clipped before and after: noise on an action beyond a bound would be lost on the way back to the bound.
         return self.spaces.action.executed(self.spaces.action.executed(actions) + amount * noise)
 
-    def replace_at_random(self, actions: Tensor, probability: float) -> Tensor:
-        """Replace each action by a random one with this probability."""
+    def replace_at_random(self, actions: Tensor, probability: float, mask: Tensor | None = None) -> Tensor:
+        """Replace each action by a random valid one with this probability."""
         is_random = torch.rand(len(actions), generator=self.generator, device=self.device) < probability
         is_random = is_random.view(-1, *[1] * (actions.dim() - 1))
-        return torch.where(is_random, self.random_actions(len(actions)), actions)
+        return torch.where(is_random, self.random_actions(len(actions), mask), actions)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything `act` and `update` depend on."""
@@ -205,3 +240,12 @@ class Algorithm(ABC, Generic[ConfigT]):
             seen.add(id(value))
             for key, item in vars(value).items():  # its arrays may be constants, such as the bounds of a space
                 yield from self._members_in(f"{name}.{key}", item, seen, refuse_loose=False)
+
+
+def _check_signature(act: Any, owner: str) -> None:
+    try:
+        inspect.signature(act).bind(None, None, None, explore=True, mask=None)
+    except TypeError:
+        raise TypeError(
+            f"act of {owner} must take (self, obs, state=None, *, explore, mask=None) and return ActResult(actions)"
+        ) from None

@@ -28,6 +28,7 @@ class BCAlgorithm(ReplayAlgorithm[BCConfig]):
 
     actor: ImitationPolicy
     uses_next_obs = False
+    obeys_masks = True
 
     def __init__(self, config: BCConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
@@ -42,5 +43,5 @@ class BCAlgorithm(ReplayAlgorithm[BCConfig]):
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step on the imitation loss."""
-        loss = self.actor.imitation_loss(batch.obs, batch.actions).mean()
+        loss = self.actor.imitation_loss(batch.obs, batch.actions, batch.masks).mean()
         return UpdateResult({"actor_loss": loss, "actor_grad_norm": descend(loss, self.actor_optimizer)})

@@ -86,7 +86,7 @@ class C51Algorithm(DQNAlgorithm):
         next_probs = self.target_network.distribution(batch.next_obs).softmax(-1)  # [B, num_actions, atoms]
         support = self.target_network.support
         next_values = self.network(batch.next_obs) if self.config.double else (next_probs * support).sum(-1)
-        probs = of_actions(next_probs, next_values.argmax(1))
+        probs = of_actions(next_probs, self.best_next(batch, next_values))
         returns = batch.targets(support.unsqueeze(-1)).T  # [B, atoms]
         return project(returns, probs, support)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Resources, UpdateResult
+from rl_training.algorithms.base import ActResult, Algorithm, Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
@@ -21,6 +21,7 @@ from rl_training.models.critics import EnsembleCritic, QNetwork
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import SquashedGaussianPolicy
 from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
 
 MAX_MULTIPLIER = 1e6
@@ -168,6 +169,8 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
 class DiscreteCQLAlgorithm(ReplayAlgorithm[CQLConfig]):
     """CQL for Discrete actions: double DQN with the conservative penalty."""
 
+    obeys_masks = True
+
     def __init__(self, config: CQLConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         _refuse_box_settings(config)
@@ -181,17 +184,16 @@ class DiscreteCQLAlgorithm(ReplayAlgorithm[CQLConfig]):
         CQLAlgorithm.check_spaces(spaces)
 
     @torch.no_grad()
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        """The action of the largest Q-value."""
-        best: Tensor = self.network(self.preprocess(obs)).argmax(-1)
-        return best
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+        """The valid action of the largest Q-value."""
+        return ActResult(masked(self.network(self.preprocess(obs)), mask).argmax(-1))
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step on the TD loss and the conservative penalty."""
         values = self.network(batch.obs)  # [B, num_actions]
         data_values = values.gather(1, batch.actions.unsqueeze(1)).squeeze(1)
         td_loss = F.smooth_l1_loss(data_values, self._targets(batch))
-        gap = (values.logsumexp(1) - data_values).mean()  # CQL eq. 4
+        gap = (masked(values, batch.masks).logsumexp(1) - data_values).mean()  # CQL eq. 4
         critic_loss = td_loss + self.config.cql_alpha * gap
         grad_norm = descend(critic_loss, self.optimizer)
         polyak(self.network, self.target_network, self.config.tau)
@@ -207,7 +209,8 @@ class DiscreteCQLAlgorithm(ReplayAlgorithm[CQLConfig]):
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:
-        best = self.network(batch.next_obs).argmax(1, keepdim=True)  # Double DQN, eq. 4
+        next_values = masked(self.network(batch.next_obs), batch.next_masks)
+        best = next_values.argmax(1, keepdim=True)  # Double DQN, eq. 4
         return batch.targets(self.target_network(batch.next_obs).gather(1, best).squeeze(1))
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import Resources, UpdateResult
+from rl_training.algorithms.base import ActResult, Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
@@ -18,6 +18,7 @@ from rl_training.errors import EnvError
 from rl_training.models.critics import QNetwork
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 
@@ -68,6 +69,7 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     """Learns Q-values of discrete actions and acts epsilon-greedily."""
 
     name = "dqn"
+    obeys_masks = True
 
     def __init__(self, config: DQNConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
@@ -89,13 +91,15 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         return config.epsilon_start + min(fraction, 1.0) * (config.epsilon_end - config.epsilon_start)
 
     @torch.no_grad()
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
-        """The greedy action, or with probability epsilon a random one."""
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+        """The valid action of the largest Q-value, or with probability epsilon a random valid one."""
         if not explore:
-            return self._greedy(obs)
+            return ActResult(self._greedy(obs, mask))
         is_random = torch.rand(len(obs), generator=self.generator, device=self.device) < self.epsilon()
-        actions = self.random_actions(len(obs))
-        return actions if is_random.all() else torch.where(is_random, actions, self._greedy(obs))
+        actions = self.random_actions(len(obs), mask)
+        if not is_random.all():
+            actions = torch.where(is_random, actions, self._greedy(obs, mask))
+        return ActResult(actions)
 
     def update(self, batch: Transitions) -> UpdateResult:
         """Take one gradient step; copy the online network into the target network when its interval has passed."""
@@ -112,9 +116,8 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
         return UpdateResult({"critic_loss": loss, "q_mean": values.mean(), "grad_norm": grad_norm}, td_errors=td_errors)
 
-    def _greedy(self, obs: Tensor) -> Tensor:
-        best: Tensor = self.network(self.preprocess(obs)).argmax(-1)
-        return best
+    def _greedy(self, obs: Tensor, mask: Tensor | None) -> Tensor:
+        return masked(self.network(self.preprocess(obs)), mask).argmax(-1)
 
     def _make_network(self) -> QNetwork:
         return QNetwork(self.spaces, self.mlp_spec, dueling=self.config.dueling).to(self.device)
@@ -127,8 +130,12 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:
-        next_values: Tensor = self.target_network(batch.next_obs)
+        next_values = self.target_network(batch.next_obs)
         if not self.config.double:
-            return batch.targets(next_values.amax(1))
-        best = self.network(batch.next_obs).argmax(1, keepdim=True)  # Double DQN, eq. 4
-        return batch.targets(next_values.gather(1, best).squeeze(1))
+            return batch.targets(masked(next_values, batch.next_masks).amax(1))
+        best = self.best_next(batch, self.network(batch.next_obs))  # Double DQN, eq. 4
+        return batch.targets(next_values.gather(1, best.unsqueeze(1)).squeeze(1))
+
+    def best_next(self, batch: Batch, values: Tensor) -> Tensor:
+        """The valid next action [B] of the largest value in [B, num_actions]."""
+        return masked(values, batch.next_masks).argmax(1)

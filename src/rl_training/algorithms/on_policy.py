@@ -8,7 +8,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Resources
+from rl_training.algorithms.base import ActResult, Algorithm, Resources
 from rl_training.algorithms.config import Fraction, HiddenSizes, OnPolicyConfig
 from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.returns import explained_variance, gae
@@ -66,10 +66,11 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
         """Every supported action space."""
 
     @torch.no_grad()
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         """Sample from the policy, or without `explore` take its deterministic action."""
-        outputs, _ = self.policy(obs)
-        return self.policy.head.sample(outputs, self.generator) if explore else self.policy.head.mode(outputs)
+        outputs, _ = self.policy(obs, mask)
+        head = self.policy.head
+        return ActResult(head.sample(outputs, self.generator) if explore else head.mode(outputs))
 
     def normalized_rewards(self, batch: Transitions) -> Tensor:
         """The rewards of a rollout [T, N], normalized with `normalize_reward`."""
@@ -80,7 +81,8 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
         """Flat samples (obs, actions, log-probabilities, advantages, returns) and the explained variance."""
         rewards = self.normalized_rewards(batch)
         flat_obs, flat_actions = batch.obs.flatten(0, 1), batch.actions.flatten(0, 1)
-        outputs, flat_values = self.policy(flat_obs)
+        flat_masks = None if batch.masks is None else batch.masks.flatten(0, 1)
+        outputs, flat_values = self.policy(flat_obs, flat_masks)
         log_probs, _ = self.policy.head.log_prob_and_entropy(outputs, flat_actions)
         values = flat_values.view_as(rewards)
         advantages = gae(

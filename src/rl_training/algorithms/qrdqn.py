@@ -46,4 +46,4 @@ class QRDQNAlgorithm(DQNAlgorithm):
         """Quantiles of the return [B, N] after the action of the largest mean (QR-DQN algorithm 1)."""
         next_quantiles = self.target_network.distribution(batch.next_obs)
         next_values = self.network(batch.next_obs) if self.config.double else next_quantiles.mean(-1)
-        return batch.targets(of_actions(next_quantiles, next_values.argmax(1)).T).T
+        return batch.targets(of_actions(next_quantiles, self.best_next(batch, next_values)).T).T

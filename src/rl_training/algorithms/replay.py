@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, ConfigT, Resources, UpdateResult
+from rl_training.algorithms.base import ActResult, Algorithm, ConfigT, Resources, UpdateResult
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import OfflineConfig, OffPolicyConfig, value_at
 from rl_training.models.encoders import make_preprocessor
@@ -37,6 +37,10 @@ class Batch(NamedTuple):
     """Factor of V(next_obs) in the TD target: the discount, or 0 where the episode terminated."""
     importance_weights: Tensor | None = None
     """Weight of each transition's loss, at most 1, with prioritized replay."""
+    masks: Tensor | None = None
+    """Valid actions of `obs`, [B, num_options], if there are masks."""
+    next_masks: Tensor | None = None
+    """Valid actions of `next_obs`."""
 
     def targets(self, next_values: Tensor) -> Tensor:
         """TD targets: rewards + bootstrap_discounts * next_values."""
@@ -73,10 +77,10 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         self._step: Callable[..., StepResult] = compiled(self._graph_step, resources.compile)
 
     @torch.no_grad()
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         """Sample from the policy, or without `explore` take its deterministic action."""
         obs = self.preprocess(obs)
-        return self.actor.sample(obs, self.generator) if explore else self.actor.mode(obs)
+        return ActResult(self.actor.sample(obs, self.generator, mask) if explore else self.actor.mode(obs, mask))
 
     def preprocess(self, obs: Tensor) -> Tensor:
         """Turn stored observations into network inputs: flat vectors; images unchanged."""
@@ -95,7 +99,8 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         # Without next observations any [B] tensor serves: the inputs of a compiled graph stay tensors.
         discounts = bootstrap_discounts(batch, self.config.gamma) if self.uses_next_obs else batch.rewards
         weights = None if batch.unscaled_weights is None else self._importance_weights(batch.unscaled_weights)
-        inputs = Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, discounts, weights)
+        fields = batch.obs, batch.actions, batch.rewards, batch.next_obs
+        inputs = Batch(*fields, discounts, weights, batch.masks, batch.next_masks)
         names, values, gradient_steps, td_errors = self._step(inputs, *self.step_inputs(batch.actions))
         return UpdateResult(dict(zip(names, values.unbind(), strict=True)), gradient_steps, td_errors)
 

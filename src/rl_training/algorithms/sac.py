@@ -21,6 +21,7 @@ from rl_training.errors import EnvError
 from rl_training.models.critics import EnsembleCritic, EnsembleQNetwork
 from rl_training.models.policies import CategoricalPolicy, SquashedGaussianPolicy
 from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 DISCRETE_ENTROPY_FRACTION = 0.3
@@ -87,6 +88,7 @@ class DiscreteSACAlgorithm(SoftActorCritic[SACConfig]):
 
     actor: CategoricalPolicy
     noise_per_step = 0
+    obeys_masks = True
 
     def __init__(self, config: SACConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
@@ -116,18 +118,18 @@ class DiscreteSACAlgorithm(SoftActorCritic[SACConfig]):
         alpha = self.temperature.alpha
         values = self.critic(batch.obs, batch.actions)  # [2, B]
         with torch.no_grad():
-            next_values, next_log_probs = self._expected(batch.next_obs, self.target_critic)
+            next_values, next_log_probs = self._expected(batch.next_obs, batch.next_masks, self.target_critic)
             targets = batch.targets(next_values - alpha * next_log_probs)
         critic_loss = batch.mean(0.5 * (values - targets).square()).sum()
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
-        policy_metrics = self.step_policy(*self._expected(batch.obs, self.critic), alpha)
+        policy_metrics = self.step_policy(*self._expected(batch.obs, batch.masks, self.critic), alpha)
         polyak(self.critic, self.target_critic, self.config.tau)
         metrics = {"critic_loss": critic_loss, "critic_grad_norm": critic_grad_norm, **policy_metrics}
         return UpdateResult({**metrics, "q_mean": values.mean()}, td_errors=batch.td_errors(values, targets))
 
-    def _expected(self, obs: Tensor, critic: torch.nn.Module) -> tuple[Tensor, Tensor]:
+    def _expected(self, obs: Tensor, masks: Tensor | None, critic: torch.nn.Module) -> tuple[Tensor, Tensor]:
         """Expected minimum Q-value and log-probability [B] of the policy's action."""
-        log_probs = self.actor.outputs(obs).log_softmax(-1)  # [B, num_actions]
+        log_probs = masked(self.actor.outputs(obs), masks).log_softmax(-1)  # [B, num_actions]
         probs = log_probs.exp()
         with torch.no_grad():
             values = critic(obs).amin(0)

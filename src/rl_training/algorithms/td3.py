@@ -8,7 +8,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from rl_training.algorithms.base import Resources, UpdateResult
+from rl_training.algorithms.base import ActResult, Resources, UpdateResult
 from rl_training.algorithms.config import AlgorithmConfig, Fraction, OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
@@ -112,7 +112,9 @@ class TD3Algorithm(TD3BaseAlgorithm[TD3Config]):
         """Require a bounded Box action space."""
         require_bounded_box(spaces, "td3", "dqn or ppo")
 
-    def act(self, obs: Tensor, *, explore: bool) -> Tensor:
+    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         """The policy's action, with Gaussian noise when exploring (TD3 algorithm 1)."""
-        actions = super().act(obs, explore=explore)
-        return self.add_exploration_noise(actions, self.config.exploration_noise) if explore else actions
+        acted = super().act(obs, state, explore=explore)
+        if not explore:
+            return acted
+        return ActResult(self.add_exploration_noise(acted.actions, self.config.exploration_noise))

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 import numpy.typing as npt
 from torch import nn
@@ -20,12 +20,13 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.run_folder import has_checkpoint
 from rl_training.runtime.callbacks import AnyCallback, Callback, CallbackList
 from rl_training.runtime.controls import Schedules
+from rl_training.runtime.prediction import NO_STATE, predict
 from rl_training.runtime.resuming.initial_weights import policy_name
 from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, run_plan
 from rl_training.runtime.resuming.source import find_run_folder
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState, TrainResult
-from rl_training.runtime.workflows import evaluate_algorithm, load_algorithm, predict, stored_step
+from rl_training.runtime.workflows import evaluate_algorithm, load_algorithm, stored_step
 from rl_training.terminal.streams import quieted
 
 AgentT = TypeVar("AgentT", bound="AlgorithmAPI")
@@ -137,9 +138,31 @@ class AlgorithmAPI:
         with self._shown():
             return evaluate_algorithm(self.config, self._trained(), num_episodes, self._metadata)
 
-    def predict(self, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
+    @overload
+    def predict(
+        self, obs: npt.ArrayLike, *, mask: npt.ArrayLike | None = None, deterministic: bool = True
+    ) -> npt.NDArray[Any]: ...
+
+    @overload
+    def predict(
+        self,
+        obs: npt.ArrayLike,
+        *,
+        state: npt.ArrayLike | None,
+        mask: npt.ArrayLike | None = None,
+        deterministic: bool = True,
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]: ...
+
+    def predict(
+        self,
+        obs: npt.ArrayLike,
+        *,
+        state: Any = NO_STATE,
+        mask: npt.ArrayLike | None = None,
+        deterministic: bool = True,
+    ) -> Any:
         """Action for one observation, or actions for a batch of observations; reads no files."""
-        return predict(self._trained(), obs, deterministic=deterministic)
+        return predict(self._trained(), obs, state=state, mask=mask, deterministic=deterministic)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the trained policy as a checkpoint without replay buffer; to resume, use the run's own checkpoints.

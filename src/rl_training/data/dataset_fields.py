@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rl_training.errors import DatasetError
-from rl_training.replay.transitions import FIELDS, Array
+from rl_training.replay.transitions import FIELDS, MASK_FIELDS, Array
 
 FIELD_ALIASES: dict[str, tuple[str, ...]] = {
     "obs": ("obs", "observations"),
@@ -20,6 +20,8 @@ FIELD_ALIASES: dict[str, tuple[str, ...]] = {
     "terminated": ("terminated", "terminations", "terminals"),
     "truncated": ("truncated", "truncations", "timeouts"),
     "dones": ("dones", "done"),
+    "masks": ("masks", "action_masks", "action_mask"),
+    "next_masks": ("next_masks", "next_action_masks", "next_action_mask"),
 }
 EPISODE_END_FIELDS = ("terminated", "truncated", "dones")
 BLOCK_BYTES = 1 << 22
@@ -39,6 +41,8 @@ def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
     missing = [field for field in ("obs", "actions", "rewards") if field not in found]
     if "terminated" not in found and "dones" not in found:
         missing.append("terminated")
+    if "next_masks" in found and "masks" not in found:
+        raise DatasetError(f"{source} has '{found['next_masks']}' and no 'masks': store both, or neither")
     if missing:
         wanted = ", ".join(f"{field} (named {' or '.join(map(repr, FIELD_ALIASES[field]))})" for field in missing)
         present_keys = ", ".join(map(repr, sorted(keys)[:12])) or "no field"
@@ -52,7 +56,7 @@ def stored_dtype(field: str, dtype: np.dtype[Any], source: str) -> np.dtype[Any]
         raise DatasetError(f"{field} of {source} is an object array, which needs pickle to load: store numbers")
     if dtype.kind not in "biuf":
         raise DatasetError(f"{field} of {source} has dtype {dtype}: store numbers or booleans")
-    if field in EPISODE_END_FIELDS:
+    if field in EPISODE_END_FIELDS or field in MASK_FIELDS:
         return np.dtype(np.bool_)
     if field == "rewards" or dtype.kind == "f" or (dtype.kind == "b" and field != "actions"):
         return np.dtype(np.float32)
@@ -68,7 +72,8 @@ def as_stored(field: str, value: Any, source: str) -> Array:
     target = stored_dtype(field, array.dtype, source)
     if target == np.bool_ != array.dtype and len(wrong := np.flatnonzero((array != 0) & (array != 1))):
         value = array.reshape(-1)[wrong[0]]
-        raise DatasetError(f"{field}[{wrong[0]}] of {source} is {value}: an episode end flag is 0 or 1")
+        what = "an action mask" if field in MASK_FIELDS else "an episode end flag"
+        raise DatasetError(f"{field}[{wrong[0]}] of {source} is {value}: {what} is 0 or 1")
     is_column = array.ndim == 2 and array.size == len(array) and field in ("rewards", *EPISODE_END_FIELDS)
     shape = array.shape[:1] if is_column else array.shape
     return np.ascontiguousarray(array, dtype=target).view(np.ndarray).reshape(shape)
@@ -82,7 +87,9 @@ def derive_missing(fields: MutableMapping[str, Array]) -> tuple[dict[str, Any], 
     notes = [*_derive_episode_ends(fields)]
     if "next_obs" not in fields:
         notes.append(_derive_next_obs(fields))
-    return {name: fields.pop(name) for name in FIELDS}, tuple(notes)
+    if "masks" in fields and "next_masks" not in fields:
+        notes.append(_derive_next_masks(fields))
+    return {name: fields.pop(name) for name in (*FIELDS, *MASK_FIELDS) if name in fields}, tuple(notes)
 
 
 def check_lengths(fields: Mapping[str, Array], source: str) -> None:
@@ -167,11 +174,24 @@ def _derive_next_obs(fields: MutableMapping[str, Array]) -> str:
     others = np.append(np.flatnonzero(wanted[:-1] != rows[1:]), len(rows) - 1)
     fetched = fields["obs"][wanted[others]]
     if len(dropped):
-        for name in ("obs", "actions", "rewards", "terminated", "truncated"):
+        for name in [name for name in fields if name != "next_obs"]:
             fields[name] = fields.pop(name)[rows]
     fields["next_obs"] = np.roll(fields["obs"], -1, axis=0)
     fields["next_obs"][others] = fetched
     return (
         f"'next_obs' is missing and was taken from the next row; {len(dropped):,} of {len(keep):,} transitions were"
         " dropped because their next observation is not in the file (before a time limit or the end of the file)"
+    )
+
+
+def _derive_next_masks(fields: MutableMapping[str, Array]) -> str:
+    """Take `next_masks` from the next row; at the end of an episode every action counts as valid."""
+    next_masks = np.roll(fields["masks"], -1, axis=0)
+    ended = fields["terminated"] | fields["truncated"]
+    ended[-1] = True
+    next_masks[ended] = True
+    fields["next_masks"] = next_masks
+    return (
+        "'next_masks' is missing and was taken from the next row; after the last step of an episode every action counts"
+        " as valid"
     )

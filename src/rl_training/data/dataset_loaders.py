@@ -20,7 +20,7 @@ from rl_training.errors import DatasetError
 from rl_training.files import atomic_write, translate_write_errors
 from rl_training.memory import check_data_fits
 from rl_training.providers import provided
-from rl_training.replay.transitions import FIELDS, Array
+from rl_training.replay.transitions import Array
 from rl_training.validation import suggest
 
 KINDS = ("random", "npz", "pt", "minari")
@@ -92,7 +92,8 @@ def mix_datasets(datasets: Sequence[TransitionDataset], weights: Sequence[float]
     needed = sum(dataset.nbytes // len(dataset) * len(rows) for dataset, rows in chosen)
     check_data_fits(needed, f"a mix of {sum(len(rows) for _, rows in chosen):,} transitions", "mix smaller files")
     fields: dict[str, Any] = {
-        name: np.concatenate([dataset.arrays()[name][rows] for dataset, rows in chosen]) for name in FIELDS
+        name: np.concatenate([dataset.arrays()[name][rows] for dataset, rows in chosen])
+        for name in datasets[0].arrays()
     }
     return TransitionDataset(**fields, rng=rng)
 
@@ -107,7 +108,9 @@ def _choose_rows(dataset: TransitionDataset, num_wanted: float, rng: np.random.G
 
 
 def _check_same_fields(datasets: Sequence[TransitionDataset]) -> None:
-    for name in FIELDS:
+    if len({dataset.masks is None for dataset in datasets}) > 1:
+        raise DatasetError("some datasets have action masks and others have none: mix datasets of one environment")
+    for name in datasets[0].arrays():
         arrays = [dataset.arrays()[name] for dataset in datasets]
         kinds = [f"{array.dtype} of shape {array.shape[1:]}" for array in arrays]
         for number, kind in enumerate(kinds):

@@ -41,7 +41,10 @@ def infer_spaces(dataset: Any) -> Spaces:
                 f"actions have {actions[0].size} discrete components, whose numbers of options are unknown: set env_id"
             )
         choices = (_count_categories("actions", actions),)
-        return Spaces(obs_spec, ActionSpec(ActionKind.DISCRETE, (), "int64", choices, np.asarray(0)))
+        if dataset.masks is not None:
+            choices = (dataset.masks.shape[1],)
+        action = ActionSpec(ActionKind.DISCRETE, (), "int64", choices, np.asarray(0))
+        return Spaces(obs_spec, action, has_masks=dataset.masks is not None)
     low, high = actions.min(0).astype(np.float64), actions.max(0).astype(np.float64)
     if np.all(low >= -1.0 - TOLERANCE) and np.all(high <= 1.0 + TOLERANCE):
         low, high = np.full_like(low, -1.0), np.full_like(high, 1.0)

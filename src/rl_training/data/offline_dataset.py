@@ -13,7 +13,7 @@ import torch
 from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, row_blocks
 from rl_training.data.dataset_spaces import actions_to_model, obs_to_model
 from rl_training.errors import ConfigError, DatasetError
-from rl_training.replay.transitions import FIELDS, Array, Transitions
+from rl_training.replay.transitions import FIELDS, MASK_FIELDS, Array, Transitions
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 from rl_training.spaces.spec import Spaces
 
@@ -34,6 +34,10 @@ class TransitionDataset:
     next_obs: Array
     terminated: Array
     truncated: Array
+    masks: Array | None
+    """Valid actions of `obs`, [n, num_options], if the dataset has action masks."""
+    next_masks: Array | None
+    """Valid actions of `next_obs`."""
 
     def __init__(
         self,
@@ -44,17 +48,25 @@ class TransitionDataset:
         terminated: Any,
         truncated: Any,
         *,
+        masks: Any = None,
+        next_masks: Any = None,
         rng: np.random.Generator | None = None,
         device: torch.device | str = "cpu",
         notes: tuple[str, ...] = (),
     ) -> None:
         values = (obs, actions, rewards, next_obs, terminated, truncated)
         fields = {name: as_stored(name, value, SOURCE) for name, value in zip(FIELDS, values, strict=True)}
+        if (masks is None) is not (next_masks is None):
+            raise DatasetError("masks and next_masks belong together: give both, or neither")
+        if masks is not None:
+            fields |= {"masks": as_stored("masks", masks, SOURCE)}
+            fields |= {"next_masks": as_stored("next_masks", next_masks, SOURCE)}
         check_lengths(fields, SOURCE)
         if fields["obs"].dtype != fields["next_obs"].dtype:
             raise DatasetError(
                 f"obs is {fields['obs'].dtype} and next_obs is {fields['next_obs'].dtype}: store both in one dtype"
             )
+        self.masks = self.next_masks = None
         for name, array in fields.items():
             view = array.view()
             view.flags.writeable = False
@@ -88,13 +100,14 @@ class TransitionDataset:
         return sum(array.nbytes for array in self.arrays().values())
 
     def arrays(self) -> dict[str, Array]:
-        """The six fields by name."""
-        return {name: getattr(self, name) for name in FIELDS}
+        """The six fields by name, and the action masks if there are any."""
+        names = FIELDS if self.masks is None else (*FIELDS, *MASK_FIELDS)
+        return {name: getattr(self, name) for name in names}
 
     def sample(self, batch_size: int) -> Transitions:
         """Sample transitions uniformly, with replacement."""
         index = self._rng.integers(0, len(self), batch_size)
-        return Transitions(**{name: self._take(name, index) for name in FIELDS})
+        return Transitions.from_tensors({name: self._take(name, index) for name in self._rows})
 
     def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
         """Sample `count` batches with one gather, which costs little more than one batch."""
@@ -209,8 +222,15 @@ class TransitionDataset:
         starts = np.concatenate([[0], ends])
         return np.stack([starts, np.append(ends, len(self))], 1)
 
-    def _model_fields(self, spaces: Spaces, clip_actions: bool) -> dict[str, Array]:
+    def _model_fields(self, spaces: Spaces, clip_actions: bool) -> dict[str, Array | None]:
+        has_masks = spaces.has_masks and self.masks is not None
+        if has_masks and self.masks.shape[1:] != (spaces.action.num_options,):  # type: ignore[union-attr]
+            raise DatasetError(
+                f"masks has rows of shape {self.masks.shape[1:]}, but the actions have"  # type: ignore[union-attr]
+                f" {spaces.action.num_options} options: store one boolean for each"
+            )
         return {
+            **({} if has_masks else {"masks": None, "next_masks": None}),
             "obs": obs_to_model("obs", self.obs, spaces.obs),
             "next_obs": obs_to_model("next_obs", self.next_obs, spaces.obs),
             "actions": actions_to_model(self.actions, spaces.action, clip=clip_actions),

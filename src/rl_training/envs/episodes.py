@@ -10,8 +10,10 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.answers import check, explain_reset, explain_step, find_misfit
+from rl_training.envs.masks import NOTHING, MaskReader, StepReading
 from rl_training.envs.state.global_generators import seed_global_generators
 from rl_training.envs.state.shared_changes import shared_changes, watch_call
+from rl_training.errors import EnvError
 
 SUCCESS_KEYS = ("is_success", "success")
 """Keys of the last info that report success."""
@@ -25,6 +27,8 @@ class EpisodeStep(NamedTuple):
     ended: bool
     success: bool | None
     """Success as reported in the info; None if it is not."""
+    mask: Any = None
+    """Action mask of `obs`, where the environment gives masks; else None."""
 
 
 class EpisodeEnv:
@@ -34,8 +38,12 @@ class EpisodeEnv:
     episode makes its result depend on its seed and the policy only.
     """
 
-    def __init__(self, make: Callable[[], gym.Env[Any, Any]], *, has_own_process: bool) -> None:
+    def __init__(
+        self, make: Callable[[], gym.Env[Any, Any]], *, has_own_process: bool, reading: StepReading = NOTHING
+    ) -> None:
         self._make_env = make
+        self._reading = reading
+        self._masks: MaskReader | None = None
         self._has_own_process = has_own_process
         self._env: gym.Env[Any, Any] | None = None
         self._is_checked = False
@@ -49,16 +57,18 @@ class EpisodeEnv:
         if self._has_own_process:  # in the main process they are seeded once per evaluation
             seed_global_generators(seed)
         self._env = self._make_env()
+        self._masks = self._reading.mask_reader(self._env)
         self._is_checked = False
         self._watch.enter_context(watch_call(type(self._env.unwrapped), "episode"))
 
-    def reset(self, seed: int) -> Any:
-        """Start the episode; returns the first observation."""
+    def reset(self, seed: int) -> EpisodeStep:
+        """Start the episode; returns a step without reward that holds the first observation."""
         assert self._env is not None
         answer = self._env.reset(seed=seed)
         check(explain_reset(answer))
         check(find_misfit(self._env.observation_space, answer[0]))
-        return answer[0]
+        mask = None if self._masks is None else self._masks.read(*answer)
+        return EpisodeStep(answer[0], 0.0, False, None, mask)
 
     def step(self, action: Any) -> EpisodeStep:
         """Take one step."""
@@ -66,7 +76,11 @@ class EpisodeEnv:
         answer = self._env.step(action.copy() if isinstance(action, np.ndarray) else action)
         try:
             obs, reward, terminated, truncated, info = answer
-            step = EpisodeStep(obs, float(reward), bool(terminated or truncated), read_success(info))
+            ended = bool(terminated or truncated)
+            mask = None if self._masks is None or ended else self._masks.read(obs, info)
+            step = EpisodeStep(obs, float(reward), ended, read_success(info), mask)
+        except EnvError:
+            raise
         except Exception:
             check(explain_step(answer))
             raise

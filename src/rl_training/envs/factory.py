@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
+from rl_training.envs.masks import NOTHING, StepReading, find_mask_source
 from rl_training.envs.native_vector import EnvPoolNativeEnv, NativeTrainingEnv, check_has_batch, make_gymnasium_batch
 from rl_training.envs.pools import Pool
 from rl_training.envs.rewards import apply_reward_wrappers
@@ -73,6 +74,9 @@ class EnvSettings(FrozenConfig):
     """Truncate episodes after this many steps; null: the environment's own limit."""
     max_restarts: NonNegativeInt = 0
     """How many failed environments a run may recreate; the step that failed is not stored."""
+    action_masks: bool = True
+    """Obey the action masks that the environment gives: from a method action_masks(), from the key action_mask of a
+    Dict observation, or from info["action_mask"]."""
     worker_timeout: PositiveFloat = 120.0
     """Seconds without an answer after which a worker process counts as hung."""
 
@@ -115,21 +119,30 @@ class EnvSource:
         env = clip_rewards(env) if self.settings.wrappers.clips_to_sign else env
         return apply_reward_wrappers(env, self.settings.wrappers.reward)
 
-    def make_vector(self, num_envs: int = 1) -> TrainingEnv:
-        """Make the training environments; an environment is reset within the step that ends its episode."""
+    def make_vector(self, num_envs: int = 1, info_keys: Sequence[str] = ()) -> TrainingEnv:
+        """Make the training environments; an environment is reset within the step that ends its episode.
+
+        `info_keys` are the keys of the info of each step that the algorithm asks for.
+        """
         settings = self.settings
         if settings.steps_all_at_once:
-            return self._make_native(num_envs)
+            return self._make_native(num_envs, info_keys)
         make, transform = self.training_maker(), settings.wrappers.reward_transform
+        find_reading = functools.partial(self.find_reading, info_keys=tuple(info_keys))
         if settings.backend == "sync":
-            return make_sync(make, num_envs, settings.max_restarts, transform)
-        return make_async(make, num_envs, settings.max_restarts, settings.worker_timeout, transform)
+            return make_sync(make, num_envs, settings.max_restarts, transform, find_reading)
+        return make_async(make, num_envs, settings.max_restarts, settings.worker_timeout, transform, find_reading)
 
-    def make_episode_pool(self, size: int) -> Pool:
+    def find_reading(self, env: Env, make: MakeEnv, info_keys: tuple[str, ...] = ()) -> StepReading:
+        """What to read from the environment at each step beside its observation."""
+        masks = find_mask_source(env, make) if self.settings.action_masks else None
+        return NOTHING if masks is None and not info_keys else StepReading(masks, info_keys)
+
+    def make_episode_pool(self, size: int, reading: StepReading = NOTHING) -> Pool:
         """Make the pool that runs evaluation episodes; with `backend: async`, each member in its own process."""
         make = functools.partial(_make_evaluation_env, self, code_for(self.env_id))
         has_own_process = self.settings.backend == "async"
-        make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process)
+        make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process, reading=reading)
         if has_own_process:
             return AsyncPool(make_member, size, self.settings.worker_timeout)
         return SyncPool(make_member, size)
@@ -143,7 +156,8 @@ class EnvSource:
         atari = self.settings.wrappers.atari
         changes = {"terminal_on_life_loss": False, "clip_reward": False}
         own = None if atari is None else AtariConfig(**{**atari.model_dump(), **changes})
-        kept = {name: getattr(self.settings, name) for name in ("max_episode_steps", "max_restarts", "worker_timeout")}
+        names = ("max_episode_steps", "max_restarts", "worker_timeout", "action_masks")
+        kept = {name: getattr(self.settings, name) for name in names}
         return replace(self, settings=EnvSettings(**kept, wrappers=WrapperConfig(atari=own)))
 
     def _make_preprocessed(self) -> Env:
@@ -163,7 +177,7 @@ class EnvSource:
         atari = self.settings.wrappers.atari
         return EpisodicLife(env) if atari is not None and atari.terminal_on_life_loss else env
 
-    def _make_native(self, num_envs: int) -> TrainingEnv:
+    def _make_native(self, num_envs: int, info_keys: Sequence[str]) -> TrainingEnv:
         settings, arguments = self.settings, dict(self.arguments)
         if find_maker(self.env_id) is not None:
             raise EnvError(f"backend: {settings.backend} takes registered ids, not '{self.env_id}' (use sync or async)")
@@ -171,6 +185,14 @@ class EnvSource:
         import_known_packages(env_id)
         check_has_batch(env_id, settings.backend)
         example = construct(env_id, arguments, settings.max_episode_steps)
+        reading = self.find_reading(example, functools.partial(self.make, with_wrappers=False), tuple(info_keys))
+        if reading.masks is not None:
+            raise EnvError(
+                f"backend: {settings.backend} does not read the action masks of '{env_id}' from {reading.masks.value}:"
+                " use sync or async, or set env_kwargs.action_masks=false"
+            )
+        if info_keys:
+            raise EnvError(f"backend: {settings.backend} gives no info, and the algorithm reads {info_keys[0]!r} of it")
         make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolNativeEnv
         with translate_construction_errors(env_id, arguments):
             batch = make_batch(env_id, arguments, example, num_envs)

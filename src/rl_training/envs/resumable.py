@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.answers import check, explain_reset, explain_step, find_misfit
+from rl_training.envs.masks import NOTHING, StepReading
 from rl_training.envs.state import ale_rng
 from rl_training.envs.state.attributes import (
     MAX_ARRAY_BYTES,
@@ -42,6 +43,12 @@ class Step(NamedTuple):
     """Last observation of the episode that ended; None within an episode."""
     episode: tuple[float, int] | None = None
     """Return and length of the episode that ended; None within an episode."""
+    mask: Any = None
+    """Action mask of `obs`, where the environment gives masks; else None."""
+    final_mask: Any = None
+    """Action mask of `final_obs`."""
+    info: tuple[Any, ...] = ()
+    """Values of the info keys that the algorithm asks for."""
 
 
 class ResumableEnv:
@@ -53,8 +60,11 @@ class ResumableEnv:
     environment with `get_state` and `set_state` is restored by these instead.
     """
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, env: gym.Env[Any, Any], reading: StepReading = NOTHING) -> None:
         self.env = env
+        self._reading = reading
+        self._masks = reading.mask_reader(env)
+        self._mask: Any = None
         self._core: Any = env.unwrapped
         self._before: dict[str, Any] = {}
         """State before the last reset, on which the start of the episode depends."""
@@ -107,7 +117,13 @@ class ResumableEnv:
             check(find_misfit(self.env.observation_space, answer[0]))
         self._num_resets += 1
         self._obs = answer[0]
+        if self._masks is not None:
+            self._mask = self._masks.read(*answer)
         return self._obs
+
+    def current_mask(self) -> Any:
+        """The action mask of the current observation."""
+        return self._mask
 
     def step(self, action: Any) -> Step:
         """Log the action and take it; reset at the end of an episode."""
@@ -129,9 +145,13 @@ class ResumableEnv:
             raise
         self._return += reward
         self._length += 1
+        values = self._reading.info_values(info) if self._reading.info_keys else ()
+        if self._masks is not None:
+            self._mask = self._masks.read(obs, info, is_last=bool(has_ended and terminated))
         if not has_ended:
             self._obs = obs
-            return Step(obs, reward, bool(terminated), False)
+            return Step(obs, reward, bool(terminated), False, None, None, self._mask, None, values)
+        final_mask = self._mask
         episode = (self._return, self._length)
         final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array
         try:
@@ -139,7 +159,8 @@ class ResumableEnv:
         except BaseException:
             self.failed_call = "reset"
             raise
-        return Step(first_obs, reward, bool(terminated), bool(truncated), final_obs, episode)
+        ends = bool(terminated), bool(truncated)
+        return Step(first_obs, reward, *ends, final_obs, episode, self._mask, final_mask, values)
 
     def state(self) -> dict[str, Any]:
         """The state that `restore` takes."""
@@ -155,6 +176,7 @@ class ResumableEnv:
             "attributes": [capture_attributes(wrapper) for wrapper in self._wrapper_chain(with_core=custom is None)],
             "unsaved": self._unsaved(with_core=custom is None),
             "obs": copy.deepcopy(self._obs),
+            **({} if self._masks is None else {"mask": self._mask}),
             "return": self._return,
             "length": self._length,
             "global_draws": sorted(self._draws()),
@@ -196,6 +218,8 @@ class ResumableEnv:
             answer = self.env.step(action.copy())
             check(explain_step(answer))
             obs, reward, terminated, truncated, info = answer
+            if self._masks is not None:
+                self._mask = self._masks.read(obs, info, is_last=bool(terminated))
             self._return += float(reward)
             self._length += 1
             report()
@@ -228,6 +252,7 @@ class ResumableEnv:
         if not is_same(self._core.get_state(), state["custom_state"]):
             inexact_reasons.append("its get_state after set_state returns something else")
         self._obs = state["obs"]
+        self._mask = state.get("mask", self._mask)
         self._return, self._length = float(state["return"]), int(state["length"])
 
     def _restore_attributes(self, state: dict[str, Any], *, with_core: bool) -> list[str]:

@@ -14,14 +14,23 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from rl_training.envs.answers import find_misfit
+from rl_training.envs.masks import NOTHING, StepReading, stack_info
 from rl_training.envs.pools import Arguments, Fault, MakeMember, Member, Pool, close_example, try_to
 from rl_training.envs.resumable import ResumableEnv, Step
 from rl_training.envs.workers import AsyncPool
 from rl_training.errors import EnvError
+from rl_training.spaces.spec import Spaces, describe_spaces
 
 Array = npt.NDArray[Any]
 MakeEnv = Callable[[], gym.Env[Any, Any]]
 RewardTransform = Callable[[Array], Array]
+FindReading = Callable[[gym.Env[Any, Any], MakeEnv], StepReading]
+"""Tells what to read from an environment beside its observations; may make another one to look at its first info."""
+
+
+def read_nothing(env: gym.Env[Any, Any], make: MakeEnv) -> StepReading:
+    """Neither masks nor info."""
+    return NOTHING
 
 
 class TrainingEnv(VectorEnv[Any, Any, Any]):
@@ -29,11 +38,14 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
 
     The info of a step holds Gymnasium's `final_obs` and `_final_obs`, `episodes` (return and length of each episode
     that ended, before the reward transform), and `restarted` (index and error of each environment that failed and was
-    recreated; its step is lost).
+    recreated; its step is lost). Where the environments give action masks, it holds `masks` of the observations and
+    `next_masks`, which differ at an episode end as `final_obs` does. `fields` holds the info values asked for, by key.
     """
 
     inexact_reasons: Sequence[str] = ()
     """Why a run with these environments cannot be resumed exactly, where this is known before training."""
+    has_masks = False
+    """Whether the environments give action masks."""
 
     def __init__(self, example: gym.Env[Any, Any], num_envs: int, max_restarts: int = 0) -> None:
         self.num_envs = num_envs
@@ -57,6 +69,15 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
             self._seeds = [None if value is None else int(value) for value in seed]
         return self._reset_all(), {}
 
+    @property
+    def spaces(self) -> Spaces:
+        """The spaces of one environment, as algorithms and buffers see them."""
+        return describe_spaces(self.single_observation_space, self.single_action_space, has_masks=self.has_masks)
+
+    def current_masks(self) -> Array | None:
+        """Action masks of the current observations, [N, num_options]; None without masks."""
+        return None
+
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """State of all environments, for a checkpoint."""
@@ -73,12 +94,12 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
 class SyncPool(Pool):
     """All members in this process, run one after the other."""
 
-    def __init__(self, make: MakeMember, size: int) -> None:
+    def __init__(self, make: MakeMember, size: int, first: Sequence[Member] = ()) -> None:
         self.size = size
         self._make = make
-        self.members: list[Member] = []
+        self.members: list[Member] = list(first)
         try:
-            self.members += [make() for _ in range(size)]
+            self.members += [make() for _ in range(size - len(first))]
         except BaseException:
             self.close()
             raise
@@ -119,10 +140,13 @@ class PooledTrainingEnv(TrainingEnv):
         example: gym.Env[Any, Any],
         max_restarts: int = 0,
         transform_rewards: RewardTransform | None = None,
+        reading: StepReading = NOTHING,
     ) -> None:
         super().__init__(example, pool.size, max_restarts)
         self.pool = pool
         self._transform_rewards = transform_rewards
+        self._reading = reading
+        self.has_masks = reading.masks is not None
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take one step in every environment."""
@@ -137,6 +161,10 @@ class PooledTrainingEnv(TrainingEnv):
                 first_obs = self._recover(index, fault, actions[index])
                 results[index] = Step(first_obs, 0.0, terminated=False, truncated=True)
                 restarted[index] = fault.what
+
+    def current_masks(self) -> Array | None:
+        """Action masks of the current observations, [N, num_options]; None without masks."""
+        return np.stack(self._ask("current_mask", [()] * self.num_envs)) if self.has_masks else None
 
     def state(self) -> dict[str, Any]:
         """Seeds, restarts used, and the state of each environment."""
@@ -187,11 +215,15 @@ class PooledTrainingEnv(TrainingEnv):
         self, results: list[Any], restarted: dict[int, str]
     ) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Stack the steps of all environments; raises if a result is a `Fault` or does not fit its space."""
-        obs, rewards, terminated, truncated, final_obs, episodes = zip(*results, strict=True)
+        obs, rewards, terminated, truncated, final_obs, episodes, masks, final_masks, values = zip(
+            *results, strict=True
+        )
         batch = batch_observations(self.single_observation_space, obs)
         info = self._end_info(final_obs, episodes) if any(episodes) else {}
         if restarted:
             info["restarted"] = restarted
+        elif self._reading is not NOTHING:
+            info |= self._read_info(masks, final_masks, values)
         raw = np.array(rewards, np.float64)
         shaped = raw if self._transform_rewards is None else self._transform_rewards(raw)
         return batch, shaped, np.array(terminated), np.array(truncated), info
@@ -209,6 +241,15 @@ class PooledTrainingEnv(TrainingEnv):
             "final_obs": finals,
             "_final_obs": ended,
         }
+
+    def _read_info(
+        self, masks: Sequence[Any], final_masks: Sequence[Any], values: Sequence[tuple[Any, ...]]
+    ) -> dict[str, Any]:
+        info: dict[str, Any] = {"fields": stack_info(values, self._reading.info_keys)}
+        if self.has_masks:
+            last = [mask if final is None else final for mask, final in zip(masks, final_masks, strict=True)]
+            info |= {"masks": np.stack(masks), "next_masks": np.stack(last)}
+        return info
 
     def _find_faults(self, results: list[Any], error: Exception) -> dict[int, Fault]:
         """The faults among the results, else those of observations outside their space; raise `error` without any."""
@@ -256,12 +297,17 @@ class PooledTrainingEnv(TrainingEnv):
 
 
 def make_sync(
-    make: MakeEnv, num_envs: int, max_restarts: int = 0, transform_rewards: RewardTransform | None = None
+    make: MakeEnv,
+    num_envs: int,
+    max_restarts: int = 0,
+    transform_rewards: RewardTransform | None = None,
+    find_reading: FindReading = read_nothing,
 ) -> PooledTrainingEnv:
     """Make training environments in this process."""
-    pool = SyncPool(partial(make_member, make), num_envs)
-    first: Any = pool.members[0]
-    return PooledTrainingEnv(pool, first.env, max_restarts, transform_rewards)
+    first = make()
+    reading = find_reading(first, make)
+    pool = SyncPool(partial(make_member, make, reading), num_envs, [ResumableEnv(first, reading)])
+    return PooledTrainingEnv(pool, first, max_restarts, transform_rewards, reading)
 
 
 def make_async(
@@ -270,11 +316,13 @@ def make_async(
     max_restarts: int,
     timeout_seconds: float,
     transform_rewards: RewardTransform | None = None,
+    find_reading: FindReading = read_nothing,
 ) -> PooledTrainingEnv:
     """Make training environments in worker processes, one each."""
     example = make()  # in this process first, so that a wrong id or argument raises here
-    pool = AsyncPool(partial(make_member, make), num_envs, timeout_seconds)
-    envs = PooledTrainingEnv(pool, example, max_restarts, transform_rewards)
+    reading = find_reading(example, make)
+    pool = AsyncPool(partial(make_member, make, reading), num_envs, timeout_seconds)
+    envs = PooledTrainingEnv(pool, example, max_restarts, transform_rewards, reading)
     close_example(example)
     try:
         for index, fault in pool.start():
@@ -285,9 +333,9 @@ def make_async(
     return envs
 
 
-def make_member(make: MakeEnv) -> ResumableEnv:
+def make_member(make: MakeEnv, reading: StepReading = NOTHING) -> ResumableEnv:
     """Make one pool member; picklable, for worker processes."""
-    return ResumableEnv(make())
+    return ResumableEnv(make(), reading)
 
 
 def make_limited(make: MakeEnv, length_limit: int) -> gym.Env[Any, Any]:

@@ -36,15 +36,24 @@ class Episode:
     """Pool member that runs it."""
     seed: int
     obs: Any = None
+    mask: Any = None
+    """Action mask of `obs`, where the environment gives masks."""
+    policy_state: Any = None
+    """Policy state before the next step; None at the start of the episode."""
     total: float = 0.0
     length: int = 0
     actions: list[Any] = field(default_factory=list)
     """Recorded only if the episode may be retried."""
     attempts: int = 0
 
+    def begin(self, first: EpisodeStep) -> None:
+        """Start with the first observation."""
+        self.obs, self.mask, self.policy_state = first.obs, first.mask, None
+        self.total, self.length = 0.0, 0
+
     def add(self, step: EpisodeStep) -> None:
         """Add the reward and observation of a step."""
-        self.obs = step.obs
+        self.obs, self.mask = step.obs, step.mask
         self.total += step.reward
         self.length += 1
 
@@ -57,9 +66,12 @@ class EpisodeRunner:
         self.num_members = num_members
         self.max_restarts, self.num_restarts = settings.max_restarts, 0
         self._is_local = settings.backend != "async"
-        self._make_pool = partial(source.make_episode_pool, num_members)
         self._started_pool: Pool | None = None
-        example = source.make(with_wrappers=False)
+        make = partial(source.make, with_wrappers=False)
+        example = make()
+        reading = source.find_reading(example, make)
+        self.has_masks = reading.masks is not None
+        self._make_pool = partial(source.make_episode_pool, num_members, reading)
         self.obs_space, self.action_space = example.observation_space, copy.deepcopy(example.action_space)
         close_example(example)
         self._class = type(example.unwrapped)
@@ -98,7 +110,7 @@ class EpisodeRunner:
             if isinstance(answer, Fault):
                 self._retry(episode, answer, "at reset")
             else:
-                episode.obs = answer
+                episode.begin(answer)
 
     def batch(self, active: Sequence[Episode]) -> Any:
         """The observations of the episodes as one batch."""
@@ -169,30 +181,36 @@ class EpisodeRunner:
     def _replay(self, episode: Episode) -> EpisodeStep | Fault | None:
         """Repeat an episode's actions; returns the last step, a fault, or None if the episode was started again."""
         again = Episode(episode.index, episode.member, episode.seed)
-        again.obs = self._start_one(again)
+        fault = self._start_one(again)
         has_ended = False
         for action in episode.actions[:-1]:
-            if isinstance(again.obs, Fault) or has_ended:
+            if fault is not None or has_ended:
                 break
             step = self._pool.run_one(again.member, "step", action)
             if isinstance(step, Fault):
                 return step
             again.add(step)
             has_ended = step.ended
-        if isinstance(again.obs, Fault):
-            return again.obs
+        if fault is not None:
+            return fault
         if episode.actions:
             if not has_ended and again.total == episode.total and is_same(again.obs, episode.obs):
                 last: EpisodeStep | Fault = self._pool.run_one(again.member, "step", episode.actions[-1])
                 return last
-            again.obs = self._start_one(again)
-        episode.obs, episode.total, episode.length = again.obs, 0.0, 0
+            fault = self._start_one(again)
+        episode.begin(EpisodeStep(again.obs, 0.0, False, None, again.mask))
         episode.actions.clear()
-        return again.obs if isinstance(again.obs, Fault) else None
+        return fault
 
-    def _start_one(self, episode: Episode) -> Any:
-        fault = self._pool.run_one(episode.member, "make", episode.seed, seconds=SECONDS_TO_START)
-        return fault if isinstance(fault, Fault) else self._pool.run_one(episode.member, "reset", episode.seed)
+    def _start_one(self, episode: Episode) -> Fault | None:
+        """Start an episode in a new environment."""
+        answer = self._pool.run_one(episode.member, "make", episode.seed, seconds=SECONDS_TO_START)
+        if not isinstance(answer, Fault):
+            answer = self._pool.run_one(episode.member, "reset", episode.seed)
+        if isinstance(answer, Fault):
+            return answer
+        episode.begin(answer)
+        return None
 
     def _error(self, episode: Episode, fault: Fault, where: str) -> EnvError:
         lines = [f"the environment of evaluation episode {episode.index} (seed {episode.seed}) failed {where}:"]

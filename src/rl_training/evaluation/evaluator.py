@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.envs.episodes import EpisodeStep
@@ -63,7 +64,8 @@ class Evaluator:
     @property
     def spaces(self) -> Spaces:
         """The spaces of the environments."""
-        return describe_spaces(self._runner.obs_space, self._runner.action_space)
+        runner = self._runner
+        return describe_spaces(runner.obs_space, runner.action_space, has_masks=runner.has_masks)
 
     def evaluate(self, algorithm: Algorithm[Any], on_progress: OnProgress) -> dict[str, float]:
         """Mean and standard deviation of the unscaled return, mean length and number of episodes.
@@ -100,7 +102,7 @@ class Evaluator:
             num_done = 0
             while active:
                 on_progress(num_done)
-                actions = act_on(algorithm, runner.batch(active), deterministic=True)
+                actions = act_in(algorithm, active, runner.batch(active))
                 still_active, started = [], []
                 for episode, step in zip(active, runner.step(active, list(actions)), strict=True):
                     if step is None or not (step.ended or episode.length >= MAX_EPISODE_STEPS):
@@ -147,8 +149,31 @@ def success_metrics(successes: Sequence[bool | None]) -> dict[str, float]:
     return {SUCCESS_RATE: sum(map(bool, successes)) / len(successes), SUCCESS_REPORTS: num_reports}
 
 
-def act_on(algorithm: Algorithm[Any], obs: Any, *, deterministic: bool) -> Array:
-    """Environment actions for a batch of environment observations."""
+def act_in(algorithm: Algorithm[Any], active: Sequence[Episode], obs: Any) -> Array:
+    """Environment actions of the deterministic policy in each episode, whose policy state is advanced."""
+    state = algorithm.initial_state(len(active))
+    if state is not None:
+        pairs = zip(active, state, strict=True)
+        state = torch.stack([row if item.policy_state is None else item.policy_state for item, row in pairs])
+    masks = np.stack([episode.mask for episode in active]) if active[0].mask is not None else None
+    actions, state = act_on(algorithm, obs, state, masks, deterministic=True)
+    if state is not None:
+        for episode, row in zip(active, state, strict=True):
+            episode.policy_state = row
+    return actions
+
+
+def act_on(
+    algorithm: Algorithm[Any],
+    obs: Any,
+    state: Tensor | None = None,
+    masks: Array | None = None,
+    *,
+    deterministic: bool,
+) -> tuple[Array, Tensor | None]:
+    """Environment actions for a batch of environment observations, and the next policy state."""
     stored = np.ascontiguousarray(algorithm.spaces.obs.as_stored(obs))
-    actions = algorithm.act(torch.from_numpy(stored).to(algorithm.device), explore=not deterministic)
-    return algorithm.spaces.action.to_env(actions.cpu().numpy())
+    inputs = torch.from_numpy(stored).to(algorithm.device)
+    mask = None if masks is None else torch.from_numpy(masks).to(algorithm.device)
+    acted = algorithm.act(inputs, state, explore=not deterministic, mask=mask)
+    return algorithm.spaces.action.to_env(acted.actions.cpu().numpy()), acted.state

@@ -97,21 +97,21 @@ class _Fit:
         """One gradient step on the TD error of a batch."""
         batch = self._data.sample(batch_size)
         with torch.no_grad():
-            next_actions = self._actions(batch.next_obs)
+            next_actions = self._actions(batch.next_obs, batch.next_masks)
             discounts = bootstrap_discounts(batch, self._algorithm.config.gamma)
             targets = batch.rewards + discounts * self._target(batch.next_obs, next_actions)
         descend(F.mse_loss(self._q(batch.obs, batch.actions), targets), self._optimizer)
         polyak(self._q.network, self._target.network, TAU)
 
     @torch.no_grad()
-    def estimate(self, obs: Tensor) -> Array:
+    def estimate(self, obs: Tensor, masks: Tensor | None) -> Array:
         """Discounted return of the policy from each observation: Q(s, pi(s)) [B]."""
-        estimates: Array = self._q(obs, self._actions(obs)).double().cpu().numpy()
+        estimates: Array = self._q(obs, self._actions(obs, masks)).double().cpu().numpy()
         return estimates
 
-    def _actions(self, obs: Tensor) -> Tensor:
+    def _actions(self, obs: Tensor, masks: Tensor | None) -> Tensor:
         """The policy's actions as the environment executes them: the dataset holds no action beyond the bounds."""
-        return self._algorithm.spaces.action.executed(self._algorithm.act(obs, explore=False))
+        return self._algorithm.spaces.action.executed(self._algorithm.act(obs, explore=False, mask=masks).actions)
 
 
 def fitted_q_evaluation(
@@ -132,14 +132,17 @@ def fitted_q_evaluation(
     unit = float(np.sqrt(np.square(training.rewards, dtype=np.float64).mean())) or 1.0
     training = training.with_reward_transform(1.0 / unit)
     training = training.with_sampler(rng=np.random.default_rng(seed), device=algorithm.device)
-    first_obs = torch.from_numpy(held_out.obs[held_out.episodes()[:, 0]]).to(algorithm.device)
+    first_rows = held_out.episodes()[:, 0]
+    first_obs = torch.from_numpy(held_out.obs[first_rows]).to(algorithm.device)
+    masks = held_out.masks
+    first_masks = None if masks is None else torch.from_numpy(masks[first_rows]).to(algorithm.device)
     fit = _Fit(algorithm, training, learning_rate, seed)
     earlier = 0.0
     for update in counting(num_updates, "fitted Q evaluation"):
         if update == num_updates * 9 // 10:
-            earlier = unit * float(fit.estimate(first_obs).mean())
+            earlier = unit * float(fit.estimate(first_obs, first_masks).mean())
         fit.update(batch_size)
-    score = _score(unit * fit.estimate(first_obs), earlier, held_out, algorithm.config.gamma, seed)
+    score = _score(unit * fit.estimate(first_obs, first_masks), earlier, held_out, algorithm.config.gamma, seed)
     if not score.fqe_converged:
         tell(_describe_drift(score, num_updates))
     return score

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rl_training.models.encoders import ObsNetwork, make_preprocessor
 from rl_training.models.mlp import EnsembleMLP, MLPSpec
 from rl_training.spaces.actions import ActionKind, ActionSpec
+from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -94,11 +95,11 @@ class ActorCritic(ObsNetwork):
             value_output = self.networks.weights[-1][1, :, 0]
             value_output /= value_output.norm()
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """The policy's raw outputs [B, num_outputs] and the state values [B]."""
+    def forward(self, obs: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The policy's raw outputs [B, num_outputs], invalid options masked, and the state values [B]."""
         inputs = obs if self.preprocessor is None else self.preprocessor(obs)
         policy, value = self.networks(self.features(inputs)).unbind(0)
-        return policy, value[:, 0]
+        return policy if mask is None else masked(policy, mask), value[:, 0]
 
 
 def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:

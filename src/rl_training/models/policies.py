@@ -14,6 +14,7 @@ from rl_training.models.actor_critic import HALF_LOG_TWO_PI, CategoricalHead
 from rl_training.models.encoders import ObsNetwork
 from rl_training.models.mlp import MLPSpec
 from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 PolicyKind = Literal["deterministic", "gaussian"]
@@ -35,11 +36,11 @@ class Policy(ObsNetwork, ABC):
         return outputs
 
     @abstractmethod
-    def mode(self, obs: Tensor) -> Tensor:
+    def mode(self, obs: Tensor, mask: Tensor | None = None) -> Tensor:
         """The deterministic action: the mean, squashed if the policy is, or the argmax."""
 
     @abstractmethod
-    def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+    def sample(self, obs: Tensor, generator: torch.Generator, mask: Tensor | None = None) -> Tensor:
         """Sample an action."""
 
 
@@ -57,11 +58,11 @@ class SquashedGaussianPolicy(Policy):
         log_prob = log_prob - 2.0 * (math.log(2.0) - before_tanh - F.softplus(-2.0 * before_tanh))
         return before_tanh.tanh(), log_prob.sum(-1)
 
-    def mode(self, obs: Tensor) -> Tensor:
+    def mode(self, obs: Tensor, mask: Tensor | None = None) -> Tensor:
         """The squashed mean, [B, A]."""
         return self._gaussian(obs)[0].tanh()
 
-    def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+    def sample(self, obs: Tensor, generator: torch.Generator, mask: Tensor | None = None) -> Tensor:
         """Sample, then squash."""
         mean, log_std = self._gaussian(obs)
         noise = torch.empty_like(mean).normal_(generator=generator)
@@ -76,22 +77,22 @@ class ImitationPolicy(Policy):
     """A policy that can be trained on given actions."""
 
     @abstractmethod
-    def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
+    def imitation_loss(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Loss of each given action, [B]."""
 
 
 class DeterministicPolicy(ImitationPolicy):
     """A deterministic continuous action, squashed into [-1, 1] by tanh."""
 
-    def mode(self, obs: Tensor) -> Tensor:
+    def mode(self, obs: Tensor, mask: Tensor | None = None) -> Tensor:
         """The action, [B, A]."""
         return self.outputs(obs).tanh()
 
-    def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+    def sample(self, obs: Tensor, generator: torch.Generator, mask: Tensor | None = None) -> Tensor:
         """The same action."""
         return self.mode(obs)
 
-    def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
+    def imitation_loss(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Squared error, averaged over the components."""
         return (self.mode(obs) - actions).square().mean(-1)
 
@@ -107,7 +108,7 @@ class TanhMeanGaussianPolicy(DeterministicPolicy):
         super().__init__(spaces, mlp_spec)
         self.log_std = nn.Parameter(torch.zeros(spaces.action.num_components))
 
-    def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+    def sample(self, obs: Tensor, generator: torch.Generator, mask: Tensor | None = None) -> Tensor:
         """Sample, clipped to the bounds."""
         mean = self.mode(obs)
         return self.sample_from_noise(mean, torch.empty_like(mean).normal_(generator=generator))
@@ -116,7 +117,7 @@ class TanhMeanGaussianPolicy(DeterministicPolicy):
         """Actions from the mean and standard normal `noise`, clipped to the bounds."""
         return (mean + self._log_std().exp() * noise).clamp(-1.0, 1.0)
 
-    def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
+    def imitation_loss(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Negative log-density."""
         return self.negative_log_prob(self.mode(obs), actions)
 
@@ -137,17 +138,17 @@ class CategoricalPolicy(ImitationPolicy):
         super().__init__(spaces, mlp_spec)
         self.head = CategoricalHead(spaces.action)
 
-    def mode(self, obs: Tensor) -> Tensor:
+    def mode(self, obs: Tensor, mask: Tensor | None = None) -> Tensor:
         """The deterministic action: the mean, squashed if the policy is, or the argmax."""
-        return self.head.mode(self.outputs(obs))
+        return self.head.mode(masked(self.outputs(obs), mask))
 
-    def sample(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+    def sample(self, obs: Tensor, generator: torch.Generator, mask: Tensor | None = None) -> Tensor:
         """Sample from the distribution."""
-        return self.head.sample(self.outputs(obs), generator)
+        return self.head.sample(masked(self.outputs(obs), mask), generator)
 
-    def imitation_loss(self, obs: Tensor, actions: Tensor) -> Tensor:
+    def imitation_loss(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Cross entropy."""
-        return -self.head.log_prob_and_entropy(self.outputs(obs), actions)[0]
+        return -self.head.log_prob_and_entropy(masked(self.outputs(obs), mask), actions)[0]
 
 
 def make_imitation_policy(kind: PolicyKind, spaces: Spaces, mlp_spec: MLPSpec) -> ImitationPolicy:

@@ -47,7 +47,14 @@ class FrameReplayBuffer(ReplayBuffer):
         return super().nbytes + self._frames.nbytes + self._ref_counts.nbytes
 
     def add(
-        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
+        self,
+        obs: Array,
+        actions: Array,
+        rewards: Array,
+        next_obs: Array,
+        terminated: Array,
+        truncated: Array,
+        **further: Array,
     ) -> None:
         """Store one step of every environment."""
         row, indices = self._position, self._storage["next_obs"]
@@ -59,7 +66,7 @@ class FrameReplayBuffer(ReplayBuffer):
         np.add.at(self._ref_counts, added, 1)
         np.subtract.at(self._ref_counts, released, 1)
         self._free_frames += [int(index) for index in np.unique(released)[::-1] if not self._ref_counts[index]]
-        super().add(obs_indices, actions, rewards, next_indices, terminated, truncated)
+        super().add(obs_indices, actions, rewards, next_indices, terminated, truncated, **further)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the rows, and the frames in segments of their own."""

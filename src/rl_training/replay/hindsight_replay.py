@@ -65,13 +65,20 @@ class HindsightReplay(ReplayBuffer):
         """Length of the episode of each step; 0 while the episode is in progress."""
 
     def add(
-        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
+        self,
+        obs: Array,
+        actions: Array,
+        rewards: Array,
+        next_obs: Array,
+        terminated: Array,
+        truncated: Array,
+        **further: Array,
     ) -> None:
         """Store one step of every environment."""
         row, previous = self._position, self._position - 1
         self._steps_before[row] = np.where(self._dones(previous), 0, self._steps_before[previous] + 1)
         self._episode_lengths[row] = 0
-        super().add(obs, actions, rewards, next_obs, terminated, truncated)
+        super().add(obs, actions, rewards, next_obs, terminated, truncated, **further)
         self._end_episodes(row, self._dones(row))
 
     def truncate_newest(self) -> None:

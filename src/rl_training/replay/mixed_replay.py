@@ -41,11 +41,18 @@ class MixedReplay:
         self._transform = transform
 
     def add(
-        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
+        self,
+        obs: Array,
+        actions: Array,
+        rewards: Array,
+        next_obs: Array,
+        terminated: Array,
+        truncated: Array,
+        **further: Array,
     ) -> None:
         """Store one step of every environment."""
         rewards = transform_rewards(rewards.astype(np.float32), self._transform)
-        self._replay.add(obs, actions, rewards, next_obs, terminated, truncated)
+        self._replay.add(obs, actions, rewards, next_obs, terminated, truncated, **further)
 
     def truncate_newest(self) -> None:
         """Mark the newest step of every environment truncated, unless terminated."""
@@ -78,5 +85,7 @@ class MixedReplay:
 
 
 def _concatenate(first: Transitions, second: Transitions) -> Transitions:
-    fields = {name: value for name, value in vars(first).items() if value is not None}
-    return Transitions(**{name: torch.cat([value, getattr(second, name)]) for name, value in fields.items()})
+    others = second.tensors()
+    return Transitions.from_tensors(
+        {name: torch.cat([value, others[name]]) for name, value in first.tensors().items() if name in others}
+    )

@@ -12,8 +12,20 @@ from torch import Tensor
 
 from rl_training.replay.prioritized import PrioritizedSampler
 from rl_training.replay.segments import Segment, rows_per_segment
-from rl_training.replay.transitions import FIELDS, Array, Storage, Transitions, allocate, as_index, copy_rows
+from rl_training.replay.transitions import (
+    FIELDS,
+    Array,
+    StepFields,
+    Storage,
+    Transitions,
+    allocate,
+    as_index,
+    copy_rows,
+)
 from rl_training.spaces.spec import Spaces
+
+LAST_STEP_FIELDS = ("next_obs", "next_masks", "truncated")
+"""Fields of an n-step transition that belong to its last step; the others belong to its first."""
 
 
 class ReplayBuffer:
@@ -35,6 +47,7 @@ class ReplayBuffer:
         n_step: int = 1,
         gamma: float = 0.99,
         priority_alpha: float | None = None,
+        fields: StepFields | None = None,
     ) -> None:
         self.num_rows = -(-capacity // num_envs)
         self.num_envs = num_envs
@@ -42,7 +55,8 @@ class ReplayBuffer:
         self._gamma = gamma
         self._rng = rng
         self._device = device
-        self._storage = allocate(spaces, self.num_rows, num_envs)
+        self._storage = allocate(spaces, self.num_rows, num_envs, fields=fields)
+        self._extra_names = tuple(fields or ())
         self._flat = {name: torch.from_numpy(array).flatten(0, 1) for name, array in self._storage.items()}
         self._position = 0
         self._rows_stored = 0
@@ -62,11 +76,20 @@ class ReplayBuffer:
         return sum(array.nbytes for array in self._storage.values())
 
     def add(
-        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
+        self,
+        obs: Array,
+        actions: Array,
+        rewards: Array,
+        next_obs: Array,
+        terminated: Array,
+        truncated: Array,
+        **further: Array,
     ) -> None:
         """Store one step of every environment."""
         row = self._position
         for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
+            self._storage[name][row] = value
+        for name, value in further.items():
             self._storage[name][row] = value
         self._writes += 1
         self._versions[row // self._segment_rows] = self._writes
@@ -119,7 +142,9 @@ class ReplayBuffer:
         """The transitions at these slots."""
         if self._n_step > 1:
             return self._n_step_transitions(index, self._outcome)
-        return Transitions(**{name: self._take(field, index) for name, field in self._flat.items()})
+        tensors = {name: self._take(field, index) for name, field in self._flat.items()}
+        extras = {name: tensors.pop(name) for name in self._extra_names}
+        return Transitions(**tensors, extras=extras)
 
     def _take(self, field: Tensor, index: Tensor) -> Tensor:
         return field.index_select(0, index).to(self._device)
@@ -146,15 +171,13 @@ class ReplayBuffer:
             ended = step_terminated | self._flat["terminated"][index] | self._flat["truncated"][index]
             running = running & ~ended & (index // self.num_envs != newest)
             index = (index + self.num_envs) % (self.num_rows * self.num_envs)
-        return Transitions(
-            obs=self._take(self._flat["obs"], first),
-            actions=self._take(self._flat["actions"], first),
-            rewards=rewards.to(self._device),
-            next_obs=self._take(self._flat["next_obs"], last),
-            terminated=terminated.to(self._device),
-            truncated=self._take(self._flat["truncated"], last),
-            discounts=discounts.to(self._device),
-        )
+        tensors = {
+            name: self._take(field, last if name in LAST_STEP_FIELDS else first)
+            for name, field in self._flat.items()
+            if name not in ("rewards", "terminated")
+        }
+        computed = {"rewards": rewards, "terminated": terminated, "discounts": discounts}
+        return Transitions.from_tensors(tensors | {name: tensor.to(self._device) for name, tensor in computed.items()})
 
     def state_dict(self) -> dict[str, Any]:
         """The stored rows in segments, the write position and the generator."""

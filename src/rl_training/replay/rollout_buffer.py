@@ -7,17 +7,34 @@ from typing import Any
 
 import torch
 
-from rl_training.replay.transitions import FIELDS, Array, Storage, Transitions, allocate, as_index, copy_rows
+from rl_training.replay.transitions import (
+    FIELDS,
+    Array,
+    StepFields,
+    Storage,
+    Transitions,
+    allocate,
+    as_index,
+    copy_rows,
+)
 from rl_training.spaces.spec import Spaces
 
 
 class RolloutBuffer:
     """Filled step by step, read as one [T, N] batch, then cleared."""
 
-    def __init__(self, spaces: Spaces, num_steps: int, num_envs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        spaces: Spaces,
+        num_steps: int,
+        num_envs: int,
+        device: torch.device,
+        fields: StepFields | None = None,
+    ) -> None:
         self.num_steps = num_steps
         self._device = device
-        self._storage = allocate(spaces, num_steps, num_envs)
+        self._storage = allocate(spaces, num_steps, num_envs, fields=fields)
+        self._extra_names = tuple(fields or ())
         self._position = 0
 
     @property
@@ -26,10 +43,19 @@ class RolloutBuffer:
         return self.num_steps - self._position
 
     def add(
-        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
+        self,
+        obs: Array,
+        actions: Array,
+        rewards: Array,
+        next_obs: Array,
+        terminated: Array,
+        truncated: Array,
+        **further: Array,
     ) -> None:
         """Store one step of every environment."""
         for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
+            self._storage[name][self._position] = value
+        for name, value in further.items():
             self._storage[name][self._position] = value
         self._position += 1
 
@@ -46,7 +72,9 @@ class RolloutBuffer:
 
     def rollout(self) -> Transitions:
         """The complete rollout, [T, N], sharing the buffer's memory until the next `add`."""
-        return Transitions(**{name: torch.from_numpy(array).to(self._device) for name, array in self._storage.items()})
+        tensors = {name: torch.from_numpy(array).to(self._device) for name, array in self._storage.items()}
+        extras = {name: tensors.pop(name) for name in self._extra_names}
+        return Transitions(**tensors, extras=extras)
 
     def clear(self) -> None:
         """Discard the stored steps."""

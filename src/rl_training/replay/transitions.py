@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from rl_training.spaces.spec import Spaces
@@ -16,6 +17,19 @@ Array = npt.NDArray[Any]
 Storage = dict[str, Array]
 
 FIELDS = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
+MASK_FIELDS = ("masks", "next_masks")
+
+
+@dataclass(frozen=True)
+class StepField:
+    """Shape and dtype, for one environment, of a further field of the step record."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+
+StepFields = Mapping[str, StepField]
+"""Further fields of the step record, by name."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,14 @@ class Transitions:
     """1 / (N P(i)) with prioritized replay, else None. Importance weights are its power beta over the maximum."""
     index: Tensor | None = None
     """Slot of each transition in a prioritized replay buffer; else None."""
+    masks: Tensor | None = None
+    """Valid actions of `obs`, [..., num_options], where the environment gives action masks; else None."""
+    next_masks: Tensor | None = None
+    """Valid actions of `next_obs`; else None."""
+    valid: Tensor | None = None
+    """In sequences [L, B]: False after the end of the episode, where a row repeats its last step; else None."""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further fields that the algorithm declares, by name."""
 
     @property
     def dones(self) -> Tensor:
@@ -43,14 +65,31 @@ class Transitions:
 
     def split(self, size: int) -> Iterator[Transitions]:
         """Consecutive batches of `size` transitions, sharing memory."""
-        fields = {name: tensor.split(size) for name, tensor in vars(self).items() if tensor is not None}
+        fields = {name: torch.split(tensor, size) for name, tensor in self.tensors().items()}
         for parts in zip(*fields.values(), strict=True):
-            yield Transitions(**dict(zip(fields, parts, strict=True)))
+            yield Transitions.from_tensors(dict(zip(fields, parts, strict=True)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every field that is present, further ones included, by name."""
+        known = {name: value for name, value in vars(self).items() if value is not None and name != "extras"}
+        return {**known, **self.extras} if self.extras else known
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Any]) -> Transitions:
+        """Build from fields by name; those that this class does not know become `extras`."""
+        if tensors.keys() <= KNOWN_FIELDS:
+            return cls(**tensors)
+        known = {name: tensors[name] for name in tensors.keys() & KNOWN_FIELDS}
+        return cls(**known, extras={name: tensors[name] for name in tensors if name not in KNOWN_FIELDS})
 
 
-def allocate(spaces: Spaces, *leading: int) -> Storage:
+KNOWN_FIELDS = Transitions.__dataclass_fields__.keys() - {"extras"}
+
+
+def allocate(spaces: Spaces, *leading: int, fields: StepFields | None = None) -> Storage:
     """Zeroed arrays for transitions with the given leading shape (memory is committed as they fill)."""
     obs, action = spaces.obs, spaces.action
+    mask_names = MASK_FIELDS if spaces.has_masks else ()
     return {
         "obs": np.zeros((*leading, *obs.shape), obs.dtype),
         "actions": np.zeros((*leading, *action.model_shape), action.model_dtype),
@@ -58,6 +97,8 @@ def allocate(spaces: Spaces, *leading: int) -> Storage:
         "next_obs": np.zeros((*leading, *obs.shape), obs.dtype),
         "terminated": np.zeros(leading, np.bool_),
         "truncated": np.zeros(leading, np.bool_),
+        **{name: np.zeros((*leading, action.num_options), np.bool_) for name in mask_names},
+        **{name: np.zeros((*leading, *part.shape), part.dtype) for name, part in (fields or {}).items()},
     }
 
 
@@ -75,6 +116,6 @@ def copy_rows(name: str, saved: Array, target: Array) -> None:
     target[:] = saved
 
 
-def storage_bytes(spaces: Spaces, count: int) -> int:
+def storage_bytes(spaces: Spaces, count: int, fields: StepFields | None = None) -> int:
     """Bytes of `count` transitions."""
-    return count * sum(array.nbytes for array in allocate(spaces, 1).values())
+    return count * sum(array.nbytes for array in allocate(spaces, 1, fields=fields).values())

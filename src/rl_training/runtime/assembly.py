@@ -15,10 +15,11 @@ from rl_training.envs.factory import EnvSource
 from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.envs.pools import describe_error
 from rl_training.envs.vector import TrainingEnv
-from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.evaluation.evaluator import SUCCESS_RATE, Evaluator
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.replay.transitions import KNOWN_FIELDS, StepField
 from rl_training.runtime.checks.memory import check_networks_fit
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.execution import Execution
@@ -39,9 +40,20 @@ class RunSetup:
     seeds: RunSeeds
     execution: Execution
 
+    def make_envs(self) -> TrainingEnv:
+        """The run's training environments, which return the info that the algorithm asks for."""
+        keys = tuple(get_algorithm_spec(self.config.algo).algorithm_class().info_fields)
+        return self.required_env.make_vector(self.config.num_envs, keys)
+
     def make_algorithm(self, spaces: Spaces) -> Algorithm[Any]:
         """The run's algorithm for these spaces, checked."""
-        get_algorithm_spec(self.config.algo).algorithm_class().check_spaces(spaces)
+        algorithm_class = get_algorithm_spec(self.config.algo).algorithm_class()
+        algorithm_class.check_spaces(spaces)
+        if spaces.has_masks and not algorithm_class.for_spaces(spaces).obeys_masks:
+            raise EnvError(
+                f"{self.config.algo} does not obey action masks, and environment '{self.config.env_id}' gives them: use"
+                " ppo, a2c, dqn, qrdqn, c51, sac, bc or cql, or set env_kwargs.action_masks=false"
+            )
         compile_updates = self.execution.compile
         return make_algorithm(self.config, self.algo_config, spaces, self.seeds, compile_updates=compile_updates)
 
@@ -87,6 +99,19 @@ class RunComponents:
         """Close all environments; returns the failures."""
         failures = [try_to_close(owner) for owner in (self.collector, self.evaluator, self.goal_rewards)]
         return [failure for failure in failures if failure is not None]
+
+
+def stored_fields(algorithm: Algorithm[Any]) -> dict[str, StepField]:
+    """Further fields of the step record: what the algorithm returns from `act`, and the info it asks for."""
+    fields = {**algorithm.step_fields(), **algorithm.info_fields}
+    for name in fields.keys() & {*KNOWN_FIELDS, "extras"}:
+        raise ConfigError(f"{type(algorithm).__name__} declares the step field '{name}', which exists: rename it")
+    return fields
+
+
+def make_collector(envs: TrainingEnv, algorithm: Algorithm[Any]) -> Collector:
+    """The collector of these environments, with the policy state in which the algorithm begins an episode."""
+    return Collector(envs, envs.spaces, algorithm.device, algorithm.initial_state(envs.num_envs))
 
 
 def try_to_close(owner: Collector | Evaluator | GoalRewards | TrainingEnv | None) -> str | None:

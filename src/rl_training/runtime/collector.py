@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.algorithms.base import ActResult
 from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import EnvError, NonFiniteError
 from rl_training.replay.transitions import FIELDS, Array, Storage
@@ -25,13 +26,24 @@ FIELD_WORDS = {
 }
 
 
+Act = Callable[[Tensor, Tensor | None, Tensor | None], ActResult]
+"""Actions for observations, policy state and action masks, [N, ...] each; the last two may be None."""
+
+
 class StepBuffer(Protocol):
     """A buffer that stores one step of every environment at a time."""
 
     def add(
-        self, obs: Array, actions: Array, rewards: Array, next_obs: Array, terminated: Array, truncated: Array
+        self,
+        obs: Array,
+        actions: Array,
+        rewards: Array,
+        next_obs: Array,
+        terminated: Array,
+        truncated: Array,
+        **further: Array,
     ) -> None:
-        """Store the step."""
+        """Store the step: masks and the fields that the algorithm declares are `further` arrays."""
 
     def truncate_newest(self) -> None:
         """Mark the newest step of every environment truncated, unless terminated."""
@@ -44,13 +56,19 @@ class Collector:
     """Acts in the environments and stores the transitions.
 
     The environments reset within the step that ends an episode, so the observation they return then belongs to the
-    next episode. `next_obs` is the final observation, which they return in `info`.
+    next episode. `next_obs` is the final observation, which they return in `info`. The policy state of an environment
+    is set back to `initial_state` (one row per environment) where its episode ends.
     """
 
-    def __init__(self, envs: TrainingEnv, spaces: Spaces, device: torch.device) -> None:
+    def __init__(
+        self, envs: TrainingEnv, spaces: Spaces, device: torch.device, initial_state: Tensor | None = None
+    ) -> None:
         self._envs = envs
         self._spaces = spaces
         self._device = device
+        self._initial_state = initial_state
+        self._policy_state = initial_state
+        self._masks: Array | None = None
         self._obs = np.zeros((envs.num_envs, *spaces.obs.shape), spaces.obs.dtype)
         self.num_envs = envs.num_envs
         self.inexact_reasons = list(envs.inexact_reasons)
@@ -65,17 +83,19 @@ class Collector:
         """Start new episodes, one seed per environment."""
         obs, _ = self._envs.reset(seed=seeds)
         self._obs = self._spaces.obs.as_stored(obs)
+        self._masks = self._envs.current_masks()
+        self._policy_state = self._initial_state
 
-    def collect(
-        self, act: Callable[[Tensor], Tensor], buffer: StepBuffer, num_steps: int, state: TrainerState
-    ) -> CollectResult:
+    def collect(self, act: Act, buffer: StepBuffer, num_steps: int, state: TrainerState) -> CollectResult:
         """Take `num_steps` steps in every environment, or fewer if a stop is requested."""
         returns: list[float] = []
         lengths: list[int] = []
         first_step = state.global_step
         stored = 0
         while stored < num_steps and not (stored and state.should_stop):
-            actions = act(torch.from_numpy(self._obs).to(self._device)).cpu().numpy()
+            masks = None if self._masks is None else torch.from_numpy(self._masks).to(self._device)
+            acted = act(torch.from_numpy(self._obs).to(self._device), self._policy_state, masks)
+            actions = acted.actions.cpu().numpy()
             try:
                 env_obs, rewards, terminated, truncated, info = self._envs.step(self._spaces.action.to_env(actions))
             except EnvError:
@@ -87,30 +107,62 @@ class Collector:
                 lengths.append(length)
             if "restarted" in info:
                 buffer.truncate_newest()  # the row of this step is incomplete and not stored
-                self._obs = obs
+                self._obs, self._masks = obs, self._envs.current_masks()
+                self._policy_state = self._initial_state  # also of the others: their stored sequence is interrupted
                 continue
             next_obs = self._with_final_obs(obs, info) if "final_obs" in info else obs
-            buffer.add(self._obs, actions, rewards, next_obs, terminated, truncated)
-            self._obs = obs
+            further = self._further_fields(acted, info) if acted.fields or "fields" in info else {}
+            buffer.add(self._obs, actions, rewards, next_obs, terminated, truncated, **further)
+            self._obs, self._masks = obs, info.get("masks")
+            if acted.state is not None:
+                self._policy_state = self._after_ends(acted.state, terminated | truncated)
             stored += 1
             state.global_step += self.num_envs
         self._check_finite(buffer, stored, first_step)
         return CollectResult(state.global_step - first_step, returns, lengths, self._envs.num_restarts)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the environments."""
-        return {"envs": self._envs.state(), "inexact_reasons": list(self.inexact_reasons)}
+        """The states of the environments, and the policy state where there is one."""
+        state = {"envs": self._envs.state(), "inexact_reasons": list(self.inexact_reasons)}
+        return state if self._policy_state is None else {**state, "policy_state": self._policy_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Restore the environments; returns why they may not be in the exact state."""
         obs, reasons = self._envs.restore(state["envs"])
         self._obs = self._spaces.obs.as_stored(obs)
+        self._masks = self._envs.current_masks()
+        if self._initial_state is not None:
+            self._policy_state = self._saved_policy_state(state)
         self.inexact_reasons = list(dict.fromkeys([*state["inexact_reasons"], *reasons]))
         return reasons
 
     def close(self) -> None:
         """Close the environments."""
         self._envs.close()
+
+    def _further_fields(self, acted: ActResult, info: dict[str, Any]) -> Storage:
+        """Masks, requested info and what the algorithm stores with the step."""
+        fields: Storage = {name: tensor.cpu().numpy() for name, tensor in acted.fields.items()}
+        fields |= info.get("fields", {})
+        if self._masks is not None:
+            fields |= {"masks": self._masks, "next_masks": info["next_masks"]}
+        return fields
+
+    def _after_ends(self, policy_state: Tensor, ended: Array) -> Tensor:
+        """The policy state of the next step: the initial one where an episode ended."""
+        if not ended.any():
+            return policy_state
+        assert self._initial_state is not None
+        rows = torch.from_numpy(ended).to(self._device).view(-1, *[1] * (policy_state.dim() - 1))
+        return torch.where(rows, self._initial_state, policy_state)
+
+    def _saved_policy_state(self, state: dict[str, Any]) -> Tensor:
+        saved, expected = state["policy_state"], self._initial_state
+        assert expected is not None
+        if saved.shape != expected.shape or saved.dtype != expected.dtype:
+            raise ValueError(f"the saved policy state {tuple(saved.shape)} is not of shape {tuple(expected.shape)}")
+        restored: Tensor = saved.to(self._device)
+        return restored
 
     def _with_final_obs(self, obs: Array, info: dict[str, Any]) -> Array:
         next_obs = obs.copy()

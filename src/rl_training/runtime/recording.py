@@ -12,19 +12,18 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.recorded_observations import to_recorded
 from rl_training.envs.factory import EnvSource
 from rl_training.memory import check_data_fits
 from rl_training.replay.replay_buffer import ReplayBuffer
-from rl_training.replay.transitions import FIELDS, storage_bytes
-from rl_training.runtime.collector import Collector
+from rl_training.replay.transitions import FIELDS, MASK_FIELDS, storage_bytes
+from rl_training.runtime.collector import Act, Collector
 from rl_training.runtime.trainer import TrainerState
-from rl_training.spaces.spec import Spaces, describe_spaces
+from rl_training.spaces.spec import Spaces
 from rl_training.terminal.progress import counting
 
-Act = Callable[[Tensor], Tensor]
 STEPS_AT_ONCE = 500
 """Environment steps between two updates of the progress bar."""
 
@@ -39,20 +38,25 @@ class Recording:
 
 
 def record_transitions(
-    env_id: str, env_kwargs: Mapping[str, Any], num_steps: int, seed: int, make_act: Callable[[Spaces], Act]
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    num_steps: int,
+    seed: int,
+    make_act: Callable[[Spaces], Act],
+    initial_state: Tensor | None = None,
 ) -> Recording:
     """Record `num_steps` steps of the policy `make_act(spaces)`, which maps observations to model actions.
 
-    Observations and rewards are recorded as the environment returns them, actions as it executes them.
+    Observations, rewards and action masks are recorded as the environment returns them, actions as it executes them.
     """
     envs = EnvSource.parse(env_id, env_kwargs).without_training_wrappers().make_vector()
     device = torch.device("cpu")
     try:
-        spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
+        spaces = envs.spaces
         needed, remedy = storage_bytes(spaces, num_steps), "record fewer (algo_kwargs.dataset_size, --steps)"
         check_data_fits(needed, f"a recording of {num_steps:,} transitions", remedy)
         buffer = ReplayBuffer(spaces, num_steps, 1, rng=np.random.default_rng(0), device=device)
-        collector = Collector(envs, spaces, device)
+        collector = Collector(envs, spaces, device, initial_state)
         collector.reset([seed])
         act, state = make_act(spaces), TrainerState(None, Path())  # type: ignore[arg-type]
         for chunk in counting(-(-num_steps // STEPS_AT_ONCE), "recording"):
@@ -61,7 +65,7 @@ def record_transitions(
     finally:
         envs.close()
     (rows,) = buffer.newest(num_steps)
-    fields = {name: rows[name][:, 0] for name in FIELDS}
+    fields = {name: rows[name][:, 0] for name in (*FIELDS, *(MASK_FIELDS if spaces.has_masks else ()))}
     fields["actions"] = spaces.action.to_env(fields["actions"])
     fields |= {name: to_recorded(spaces.obs, fields[name]) for name in ("obs", "next_obs")}
     return Recording(TransitionDataset.from_dict(fields), envs.single_observation_space, envs.single_action_space)
@@ -75,7 +79,7 @@ def record_random(
     rng = np.random.default_rng(action_seed)
 
     def make_act(spaces: Spaces) -> Act:
-        return lambda obs: spaces.action.random_actions(len(obs), rng)
+        return lambda obs, _, mask: ActResult(spaces.action.random_actions(len(obs), rng, mask))
 
     return record_transitions(env_id, env_kwargs, num_steps, seed, make_act)
 
@@ -94,10 +98,11 @@ def noisy_policy(algorithm: Algorithm[Any], epsilon: float, noise: float, seed: 
     """
     algorithm.generator.manual_seed(seed)
 
-    def act(obs: Tensor) -> Tensor:
-        actions = algorithm.act(obs, explore=False)
+    def act(obs: Tensor, state: Tensor | None, mask: Tensor | None) -> ActResult:
+        acted = algorithm.act(obs, state, explore=False, mask=mask)
+        actions = acted.actions
         if noise:
-            actions = algorithm.add_exploration_noise(actions, noise)
-        return algorithm.replace_at_random(actions, epsilon) if epsilon else actions
+            actions = algorithm.add_exploration_noise(actions, noise, mask)
+        return acted._replace(actions=algorithm.replace_at_random(actions, epsilon, mask) if epsilon else actions)
 
     return act

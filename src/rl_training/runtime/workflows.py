@@ -14,7 +14,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.foreign_paths import refuse_unknown_paths
 from rl_training.errors import CheckpointError, ConfigError, EnvError
-from rl_training.evaluation.evaluator import Evaluator, act_on
+from rl_training.evaluation.evaluator import Evaluator
 from rl_training.evaluation.fitted_q import fitted_q_evaluation
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -22,6 +22,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.assembly import make_algorithm, try_to_close
 from rl_training.runtime.execution import choose_execution
 from rl_training.runtime.loops.offline import check_data
+from rl_training.runtime.prediction import NO_STATE, predict
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
 from rl_training.runtime.resuming.checkpoint_config import read_config, read_spaces, refuse_unknown_code
 from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, resume_training, run_plan
@@ -150,21 +151,21 @@ def record_checkpoint(
     env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))
     act = noisy_policy(algorithm, epsilon, noise, action_seed)
     with choose_execution(config, state).applied():
-        return record_transitions(env_id, config.env_kwargs, num_steps, env_seed, lambda spaces: act)
+        initial = algorithm.initial_state(1)
+        return record_transitions(env_id, config.env_kwargs, num_steps, env_seed, lambda spaces: act, initial)
 
 
-def predict_checkpoint(path: str | Path, obs: npt.ArrayLike, *, deterministic: bool = True) -> npt.NDArray[Any]:
-    """Action for one observation, or actions for a batch, of the policy in a checkpoint.
+def predict_checkpoint(
+    path: str | Path,
+    obs: npt.ArrayLike,
+    *,
+    state: Any = NO_STATE,
+    mask: npt.ArrayLike | None = None,
+    deterministic: bool = True,
+) -> Any:
+    """Action for one observation, or actions for a batch, of the policy in a checkpoint; arguments as in `predict`.
 
     Each call reads the checkpoint; for repeated calls, load it once with `load` of the algorithm's class.
     """
     _, algorithm, _ = load_algorithm(path)
-    return predict(algorithm, obs, deterministic=deterministic)
-
-
-def predict(algorithm: Algorithm[Any], obs: Any, *, deterministic: bool = True) -> npt.NDArray[Any]:
-    """Environment action for one observation, or actions for a batch."""
-    spec = algorithm.spaces.obs
-    is_batch = spec.is_batch(obs)
-    actions = act_on(algorithm, obs if is_batch else spec.as_batch(obs), deterministic=deterministic)
-    return actions if is_batch else actions[0]
+    return predict(algorithm, obs, state=state, mask=mask, deterministic=deterministic)

@@ -54,6 +54,11 @@ class ActionSpec:
         """Length of an action in model space (1 for a plain Discrete)."""
         return prod(self.shape)
 
+    @property
+    def num_options(self) -> int:
+        """Length of an action mask: the options of all discrete components, one after the other."""
+        return sum(self.choices)
+
     @cached_property
     def is_bounded(self) -> bool:
         """Whether every component has two finite bounds, onto which [-1, 1] is mapped."""
@@ -98,15 +103,24 @@ class ActionSpec:
         low, high = (torch.from_numpy(bound.reshape(-1)).to(actions) for bound in (self.low, self.high))
         return actions.clamp(low, high)
 
-    def random_actions(self, count: int, generator: torch.Generator | np.random.Generator) -> Tensor:
-        """Model actions [count, ...] sampled uniformly: Box actions from `random_range`, others from all options."""
+    def random_actions(
+        self, count: int, generator: torch.Generator | np.random.Generator, masks: Tensor | None = None
+    ) -> Tensor:
+        """Model actions [count, ...] sampled uniformly: Box actions from `random_range`, others from all options.
+
+        With `masks` [count, num_options], from the valid options only.
+        """
         if self.kind is ActionKind.CONTINUOUS:
             actions = _sample_uniform(generator, (count, *self.model_shape))
             if self.is_bounded:
                 return actions
             center, half_width = (torch.from_numpy(part).to(actions) for part in self.random_range)
             return center + half_width * actions
-        columns = [_sample_integers(generator, n, count) for n in self.choices]
+        if masks is None:
+            columns = [_sample_integers(generator, n, count) for n in self.choices]
+        else:  # the largest of uniform numbers, one for each option
+            keys = _sample_uniform(generator, (count, self.num_options)).to(masks.device).masked_fill(~masks, -2.0)
+            columns = [part.argmax(-1) for part in torch.split(keys, list(self.choices), -1)]
         return columns[0] if self.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
 
     def to_env(self, actions: Array) -> Array:

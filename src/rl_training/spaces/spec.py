@@ -19,26 +19,31 @@ class Spaces:
 
     obs: ObsSpec
     action: ActionSpec
+    has_masks: bool = False
+    """Whether the environment says at every step which actions are valid."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to act later without the environment."""
         action = {item.name: getattr(self.action, item.name) for item in fields(self.action)}
-        return {"obs": self.obs.state_dict(), "action": {**action, "kind": self.action.kind.value}}
+        state = {"obs": self.obs.state_dict(), "action": {**action, "kind": self.action.kind.value}}
+        return {**state, "has_masks": True} if self.has_masks else state
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Spaces:
         """Rebuild what `state_dict` wrote."""
         action = dict(state["action"])
         action.update(kind=ActionKind(action["kind"]), shape=tuple(action["shape"]), choices=tuple(action["choices"]))
-        spaces = cls(ObsSpec.from_state_dict(state["obs"]), ActionSpec(**action))
+        spaces = cls(ObsSpec.from_state_dict(state["obs"]), ActionSpec(**action), state.get("has_masks") is True)
         spaces._check_action()
         return spaces
 
     def equals(self, other: Spaces) -> bool:
         """Whether observations and actions mean the same in both."""
         mine, its = self.state_dict(), other.state_dict()
-        return mine["obs"] == its["obs"] and all(
-            np.array_equal(value, its["action"][name]) for name, value in mine["action"].items()
+        return (
+            self.has_masks is other.has_masks
+            and mine["obs"] == its["obs"]
+            and all(np.array_equal(value, its["action"][name]) for name, value in mine["action"].items())
         )
 
     def _check_action(self) -> None:
@@ -55,9 +60,9 @@ class Spaces:
             raise ValueError("the choices of the actions are not of their shape")
 
 
-def describe_spaces(observation_space: Space[Any], action_space: Space[Any]) -> Spaces:
+def describe_spaces(observation_space: Space[Any], action_space: Space[Any], *, has_masks: bool = False) -> Spaces:
     """Read the two spaces of an environment, or raise an `EnvError` that says what is supported."""
-    return Spaces(describe_observation(observation_space), describe_action(action_space))
+    return Spaces(describe_observation(observation_space), describe_action(action_space), has_masks)
 
 
 def require_bounded_box(spaces: Spaces, algorithm: str, alternatives: str) -> None:

@@ -4,6 +4,7 @@
 
 - `check_construction`: the constructor works, and every tensor and generator can be saved;
 - `check_act`: shape, dtype and range of the actions; deterministic without `explore`;
+- `check_masks`: no invalid action is taken, if the algorithm obeys action masks;
 - `check_spaces`: unsuitable action spaces raise an `EnvError`, accepted ones work;
 - `check_update`: finite scalar metrics; some parameter changes; no global random generator is used;
 - `check_inputs`: observations and batches are not modified;
@@ -29,6 +30,7 @@ from rl_training.testing.object_checks import (
     check_act,
     check_construction,
     check_inputs,
+    check_masks,
     check_spaces,
     check_state,
     check_truncation,
@@ -43,7 +45,16 @@ from rl_training.testing.run_checks import (
 )
 
 CHECKS = (
-    *(check_construction, check_act, check_spaces, check_update, check_inputs, check_truncation, check_state),
+    *(
+        check_construction,
+        check_act,
+        check_masks,
+        check_spaces,
+        check_update,
+        check_inputs,
+        check_truncation,
+        check_state,
+    ),
     *(check_seed, check_resume, check_metrics, check_gradient_steps, check_evaluation),
 )
 """Every check, in the order in which `check_algorithm` runs them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -18,11 +19,11 @@ from rl_training.algorithms.base import Algorithm, Resources, UpdateResult
 from rl_training.algorithms.config import AlgorithmConfig, OfflineToOnlineConfig
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import EnvSource, make_env
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import AlgorithmSpec, Loop
-from rl_training.replay.transitions import FIELDS, Transitions
+from rl_training.replay.transitions import Transitions
 from rl_training.runtime.execution import Execution
 from rl_training.spaces.spec import Spaces, describe_spaces
 from rl_training.terminal.streams import quieted
@@ -117,8 +118,8 @@ class AlgorithmCase:
     @functools.cached_property
     def spaces(self) -> Spaces:
         """The spaces of that environment."""
-        with contextlib.closing(make_env(self.env)) as env:
-            return describe_spaces(env.observation_space, env.action_space)
+        with contextlib.closing(EnvSource.parse(self.env).make_vector()) as envs:
+            return envs.spaces
 
     def train_config(self, output_dir: Path, seed: int = 1) -> TrainConfig:
         """Configuration of a run; the algorithm must be registered."""
@@ -163,21 +164,44 @@ class AlgorithmCase:
     def batch(self, number: int) -> Transitions:
         """A new copy of a batch of random actions: [T, N, ...] for the on-policy loop, else [B, ...]."""
         size, start = self._batch_rows, number % NUM_BATCHES * self._batch_rows
-        fields = {name: np.array(getattr(self._transitions, name)[start : start + size]) for name in FIELDS}
+        fields = {name: np.array(array[start : start + size]) for name, array in self._transitions.arrays().items()}
         if self.loop is Loop.ON_POLICY:
             shape = (NUM_ENVS, size // NUM_ENVS)
             fields = {name: array.reshape(*shape, *array.shape[1:]).swapaxes(0, 1) for name, array in fields.items()}
-        return Transitions(**{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in fields.items()})
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in fields.items()}
+        return self._with_step_fields(Transitions.from_tensors(tensors))
+
+    def _with_step_fields(self, batch: Transitions) -> Transitions:
+        """The batch with the fields that the algorithm declares: returned by a new object's `act`, and zero info."""
+        algorithm = self.make()
+        declared, leading = algorithm.step_fields(), tuple(batch.rewards.shape)
+        extras = {
+            name: torch.zeros((*leading, *part.shape), dtype=getattr(torch, part.dtype))
+            for name, part in algorithm.info_fields.items()
+        }
+        if declared:
+            obs = batch.obs.flatten(0, len(leading) - 1)
+            masks = None if batch.masks is None else batch.masks.flatten(0, len(leading) - 1)
+            acted = algorithm.act(obs, algorithm.initial_state(len(obs)), explore=True, mask=masks)
+            extras |= {name: acted.fields[name].view(*leading, *part.shape) for name, part in declared.items()}
+            return dataclasses.replace(batch, actions=acted.actions.view_as(batch.actions), extras=extras)
+        return dataclasses.replace(batch, extras=extras) if extras else batch
 
     def obs(self, count: int) -> Tensor:
         """A new copy of `count` observations, [count, ...]."""
         return torch.from_numpy(np.resize(self._transitions.obs, (count, *self.spaces.obs.shape)))
 
+    def masks(self, count: int) -> Tensor | None:
+        """Action masks of `obs(count)`, if the environment gives them."""
+        masks = self._transitions.masks
+        return None if masks is None else torch.from_numpy(np.resize(masks, (count, masks.shape[1])))
+
     def train(self, algorithm: Algorithm[Any], number: int) -> tuple[Tensor, UpdateResult]:
         """Explore once and update with a batch, as a loop does; returns the actions and the result."""
         set_progress(algorithm, number)
-        actions = algorithm.act(self.obs(NUM_ENVS), explore=True)
-        return actions, algorithm.update(self.batch(number))
+        state = algorithm.initial_state(NUM_ENVS)
+        acted = algorithm.act(self.obs(NUM_ENVS), state, explore=True, mask=self.masks(NUM_ENVS))
+        return acted.actions, algorithm.update(self.batch(number))
 
 
 def set_progress(algorithm: Algorithm[Any], number: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, UpdateResult
+from rl_training.algorithms.base import ActResult, Algorithm, UpdateResult
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.registry import Loop
 from rl_training.spaces.actions import ActionKind, describe_action
@@ -58,7 +58,7 @@ def check_spaces(case: AlgorithmCase) -> None:
         try:
             algorithm = case.make(spaces=spaces)
             for explore in (False, True):
-                _check_actions(algorithm.act(case.obs(2), explore=explore), spaces, 2)
+                _check_acted(algorithm, algorithm.act(case.obs(2), algorithm.initial_state(2), explore=explore), 2)
         except (ConfigError, EnvError):  # a setting that these actions do not support
             continue
         except Exception as error:
@@ -71,16 +71,44 @@ def check_act(case: AlgorithmCase) -> None:
     """Actions have the shape, dtype and range of model space; without `explore` no random number is drawn."""
     algorithm = case.make()
     for count, explore in itertools.product((1, 5), (True, False)):
-        obs, before = case.obs(count), algorithm.generator.get_state()
+        obs, before, state = case.obs(count), algorithm.generator.get_state(), algorithm.initial_state(count)
         with no_global_randomness(f"act(explore={explore})"):
-            actions = algorithm.act(obs, explore=explore)
-        _check_actions(actions, case.spaces, count)
+            acted = algorithm.act(obs, state, explore=explore, mask=case.masks(count))
+        _check_acted(algorithm, acted, count)
         if explore:
             continue
         if not torch.equal(before, algorithm.generator.get_state()):
             fail("act draws from self.generator without explore", "return the deterministic policy's actions")
-        if not torch.equal(actions, algorithm.act(case.obs(count), explore=False)):
+        again = algorithm.act(case.obs(count), state, explore=False, mask=case.masks(count))
+        if not torch.equal(acted.actions, again.actions):
             fail("act without explore gives other actions for the same observations", "make it deterministic")
+
+
+@check
+def check_masks(case: AlgorithmCase) -> None:
+    """With `obeys_masks`, no invalid action is taken, and an update gives finite metrics."""
+    if not case.algorithm_class.for_spaces(case.spaces).obeys_masks or not case.spaces.action.choices:
+        return
+    spaces = dataclasses.replace(case.spaces, has_masks=True)
+    algorithm, masks = case.make(spaces=spaces), torch.zeros(64, spaces.action.num_options, dtype=torch.bool)
+    starts = [sum(spaces.action.choices[:index]) for index in range(len(spaces.action.choices))]
+    for row, choice in enumerate(masks):
+        choice[[start + row % count for start, count in zip(starts, spaces.action.choices, strict=True)]] = True
+    for explore in (True, False):
+        acted = algorithm.act(case.obs(64), algorithm.initial_state(64), explore=explore, mask=masks)
+        chosen = acted.actions.reshape(64, -1) + torch.tensor(starts)
+        if not masks.gather(1, chosen).all():
+            fail(f"act(explore={explore}) takes actions that the mask forbids", "use rl_training.spaces.masks.masked")
+
+
+def _check_acted(algorithm: Algorithm[Any], acted: Any, count: int) -> None:
+    if not isinstance(acted, ActResult):
+        fail(f"act returns a {type(acted).__name__}", "return ActResult(actions), of rl_training.algorithms.base")
+    _check_actions(acted.actions, algorithm.spaces, count)
+    first = algorithm.initial_state(count)
+    shapes = [None if state is None else tuple(state.shape) for state in (first, acted.state)]
+    if shapes[0] != shapes[1]:
+        fail(f"act returns a state of shape {shapes[1]}", f"return the shape of initial_state, {shapes[0]}")
 
 
 def _check_actions(actions: Any, spaces: Spaces, count: int) -> None:
@@ -157,13 +185,13 @@ def check_inputs(case: AlgorithmCase) -> None:
     algorithm = case.make()
     for explore in (True, False):
         obs = case.obs(5)
-        algorithm.act(obs, explore=explore)
+        algorithm.act(obs, algorithm.initial_state(5), explore=explore, mask=case.masks(5))
         if not torch.equal(obs, case.obs(5)):
             fail("act modifies the observations in place", "work on a copy: obs.clone()")
     for number in range(NUM_UPDATES):
         batch = case.batch(number)
         algorithm.update(batch)
-        path = first_difference(vars(batch), vars(case.batch(number)), path="batch")
+        path = first_difference(batch.tensors(), case.batch(number).tensors(), path="batch")
         if path:
             name = path.removeprefix("batch/")
             fail(f"update modifies batch.{name} in place", f"work on a copy: batch.{name}.clone()")
@@ -182,7 +210,7 @@ def check_truncation(case: AlgorithmCase) -> None:
             batch = case.batch(number)
             flags = {name: torch.zeros_like(batch.terminated) for name in ("terminated", "truncated")}
             flags["truncated"][::2] = is_truncated
-            metrics.append(_numbers(algorithm.update(dataclasses.replace(batch, **flags))))
+            metrics.append(_numbers(algorithm.update(dataclasses.replace(batch, **flags))))  # type: ignore[arg-type]
         states.append({"metrics": metrics, **saved_state(algorithm)})
     path = first_difference(*states, path="state")
     if path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_training.algorithms.base import UpdateResult
+from rl_training.algorithms.base import ActResult, UpdateResult
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
@@ -62,10 +62,10 @@ class StopAt(Callback):
         """Watch `act`, which is called within a collection."""
         act = trainer.algorithm.act
 
-        def watched(obs: Tensor, *, explore: bool) -> Tensor:
+        def watched(obs: Tensor, state: Tensor | None = None, *, explore: bool, **options: Any) -> ActResult:
             if explore:
                 self._check(trainer, "within a collection")
-            return act(obs, explore=explore)
+            return act(obs, state, explore=explore, **options)
 
         trainer.algorithm.act = watched  # type: ignore[method-assign]
 

@@ -14,7 +14,7 @@ from rl_training.errors import ConfigError
 from rl_training.memory import available_memory, describe_need
 from rl_training.models.encoders import IMAGE_FEATURES, layer_sizes
 from rl_training.replay.frame_replay import replay_bytes
-from rl_training.replay.transitions import storage_bytes
+from rl_training.replay.transitions import StepFields, storage_bytes
 from rl_training.spaces.spec import Spaces
 
 BYTES_OF_A_WEIGHT = 4 * 4
@@ -25,17 +25,26 @@ INDEX_BYTES = {"prioritized": 9, HINDSIGHT: 8}
 
 
 def check_replay_fits(
-    spaces: Spaces, capacity: int, total_steps: int, kind: str = "uniform", key: str = "buffer_capacity"
+    spaces: Spaces,
+    capacity: int,
+    total_steps: int,
+    kind: str = "uniform",
+    fields: StepFields | None = None,
+    key: str = "buffer_capacity",
 ) -> None:
     """Refuse a replay buffer that would exceed the available memory before the run ends."""
     count = min(capacity, total_steps)
-    _check_fits(replay_bytes(spaces, count) + INDEX_BYTES.get(kind, 0) * count, count, "replay", key)
+    further = storage_bytes(spaces, count, fields) - storage_bytes(spaces, count)
+    needed = replay_bytes(spaces, count) + further + INDEX_BYTES.get(kind, 0) * count
+    _check_fits(needed, count, "replay", key)
 
 
-def check_rollout_fits(spaces: Spaces, num_steps: int, num_envs: int) -> None:
+def check_rollout_fits(spaces: Spaces, num_steps: int, num_envs: int, fields: StepFields | None = None) -> None:
     """Refuse a rollout of `num_steps` steps of every environment that exceeds the available memory."""
     count = num_steps * num_envs
-    _check_fits(storage_bytes(spaces, count), num_steps, f"rollout of {num_envs:,} x {num_steps:,}", "num_steps")
+    _check_fits(
+        storage_bytes(spaces, count, fields), num_steps, f"rollout of {num_envs:,} x {num_steps:,}", "num_steps"
+    )
 
 
 def check_batch_fits(spaces: Spaces, batch_size: int) -> None:

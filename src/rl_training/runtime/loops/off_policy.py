@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.algorithms.config import HINDSIGHT, OffPolicyConfig, OnlineStageConfig
 from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.hindsight_replay import GoalRewardFn, HindsightReplay, find_goals
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.replay_buffer import ReplayBuffer
-from rl_training.runtime.assembly import RunComponents, RunSetup, try_to_close
+from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, stored_fields, try_to_close
 from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
-from rl_training.runtime.collector import Collector
+from rl_training.runtime.collector import Act, Collector
 from rl_training.runtime.session import Session
-from rl_training.spaces.spec import Spaces, describe_spaces
+from rl_training.spaces.spec import Spaces
 
 STEPS_BETWEEN_REPORTS = 1000
 """A long collection without updates (the warm-up) is split here, so that its progress is shown."""
@@ -34,11 +31,12 @@ UpdateRatio = OffPolicyConfig | OnlineStageConfig
 def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunComponents:
     """Make and check the components of an off-policy run."""
     config, algo_config = setup.config, setup.algo_config
-    envs = setup.required_env.make_vector(config.num_envs)
+    envs = setup.make_envs()
     on_failure.callback(try_to_close, envs)
-    spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
+    spaces = envs.spaces
     algorithm = setup.make_algorithm(spaces)
-    check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps, algo_config.replay.kind)
+    fields = stored_fields(algorithm)
+    check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps, algo_config.replay.kind, fields)
     check_batch_fits(spaces, algo_config.batch_size)
     goal_rewards = None
     if algo_config.replay.kind == HINDSIGHT:
@@ -47,23 +45,22 @@ def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Ru
         on_failure.callback(try_to_close, goal_rewards)
     with translate_memory_errors():
         rng = setup.seeds.replay_generator()
-        buffer = make_replay_buffer(algo_config, spaces, config.num_envs, rng, algorithm.device, goal_rewards)
+        options: dict[str, Any] = {"rng": rng, "device": algorithm.device, "fields": fields}
+        buffer = make_replay_buffer(algo_config, spaces, config.num_envs, goal_rewards, **options)
     evaluator = setup.make_evaluator()
     on_failure.callback(try_to_close, evaluator)
-    collector = Collector(envs, spaces, algorithm.device)
-    return RunComponents(algorithm, collector, buffer, evaluator, goal_rewards=goal_rewards)
+    return RunComponents(algorithm, make_collector(envs, algorithm), buffer, evaluator, goal_rewards=goal_rewards)
 
 
 def make_replay_buffer(
     config: OffPolicyConfig,
     spaces: Spaces,
     num_envs: int,
-    rng: np.random.Generator,
-    device: torch.device,
     goal_rewards: GoalRewardFn | None = None,
+    **options: Any,
 ) -> ReplayBuffer:
     """The replay buffer of the configured kind; with `goal_rewards`, one that relabels goals (HER)."""
-    options: dict[str, Any] = {"rng": rng, "device": device, "n_step": config.n_step, "gamma": config.gamma}
+    options |= {"n_step": config.n_step, "gamma": config.gamma}
     replay = config.replay
     if goal_rewards is not None:
         options |= {"goal_rewards": goal_rewards, "strategy": replay.strategy, "goals_per_step": replay.goals_per_step}
@@ -77,11 +74,16 @@ def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Coll
     config: OffPolicyConfig = algorithm.config
     state = session.state
 
-    def explore(obs: Tensor) -> Tensor:
+    needs_act = bool(algorithm.step_fields()) or algorithm.initial_state(1) is not None
+
+    def explore(obs: Tensor, policy_state: Tensor | None, mask: Tensor | None) -> ActResult:
         session.set_progress()
-        if state.global_step < config.learning_starts:
-            return algorithm.random_actions(len(obs))
-        return algorithm.act(obs, explore=True)
+        if state.global_step >= config.learning_starts:
+            return algorithm.act(obs, policy_state, explore=True, mask=mask)
+        actions = algorithm.random_actions(len(obs), mask)
+        if not needs_act:
+            return ActResult(actions)
+        return algorithm.act(obs, policy_state, explore=True, mask=mask)._replace(actions=actions)
 
     collect_and_update(session, algorithm, collector, buffer, config, explore)
 
@@ -92,7 +94,7 @@ def collect_and_update(
     collector: Collector,
     buffer: ReplayBuffer | MixedReplay,
     ratio: UpdateRatio,
-    explore: Callable[[Tensor], Tensor],
+    explore: Act,
     *,
     first_step: int = 0,
 ) -> None:

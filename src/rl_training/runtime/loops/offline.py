@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.algorithms.config import OfflineConfig, OfflineToOnlineConfig, OnlineStageConfig
 from rl_training.data.dataset_checks import Level, check_dataset
 from rl_training.data.dataset_loaders import load_transition_dataset
@@ -17,7 +17,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.mixed_replay import MixedReplay
-from rl_training.runtime.assembly import RunComponents, RunSetup, try_to_close
+from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, stored_fields, try_to_close
 from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.loops.off_policy import collect_and_update
@@ -38,6 +38,11 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     spaces = infer_spaces(recorded) if evaluator is None else evaluator.spaces
     is_lenient = algo_config.dataset_check == "warn"
     notes = [*_notes_of(setup, recorded), *check_data(recorded, spaces, is_lenient=is_lenient)]
+    if spaces.has_masks and recorded.masks is None:
+        notes.append(
+            "WARNING: the environment gives action masks and the dataset has none (fields 'masks' and 'next_masks'):"
+            " updates consider every action, evaluation only the valid ones"
+        )
     algorithm = setup.make_algorithm(spaces)
     check_batch_fits(spaces, algo_config.batch_size)
     rng, facts = setup.seeds.replay_generator(), _facts_of(recorded)
@@ -49,15 +54,16 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     if online is None:
         return RunComponents(algorithm, None, dataset, evaluator, dataset, notes, facts)
     config = setup.config
-    envs = setup.required_env.make_vector(config.num_envs)
+    envs = setup.make_envs()
     on_failure.callback(try_to_close, envs)
     new_steps = config.total_timesteps - online.after_updates
-    check_replay_fits(spaces, online.buffer_capacity, new_steps, key="online.buffer_capacity")
+    fields = stored_fields(algorithm)
+    check_replay_fits(spaces, online.buffer_capacity, new_steps, fields=fields, key="online.buffer_capacity")
+    options: dict[str, Any] = {"rng": rng, "device": algorithm.device, "fields": fields}
     with translate_memory_errors():
-        replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, rng=rng, device=algorithm.device)
+        replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, **options)
     buffer = MixedReplay(dataset, replay, online.offline_ratio, transform)
-    collector = Collector(envs, spaces, algorithm.device)
-    return RunComponents(algorithm, collector, buffer, evaluator, dataset, notes, facts)
+    return RunComponents(algorithm, make_collector(envs, algorithm), buffer, evaluator, dataset, notes, facts)
 
 
 def offline_loop(
@@ -79,9 +85,10 @@ def offline_loop(
     if online is None or collector is None or isinstance(data, TransitionDataset) or state.should_stop:
         return
 
-    def explore(obs: Tensor) -> Tensor:
+    def explore(obs: Tensor, policy_state: Tensor | None, mask: Tensor | None) -> ActResult:
         session.set_progress()
-        return algorithm.add_exploration_noise(algorithm.act(obs, explore=True), online.exploration)
+        acted = algorithm.act(obs, policy_state, explore=True, mask=mask)
+        return acted._replace(actions=algorithm.add_exploration_noise(acted.actions, online.exploration, mask))
 
     collect_and_update(session, algorithm, collector, data, online, explore, first_step=num_updates)
 

@@ -7,37 +7,36 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.replay.rollout_buffer import RolloutBuffer
-from rl_training.runtime.assembly import RunComponents, RunSetup, try_to_close
+from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, stored_fields, try_to_close
 from rl_training.runtime.checks.memory import check_rollout_fits, translate_memory_errors
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.session import Session
-from rl_training.spaces.spec import describe_spaces
 
 
 def assemble_on_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunComponents:
     """Make and check the components of an on-policy run."""
     config = setup.config
-    envs = setup.required_env.make_vector(config.num_envs)
+    envs = setup.make_envs()
     on_failure.callback(try_to_close, envs)
-    spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
+    spaces = envs.spaces
     algorithm = setup.make_algorithm(spaces)
-    num_steps = setup.algo_config.num_steps
-    check_rollout_fits(spaces, num_steps, config.num_envs)
+    num_steps, fields = setup.algo_config.num_steps, stored_fields(algorithm)
+    check_rollout_fits(spaces, num_steps, config.num_envs, fields)
     with translate_memory_errors():
-        buffer = RolloutBuffer(spaces, num_steps, config.num_envs, algorithm.device)
+        buffer = RolloutBuffer(spaces, num_steps, config.num_envs, algorithm.device, fields)
     evaluator = setup.make_evaluator()
     on_failure.callback(try_to_close, evaluator)
-    return RunComponents(algorithm, Collector(envs, spaces, algorithm.device), buffer, evaluator)
+    return RunComponents(algorithm, make_collector(envs, algorithm), buffer, evaluator)
 
 
 def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:
     """Train until the run is over. The last rollout is always completed, so the run may end a little later."""
     state = session.state
 
-    def explore(obs: Tensor) -> Tensor:
-        return algorithm.act(obs, explore=True)
+    def explore(obs: Tensor, policy_state: Tensor | None, mask: Tensor | None) -> ActResult:
+        return algorithm.act(obs, policy_state, explore=True, mask=mask)
 
     while not state.should_stop and (session.has_steps_left or buffer.steps_left < buffer.num_steps):
         if buffer.steps_left == buffer.num_steps:  # a run resumed within a rollout keeps the progress it began with

@@ -1,0 +1,119 @@
+"""Reads action masks and requested info keys from an environment, after every reset and step."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rl_training.envs.state.global_generators import seeded_global_generators
+from rl_training.errors import EnvError
+from rl_training.spaces.actions import describe_action
+from rl_training.spaces.masks import MASK_KEY, as_masks, permits_nothing
+
+Array = npt.NDArray[Any]
+Env = gym.Env[Any, Any]
+MASK_METHOD = "action_masks"
+
+
+class MaskSource(enum.Enum):
+    """Where an environment gives its action masks."""
+
+    METHOD = f"its method {MASK_METHOD}()"
+    OBSERVATION = f"key '{MASK_KEY}' of its observation"
+    INFO = f"info['{MASK_KEY}']"
+
+
+@dataclass(frozen=True)
+class StepReading:
+    """What is read after each reset and step beside the observation; picklable, for worker processes."""
+
+    masks: MaskSource | None = None
+    info_keys: tuple[str, ...] = ()
+    """Keys of the info of a step that the algorithm asks for."""
+
+    def mask_reader(self, env: Env) -> MaskReader | None:
+        """The reader of this environment's masks; None if it gives none."""
+        return None if self.masks is None else MaskReader(env, self.masks)
+
+    def info_values(self, info: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of the requested keys."""
+        try:
+            return tuple(info[key] for key in self.info_keys)
+        except KeyError as error:
+            known = ", ".join(map(repr, info)) or "none"
+            raise EnvError(f"the info of step has no {error}, which the algorithm reads (its keys: {known})") from None
+
+
+NOTHING = StepReading()
+
+
+class MaskReader:
+    """Reads the mask of the current observation."""
+
+    def __init__(self, env: Env, source: MaskSource) -> None:
+        self._source = source
+        self._action = describe_action(env.action_space)
+        self._method = env.get_wrapper_attr(MASK_METHOD) if source is MaskSource.METHOD else None
+
+    def read(self, obs: Any, info: Mapping[str, Any], *, is_last: bool = False) -> Array:
+        """The mask [num_options]; after the last step of a terminated episode (`is_last`) it may permit nothing."""
+        mask = as_masks(self._find(obs, info), self._action)
+        if mask.shape != (self._action.num_options,):
+            raise EnvError(f"its action mask from {self._source.value} has shape {mask.shape}")
+        if not permits_nothing(mask, self._action):
+            return mask
+        if is_last:
+            return np.ones_like(mask)  # no action follows, and its value is not used
+        raise EnvError(f"its action mask from {self._source.value} permits no action: permit at least one")
+
+    def _find(self, obs: Any, info: Mapping[str, Any]) -> Any:
+        if self._method is not None:
+            return self._method()
+        where = info if self._source is MaskSource.INFO else obs
+        if MASK_KEY not in where:
+            raise EnvError(f"no action mask in {self._source.value}, where reset gave one: give it at every step")
+        return where[MASK_KEY]
+
+
+def find_mask_source(env: Env, make_example: Callable[[], Env]) -> MaskSource | None:
+    """Where an environment gives its masks; `make_example` makes another one to reset, if only its info can tell."""
+    if isinstance(env.action_space, gym.spaces.Box):
+        return None
+    if callable(_find_attribute(env, MASK_METHOD)):
+        return MaskSource.METHOD
+    space = env.observation_space
+    if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
+        return MaskSource.OBSERVATION
+    return MaskSource.INFO if MASK_KEY in _first_info(make_example) else None
+
+
+def _find_attribute(env: Env, name: str) -> Any:
+    try:
+        return env.get_wrapper_attr(name)
+    except AttributeError:
+        return None
+
+
+def _first_info(make_example: Callable[[], Env]) -> Mapping[str, Any]:
+    """The info of a first reset; empty if the environment fails, which its own reset will report."""
+    try:
+        with seeded_global_generators(0):
+            env = make_example()
+            try:
+                answer = env.reset(seed=0)
+            finally:
+                env.close()
+        return answer[1] if isinstance(answer, tuple) and isinstance(answer[1], dict) else {}
+    except (Exception, SystemExit):
+        return {}
+
+
+def stack_info(values: Sequence[tuple[Any, ...]], keys: Sequence[str]) -> dict[str, Array]:
+    """The requested info values of all environments, by key, [N, ...]."""
+    return {key: np.asarray([row[index] for row in values]) for index, key in enumerate(keys)}

@@ -1,0 +1,94 @@
+"""Actions of a trained policy for observations of the environment."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.errors import ConfigError
+from rl_training.evaluation.evaluator import act_on
+from rl_training.spaces.masks import as_masks, mask_in_observation, permits_nothing
+
+Array = npt.NDArray[Any]
+NO_STATE: EllipsisType = ...
+"""Default of `state`: the caller does not ask for the next policy state."""
+
+
+def predict(
+    algorithm: Algorithm[Any],
+    obs: Any,
+    *,
+    state: Any = NO_STATE,
+    mask: npt.ArrayLike | None = None,
+    deterministic: bool = True,
+) -> Any:
+    """Environment action for one observation, or actions for a batch.
+
+    With `state` the result is a pair: the actions, and the policy state to pass with the next observations. Pass
+    `state=None` at the first step of an episode. A policy with memory requires it; for others the next state is None.
+    `mask` marks the valid actions, one row per observation.
+    """
+    spec = algorithm.spaces.obs
+    is_batch = spec.is_batch(obs)
+    batch = obs if is_batch else spec.as_batch(obs)
+    count = len(spec.as_stored(batch))
+    before = _state_before(algorithm, state, count, is_batch=is_batch)
+    masks = _masks(algorithm, obs, mask, count, is_batch=is_batch)
+    actions, after = act_on(algorithm, batch, before, masks, deterministic=deterministic)
+    if state is NO_STATE:
+        return actions if is_batch else actions[0]
+    next_state = None if after is None else after.cpu().numpy()
+    if is_batch or next_state is None:
+        return actions if is_batch else actions[0], next_state
+    return actions[0], next_state[0]
+
+
+def _state_before(algorithm: Algorithm[Any], state: Any, count: int, *, is_batch: bool) -> Tensor | None:
+    first = algorithm.initial_state(count)
+    if first is None:
+        if state is not NO_STATE and state is not None:
+            raise ConfigError("this policy has no memory, so it has no state: pass state=None or leave it out")
+        return None
+    if state is NO_STATE:
+        raise ConfigError(
+            "this policy has memory: pass state=None at the first step of an episode, and afterwards the state that"
+            " predict returned: action, state = predict(obs, state=state)"
+        )
+    if state is None:
+        return first
+    given = np.asarray(state)
+    given = given if is_batch else given[None]
+    if given.shape != tuple(first.shape):
+        raise ConfigError(f"the policy state has shape {np.shape(state)}, where {tuple(first.shape)} is expected")
+    return torch.from_numpy(given).to(first)
+
+
+def _masks(algorithm: Algorithm[Any], obs: Any, mask: Any, count: int, *, is_batch: bool) -> Array | None:
+    spaces = algorithm.spaces
+    if mask is None and spaces.has_masks:
+        mask = mask_in_observation(obs, spaces.obs)
+        if mask is None:
+            raise ConfigError(
+                "this policy was trained with action masks: pass mask=…, one boolean for each action (all true permits"
+                " every action)"
+            )
+    if mask is None:
+        return None
+    if not algorithm.obeys_masks or not spaces.action.choices:
+        raise ConfigError("mask is given, but this policy does not obey action masks: leave it out")
+    rows = as_masks(mask, spaces.action)
+    rows = rows if is_batch else rows[None]
+    if rows.shape != (count, spaces.action.num_options):
+        raise ConfigError(
+            f"mask has shape {np.shape(mask)}: give one row of {spaces.action.num_options} per observation"
+        )
+    for number, row in enumerate(rows):
+        if permits_nothing(row, spaces.action):
+            raise ConfigError(f"mask {number} permits no action: permit at least one")
+    return rows

@@ -1,0 +1,51 @@
+"""Action masks: which options of a discrete action are valid, as one row of booleans per observation.
+
+The options of several components (MultiDiscrete, MultiBinary) stand one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.errors import EnvError
+from rl_training.spaces.actions import ActionSpec
+from rl_training.spaces.observations import Array, ObsSpec
+
+MASK_KEY = "action_mask"
+"""Key of the mask in an environment's info, and in a Dict observation."""
+INVALID = torch.finfo(torch.float32).min
+"""Logit or value of an invalid option: its probability is exactly 0, and a product with 0 stays finite."""
+
+
+def masked(values: Tensor, masks: Tensor | None) -> Tensor:
+    """Values or logits [..., num_options] in which an invalid option can neither be sampled nor be the largest."""
+    return values if masks is None else values.masked_fill(~masks, INVALID)
+
+
+def as_masks(value: Any, action: ActionSpec) -> Array:
+    """Mask rows [..., num_options] from booleans or numbers (0 is invalid), or from one array per component."""
+    if isinstance(value, (tuple, list)) and len(value) == len(action.choices) > 1:
+        value = np.concatenate([np.asarray(part) for part in value], -1)
+    masks = np.asarray(value)
+    if masks.dtype.kind not in "biuf" or masks.ndim == 0 or masks.shape[-1] != action.num_options:
+        raise EnvError(
+            f"an action mask is {masks.dtype} of shape {masks.shape}: give one boolean for each option,"
+            f" {action.num_options} in all"
+        )
+    return masks.astype(np.bool_)
+
+
+def permits_nothing(mask: Array, action: ActionSpec) -> bool:
+    """Whether some component of the action has no valid option."""
+    if len(action.choices) == 1:
+        return not mask.any()
+    return not all(part.any() for part in np.split(mask, np.cumsum(action.choices)[:-1]))
+
+
+def mask_in_observation(obs: Any, spec: ObsSpec) -> Any | None:
+    """The mask that a Dict observation holds under `action_mask`; None if it holds none."""
+    return obs[MASK_KEY] if any(leaf.path == (MASK_KEY,) for leaf in spec.leaves) else None
