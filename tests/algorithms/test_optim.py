@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_training.algorithms.optim import Adam, descend, polyak
+from rl_training.algorithms.optim import Adam, JointAdam, descend, polyak
 
 SHAPES = [(4, 3), (3,), ()]
 LEARNING_RATES = [0.01 / (1 + step % 5) for step in range(20)]
@@ -162,3 +162,43 @@ def test_a_constant_learning_rate_stays_as_configured_when_a_state_is_loaded():
     changed = Adam([torch.nn.Parameter(torch.zeros(2))], 5e-4)
     changed.load_state_dict(saved)
     assert changed.state_dict()["learning_rate"].item() == pytest.approx(5e-4)
+
+
+def torch_steps(reference, parameters, gradients, learning_rates):
+    for step_gradients, learning_rate in zip(gradients, learning_rates, strict=True):
+        reference.param_groups[0]["lr"] = learning_rate
+        for parameter, gradient in zip(parameters, step_gradients, strict=True):
+            parameter.grad = gradient.clone()
+        reference.step()
+
+
+@pytest.mark.parametrize("by_formula", [False, True], ids=["fused", "formula"])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.99), (0.0, 0.9)])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_betas_and_weight_decay_equal_adamw_of_torch(monkeypatch, by_formula, betas, weight_decay):
+    parameters, expected = random_parameters(), random_parameters()
+    gradients = random_gradients(20)
+    reference = torch.optim.AdamW(expected, betas=betas, eps=1e-5, weight_decay=weight_decay)
+    torch_steps(reference, expected, gradients, LEARNING_RATES)
+    if by_formula:
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        monkeypatch.setattr(torch, "_fused_adam_", None)
+        monkeypatch.setattr(torch, "_fused_adamw_", None)
+    run(Adam(parameters, eps=1e-5, betas=betas, weight_decay=weight_decay), gradients, LEARNING_RATES)
+    for parameter, wanted in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter, wanted, rtol=0, atol=2e-6)
+
+
+def test_a_joint_step_clips_one_gradient_and_has_two_learning_rates():
+    parameters, expected = random_parameters(), random_parameters()
+    joint = JointAdam(Adam(parameters[:1], 1e-2), Adam(parameters[1:], 1e-3))
+    groups = [{"params": expected[:1], "lr": 1e-2}, {"params": expected[1:], "lr": 1e-3}]
+    reference = torch.optim.Adam(groups)
+    for scale in (100.0, 0.001, 3.0):
+        norm = descend(quadratic_loss(parameters, scale), joint, max_grad_norm=0.5)
+        reference.zero_grad()
+        quadratic_loss(expected, scale).backward()
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(expected, 0.5))
+        reference.step()
+    for parameter, wanted in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter, wanted, rtol=0, atol=1e-6)

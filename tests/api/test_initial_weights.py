@@ -72,6 +72,21 @@ def test_the_policy_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert "random initial weights of critic: init_parts is policy" in capfd.readouterr().err
 
 
+def test_the_policy_alone_of_two_networks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    old = PPO(small_config("ppo", tmp_path / "old", algo_kwargs={"critic_hidden_sizes": [5]}))
+    old.learn()
+    start = Start()
+    settings = {"critic_hidden_sizes": [6], "critic_learning_rate": 1e-3}
+    config = small_config(
+        "ppo", tmp_path / "new", seed=5, init_from=old.run_dir, init_parts="policy", algo_kwargs=settings
+    )
+    PPO(config).learn(callbacks=[start])
+    for name, weight in members_of(old)["policy"].items():
+        found = start.members["policy"][name]
+        assert (found.shape == weight.shape and torch.equal(found, weight)) == (".value." not in name), name
+    assert "random initial weights of the value function of policy: init_parts is policy" in capfd.readouterr().err
+
+
 def test_networks_of_other_shapes_are_left_and_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     old = SAC(small_config("sac", tmp_path / "old"))
     old.learn()

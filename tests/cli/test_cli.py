@@ -476,7 +476,7 @@ class TestAlgos:
         out = call("algos", algo).out
         assert max(map(len, out.splitlines())) <= 80
         rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
-        assert rows["activation"].endswith("  relu | tanh")
+        assert rows["activation"].endswith("  relu | tanh | silu | gelu | elu")
         assert rows["learning_rate"].endswith("  number > 0 | a schedule")
         assert rows["early_stopping"].endswith("  null | mapping:")
         assert rows["early_stopping.mode"].endswith("  max | min")

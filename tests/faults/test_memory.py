@@ -72,9 +72,10 @@ def test_a_replay_that_cannot_fit_is_refused_with_the_figure(tmp_path: Path) -> 
     assert not (tmp_path / "runs").exists()
 
 
-def test_networks_that_cannot_fit_are_refused_with_the_figure(tmp_path: Path) -> None:
-    config = small_config("sac", tmp_path / "runs", algo_kwargs={"hidden_sizes": [2_000_000, 2_000_000]})
-    with pytest.raises(ConfigError, match=r"4,0\d\d,\d+,\d+,\d+ .*needs 64,\d+\.\d+ GB .*algo_kwargs\.hidden_sizes"):
+@pytest.mark.parametrize("key", ["hidden_sizes", "critic_hidden_sizes"])
+def test_networks_that_cannot_fit_are_refused_with_the_figure(tmp_path: Path, key: str) -> None:
+    config = small_config("sac", tmp_path / "runs", algo_kwargs={key: [2_000_000, 2_000_000]})
+    with pytest.raises(ConfigError, match=rf"4,0\d\d,\d+,\d+,\d+ .*needs 64,\d+\.\d+ GB .*algo_kwargs\.{key} "):
         run_training(config)
     assert not (tmp_path / "runs").exists()
 

@@ -52,7 +52,8 @@ class A2CAlgorithm(OnPolicyActorCritic[A2CConfig]):
 
     def update(self, batch: Transitions) -> UpdateResult:
         """Take one gradient step on the whole rollout [T, N]."""
-        self.optimizer.follow_schedule(self.progress)
+        for optimizer in self.scheduled_optimizers:
+            optimizer.follow_schedule(self.progress)
         rewards = self.normalized_rewards(batch)
         metrics = self._step(batch.obs, batch.actions, rewards, batch.next_obs, batch.terminated, batch.truncated)
         if self.policy.preprocessor is not None:  # after the update: the rollout belongs to the old statistics

@@ -8,9 +8,10 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
+from rl_training.algorithms.actor_critic import ActorCriticConfig
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig
-from rl_training.algorithms.optim import Adam, descend, polyak
+from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.returns import exponential_weights
 from rl_training.algorithms.tune import Tune
@@ -20,7 +21,7 @@ from rl_training.models.policies import TanhMeanGaussianPolicy
 from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
-class AWACConfig(OfflineToOnlineConfig):
+class AWACConfig(ActorCriticConfig, OfflineToOnlineConfig):
     """Settings of AWAC."""
 
     awac_lambda: Annotated[PositiveFloat, Tune(0.1, 3.0, log=True)] = 1.0 / 3.0
@@ -39,11 +40,11 @@ class AWACAlgorithm(ReplayAlgorithm[AWACConfig]):
 
     def __init__(self, config: AWACConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.actor = TanhMeanGaussianPolicy(spaces, self.mlp_spec).to(self.device)
-        self.critic = EnsembleCritic(spaces, self.mlp_spec).to(self.device)
+        self.actor = TanhMeanGaussianPolicy(spaces, self.actor_spec).to(self.device)
+        self.critic = EnsembleCritic(spaces, self.critic_spec).to(self.device)
         self.target_critic = frozen_copy(self.critic)
-        self.actor_optimizer = Adam(self.actor.parameters(), config.learning_rate)
-        self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), config.actor_learning_rate)
+        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), config.critic_learning_rate)
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:

@@ -6,7 +6,7 @@ import inspect
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType, MethodType, ModuleType
@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.algorithms.config import AlgorithmConfig, Scheduled
 from rl_training.algorithms.optim import Adam
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLPSpec
@@ -105,7 +105,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.spaces = spaces
         self.device = resources.device
         self.generator = resources.generator
-        self.mlp_spec = MLPSpec(config.hidden_sizes, config.activation, self.generator)
+        self.mlp_spec = MLPSpec(config.hidden_sizes, config.activation, self.generator, config.layer_norm)
         self.global_step = 0
         self.progress = 0.0
         self.counters: dict[str, int] = {}
@@ -158,6 +158,33 @@ class Algorithm(ABC, Generic[ConfigT]):
     def scheduled_optimizers(self) -> list[Adam]:
         """Those whose learning rate follows a schedule."""
         return [optimizer for optimizer in self.optimizers if optimizer.schedule is not None]
+
+    @property
+    def actor_spec(self) -> MLPSpec:
+        """Hidden layers of the actor: `mlp_spec`, unless the config has other `actor_hidden_sizes`."""
+        return self.mlp_spec.resized(self.config.network_sizes().get("actor_hidden_sizes"))
+
+    @property
+    def critic_spec(self) -> MLPSpec:
+        """Hidden layers of the critics: `mlp_spec`, unless the config has other `critic_hidden_sizes`."""
+        return self.mlp_spec.resized(self.config.network_sizes().get("critic_hidden_sizes"))
+
+    def make_optimizer(
+        self,
+        parameters: Iterable[nn.Parameter],
+        learning_rate: Scheduled | None = None,
+        *,
+        weight_decay: float | None = None,
+    ) -> Adam:
+        """Adam with the settings of the config; a learning rate or weight decay that is given replaces its own."""
+        config = self.config
+        return Adam(
+            parameters,
+            config.learning_rate if learning_rate is None else learning_rate,
+            eps=config.adam_eps,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay if weight_decay is None else weight_decay,
+        )
 
     def fit_observations(self, obs: Tensor) -> None:
         """Called with chunks of the dataset's observations before offline training; does nothing by default."""

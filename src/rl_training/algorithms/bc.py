@@ -6,7 +6,7 @@ from typing import Annotated
 
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineConfig
-from rl_training.algorithms.optim import Adam, descend
+from rl_training.algorithms.optim import descend
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.tune import Tune
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
@@ -33,7 +33,7 @@ class BCAlgorithm(ReplayAlgorithm[BCConfig]):
     def __init__(self, config: BCConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         self.actor = make_imitation_policy(config.policy, spaces, self.mlp_spec).to(self.device)
-        self.actor_optimizer = Adam(self.actor.parameters(), config.learning_rate)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters())
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -13,7 +13,9 @@ from rl_training.models.mlp import Activation
 from rl_training.validation import FrozenConfig
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 HiddenSizes = tuple[PositiveInt, ...]
+SIZES = ((64, 64), (128, 128), (256, 256), (400, 300))
 
 
 class Schedule(FrozenConfig):
@@ -65,14 +67,34 @@ class AlgorithmConfig(FrozenConfig):
     """Learning rate of the optimizer: a number or a schedule."""
     gamma: Annotated[Fraction, Tune(choices=(0.9, 0.95, 0.98, 0.99, 0.995, 0.999))] = 0.99
     """Discount factor."""
-    hidden_sizes: Annotated[HiddenSizes, Tune(choices=((64, 64), (128, 128), (256, 256), (400, 300)))] = (256, 256)
+    hidden_sizes: Annotated[HiddenSizes, Tune(choices=SIZES)] = (256, 256)
     """Width of each hidden layer; may be empty where a CNN reads an image."""
-    activation: Annotated[Activation, Tune(choices=("relu", "tanh"), by_name=True)] = "relu"
-    """Activation of the hidden layers: relu or tanh."""
+    activation: Annotated[Activation, Tune(choices=get_args(Activation), by_name=True)] = "relu"
+    """Activation of the hidden layers: relu, tanh, silu, gelu or elu."""
+    layer_norm: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    """Layer normalization (Ba et al. 2016) of each hidden layer before its activation."""
+    adam_beta1: Annotated[Decay, Tune(choices=(0.0, 0.5, 0.9, 0.95), by_name=True)] = 0.9
+    """Decay rate of Adam's mean of gradients."""
+    adam_beta2: Annotated[Decay, Tune(choices=(0.9, 0.99, 0.999), by_name=True)] = 0.999
+    """Decay rate of Adam's mean of squared gradients."""
+    adam_eps: NonNegativeFloat = 1e-8
+    """Adam's epsilon."""
+    weight_decay: Annotated[NonNegativeFloat, Tune(choices=(0.0, 1e-4, 1e-3, 1e-2, 0.1), by_name=True)] = 0.0
+    """Decoupled weight decay (AdamW) of the networks; entropy temperatures and Lagrange multipliers have none."""
     eval_interval: PositiveInt | None = None
     """Steps between evaluations; null: a tenth of the run."""
     early_stopping: EarlyStoppingConfig | None = None
     """Early stopping; null: none."""
+
+    @model_validator(mode="after")
+    def _has_a_layer_to_normalize(self) -> AlgorithmConfig:
+        if self.layer_norm and not any(self.network_sizes().values()):
+            raise ValueError("layer_norm normalizes hidden layers, but hidden_sizes is empty: set one of them")
+        return self
+
+    def network_sizes(self) -> dict[str, HiddenSizes]:
+        """Hidden layers of the networks by the key that sets them; first those of the network that acts."""
+        return {"hidden_sizes": self.hidden_sizes}
 
     def samples_per_update(self) -> int:
         """Transitions per gradient step, by which the number of threads is chosen."""

@@ -1,4 +1,4 @@
-"""Conservative Q-learning (Kumar et al. 2020): on SAC for Box actions, on double DQN for Discrete actions."""
+"""Conservative Q-learning, CQL (Kumar et al. 2020), on SAC for Box actions; `cql_discrete.py` has Discrete actions."""
 
 from __future__ import annotations
 
@@ -6,32 +6,28 @@ import math
 from typing import Annotated, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import ActResult, Algorithm, Resources, UpdateResult
+from rl_training.algorithms.actor_critic import ActorCriticConfig
+from rl_training.algorithms.base import Algorithm, Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig, Scheduled
-from rl_training.algorithms.optim import Adam, descend, polyak
-from rl_training.algorithms.replay import Batch, ReplayAlgorithm
+from rl_training.algorithms.optim import descend, polyak
+from rl_training.algorithms.replay import Batch
+from rl_training.algorithms.returns import conservative_gaps
 from rl_training.algorithms.soft_actor_critic import SoftActorCritic, Temperature
 from rl_training.algorithms.tune import Tune
-from rl_training.errors import ConfigError, EnvError
-from rl_training.models.critics import EnsembleCritic, QNetwork
+from rl_training.errors import EnvError
+from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import SquashedGaussianPolicy
 from rl_training.spaces.actions import ActionKind
-from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
 
 MAX_MULTIPLIER = 1e6
-BOX_ONLY = (
-    *("actor_learning_rate", "num_cql_samples", "lagrange_threshold"),
-    *("alpha", "target_entropy", "backup_entropy", "backup_mean"),
-)
 
 
-class CQLConfig(OfflineToOnlineConfig):
+class CQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
     """Settings of CQL."""
 
     learning_rate: Scheduled = 3e-4
@@ -71,11 +67,14 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
         super().__init__(config, spaces, resources)
         self.target_critic = frozen_copy(self.critic)
         self.lagrange_multiplier = Temperature("auto").to(self.device)
-        self.lagrange_optimizer = Adam(self.lagrange_multiplier.parameters(), config.learning_rate)
+        rate = config.critic_learning_rate
+        self.lagrange_optimizer = self.make_optimizer(self.lagrange_multiplier.parameters(), rate, weight_decay=0.0)
 
     @classmethod
     def for_spaces(cls, spaces: Spaces) -> type[Algorithm[Any]]:
         """Discrete actions have an update rule of their own."""
+        from rl_training.algorithms.cql_discrete import DiscreteCQLAlgorithm  # it imports this module
+
         return DiscreteCQLAlgorithm if spaces.action.kind is ActionKind.DISCRETE else cls
 
     @classmethod
@@ -89,14 +88,9 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
             require_bounded_box(spaces, "cql", "cql")
             require_vectors(spaces, "cql with Box actions", "awac or bc")
 
-    def actor_learning_rate(self) -> Scheduled:
-        """Learning rate of the actor and the temperature."""
-        rate: Scheduled = self.config.actor_learning_rate
-        return rate
-
     def make_critic(self) -> EnsembleCritic:
         """Twin critics."""
-        return EnsembleCritic(self.spaces, self.mlp_spec)
+        return EnsembleCritic(self.spaces, self.critic_spec)
 
     def step_inputs(self, actions: Tensor) -> tuple[Tensor, ...]:
         """Uniform actions [N, B, A], and normal noise [1 + N, B, A] for the current and for the next observation."""
@@ -132,7 +126,10 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
 
     def _step_critics(self, obs: Tensor, actions: Tensor, log_probs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """TD loss plus the conservative penalty: the soft maximum of Q over all actions minus Q of the dataset's."""
-        values, gaps = self._values_and_gaps(obs, actions, log_probs)
+        count, size = actions.shape[:2]
+        every_obs = obs.expand(count, -1, -1).flatten(0, 1)
+        all_values = self.critic(every_obs, actions.flatten(0, 1)).view(2, count, size)
+        values, gaps = all_values[:, 0], conservative_gaps(all_values, log_probs)
         td_loss = (values - targets).square().mean(-1).sum()
         multiplier = self.lagrange_multiplier.log_alpha.exp().clamp(max=MAX_MULTIPLIER)
         # CQL eq. 4, weighted as in the authors' code, which takes the whole squared error where the paper halves it.
@@ -150,73 +147,3 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
             "critic_grad_norm": grad_norm,
             "q_mean": values.mean(),
         }
-
-    def _values_and_gaps(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Q-values of the dataset's actions, `actions[0]`, [2, B], and the mean conservative gap [2], per critic.
-
-        The sampled actions are importance-weighted by their densities (CQL appendix F). As in the authors' code their
-        sum is not divided by their number: that would only shift the gap, and with it `lagrange_threshold`. The gap is
-        compared with it before `cql_alpha` is applied, as in the paper; the authors' code compares after that.
-        """
-        count, size = actions.shape[:2]
-        every_obs = obs.expand(count, -1, -1).flatten(0, 1)
-        all_values = self.critic(every_obs, actions.flatten(0, 1)).view(2, count, size)
-        values = all_values[:, 0]
-        soft_maxima = (all_values[:, 1:] - log_probs).logsumexp(1)  # [2, B]
-        return values, (soft_maxima - values).mean(1)
-
-
-class DiscreteCQLAlgorithm(ReplayAlgorithm[CQLConfig]):
-    """CQL for Discrete actions: double DQN with the conservative penalty."""
-
-    obeys_masks = True
-
-    def __init__(self, config: CQLConfig, spaces: Spaces, resources: Resources) -> None:
-        super().__init__(config, spaces, resources)
-        _refuse_box_settings(config)
-        self.network = QNetwork(spaces, self.mlp_spec).to(self.device)
-        self.target_network = frozen_copy(self.network)
-        self.optimizer = Adam(self.network.parameters(), config.learning_rate)
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Checked by `CQLAlgorithm`."""
-        CQLAlgorithm.check_spaces(spaces)
-
-    @torch.no_grad()
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
-        """The valid action of the largest Q-value."""
-        return ActResult(masked(self.network(self.preprocess(obs)), mask).argmax(-1))
-
-    def gradient_step(self, batch: Batch) -> UpdateResult:
-        """One step on the TD loss and the conservative penalty."""
-        values = self.network(batch.obs)  # [B, num_actions]
-        data_values = values.gather(1, batch.actions.unsqueeze(1)).squeeze(1)
-        td_loss = F.smooth_l1_loss(data_values, self._targets(batch))
-        gap = (masked(values, batch.masks).logsumexp(1) - data_values).mean()  # CQL eq. 4
-        critic_loss = td_loss + self.config.cql_alpha * gap
-        grad_norm = descend(critic_loss, self.optimizer)
-        polyak(self.network, self.target_network, self.config.tau)
-        return UpdateResult(
-            {
-                "td_loss": td_loss,
-                "conservative_gap": gap,
-                "critic_loss": critic_loss,
-                "critic_grad_norm": grad_norm,
-                "q_mean": data_values.mean(),
-            }
-        )
-
-    @torch.no_grad()
-    def _targets(self, batch: Batch) -> Tensor:
-        next_values = masked(self.network(batch.next_obs), batch.next_masks)
-        best = next_values.argmax(1, keepdim=True)  # Double DQN, eq. 4
-        return batch.targets(self.target_network(batch.next_obs).gather(1, best).squeeze(1))
-
-
-def _refuse_box_settings(config: CQLConfig) -> None:
-    defaults = CQLConfig()
-    for name in BOX_ONLY:
-        value = getattr(config, name)
-        if value != getattr(defaults, name):
-            raise ConfigError(f"algo_kwargs.{name} of cql is {value}, but Discrete actions do not use it: remove it")

@@ -1,12 +1,15 @@
 """CrossQ (Bhatt et al. 2024): SAC with batch normalization in the critics and no target networks.
 
-Unlike the paper: no policy delay, Adam's default betas, no normalization in the actor, critics as wide as
-`hidden_sizes`.
+Unlike the paper: no policy delay, Adam's default betas (the paper's are `adam_beta1: 0.5`), no normalization in the
+actor, critics as wide as `hidden_sizes`.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import UpdateResult
@@ -14,6 +17,7 @@ from rl_training.algorithms.config import Scheduled
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.soft_actor_critic import SACBaseConfig, SoftActorCritic
+from rl_training.algorithms.tune import Tune
 from rl_training.models.batch_norm import BatchNormCritic
 from rl_training.models.policies import SquashedGaussianPolicy
 from rl_training.spaces.spec import Spaces, require_bounded_box
@@ -24,6 +28,14 @@ class CrossQConfig(SACBaseConfig):
 
     learning_rate: Scheduled = 1e-3
     """Learning rate of the optimizers: a number or a schedule."""
+    layer_norm: Annotated[bool, Tune()] = False
+    """Not available: the critics have batch normalization."""
+
+    @model_validator(mode="after")
+    def _has_one_normalization(self) -> CrossQConfig:
+        if self.layer_norm:
+            raise ValueError("layer_norm is not available: the critics have batch normalization already; remove it")
+        return self
 
 
 class CrossQAlgorithm(SoftActorCritic[CrossQConfig]):
@@ -38,7 +50,7 @@ class CrossQAlgorithm(SoftActorCritic[CrossQConfig]):
 
     def make_critic(self) -> BatchNormCritic:
         """Twin critics with batch normalization."""
-        return BatchNormCritic(self.spaces, self.mlp_spec)
+        return BatchNormCritic(self.spaces, self.critic_spec)
 
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""

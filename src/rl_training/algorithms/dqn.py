@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import ActResult, Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig, Scheduled
-from rl_training.algorithms.optim import Adam, descend, polyak
+from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.tune import Tune
 from rl_training.errors import EnvError
@@ -75,7 +75,7 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         super().__init__(config, spaces, resources)
         self.network, self.target_network = self._make_network(), self._make_network()
         self.target_network.requires_grad_(False).load_state_dict(self.network.state_dict())
-        self.optimizer = Adam(self.network.parameters(), config.learning_rate)
+        self.optimizer = self.make_optimizer(self.network.parameters())
         self.counters["target_copies"] = 0
 
     @classmethod

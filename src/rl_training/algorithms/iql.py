@@ -8,9 +8,10 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
+from rl_training.algorithms.actor_critic import ActorCriticConfig
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig, Schedule, Scheduled
-from rl_training.algorithms.optim import Adam, descend, polyak
+from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.returns import expectile_loss, exponential_weights
 from rl_training.algorithms.tune import Tune
@@ -20,7 +21,7 @@ from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitat
 from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
 
 
-class IQLConfig(OfflineToOnlineConfig):
+class IQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
     """Settings of IQL."""
 
     learning_rate: Scheduled = 3e-4
@@ -46,13 +47,13 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
 
     def __init__(self, config: IQLConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.actor = make_imitation_policy(config.policy, spaces, self.mlp_spec).to(self.device)
-        self.critic = EnsembleCritic(spaces, self.mlp_spec).to(self.device)
+        self.actor = make_imitation_policy(config.policy, spaces, self.actor_spec).to(self.device)
+        self.critic = EnsembleCritic(spaces, self.critic_spec).to(self.device)
         self.target_critic = frozen_copy(self.critic)
-        self.value = self.mlp_spec.make(spaces.obs.num_features, 1).to(self.device)
-        self.actor_optimizer = Adam(self.actor.parameters(), config.actor_learning_rate)
-        self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
-        self.value_optimizer = Adam(self.value.parameters(), config.learning_rate)
+        self.value = self.critic_spec.make(spaces.obs.num_features, 1).to(self.device)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), config.actor_learning_rate)
+        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), config.critic_learning_rate)
+        self.value_optimizer = self.make_optimizer(self.value.parameters(), config.critic_learning_rate)
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:

@@ -8,9 +8,10 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
+from rl_training.algorithms.actor_critic import ActorCriticConfig
 from rl_training.algorithms.base import ActResult, Algorithm, Resources
 from rl_training.algorithms.config import Fraction, HiddenSizes, OnPolicyConfig
-from rl_training.algorithms.optim import Adam
+from rl_training.algorithms.optim import Adam, JointAdam
 from rl_training.algorithms.returns import explained_variance, gae
 from rl_training.algorithms.tune import Tune
 from rl_training.models.actor_critic import ActorCritic
@@ -20,13 +21,13 @@ from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
 
 
-class OnPolicyActorCriticConfig(OnPolicyConfig):
+class OnPolicyActorCriticConfig(ActorCriticConfig, OnPolicyConfig):
     """Settings that PPO and A2C share."""
 
     hidden_sizes: HiddenSizes = (64, 64)
     """Width of each hidden layer, of the policy and of the value function."""
     activation: Activation = "tanh"
-    """Activation of the hidden layers: relu or tanh."""
+    """Activation of the hidden layers: relu, tanh, silu, gelu or elu."""
     gae_lambda: Annotated[Fraction, Tune(choices=(0.8, 0.9, 0.92, 0.95, 0.98, 0.99, 1.0))] = 0.95
     """GAE lambda: 0 is the one-step TD error, 1 the rollout's bootstrapped return minus V(s)."""
     ent_coef: Annotated[NonNegativeFloat, Tune(choices=(0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03))] = 0.0
@@ -46,6 +47,10 @@ class OnPolicyActorCriticConfig(OnPolicyConfig):
     adam_eps: NonNegativeFloat = 1e-5
     """Adam's epsilon."""
 
+    def is_stacked(self) -> bool:
+        """Whether policy and value function are one batched network: both have the same layers and learning rate."""
+        return self.has_one_size() and self.has_one_learning_rate()
+
 
 OnPolicyActorCriticConfigT = TypeVar("OnPolicyActorCriticConfigT", bound=OnPolicyActorCriticConfig)
 
@@ -56,10 +61,22 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
     def __init__(self, config: OnPolicyActorCriticConfigT, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         self.policy = ActorCritic(
-            spaces, self.mlp_spec, normalize_obs=config.normalize_obs, log_std_init=config.log_std_init
+            spaces,
+            self.actor_spec,
+            None if config.is_stacked() else self.critic_spec,
+            normalize_obs=config.normalize_obs,
+            log_std_init=config.log_std_init,
         ).to(self.device)
-        self.optimizer = Adam(self.policy.parameters(), config.learning_rate, eps=config.adam_eps)
+        self.optimizer = self._make_policy_optimizer()
         self.reward_normalizer = RewardNormalizer(resources.num_envs, config.gamma).to(self.device)
+
+    def _make_policy_optimizer(self) -> Adam | JointAdam:
+        config = self.config
+        if config.has_one_learning_rate():
+            return self.make_optimizer(self.policy.parameters(), config.actor_learning_rate)
+        policy, value = self.policy.parameters_by_role()
+        rates = config.actor_learning_rate, config.critic_learning_rate
+        return JointAdam(self.make_optimizer(policy, rates[0]), self.make_optimizer(value, rates[1]))
 
     @classmethod
     def check_spaces(cls, spaces: Spaces) -> None:

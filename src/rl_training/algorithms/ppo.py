@@ -55,7 +55,8 @@ class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
     def update(self, batch: Transitions) -> UpdateResult:
         """Learn from a rollout [T, N] in shuffled minibatches."""
         config = self.config
-        self.optimizer.follow_schedule(self.progress)
+        for optimizer in self.scheduled_optimizers:
+            optimizer.follow_schedule(self.progress)
         clip = torch.tensor(value_at(config.clip_coef, self.progress), device=self.device)
         samples, explained = self.prepare(batch)
         steps: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Returns, advantages and losses that more than one algorithm uses."""
+"""Returns, advantages and losses, as functions of tensors."""
 
 from __future__ import annotations
 
@@ -61,3 +61,15 @@ def exponential_weights(scores: Tensor, max_weight: float) -> Tensor:
 def smoothed_actions(actions: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:
     """Target policy smoothing: actions plus clipped noise, within their bounds (TD3 eq. 14)."""
     return (actions + (scale * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)
+
+
+def conservative_gaps(values: Tensor, log_probs: Tensor) -> Tensor:
+    """Mean conservative gap of each critic, [C].
+
+    `values` [C, 1 + N, B] are the Q-values of the dataset's action and of N sampled ones, which are importance-weighted
+    by their log-densities [N, B] (CQL appendix F). As in the authors' code their sum is not divided by their number:
+    that would only shift the gap, and with it `lagrange_threshold`. The gap is compared with it before `cql_alpha` is
+    applied, as in the paper; the authors' code compares after that.
+    """
+    soft_maxima = (values[:, 1:] - log_probs).logsumexp(1)  # [C, B]
+    return (soft_maxima - values[:, 0]).mean(1)

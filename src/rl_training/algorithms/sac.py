@@ -60,7 +60,7 @@ class SACAlgorithm(SoftActorCritic[SACConfig]):
 
     def make_critic(self) -> EnsembleCritic:
         """Twin critics."""
-        return EnsembleCritic(self.spaces, self.mlp_spec)
+        return EnsembleCritic(self.spaces, self.critic_spec)
 
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""
@@ -101,11 +101,11 @@ class DiscreteSACAlgorithm(SoftActorCritic[SACConfig]):
 
     def make_actor(self) -> CategoricalPolicy:
         """A categorical policy."""
-        return CategoricalPolicy(self.spaces, self.mlp_spec)
+        return CategoricalPolicy(self.spaces, self.actor_spec)
 
     def make_critic(self) -> EnsembleQNetwork:
         """Twin Q-networks."""
-        return EnsembleQNetwork(self.spaces, self.mlp_spec)
+        return EnsembleQNetwork(self.spaces, self.critic_spec)
 
     def target_entropy(self) -> float:
         """The configured target entropy; `auto` is a fraction of the uniform policy's."""

@@ -9,8 +9,9 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
+from rl_training.algorithms.actor_critic import ActorCriticConfig
 from rl_training.algorithms.base import ConfigT, Resources
-from rl_training.algorithms.config import OffPolicyConfig, Scheduled
+from rl_training.algorithms.config import OffPolicyConfig
 from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import ReplayAlgorithm
 from rl_training.algorithms.tune import Tune
@@ -20,7 +21,7 @@ from rl_training.spaces.spec import Spaces
 Auto = Literal["auto"]
 
 
-class SACBaseConfig(OffPolicyConfig):
+class SACBaseConfig(ActorCriticConfig, OffPolicyConfig):
     """Settings of the entropy bonus."""
 
     alpha: Annotated[PositiveFloat | Auto, Tune(choices=("auto", 0.05, 0.1, 0.2), by_name=True)] = "auto"
@@ -64,13 +65,14 @@ class SoftActorCritic(ReplayAlgorithm[ConfigT]):
         self.actor = self.make_actor().to(self.device)
         self.critic = self.make_critic().to(self.device)
         self.temperature = Temperature(self.config.alpha, self.target_entropy()).to(self.device)
-        self.actor_optimizer = Adam(self.actor.parameters(), self.actor_learning_rate())
-        self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
-        self.alpha_optimizer = Adam(self.temperature.parameters(), self.actor_learning_rate())
+        actor_rate, critic_rate = self.config.actor_learning_rate, self.config.critic_learning_rate
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), actor_rate)
+        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), critic_rate)
+        self.alpha_optimizer = self.make_optimizer(self.temperature.parameters(), actor_rate, weight_decay=0.0)
 
     def make_actor(self) -> Policy:
         """A new policy network."""
-        return SquashedGaussianPolicy(self.spaces, self.mlp_spec)
+        return SquashedGaussianPolicy(self.spaces, self.actor_spec)
 
     def make_critic(self) -> nn.Module:
         """New critics, evaluated as one network."""
@@ -81,11 +83,6 @@ class SoftActorCritic(ReplayAlgorithm[ConfigT]):
         target = self.make_critic().to(self.device).requires_grad_(False)
         target.load_state_dict(self.critic.state_dict())
         return target
-
-    def actor_learning_rate(self) -> Scheduled:
-        """Learning rate of the actor and the temperature: that of the critics."""
-        rate: Scheduled = self.config.learning_rate
-        return rate
 
     def target_entropy(self) -> float:
         """The configured target entropy; `auto` is minus the number of action components."""

@@ -8,9 +8,10 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from rl_training.algorithms.actor_critic import ActorCriticConfig
 from rl_training.algorithms.base import ActResult, Resources, UpdateResult
-from rl_training.algorithms.config import AlgorithmConfig, Fraction, OffPolicyConfig, Scheduled
-from rl_training.algorithms.optim import Adam, descend, polyak
+from rl_training.algorithms.config import Fraction, OffPolicyConfig, Scheduled
+from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.returns import smoothed_actions
 from rl_training.algorithms.tune import Tune
@@ -21,7 +22,7 @@ from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
-class TD3BaseConfig(AlgorithmConfig):
+class TD3BaseConfig(ActorCriticConfig):
     """Settings that TD3, DDPG and TD3+BC share."""
 
     policy_noise: Annotated[NonNegativeFloat, Tune(0.0, 0.5, by_name=True)] = 0.2
@@ -56,11 +57,11 @@ class TD3BaseAlgorithm(ReplayAlgorithm[TD3BaseConfigT]):
 
     def __init__(self, config: TD3BaseConfigT, spaces: Spaces, resources: Resources, *, num_critics: int = 2) -> None:
         super().__init__(config, spaces, resources)
-        self.actor = DeterministicPolicy(spaces, self.mlp_spec).to(self.device)
-        self.critic = EnsembleCritic(spaces, self.mlp_spec, num_members=num_critics).to(self.device)
+        self.actor = DeterministicPolicy(spaces, self.actor_spec).to(self.device)
+        self.critic = EnsembleCritic(spaces, self.critic_spec, num_members=num_critics).to(self.device)
         self.target_actor, self.target_critic = frozen_copy(self.actor), frozen_copy(self.critic)
-        self.actor_optimizer = Adam(self.actor.parameters(), config.learning_rate)
-        self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
+        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), config.actor_learning_rate)
+        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), config.critic_learning_rate)
         self.counters["updates"] = 0
 
     def update(self, batch: Transitions) -> UpdateResult:

@@ -56,7 +56,7 @@ class TQCAlgorithm(SoftActorCritic[TQCConfig]):
     def make_critic(self) -> QuantileCritic:
         """Quantile critics."""
         config = self.config
-        return QuantileCritic(self.spaces, self.mlp_spec, config.num_quantiles, num_members=config.num_critics)
+        return QuantileCritic(self.spaces, self.critic_spec, config.num_quantiles, num_members=config.num_critics)
 
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""

@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.models.encoders import ObsNetwork, make_preprocessor
-from rl_training.models.mlp import EnsembleMLP, MLPSpec
+from rl_training.models.mlp import MLP, EnsembleMLP, MLPSpec
 from rl_training.spaces.actions import ActionKind, ActionSpec
 from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
+"""Gains of the orthogonal initialization of the output layers."""
 
 
 class CategoricalHead(nn.Module):
@@ -77,10 +79,55 @@ class GaussianHead(nn.Module):
         return log_prob, entropy
 
 
-class ActorCritic(ObsNetwork):
-    """Policy and value function: two MLPs of equal shape, evaluated as one batched network."""
+class StackedPolicyAndValue(EnsembleMLP):
+    """Policy and value function: two MLPs of equal shape, evaluated as one batched network.
 
-    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, *, normalize_obs: bool, log_std_init: float) -> None:
+    Member 0 is the policy; member 1 the value function, of which only the first output is used.
+    """
+
+    def __init__(self, num_inputs: int, num_outputs: int, spec: MLPSpec) -> None:
+        super().__init__(2, num_inputs, num_outputs, spec, output_gains=(POLICY_GAIN, VALUE_GAIN))
+        with torch.no_grad():  # orthogonal initialization normalizes the columns of a tall layer only
+            value_output = self.weights[-1][1, :, 0]
+            value_output /= value_output.norm()
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """The policy's raw outputs [B, num_outputs] and the state values [B]."""
+        policy, value = super().forward(features).unbind(0)
+        return policy, value[:, 0]
+
+
+class PolicyAndValue(nn.Module):
+    """Policy and value function: two MLPs, each with its own hidden layers."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, policy_spec: MLPSpec, value_spec: MLPSpec) -> None:
+        super().__init__()
+        self.policy = MLP(num_inputs, num_outputs, policy_spec, POLICY_GAIN)
+        self.value = MLP(num_inputs, 1, value_spec, VALUE_GAIN)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The policy's raw outputs [B, num_outputs] and the state values [B]."""
+        return self.policy(features), self.value(features).squeeze(-1)
+
+
+class ActorCritic(ObsNetwork):
+    """Policy and value function of observations; both read the same CNN features.
+
+    Without `value_spec` the value function has the hidden layers of the policy, and both are one batched network.
+    """
+
+    VALUE_PREFIX = "networks.value."
+    """Beginning of the names of the parameters that are the value function's alone; a batched network has none."""
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        mlp_spec: MLPSpec,
+        value_spec: MLPSpec | None = None,
+        *,
+        normalize_obs: bool,
+        log_std_init: float,
+    ) -> None:
         super().__init__(spaces.obs, mlp_spec, orthogonal=True)
         self.preprocessor = make_preprocessor(spaces.obs, normalize=normalize_obs)
         self.head: CategoricalHead | GaussianHead
@@ -88,18 +135,23 @@ class ActorCritic(ObsNetwork):
             self.head = GaussianHead(spaces.action, log_std_init)
         else:
             self.head = CategoricalHead(spaces.action)
-        # Member 0 is the policy; member 1 the value function, of which only the first output is used.
-        num_inputs, num_outputs = self.num_features, self.head.num_outputs
-        self.networks = EnsembleMLP(2, num_inputs, num_outputs, mlp_spec, output_gains=(0.01, 1.0))
-        with torch.no_grad():  # orthogonal initialization normalizes the columns of a tall layer only
-            value_output = self.networks.weights[-1][1, :, 0]
-            value_output /= value_output.norm()
+        self.networks: StackedPolicyAndValue | PolicyAndValue
+        if value_spec is None:
+            self.networks = StackedPolicyAndValue(self.num_features, self.head.num_outputs, mlp_spec)
+        else:
+            self.networks = PolicyAndValue(self.num_features, self.head.num_outputs, mlp_spec, value_spec)
 
     def forward(self, obs: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The policy's raw outputs [B, num_outputs], invalid options masked, and the state values [B]."""
         inputs = obs if self.preprocessor is None else self.preprocessor(obs)
-        policy, value = self.networks(self.features(inputs)).unbind(0)
-        return policy if mask is None else masked(policy, mask), value[:, 0]
+        outputs, values = self.networks(self.features(inputs))
+        return outputs if mask is None else masked(outputs, mask), values
+
+    def parameters_by_role(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Parameters of the policy, which are also those of shared features, and of the value function."""
+        named = list(self.named_parameters())
+        value = [one for name, one in named if name.startswith(self.VALUE_PREFIX)]
+        return [one for name, one in named if not name.startswith(self.VALUE_PREFIX)], value
 
 
 def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
@@ -12,11 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Activation = Literal["relu", "tanh"]
+Activation = Literal["relu", "tanh", "silu", "gelu", "elu"]
 HIDDEN_GAIN = 2**0.5
 
-# In place: the pre-activations are not needed again, and allocating memory can take longer than filling it.
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "tanh": torch.tanh_}
+# In place where the gradient follows from the output: the pre-activations are not needed again, and allocating memory
+# can take longer than filling it. The gradients of silu and gelu need the pre-activations.
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "tanh": torch.tanh_,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "elu": F.elu_,
+}
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -45,10 +52,29 @@ class MLPSpec:
     hidden_sizes: Sequence[int]
     activation: Activation
     generator: torch.Generator
+    layer_norm: bool = False
 
     def make(self, num_inputs: int, num_outputs: int) -> MLP:
         """One MLP with these hidden layers."""
         return MLP(num_inputs, num_outputs, self)
+
+    def resized(self, hidden_sizes: Sequence[int] | None) -> MLPSpec:
+        """The same with other hidden layers; None keeps these."""
+        return self if hidden_sizes is None else replace(self, hidden_sizes=hidden_sizes)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalization (Ba et al. 2016) of [..., features]; scale and offset have the shape that is given."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(shape))
+        self.offset = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Tensor, member: int | None = None) -> Tensor:
+        """Normalize each row to mean 0 and standard deviation 1, then scale and shift it as `member` does."""
+        scale, offset = (self.scale, self.offset) if member is None else (self.scale[member], self.offset[member])
+        return torch.addcmul(offset, F.layer_norm(x, x.shape[-1:]), scale)
 
 
 class _Layers(nn.Module):
@@ -58,9 +84,12 @@ class _Layers(nn.Module):
     longer than a small matrix product.
     """
 
-    def __init__(self, activation: Activation) -> None:
+    def __init__(self, spec: MLPSpec, *norm_shape: int) -> None:
         super().__init__()
-        self._activation = _ACTIVATIONS[activation]
+        self._activation = _ACTIVATIONS[spec.activation]
+        self.layer_norms: nn.ModuleList | None = None
+        if spec.layer_norm:
+            self.layer_norms = nn.ModuleList(LayerNorm(*norm_shape, size) for size in spec.hidden_sizes)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -92,7 +121,7 @@ class EnsembleMLP(_Layers):
     def __init__(
         self, num_members: int, num_inputs: int, num_outputs: int, spec: MLPSpec, output_gains: Sequence[float] = ()
     ) -> None:
-        super().__init__(spec.activation)
+        super().__init__(spec, num_members, 1)
         self.num_members = num_members
         sizes = [num_inputs, *spec.hidden_sizes, num_outputs]
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
@@ -108,32 +137,37 @@ class EnsembleMLP(_Layers):
         """Evaluate every member on the same input [B, in], or each on its own [E, B, in]."""
         x = x.expand(self.num_members, -1, -1) if x.dim() == 2 else x
         *hidden, (last_weight, last_bias) = self._layers()
-        for weight, bias in hidden:
-            x = self._activation(torch.baddbmm(bias, x, weight))
+        for layer, (weight, bias) in enumerate(hidden):
+            x = torch.baddbmm(bias, x, weight)
+            x = self._activation(x if self.layer_norms is None else self.layer_norms[layer](x))
         output: Tensor = torch.bmm(x, last_weight) + last_bias
         return output
 
     def member(self, index: int, x: Tensor) -> Tensor:
         """Evaluate one member alone: [B, in] becomes [B, out]."""
         *hidden, (last_weight, last_bias) = self._layers()
-        for weight, bias in hidden:
-            x = self._activation(torch.addmm(bias[index], x, weight[index]))
+        for layer, (weight, bias) in enumerate(hidden):
+            x = torch.addmm(bias[index], x, weight[index])
+            x = self._activation(x if self.layer_norms is None else self.layer_norms[layer](x, index))
         return torch.addmm(last_bias[index], x, last_weight[index])
 
 
 class MLP(_Layers):
-    """One MLP: [B, in] becomes [B, out]; initialized like a member of an ensemble without gains."""
+    """One MLP: [B, in] becomes [B, out]; initialized like a member of an ensemble, with or without `output_gain`."""
 
-    def __init__(self, num_inputs: int, num_outputs: int, spec: MLPSpec) -> None:
-        super().__init__(spec.activation)
-        for fan_in, fan_out in pairwise([num_inputs, *spec.hidden_sizes, num_outputs]):
+    def __init__(self, num_inputs: int, num_outputs: int, spec: MLPSpec, output_gain: float | None = None) -> None:
+        super().__init__(spec)
+        sizes = [num_inputs, *spec.hidden_sizes, num_outputs]
+        for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             weight, bias = torch.empty(fan_out, fan_in), torch.empty(fan_out)
-            init_layer(weight, bias, fan_in, spec.generator)
+            gain = output_gain if output_gain is None or layer == len(sizes) - 2 else HIDDEN_GAIN
+            init_layer(weight, bias, fan_in, spec.generator, gain)
             self._append(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers, with the activation between them."""
         *hidden, (last_weight, last_bias) = self._layers()
-        for weight, bias in hidden:
-            x = self._activation(F.linear(x, weight, bias))
+        for layer, (weight, bias) in enumerate(hidden):
+            x = F.linear(x, weight, bias)
+            x = self._activation(x if self.layer_norms is None else self.layer_norms[layer](x))
         return F.linear(x, last_weight, last_bias)

@@ -54,7 +54,8 @@ class Execution:
     def choose(cls, config: TrainConfig, algo_config: AlgorithmConfig) -> Execution:
         """Resolve `num_threads` and `compile` of the configuration where they are `auto`."""
         if config.num_threads == "auto":
-            widest = max(algo_config.hidden_sizes, default=IMAGE_FEATURES)
+            sizes = algo_config.network_sizes().values()
+            widest = max((width for layers in sizes for width in layers), default=IMAGE_FEATURES)
             is_large = algo_config.samples_per_update() * widest**2 >= WORK_FOR_TWO_THREADS
             num_threads = min(usable_processors(), MAX_AUTO_THREADS) if is_large else 1
         else:

@@ -53,20 +53,29 @@ def check_batch_fits(spaces: Spaces, batch_size: int) -> None:
 
 
 def count_weights(config: AlgorithmConfig, spaces: Spaces) -> tuple[tuple[int, ...], int]:
-    """Layer sizes of one network of the algorithm, and a lower bound of its number of weights."""
-    outputs = sum(spaces.action.choices) or spaces.action.num_components
+    """Layer sizes of the largest network of the algorithm, and a lower bound of its number of weights."""
+    return _largest_network(config, spaces)[1:]
+
+
+def _largest_network(config: AlgorithmConfig, spaces: Spaces) -> tuple[str, tuple[int, ...], int]:
+    """The key that sets its hidden layers, its layer sizes and a lower bound of its number of weights."""
     images = spaces.obs.image_shapes
-    sizes = (spaces.obs.num_features + IMAGE_FEATURES * len(images), *config.hidden_sizes, outputs)
-    count = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
-    return sizes, count + sum(prod(size) for shape in images for size in layer_sizes(shape))
+    inputs = spaces.obs.num_features + IMAGE_FEATURES * len(images)
+    convolutions = sum(prod(size) for shape in images for size in layer_sizes(shape))
+    actions = sum(spaces.action.choices) or spaces.action.num_components
+    found = []
+    for place, (key, hidden_sizes) in enumerate(config.network_sizes().items()):
+        sizes = (inputs, *hidden_sizes, 1 if place else actions)  # the first acts, the second is a critic
+        found.append((key, sizes, convolutions + sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))))
+    return max(found, key=lambda network: network[-1])
 
 
 @contextlib.contextmanager
 def check_networks_fit(config: AlgorithmConfig, spaces: Spaces, device: torch.device) -> Iterator[None]:
     """Refuse networks that exceed the memory: on the CPU before they are created, elsewhere when allocation fails."""
-    sizes, count = count_weights(config, spaces)
+    key, sizes, count = _largest_network(config, spaces)
     needed, available = count * BYTES_OF_A_WEIGHT, available_memory()
-    remedy = f"set algo_kwargs.hidden_sizes smaller than {list(config.hidden_sizes)}"
+    remedy = f"set algo_kwargs.{key} smaller than {list(sizes[1:-1])}"
     if device.type == "cpu" and available is not None and needed > available:
         raise ConfigError(
             f"a network with layers of {', '.join(f'{size:,}' for size in sizes)} has {count:,} weights and"

@@ -9,12 +9,14 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from rl_training.algorithms.config import AlgorithmConfig, Schedule
+from rl_training.algorithms.on_policy import OnPolicyActorCriticConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, serialize_train_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import resolve_device
 
 NETWORKS = "the saved networks have the old shape"
+STACKED = "with one learning rate policy and value function are saved as one network, with two as two networks"
 REPLAY = "the saved replay buffer was filled with the old value"
 UPDATE_RATIO = "gradient steps are counted from the first step of the run"
 DATASET = "the run was trained on the old dataset"
@@ -32,7 +34,8 @@ FIXED = {
 ALGO_FIXED = {
     **dict.fromkeys(("v_min", "v_max", "num_atoms"), NETWORKS),
     "alpha": "the checkpoint holds the old entropy temperature",
-    **dict.fromkeys(("hidden_sizes", "activation", "dueling", "policy", "num_critics", "num_quantiles"), NETWORKS),
+    **dict.fromkeys(("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "layer_norm"), NETWORKS),
+    **dict.fromkeys(("activation", "dueling", "policy", "num_critics", "num_quantiles"), NETWORKS),
     **dict.fromkeys(("buffer_capacity", "n_step", "replay", "prioritized"), REPLAY),
     **dict.fromkeys(("learning_starts", "train_frequency", "gradient_steps", "online"), UPDATE_RATIO),
     **dict.fromkeys(("reward_scale", "reward_shift", "reward_clip_min", "reward_clip_max"), DATASET),
@@ -96,7 +99,16 @@ def find_changes(old: TrainConfig, new: TrainConfig, step: int) -> list[Change]:
         reason = _reason_against(key, *values, old)
         if reason is not None:
             raise _refusal(key, *values, reason)
+    if _networks_are_stacked(old) != _networks_are_stacked(new):
+        rates = [key for key in differences if key.endswith("learning_rate")]
+        raise _refusal(rates[0], *differences[rates[0]], STACKED)
     return [Change(step, key, *values, _affects_results(key, old, new)) for key, values in differences.items()]
+
+
+def _networks_are_stacked(config: TrainConfig) -> bool | None:
+    """Whether policy and value function are saved as one network; None for other algorithms."""
+    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
+    return algo_config.is_stacked() if isinstance(algo_config, OnPolicyActorCriticConfig) else None
 
 
 def refuse_fixed(old: TrainConfig, given: Mapping[str, Any]) -> None:

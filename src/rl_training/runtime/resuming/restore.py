@@ -97,7 +97,8 @@ def _describe_progress(progress: TrainingProgress, config: AlgorithmConfig) -> s
     text += f": from step {first:,} on, {schedules}"
     rates = [name for name in type(config).model_fields if name.endswith("learning_rate")]
     ends = progress.from_progress, progress.to_progress
-    zero = [name for name in rates if not any(value_at(getattr(config, name), end) for end in ends)]
+    given = {name: getattr(config, name) for name in rates if getattr(config, name) is not None}
+    zero = [name for name, rate in given.items() if not any(value_at(rate, end) for end in ends)]
     if zero:
         remedy = "use --schedules restart (in Python: schedules='restart')"
         text += f"; {' and '.join(zero)} stays 0, so nothing more is learned: {remedy}"
