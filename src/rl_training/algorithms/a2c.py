@@ -54,19 +54,29 @@ class A2CAlgorithm(OnPolicyActorCritic[A2CConfig]):
         """Take one gradient step on the whole rollout [T, N]."""
         for optimizer in self.scheduled_optimizers:
             optimizer.follow_schedule(self.progress)
-        rewards = self.normalized_rewards(batch)
-        metrics = self._step(batch.obs, batch.actions, rewards, batch.next_obs, batch.terminated, batch.truncated)
+        if self.memory is None:
+            rewards, ends = self.normalized_rewards(batch), (batch.terminated, batch.truncated)
+            metrics = self._step(batch.obs, batch.masks, batch.actions, rewards, batch.next_obs, *ends)
+        else:
+            samples, explained = self.prepare(batch)
+            metrics = self._sequence_step(explained, *samples)
         if self.policy.preprocessor is not None:  # after the update: the rollout belongs to the old statistics
             self.policy.preprocessor.update_statistics(batch.obs.flatten(0, 1))
         return UpdateResult(dict(zip(STEP_METRICS, metrics.unbind(), strict=True)))
 
     def _rollout_step(
-        self, obs: Tensor, actions: Tensor, rewards: Tensor, next_obs: Tensor, terminated: Tensor, truncated: Tensor
+        self,
+        obs: Tensor,
+        masks: Tensor | None,
+        actions: Tensor,
+        rewards: Tensor,
+        next_obs: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
     ) -> Tensor:
-        """One gradient step; returns the metrics of `STEP_METRICS` as one tensor."""
+        """One gradient step on a rollout [T, N]; returns the metrics of `STEP_METRICS` as one tensor."""
         config = self.config
-        outputs, values = self.policy(obs.flatten(0, 1))
-        log_probs, entropies = self.policy.head.log_prob_and_entropy(outputs, actions.flatten(0, 1))
+        outputs, values = self.policy(obs.flatten(0, 1), None if masks is None else masks.flatten(0, 1))
         with torch.no_grad():
             baseline = values.view_as(rewards)
             # For every row, although most equal the next row's value: selecting the others would cost more.
@@ -75,8 +85,31 @@ class A2CAlgorithm(OnPolicyActorCritic[A2CConfig]):
             advantages = gae(rewards, baseline, next_values, terminated, truncated, **factors).flatten()
             returns = advantages + values
             explained = explained_variance(values, returns)
-            if config.normalize_advantage and len(advantages) > 1:
-                advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        return self._descend(outputs, values, actions.flatten(0, 1), advantages, returns, explained)
+
+    def _sequence_step(
+        self,
+        explained: Tensor,
+        obs: Tensor,
+        masks: Tensor | None,
+        states: Tensor,
+        starts: Tensor,
+        actions: Tensor,
+        _: Tensor,
+        advantages: Tensor,
+        returns: Tensor,
+    ) -> Tensor:
+        """The same on a rollout cut into sequences [S, L, ...], for a policy with memory."""
+        outputs, values = self.policy(obs, masks, states, starts)
+        return self._descend(outputs, values, actions, advantages, returns, explained)
+
+    def _descend(
+        self, outputs: Tensor, values: Tensor, actions: Tensor, advantages: Tensor, returns: Tensor, explained: Tensor
+    ) -> Tensor:
+        config = self.config
+        log_probs, entropies = self.policy.head.log_prob_and_entropy(outputs, actions)
+        if config.normalize_advantage and advantages.numel() > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         policy_loss = -(advantages * log_probs).mean()  # A3C, algorithm S3
         value_loss = F.mse_loss(values, returns)
         entropy = entropies.mean()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCriticConfig
@@ -13,12 +13,19 @@ from rl_training.algorithms.base import ActResult, Algorithm, Resources
 from rl_training.algorithms.config import Fraction, HiddenSizes, OnPolicyConfig
 from rl_training.algorithms.optim import Adam, JointAdam
 from rl_training.algorithms.returns import explained_variance, gae
+from rl_training.algorithms.sequences import MemoryConfig, cut, episode_starts
 from rl_training.algorithms.tune import Tune
 from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.memory import MemorySpec
 from rl_training.models.mlp import Activation
 from rl_training.models.normalizer import RewardNormalizer
-from rl_training.replay.transitions import Transitions
+from rl_training.models.recurrent import RecurrentActorCritic
+from rl_training.replay.transitions import StepField, StepFields, Transitions
 from rl_training.spaces.spec import Spaces
+
+Samples = list[Any]
+"""Transitions [B, ...] or sequences [S, L, ...]: observations, masks, states before each sequence, episode starts,
+actions, log-probabilities, advantages, returns. Masks are None without masks, states and starts without memory."""
 
 
 class OnPolicyActorCriticConfig(ActorCriticConfig, OnPolicyConfig):
@@ -46,6 +53,17 @@ class OnPolicyActorCriticConfig(ActorCriticConfig, OnPolicyConfig):
     """Logarithm of the initial standard deviation of continuous actions."""
     adam_eps: NonNegativeFloat = 1e-5
     """Adam's epsilon."""
+    memory: MemoryConfig | None = None
+    """Recurrent memory of the policy and of the value function: `{kind: lstm, size: 64}`; null: none."""
+
+    @model_validator(mode="after")
+    def _rollouts_are_whole_sequences(self) -> OnPolicyActorCriticConfig:
+        if self.memory is not None and self.num_steps % self.memory.length_in(self.num_steps):
+            raise ValueError(
+                f"num_steps {self.num_steps} is not a multiple of memory.sequence_length"
+                f" {self.memory.sequence_length}: change one of them"
+            )
+        return self
 
     def is_stacked(self) -> bool:
         """Whether policy and value function are one batched network: both have the same layers and learning rate."""
@@ -58,15 +76,20 @@ OnPolicyActorCriticConfigT = TypeVar("OnPolicyActorCriticConfigT", bound=OnPolic
 class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
     """Samples from a policy and learns from one rollout [T, N] at a time."""
 
+    obeys_masks = True
+    policy: ActorCritic
+
     def __init__(self, config: OnPolicyActorCriticConfigT, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        self.policy = ActorCritic(
-            spaces,
-            self.actor_spec,
-            None if config.is_stacked() else self.critic_spec,
-            normalize_obs=config.normalize_obs,
-            log_std_init=config.log_std_init,
-        ).to(self.device)
+        specs = self.actor_spec, None if config.is_stacked() else self.critic_spec
+        options: dict[str, Any] = {"normalize_obs": config.normalize_obs, "log_std_init": config.log_std_init}
+        if config.memory is None:
+            self.policy = ActorCritic(spaces, *specs, **options).to(self.device)
+        else:
+            memory = MemorySpec(config.memory.kind, config.memory.size)
+            self.policy = RecurrentActorCritic(spaces, *specs, memory=memory, **options).to(self.device)
+        self.memory = self.policy if isinstance(self.policy, RecurrentActorCritic) else None
+        """The policy, if it has memory."""
         self.optimizer = self._make_policy_optimizer()
         self.reward_normalizer = RewardNormalizer(resources.num_envs, config.gamma).to(self.device)
 
@@ -85,40 +108,72 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
     @torch.no_grad()
     def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         """Sample from the policy, or without `explore` take its deterministic action."""
-        outputs, _ = self.policy(obs, mask)
-        head = self.policy.head
-        return ActResult(head.sample(outputs, self.generator) if explore else head.mode(outputs))
+        head, memory = self.policy.head, self.memory
+        if memory is None:
+            outputs, _ = self.policy(obs, mask)
+            return ActResult(head.sample(outputs, self.generator) if explore else head.mode(outputs))
+        state = memory.initial_state(len(obs)) if state is None else state
+        outputs, values, next_state = memory.step(obs, state, mask)
+        if not explore:
+            return ActResult(head.mode(outputs), next_state)
+        actions = head.sample(outputs, self.generator)
+        log_probs, _ = head.log_prob_and_entropy(outputs, actions)
+        return ActResult(actions, next_state, {"states": state, "values": values, "log_probs": log_probs})
+
+    def initial_state(self, count: int) -> Tensor | None:
+        """With memory: its state at the start of an episode."""
+        return None if self.memory is None else self.memory.initial_state(count)
+
+    def step_fields(self) -> StepFields:
+        """With memory: the state before the step, its value and the log-probability of its action."""
+        if self.memory is None:
+            return {}
+        return {"states": StepField((self.memory.state_size,)), "values": StepField(), "log_probs": StepField()}
 
     def normalized_rewards(self, batch: Transitions) -> Tensor:
         """The rewards of a rollout [T, N], normalized with `normalize_reward`."""
         return self.reward_normalizer(batch.rewards, batch.dones) if self.config.normalize_reward else batch.rewards
 
     @torch.no_grad()
-    def prepare(self, batch: Transitions) -> tuple[list[Tensor], Tensor]:
-        """Flat samples (obs, actions, log-probabilities, advantages, returns) and the explained variance."""
+    def prepare(self, batch: Transitions) -> tuple[Samples, Tensor]:
+        """The samples of a rollout, and the explained variance."""
         rewards = self.normalized_rewards(batch)
-        flat_obs, flat_actions = batch.obs.flatten(0, 1), batch.actions.flatten(0, 1)
-        flat_masks = None if batch.masks is None else batch.masks.flatten(0, 1)
-        outputs, flat_values = self.policy(flat_obs, flat_masks)
-        log_probs, _ = self.policy.head.log_prob_and_entropy(outputs, flat_actions)
-        values = flat_values.view_as(rewards)
-        advantages = gae(
-            rewards,
-            values,
-            self._next_values(batch, values),
-            batch.terminated,
-            batch.truncated,
-            gamma=self.config.gamma,
-            gae_lambda=self.config.gae_lambda,
-        )
-        returns = (advantages + values).flatten()
-        samples = [flat_obs, flat_actions, log_probs, advantages.flatten(), returns]
-        return samples, explained_variance(flat_values, returns)
+        if self.memory is None:
+            flat_obs, flat_actions = batch.obs.flatten(0, 1), batch.actions.flatten(0, 1)
+            flat_masks = None if batch.masks is None else batch.masks.flatten(0, 1)
+            outputs, flat_values = self.policy(flat_obs, flat_masks)
+            log_probs, _ = self.policy.head.log_prob_and_entropy(outputs, flat_actions)
+            values = flat_values.view_as(rewards)
+        else:
+            values = batch.extras["values"]
+        factors = {"gamma": self.config.gamma, "gae_lambda": self.config.gae_lambda}
+        next_values = self._next_values(batch, values)
+        advantages = gae(rewards, values, next_values, batch.terminated, batch.truncated, **factors)
+        returns = advantages + values
+        explained = explained_variance(values.flatten(), returns.flatten())
+        if self.memory is not None:
+            return self._sequences(batch, advantages, returns), explained
+        flat = [flat_obs, flat_masks, None, None, flat_actions, log_probs, advantages.flatten(), returns.flatten()]
+        return flat, explained
+
+    def _sequences(self, batch: Transitions, advantages: Tensor, returns: Tensor) -> Samples:
+        """A rollout as sequences, which begin in the states that were stored with their first steps."""
+        assert self.config.memory is not None
+        length = self.config.memory.length_in(len(batch.rewards))
+        states = batch.extras["states"][::length].flatten(0, 1)
+        masks = None if batch.masks is None else cut(batch.masks, length)
+        fields = [batch.actions, batch.extras["log_probs"], advantages, returns]
+        starts = episode_starts(batch.dones, length)
+        return [cut(batch.obs, length), masks, states, starts, *(cut(field, length) for field in fields)]
 
     def _next_values(self, batch: Transitions, values: Tensor) -> Tensor:
         """V of the next states: the next row's values, but V(next_obs) at truncations and in the last row."""
-        needs_next_obs = batch.truncated.clone()
-        needs_next_obs[-1] = True
+        rows = batch.truncated.clone()
+        rows[-1] = True
         next_values = torch.cat([values[1:], values[-1:]])
-        next_values[needs_next_obs] = self.policy(batch.next_obs[needs_next_obs])[1]
+        if self.memory is None:
+            next_values[rows] = self.policy(batch.next_obs[rows])[1]
+        else:
+            states = batch.extras["states"][rows]
+            next_values[rows] = self.memory.next_values(batch.obs[rows], states, batch.next_obs[rows])
         return next_values

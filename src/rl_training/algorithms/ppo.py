@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import Scheduled, value_at
-from rl_training.algorithms.on_policy import OnPolicyActorCritic, OnPolicyActorCriticConfig
+from rl_training.algorithms.on_policy import OnPolicyActorCritic, OnPolicyActorCriticConfig, Samples
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.tune import Tune
 from rl_training.replay.transitions import Transitions
@@ -29,7 +29,7 @@ class PPOConfig(OnPolicyActorCriticConfig):
     update_epochs: Annotated[PositiveInt, Tune(choices=(3, 5, 10, 20))] = 10
     """Passes over each rollout."""
     minibatch_size: Annotated[PositiveInt, Tune(choices=(32, 64, 128, 256, 512))] = 64
-    """Transitions per gradient step; a smaller rollout is one minibatch."""
+    """Transitions per gradient step; a smaller rollout is one minibatch. With memory, whole sequences of them."""
     clip_coef: Annotated[Scheduled, Tune(choices=(0.1, 0.2, 0.3, 0.4))] = 0.2
     """Clip range: the probability ratio is clipped to 1 ± clip_coef."""
     target_kl: Annotated[PositiveFloat | None, Tune(choices=(None, 0.01, 0.03, 0.1), by_name=True)] = None
@@ -65,27 +65,38 @@ class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
             if config.target_kl is not None and steps[-1][APPROX_KL] > 1.5 * config.target_kl:
                 break
         if self.policy.preprocessor is not None:  # after the update: the log-probabilities belong to the old statistics
-            self.policy.preprocessor.update_statistics(samples[0])
+            self.policy.preprocessor.update_statistics(batch.obs.flatten(0, 1))
         means = torch.stack(steps).mean(0)
         metrics = dict(zip(STEP_METRICS, means, strict=True)) | {"explained_variance": explained}
         return UpdateResult(metrics, gradient_steps=len(steps))
 
-    def _minibatches(self, samples: list[Tensor]) -> Iterator[list[Tensor]]:
-        size = len(samples[0])
+    def _minibatches(self, samples: Samples) -> Iterator[Samples]:
+        """Shuffled samples in each epoch, about `minibatch_size` transitions at a time."""
+        memory, size, num_samples = self.config.memory, self.config.minibatch_size, len(samples[0])
+        size = size if memory is None else max(1, size // memory.length_in(self.config.num_steps))
         for _ in range(self.config.update_epochs):
-            order = torch.randperm(size, generator=self.generator, device=self.device)
-            shuffled = [field[order] for field in samples]
-            for start in range(0, size, self.config.minibatch_size):
-                yield [field[start : start + self.config.minibatch_size] for field in shuffled]
+            order = torch.randperm(num_samples, generator=self.generator, device=self.device)
+            shuffled = [None if field is None else field[order] for field in samples]
+            for start in range(0, num_samples, size):
+                yield [None if field is None else field[start : start + size] for field in shuffled]
 
     def _minibatch_step(
-        self, obs: Tensor, actions: Tensor, old_log_probs: Tensor, advantages: Tensor, returns: Tensor, clip: Tensor
+        self,
+        obs: Tensor,
+        masks: Tensor | None,
+        states: Tensor | None,
+        starts: Tensor | None,
+        actions: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        returns: Tensor,
+        clip: Tensor,
     ) -> Tensor:
-        """One gradient step; returns the metrics of `STEP_METRICS` as one tensor."""
+        """One gradient step on transitions [B, ...] or sequences; returns the metrics of `STEP_METRICS`."""
         config = self.config
-        outputs, values = self.policy(obs)
+        outputs, values = self.policy(obs, masks) if states is None else self.policy(obs, masks, states, starts)
         log_probs, entropies = self.policy.head.log_prob_and_entropy(outputs, actions)
-        if config.normalize_advantage and len(advantages) > 1:
+        if config.normalize_advantage and advantages.numel() > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         log_ratio = log_probs - old_log_probs
         ratio = log_ratio.exp()

@@ -18,6 +18,7 @@ from rl_training.algorithms.iql import IQLConfig
 from rl_training.algorithms.ppo import PPOConfig
 from rl_training.algorithms.qrdqn import QRDQNConfig
 from rl_training.algorithms.sac import SACConfig
+from rl_training.algorithms.sequences import MemoryConfig
 from rl_training.algorithms.td3 import TD3Config
 from rl_training.algorithms.td3_bc import TD3BCConfig
 from rl_training.algorithms.tqc import TQCConfig
@@ -93,6 +94,7 @@ class PPO(AlgorithmAPI):
         normalize_obs: bool = ...,
         normalize_reward: bool = ...,
         log_std_init: float = ...,
+        memory: MemoryConfig | Mapping[str, Any] | None = ...,
         update_epochs: int = ...,
         minibatch_size: int = ...,
         clip_coef: float | Schedule | Mapping[str, Any] = ...,
@@ -149,6 +151,7 @@ class A2C(AlgorithmAPI):
         normalize_obs: bool = ...,
         normalize_reward: bool = ...,
         log_std_init: float = ...,
+        memory: MemoryConfig | Mapping[str, Any] | None = ...,
     ) -> None: ...
 
 class DQN(AlgorithmAPI):

@@ -18,6 +18,8 @@ from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+VALUE_PREFIXES = ("networks.value.", "memories.1.")
+"""Beginnings of the names of the parameters that are the value function's alone; a batched network has none."""
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 """Gains of the orthogonal initialization of the output layers."""
 
@@ -106,8 +108,9 @@ class PolicyAndValue(nn.Module):
         self.value = MLP(num_inputs, 1, value_spec, VALUE_GAIN)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The policy's raw outputs [B, num_outputs] and the state values [B]."""
-        return self.policy(features), self.value(features).squeeze(-1)
+        """The policy's raw outputs [B, num_outputs] and the state values [B]; features [B, in], or [2, B, in]."""
+        policy_features, value_features = (features, features) if features.dim() == 2 else features
+        return self.policy(policy_features), self.value(value_features).squeeze(-1)
 
 
 class ActorCritic(ObsNetwork):
@@ -115,9 +118,6 @@ class ActorCritic(ObsNetwork):
 
     Without `value_spec` the value function has the hidden layers of the policy, and both are one batched network.
     """
-
-    VALUE_PREFIX = "networks.value."
-    """Beginning of the names of the parameters that are the value function's alone; a batched network has none."""
 
     def __init__(
         self,
@@ -127,6 +127,7 @@ class ActorCritic(ObsNetwork):
         *,
         normalize_obs: bool,
         log_std_init: float,
+        num_inputs: int | None = None,
     ) -> None:
         super().__init__(spaces.obs, mlp_spec, orthogonal=True)
         self.preprocessor = make_preprocessor(spaces.obs, normalize=normalize_obs)
@@ -135,11 +136,12 @@ class ActorCritic(ObsNetwork):
             self.head = GaussianHead(spaces.action, log_std_init)
         else:
             self.head = CategoricalHead(spaces.action)
+        sizes = num_inputs or self.num_features, self.head.num_outputs
         self.networks: StackedPolicyAndValue | PolicyAndValue
         if value_spec is None:
-            self.networks = StackedPolicyAndValue(self.num_features, self.head.num_outputs, mlp_spec)
+            self.networks = StackedPolicyAndValue(*sizes, mlp_spec)
         else:
-            self.networks = PolicyAndValue(self.num_features, self.head.num_outputs, mlp_spec, value_spec)
+            self.networks = PolicyAndValue(*sizes, mlp_spec, value_spec)
 
     def forward(self, obs: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The policy's raw outputs [B, num_outputs], invalid options masked, and the state values [B]."""
@@ -150,11 +152,13 @@ class ActorCritic(ObsNetwork):
     def parameters_by_role(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Parameters of the policy, which are also those of shared features, and of the value function."""
         named = list(self.named_parameters())
-        value = [one for name, one in named if name.startswith(self.VALUE_PREFIX)]
-        return [one for name, one in named if not name.startswith(self.VALUE_PREFIX)], value
+        value = [one for name, one in named if name.startswith(VALUE_PREFIXES)]
+        return [one for name, one in named if not name.startswith(VALUE_PREFIXES)], value
 
 
 def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     log_probs = logits.log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).sum(-1)
+    if actions.dim() > 1:  # sequences
+        return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy
     return -F.nll_loss(log_probs, actions, reduction="none"), entropy

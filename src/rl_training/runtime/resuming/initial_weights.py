@@ -13,7 +13,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.models.actor_critic import ActorCritic
+from rl_training.models.actor_critic import VALUE_PREFIXES, ActorCritic
 from rl_training.runtime.resuming.checkpoint_config import read_spaces
 from rl_training.runtime.resuming.saved_state import translate_state_errors
 
@@ -86,7 +86,7 @@ def read_initial_weights(config: TrainConfig, algorithm: Algorithm[Any]) -> Init
     for name in wanted:
         found = _find_saved(name, acts, saved)
         if found is not None and config.init_parts == "policy" and (own := _value_weights(networks[name])):
-            found = {key: weight for key, weight in found.items() if not key.startswith(ActorCritic.VALUE_PREFIX)} | own
+            found = {key: weight for key, weight in found.items() if not key.startswith(VALUE_PREFIXES)} | own
             left[f"the value function of {name}"] = "init_parts is policy"
         reason = "the checkpoint has no such network" if found is None else _misfit(networks[name], found)
         if found is None or reason is not None:
@@ -117,7 +117,7 @@ def _networks_of(algorithm: Algorithm[Any]) -> dict[str, nn.Module]:
 def _value_weights(module: nn.Module) -> dict[str, Tensor]:
     """Weights of the value function, where it is a network beside the policy."""
     weights = module.state_dict() if isinstance(module, ActorCritic) else {}
-    return {name: weight for name, weight in weights.items() if name.startswith(ActorCritic.VALUE_PREFIX)}
+    return {name: weight for name, weight in weights.items() if name.startswith(VALUE_PREFIXES)}
 
 
 def _find_saved(name: str, acts: str | None, saved: Mapping[str, Weights]) -> Weights | None:
