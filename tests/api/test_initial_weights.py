@@ -87,6 +87,23 @@ def test_the_policy_alone_of_two_networks(tmp_path: Path, capfd: pytest.CaptureF
     assert "random initial weights of the value function of policy: init_parts is policy" in capfd.readouterr().err
 
 
+def test_two_networks_take_the_weights_of_a_batched_one(tmp_path: Path) -> None:
+    settings = {"layer_norm": True, "hidden_sizes": [8, 7], "activation": "silu"}
+    old = PPO(small_config("ppo", tmp_path / "old", algo_kwargs=settings))
+    old.learn()
+    config = small_config(
+        "ppo",
+        tmp_path / "new",
+        seed=5,
+        init_from=old.run_dir,
+        algo_kwargs={**settings, "critic_learning_rate": 1e-9, "actor_learning_rate": 2e-9},
+    )
+    new = PPO(config)
+    new.learn()
+    obs = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(new.algorithm.policy(obs), old.algorithm.policy(obs), rtol=1e-4, atol=1e-5)
+
+
 def test_networks_of_other_shapes_are_left_and_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     old = SAC(small_config("sac", tmp_path / "old"))
     old.learn()

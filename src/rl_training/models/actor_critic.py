@@ -6,6 +6,8 @@ A head reads the policy's raw outputs [B, num_outputs] as a distribution over mo
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +20,12 @@ from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+POLICY_PREFIX = "networks.policy."
 VALUE_PREFIXES = ("networks.value.", "memories.1.")
 """Beginnings of the names of the parameters that are the value function's alone; a batched network has none."""
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 """Gains of the orthogonal initialization of the output layers."""
+BATCHED_NAME = re.compile(r"networks\.((weight|bias)_(\d{1,6})|layer_norms\.\d+\.(?:scale|offset))")
 
 
 class CategoricalHead(nn.Module):
@@ -154,6 +158,26 @@ class ActorCritic(ObsNetwork):
         named = list(self.named_parameters())
         value = [one for name, one in named if name.startswith(VALUE_PREFIXES)]
         return [one for name, one in named if not name.startswith(VALUE_PREFIXES)], value
+
+
+def split_networks(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Saved weights of an `ActorCritic` with a batched network, in the form of one with two networks.
+
+    Other names and shapes stay as they are.
+    """
+    split = {}
+    matches = {name: BATCHED_NAME.fullmatch(name) for name in weights}
+    last = max((int(match[3]) for match in matches.values() if match and match[3]), default=0)
+    for name, tensor in weights.items():
+        match = matches[name]
+        if match is None or tensor.dim() != 3 or len(tensor) != 2:
+            split[name] = tensor
+            continue
+        policy, value = tensor.mT if match[2] == "weight" else tensor.squeeze(1)
+        is_output = match[3] is not None and int(match[3]) == last
+        split[f"{POLICY_PREFIX}{match[1]}"] = policy
+        split[f"{VALUE_PREFIXES[0]}{match[1]}"] = value[:1] if is_output else value
+    return split
 
 
 def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.models.actor_critic import VALUE_PREFIXES, ActorCritic
+from rl_training.models.actor_critic import VALUE_PREFIXES, ActorCritic, split_networks
 from rl_training.runtime.resuming.checkpoint_config import read_spaces
 from rl_training.runtime.resuming.saved_state import translate_state_errors
 
@@ -84,10 +84,13 @@ def read_initial_weights(config: TrainConfig, algorithm: Algorithm[Any]) -> Init
     taken: dict[str, Weights] = {}
     left = {name: "init_parts is policy" for name in networks if name not in wanted}
     for name in wanted:
-        found = _find_saved(name, acts, saved)
-        if found is not None and config.init_parts == "policy" and (own := _value_weights(networks[name])):
-            found = {key: weight for key, weight in found.items() if not key.startswith(VALUE_PREFIXES)} | own
-            left[f"the value function of {name}"] = "init_parts is policy"
+        found, own_value = _find_saved(name, acts, saved), _value_weights(networks[name])
+        if found is not None and own_value:
+            found = split_networks(found)
+            if config.init_parts == "policy":
+                found = {key: one for key, one in found.items() if not key.startswith(VALUE_PREFIXES)}
+                found |= own_value
+                left[f"the value function of {name}"] = "init_parts is policy"
         reason = "the checkpoint has no such network" if found is None else _misfit(networks[name], found)
         if found is None or reason is not None:
             left[name] = str(reason)
