@@ -127,6 +127,18 @@ class Algorithm(ABC, Generic[ConfigT]):
     def fit_observations(self, obs: Tensor) -> None:
         """Called with chunks of the dataset's observations before offline training; does nothing by default."""
 
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the loop calls `observe`: if it is overridden."""
+        return type(self).observe is not Algorithm.observe
+
+    def observe(self, steps: Transitions) -> None:
+        """Called with each step of all environments, [1, N], before the next is stored; does nothing by default.
+
+        Only where steps go into a replay buffer: the off-policy loop, and the online stage of the offline loop. A step
+        that was lost with its environment has ended its episode by then: the step before it is `truncated`.
+        """
+
     def random_actions(self, count: int) -> Tensor:
         """Model actions sampled uniformly from the action space, for warm-up."""
         return self.spaces.action.random_actions(count, self.generator)

@@ -148,6 +148,11 @@ class OffPolicyConfig(AlgorithmConfig):
     """Updates each time training runs."""
     n_step: Annotated[PositiveInt, Tune(choices=(1, 3, 5), by_name=True)] = 1
     """Number of rewards in the n-step return before bootstrapping."""
+    normalize_obs: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    """Normalize observations by the running mean and standard deviation of those collected, kept inside the policy."""
+    normalize_reward: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    """Divide sampled rewards by the running standard deviation of the discounted return of the training episodes, and
+    clip them to ±10; with n_step, the sum of n rewards as a whole."""
     replay: ReplayConfig = ReplayConfig()
     """How stored transitions are sampled: `kind: uniform`, `prioritized` or `her`, each with its own keys."""
 
