@@ -166,8 +166,7 @@ def test_a_run_keeps_its_statistics_and_raw_transitions(algo: str, tmp_path: Pat
     _, algorithm, _ = load_algorithm(result.run_dir, device="cpu")
     buffer = load_checkpoint(result.run_dir).buffer_state
     obs, rewards = (
-        np.concatenate([segment.arrays[name] for segment in buffer["segments"]])[:-1]
-        for name in ("obs", "rewards")
+        np.concatenate([segment.arrays[name] for segment in buffer["segments"]])[:-1] for name in ("obs", "rewards")
     )
     flat = obs.reshape(-1, obs.shape[-1]).astype(np.float64)
     np.testing.assert_allclose(algorithm.preprocessor.normalizer.mean.numpy(), flat.mean(0), rtol=1e-9, atol=1e-12)

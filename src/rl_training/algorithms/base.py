@@ -19,6 +19,7 @@ from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.algorithms.optim import Adam
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLPSpec
+from rl_training.models.own_network import find_network
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
@@ -82,7 +83,8 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.spaces = spaces
         self.device = resources.device
         self.generator = resources.generator
-        self.mlp_spec = MLPSpec(config.hidden_sizes, config.activation, self.generator)
+        encoder_class = None if config.network is None else find_network(config.network)
+        self.mlp_spec = MLPSpec(config.hidden_sizes, config.activation, self.generator, encoder_class=encoder_class)
         self.global_step = 0
         self.progress = 0.0
         self.counters: dict[str, int] = {}

@@ -6,10 +6,19 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from rl_training.algorithms.tune import Tune, spaces_of
 from rl_training.models.mlp import Activation
+from rl_training.plugins.user_classes import name_of_class
 from rl_training.validation import FrozenConfig
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -69,10 +78,18 @@ class AlgorithmConfig(FrozenConfig):
     """Width of each hidden layer; may be empty where a CNN reads an image."""
     activation: Annotated[Activation, Tune(choices=("relu", "tanh"), by_name=True)] = "relu"
     """Activation of the hidden layers: relu or tanh."""
+    network: str | None = None
+    """Your own network between observations and hidden layers: path/to/file.py:ClassName or module:ClassName (in Python
+    also the class itself); null: none, and a CNN for images."""
     eval_interval: PositiveInt | None = None
     """Steps between evaluations; null: a tenth of the run."""
     early_stopping: EarlyStoppingConfig | None = None
     """Early stopping; null: none."""
+
+    @field_validator("network", mode="before")
+    @classmethod
+    def _is_named(cls, value: Any) -> Any:
+        return name_of_class(value) if isinstance(value, type) else value
 
     def samples_per_update(self) -> int:
         """Transitions per gradient step, by which the number of threads is chosen."""

@@ -14,7 +14,7 @@ from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.returns import expectile_loss, exponential_weights
 from rl_training.algorithms.tune import Tune
-from rl_training.models.critics import EnsembleCritic
+from rl_training.models.critics import EnsembleCritic, ValueNetwork
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
 from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
@@ -49,7 +49,10 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
         self.actor = make_imitation_policy(config.policy, spaces, self.mlp_spec).to(self.device)
         self.critic = EnsembleCritic(spaces, self.mlp_spec).to(self.device)
         self.target_critic = frozen_copy(self.critic)
-        self.value = self.mlp_spec.make(spaces.obs.num_features, 1).to(self.device)
+        # Without an encoder of the user's a plain MLP, whose weights have other names in checkpoints.
+        has_encoder, sizes = config.network is not None, (spaces.obs.num_features, 1)
+        value = ValueNetwork(spaces, self.mlp_spec) if has_encoder else self.mlp_spec.make(*sizes)
+        self.value = value.to(self.device)
         self.actor_optimizer = Adam(self.actor.parameters(), config.actor_learning_rate)
         self.critic_optimizer = Adam(self.critic.parameters(), config.learning_rate)
         self.value_optimizer = Adam(self.value.parameters(), config.learning_rate)

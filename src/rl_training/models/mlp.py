@@ -45,6 +45,8 @@ class MLPSpec:
     hidden_sizes: Sequence[int]
     activation: Activation
     generator: torch.Generator
+    encoder_class: type[nn.Module] | None = None
+    """The user's own encoder of observations, which takes an `ObsSpec`; None: ours."""
 
     def make(self, num_inputs: int, num_outputs: int) -> MLP:
         """One MLP with these hidden layers."""

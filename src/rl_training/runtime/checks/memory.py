@@ -46,6 +46,9 @@ def check_batch_fits(spaces: Spaces, batch_size: int) -> None:
 def count_weights(config: AlgorithmConfig, spaces: Spaces) -> tuple[tuple[int, ...], int]:
     """Layer sizes of one network of the algorithm, and a lower bound of its number of weights."""
     outputs = sum(spaces.action.choices) or spaces.action.num_components
+    if config.network is not None:  # what it holds and returns is known when it is made
+        sizes: tuple[int, ...] = (*config.hidden_sizes, outputs)
+        return sizes, sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
     images = spaces.obs.image_shapes
     sizes = (spaces.obs.num_features + IMAGE_FEATURES * len(images), *config.hidden_sizes, outputs)
     count = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
