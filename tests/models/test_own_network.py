@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import env_of, small_config
+from conftest import TESTS, env_of, small_config
+from gymnasium.spaces import Box, Dict
 from oracle_envs import OBSERVATION_SPACES
 from run_tools import assert_same_checkpoint
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.models.encoders import flatten, split_leaves
+from rl_training.models.own_network import find_network, make_encoder
 from rl_training.runtime.checks.memory import count_weights
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
@@ -374,3 +377,46 @@ def test_an_offline_agent_takes_the_class(tmp_path: Path) -> None:
     data = {"dataset_kind": "random", "dataset_size": 200, "batch_size": 16, "hidden_sizes": (8,)}
     agent = IQL(env_of("iql"), network=Encoder, output_dir=tmp_path, **SMALL, **data)
     assert np.isfinite(agent.learn().metrics["eval_return_mean"])
+
+
+class TestDocumentation:
+    """The page about networks: its files, commands and configuration run as they stand."""
+
+    PAGE = (TESTS.parent / "docs" / "networks.md").read_text()
+
+    @pytest.fixture
+    def snippets(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The Python blocks of the page; those that are files lie in the working directory."""
+        monkeypatch.chdir(tmp_path)
+        found = re.findall(r"^```python\n(.*?)^```", self.PAGE, re.DOTALL | re.MULTILINE)
+        for text in found:
+            if text.startswith("# "):
+                (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
+        return found
+
+    def test_the_python_example_runs(self, snippets: list[str], tmp_path: Path) -> None:
+        (script,) = (text for text in snippets if not text.startswith("# "))
+        (tmp_path / "script.py").write_text(script)
+        ended = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert float(ended.stdout.splitlines()[-1]) > 0
+
+    def test_the_commands_and_the_configuration_run(self, snippets: list[str], tmp_path: Path) -> None:
+        (words,) = re.findall(r"^rl-training (train .*?) +#", self.PAGE, re.MULTILINE)
+        assert main([*words.split(), "total_timesteps=64", "algo_kwargs.num_steps=32", "eval_episodes=1"]) == 0
+        (run_dir,) = (tmp_path / "runs").iterdir()
+        commands = re.findall(r"^rl-training ((?:resume|eval) runs/RUN .*)$", self.PAGE, re.MULTILINE)
+        assert len(commands) == 3
+        for command in commands[:2]:
+            assert main(command.replace("runs/RUN", str(run_dir)).split()) == 0
+        (text,) = re.findall(r"^```yaml\n(.*?)^```", self.PAGE, re.DOTALL | re.MULTILINE)
+        (tmp_path / "sac.yaml").write_text(text)
+        assert main(["train", "--config", "sac.yaml", "total_timesteps=120", "eval_episodes=1"]) == 0
+
+    def test_the_example_for_parts_reads_a_camera_and_numbers(self, snippets: list[str]) -> None:
+        network = find_network("robot_nets.py:CameraAndJoints")
+        parts = {"camera": Box(0, 255, (40, 48, 3), np.uint8), "joints": Box(-1, 1, (7,))}
+        spec = describe_observation(Dict(parts))
+        encoder = make_encoder(network, spec, torch.Generator().manual_seed(0))
+        rows = torch.from_numpy(spec.as_stored({name: np.stack([part.sample()] * 3) for name, part in parts.items()}))
+        assert encoder(rows).shape == (3, 24)
