@@ -20,6 +20,7 @@ from rl_training.algorithms.config import AlgorithmConfig, Scheduled
 from rl_training.algorithms.optim import Adam
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import MLPSpec
+from rl_training.models.own_network import find_network
 from rl_training.replay.transitions import StepFields, Transitions
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
@@ -105,7 +106,10 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.spaces = spaces
         self.device = resources.device
         self.generator = resources.generator
-        self.mlp_spec = MLPSpec(config.hidden_sizes, config.activation, self.generator, config.layer_norm)
+        encoder_class = None if config.network is None else find_network(config.network)
+        self.mlp_spec = MLPSpec(
+            config.hidden_sizes, config.activation, self.generator, config.layer_norm, encoder_class=encoder_class
+        )
         self.global_step = 0
         self.progress = 0.0
         self.counters: dict[str, int] = {}
@@ -188,6 +192,18 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def fit_observations(self, obs: Tensor) -> None:
         """Called with chunks of the dataset's observations before offline training; does nothing by default."""
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the loop calls `observe`: if it is overridden."""
+        return type(self).observe is not Algorithm.observe
+
+    def observe(self, steps: Transitions) -> None:
+        """Called with each step of all environments, [1, N], before the next is stored; does nothing by default.
+
+        Only where steps go into a replay buffer: the off-policy loop, and the online stage of the offline loop. A step
+        that was lost with its environment has ended its episode by then: the step before it is `truncated`.
+        """
 
     def random_actions(self, count: int, mask: Tensor | None = None) -> Tensor:
         """Model actions sampled uniformly from the valid actions, for warm-up."""

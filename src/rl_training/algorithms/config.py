@@ -6,10 +6,19 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from rl_training.algorithms.tune import Tune, spaces_of
 from rl_training.models.mlp import Activation
+from rl_training.plugins.user_classes import name_of_class
 from rl_training.validation import FrozenConfig
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -81,6 +90,9 @@ class AlgorithmConfig(FrozenConfig):
     """Adam's epsilon."""
     weight_decay: Annotated[NonNegativeFloat, Tune(choices=(0.0, 1e-4, 1e-3, 1e-2, 0.1), by_name=True)] = 0.0
     """Decoupled weight decay (AdamW) of the networks; entropy temperatures and Lagrange multipliers have none."""
+    network: str | None = None
+    """Your own network between observations and hidden layers: path/to/file.py:ClassName or module:ClassName (in Python
+    also the class itself); null: none, and a CNN for images."""
     eval_interval: PositiveInt | None = None
     """Steps between evaluations; null: a tenth of the run."""
     early_stopping: EarlyStoppingConfig | None = None
@@ -95,6 +107,11 @@ class AlgorithmConfig(FrozenConfig):
     def network_sizes(self) -> dict[str, HiddenSizes]:
         """Hidden layers of the networks by the key that sets them; first those of the network that acts."""
         return {"hidden_sizes": self.hidden_sizes}
+
+    @field_validator("network", mode="before")
+    @classmethod
+    def _is_named(cls, value: Any) -> Any:
+        return name_of_class(value) if isinstance(value, type) else value
 
     def samples_per_update(self) -> int:
         """Transitions per gradient step, by which the number of threads is chosen."""
@@ -170,6 +187,11 @@ class OffPolicyConfig(AlgorithmConfig):
     """Updates each time training runs."""
     n_step: Annotated[PositiveInt, Tune(choices=(1, 3, 5), by_name=True)] = 1
     """Number of rewards in the n-step return before bootstrapping."""
+    normalize_obs: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    """Normalize observations by the running mean and standard deviation of those collected, kept inside the policy."""
+    normalize_reward: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    """Divide sampled rewards by the running standard deviation of the discounted return of the training episodes, and
+    clip them to ±10; with n_step, the sum of n rewards as a whole."""
     replay: ReplayConfig = ReplayConfig()
     """How stored transitions are sampled: `kind: uniform`, `prioritized` or `her`, each with its own keys."""
 

@@ -15,7 +15,7 @@ from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.returns import expectile_loss, exponential_weights
 from rl_training.algorithms.tune import Tune
-from rl_training.models.critics import EnsembleCritic
+from rl_training.models.critics import EnsembleCritic, ValueNetwork
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
 from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
@@ -50,7 +50,10 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
         self.actor = make_imitation_policy(config.policy, spaces, self.actor_spec).to(self.device)
         self.critic = EnsembleCritic(spaces, self.critic_spec).to(self.device)
         self.target_critic = frozen_copy(self.critic)
-        self.value = self.critic_spec.make(spaces.obs.num_features, 1).to(self.device)
+        # Without an encoder of the user's a plain MLP, whose weights have other names in checkpoints.
+        has_encoder, sizes = config.network is not None, (spaces.obs.num_features, 1)
+        value = ValueNetwork(spaces, self.critic_spec) if has_encoder else self.critic_spec.make(*sizes)
+        self.value = value.to(self.device)
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), config.actor_learning_rate)
         self.critic_optimizer = self.make_optimizer(self.critic.parameters(), config.critic_learning_rate)
         self.value_optimizer = self.make_optimizer(self.value.parameters(), config.critic_learning_rate)

@@ -13,6 +13,7 @@ from rl_training.algorithms.base import ActResult, Algorithm, ConfigT, Resources
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import OfflineConfig, OffPolicyConfig, value_at
 from rl_training.models.encoders import make_preprocessor
+from rl_training.models.normalizer import RewardNormalizer
 from rl_training.models.policies import Policy
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
@@ -70,10 +71,13 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
 
     def __init__(self, config: ConfigT, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
-        normalize = isinstance(config, OfflineConfig) and config.normalize_obs
+        normalize = isinstance(config, (OffPolicyConfig, OfflineConfig)) and config.normalize_obs
         self.preprocessor = make_preprocessor(spaces.obs, normalize=normalize)
         if self.preprocessor is not None:
             self.preprocessor.to(self.device)
+        self.reward_normalizer: RewardNormalizer | None = None
+        if isinstance(config, OffPolicyConfig) and config.normalize_reward:
+            self.reward_normalizer = RewardNormalizer(resources.num_envs, config.gamma).to(self.device)
         self._step: Callable[..., StepResult] = compiled(self._graph_step, resources.compile)
 
     @torch.no_grad()
@@ -92,14 +96,29 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         if self.preprocessor is not None:
             self.preprocessor.update_statistics(obs)
 
+    @property
+    def needs_steps(self) -> bool:
+        """With `normalize_obs` or `normalize_reward` off-policy, and if `observe` is overridden."""
+        config = self.config
+        is_normalized = isinstance(config, OffPolicyConfig) and (config.normalize_obs or config.normalize_reward)
+        return is_normalized or type(self).observe is not ReplayAlgorithm.observe
+
+    def observe(self, steps: Transitions) -> None:
+        """Off-policy, update the statistics of `normalize_obs` and `normalize_reward`; offline, the dataset's stay."""
+        if isinstance(self.config, OffPolicyConfig):
+            self.fit_observations(steps.obs.flatten(0, 1))
+            if self.reward_normalizer is not None:
+                self.reward_normalizer.update(steps.rewards, steps.dones)
+
     def update(self, batch: Transitions) -> UpdateResult:
         """Take one gradient step, at the learning rates of this point of training."""
         for optimizer in self.scheduled_optimizers:
             optimizer.follow_schedule(self.progress)
+        rewards = batch.rewards if self.reward_normalizer is None else self.reward_normalizer.scaled(batch.rewards)
         # Without next observations any [B] tensor serves: the inputs of a compiled graph stay tensors.
         discounts = bootstrap_discounts(batch, self.config.gamma) if self.uses_next_obs else batch.rewards
         weights = None if batch.unscaled_weights is None else self._importance_weights(batch.unscaled_weights)
-        fields = batch.obs, batch.actions, batch.rewards, batch.next_obs
+        fields = batch.obs, batch.actions, rewards, batch.next_obs
         inputs = Batch(*fields, discounts, weights, batch.masks, batch.next_masks)
         names, values, gradient_steps, td_errors = self._step(inputs, *self.step_inputs(batch.actions))
         return UpdateResult(dict(zip(names, values.unbind(), strict=True)), gradient_steps, td_errors)

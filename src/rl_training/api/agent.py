@@ -77,6 +77,7 @@ class AlgorithmAPI:
         self._source: Path | None = None  # the run or checkpoint that learn continues
         self._is_loaded = False
         self._device: str | None = None
+        self._changes: dict[str, Any] = {}  # of the run's settings, when learn continues it
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({describe_settings(self.config)})"
@@ -178,14 +179,26 @@ class AlgorithmAPI:
         )
 
     @classmethod
-    def load(cls: type[AgentT], path: str | Path, *, device: str = "auto", progress: bool = True) -> AgentT:
-        """Load a checkpoint: one written by `save`, one of a run, or the last one of a run folder."""
-        config, algorithm, state = load_algorithm(path, device=device)
+    def load(
+        cls: type[AgentT],
+        path: str | Path,
+        *,
+        device: str = "auto",
+        progress: bool = True,
+        network: type[nn.Module] | None = None,
+    ) -> AgentT:
+        """Load a checkpoint: one written by `save`, one of a run, or the last one of a run folder.
+
+        `network` is the class of your own network, if the program that trained with it kept it to itself.
+        """
+        config, algorithm, state = load_algorithm(path, device=device, network=network)
         if config.algo != cls.algo:
             raise CheckpointError(f"'{path}' is a checkpoint of '{config.algo}', not of '{cls.algo}': use its class")
         loaded = cls(config, progress=progress)
         loaded._remember(Path(path), algorithm, state)
         loaded._device = None if device == "auto" else device
+        if network is not None:
+            loaded._changes = {"algo_kwargs": {"network": config.algo_kwargs["network"]}}
         return loaded
 
     def _remember(self, path: Path, algorithm: Algorithm[Any], state: CheckpointState) -> None:
@@ -218,7 +231,7 @@ class AlgorithmAPI:
             )
         trusted = None if self._is_loaded else self.config
         flags: dict[str, Any] = {"total_timesteps": total_timesteps, "device": self._device}
-        plan = plan_resume(self._source, schedules=schedules, trusted=trusted, **flags)
+        plan = plan_resume(self._source, schedules=schedules, changes=self._changes, trusted=trusted, **flags)
         if plan.is_over:
             end = "reached its last step" if plan.is_finished else f"was ended by early stopping ({plan.early_stop})"
             raise ConfigError(

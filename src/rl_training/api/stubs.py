@@ -16,6 +16,7 @@ from rl_training.validation import FrozenConfig
 STUB = Path(__file__).with_name("algorithms.pyi")
 HEADER = '''"""Types of the algorithm classes, written by `python -m rl_training.api.stubs`."""'''
 SPECIAL = {
+    "network": "str | type[nn.Module] | None",
     "init_from": "str | Path | AlgorithmAPI | None",
     "algo_kwargs": "{config} | Mapping[str, Any] | None",
     "env_kwargs": "Mapping[str, Any] | None",
@@ -31,6 +32,8 @@ def make_stub() -> str:
         "from collections.abc import Mapping, Sequence",
         "from pathlib import Path",
         "from typing import Any, Literal",
+        "",
+        "from torch import nn",
         "",
         *_imports(),
     ]

@@ -40,7 +40,9 @@ def resolve(options: TrainOptions, usage: str = TRAIN_USAGE) -> ResolvedConfig:
     if not replaces_preset and not options.no_preset:
         layers = [*_preset_layers(given), *layers]
     resolved = resolve_config([*layers, ("command line", given)])
-    find_in_working_directory(resolved.config.env_id)
+    network = resolved.config.algo_kwargs.get("network")
+    for name in (resolved.config.env_id, network if isinstance(network, str) else None):
+        find_in_working_directory(name)
     return resolved
 
 

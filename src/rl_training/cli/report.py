@@ -99,14 +99,14 @@ def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
 
 
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
-    """The --plugin and --allow-path options that another command needs to create the environment of this run."""
+    """The --plugin and --allow-path options that another command needs for the environment and network of this run."""
     from rl_training.envs.foreign_paths import find_paths
     from rl_training.plugins.user_code import SHIPPED, plugin_of
 
-    plugin = plugin_of(config.env_id or "")
+    sources = [plugin_of(name) for name in (config.env_id or "", config.algo_kwargs.get("network") or "")]
     paths = [path for _, path in find_paths(config.env_kwargs)]
-    needed = [*(plugins or []), *([plugin] if plugin and plugin not in SHIPPED else [])]
-    return [*_repeated("--plugin", needed), *_repeated("--allow-path", paths)]
+    needed = [*(plugins or []), *(source for source in sources if source and source not in SHIPPED)]
+    return [*_repeated("--plugin", list(dict.fromkeys(needed))), *_repeated("--allow-path", paths)]
 
 
 def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -> None:

@@ -63,6 +63,8 @@ class TrainConfig(FrozenConfig):
             values["env_kwargs"] = storable_copy(dict(values["env_kwargs"]), "env_kwargs")
         if isinstance(values.get("algo_kwargs"), FrozenConfig):
             values["algo_kwargs"] = config_values(values["algo_kwargs"], str(values.get("algo")))
+        elif isinstance(values.get("algo_kwargs"), Mapping):
+            values["algo_kwargs"] = _with_names(values["algo_kwargs"])
         super().__init__(**values)
         if self.env_id is None and not learns_offline(self.algo):
             raise ConfigError("missing key 'env_id' for the configuration")
@@ -106,6 +108,15 @@ def config_values(settings: FrozenConfig, algo: str) -> dict[str, Any]:
     if not isinstance(settings, expected):
         raise ConfigError(f"algo_kwargs is a {type(settings).__name__}, but {algo} has {expected.__name__}: use that")
     return settings.model_dump(exclude_unset=True)
+
+
+def _with_names(algo_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an algorithm with `network` as a name, also where the class itself is given."""
+    if not isinstance(algo_kwargs.get("network"), type):
+        return dict(algo_kwargs)
+    from rl_training.plugins.user_classes import name_of_class  # imports Gymnasium, which readers of runs do not need
+
+    return {**algo_kwargs, "network": name_of_class(algo_kwargs["network"])}
 
 
 def serialize_train_config(config: TrainConfig) -> dict[str, Any]:

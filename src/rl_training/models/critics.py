@@ -56,6 +56,19 @@ class EnsembleQNetwork(ObsNetwork):
         return values if actions is None else values.take_along_dim(actions.view(1, -1, 1), -1).squeeze(-1)
 
 
+class ValueNetwork(ObsNetwork):
+    """State values, [B, 1]."""
+
+    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec) -> None:
+        super().__init__(spaces.obs, mlp_spec)
+        self.network = mlp_spec.make(self.num_features, 1)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """The value of each state."""
+        values: Tensor = self.network(self.features(obs))
+        return values
+
+
 class QNetwork(ObsNetwork):
     """Q-values of every discrete action, [B, num_actions]; with `dueling`, as state value plus advantages."""
 

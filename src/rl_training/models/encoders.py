@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rl_training.errors import ConfigError
 from rl_training.models.mlp import HIDDEN_GAIN, MLPSpec, init_layer
 from rl_training.models.normalizer import RunningNormalizer
+from rl_training.models.own_network import make_encoder
 from rl_training.spaces.observations import FLOAT_BYTES, ObsSpec, plane_shape
 
 IMAGE_FEATURES = 512
@@ -26,6 +27,22 @@ def flatten(obs: Tensor, spec: ObsSpec) -> Tensor:
         return F.one_hot(obs, spec.num_categories).float()
     features = obs.reshape(obs.shape[0], -1)
     return features.float() / 255.0 if spec.dtype == "uint8" else features
+
+
+def split_leaves(obs: Tensor, spec: ObsSpec) -> dict[str, Tensor]:
+    """Leaves of preprocessed Dict or Tuple observations, by path such as `arm/camera`, for a network of your own.
+
+    Images are uint8 [B, *shape], numbers float32 [B, *shape], categories one-hot float32 [B, categories].
+    """
+    num_bytes = FLOAT_BYTES * spec.num_features if spec.image_shapes else 0
+    numbers = obs[:, :num_bytes].contiguous().view(torch.float32) if spec.image_shapes else obs
+    of_numbers, of_images = ([leaf.width for leaf in spec.leaves if leaf.is_image is kind] for kind in (False, True))
+    columns = [*torch.split(numbers, of_numbers, 1)] if of_numbers else []
+    columns += torch.split(obs[:, num_bytes:], of_images, 1) if of_images else ()
+    return {
+        "/".join(map(str, leaf.path)): part if leaf.choices else part.reshape(len(obs), *leaf.shape)
+        for leaf, part in zip(spec.leaves, columns, strict=True)
+    }
 
 
 def make_preprocessor(spec: ObsSpec, *, normalize: bool) -> ObsPreprocessor | None:
@@ -56,7 +73,10 @@ class ObsPreprocessor(nn.Module):
 
 
 class ObsNetwork(nn.Module):
-    """A network of observations: images go through a CNN that is trained with it, vectors are read as they are."""
+    """A network of observations: images go through a CNN that is trained with it, vectors are read as they are.
+
+    An encoder of the user's replaces both.
+    """
 
     features: nn.Module
     """Turns preprocessed observations into feature vectors, [B, num_features]."""
@@ -64,9 +84,12 @@ class ObsNetwork(nn.Module):
     def __init__(self, spec: ObsSpec, mlp_spec: MLPSpec, *, orthogonal: bool = False) -> None:
         super().__init__()
         self.features = nn.Identity()
-        if spec.image_shapes:
-            self.features = CNNEncoder(spec, mlp_spec.generator, orthogonal=orthogonal)
         self.num_features = spec.num_features + IMAGE_FEATURES * len(spec.image_shapes)
+        if mlp_spec.encoder_class is not None:
+            self.features = make_encoder(mlp_spec.encoder_class, spec, mlp_spec.generator)
+            self.num_features = cast("int", self.features.num_features)
+        elif spec.image_shapes:
+            self.features = CNNEncoder(spec, mlp_spec.generator, orthogonal=orthogonal)
 
 
 class CNNEncoder(nn.Module):

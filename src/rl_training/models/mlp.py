@@ -53,6 +53,8 @@ class MLPSpec:
     activation: Activation
     generator: torch.Generator
     layer_norm: bool = False
+    encoder_class: type[nn.Module] | None = None
+    """The user's own encoder of observations, which takes an `ObsSpec`; None: ours."""
 
     def make(self, num_inputs: int, num_outputs: int) -> MLP:
         """One MLP with these hidden layers."""

@@ -52,14 +52,23 @@ class RewardNormalizer(nn.Module):
         self.statistics = RunningNormalizer(1)
         self.register_buffer("running_return", torch.zeros(num_envs, dtype=torch.float64))
 
-    @torch.no_grad()
     def forward(self, rewards: Tensor, dones: Tensor) -> Tensor:
         """Update the statistics with a rollout's rewards [T, N] and return these normalized, clipped to ±10."""
+        self.update(rewards, dones)
+        return self.scaled(rewards)
+
+    @torch.no_grad()
+    def update(self, rewards: Tensor, dones: Tensor) -> None:
+        """Continue the running returns with the next steps [T, N] of the environments, and update their statistics."""
         returns = []
         for reward, done in zip(rewards.double(), dones, strict=True):
             self.running_return.mul_(self._gamma).add_(reward)
             returns.append(self.running_return.clone())
             self.running_return.mul_(~done)
         self.statistics.update(torch.cat(returns).unsqueeze(1))
+
+    @torch.no_grad()
+    def scaled(self, rewards: Tensor) -> Tensor:
+        """Rewards of any shape, divided by the standard deviation and clipped to ±10; changes no statistics."""
         scale = (self.statistics.variance + EPSILON).rsqrt().float()
         return (rewards * scale).clamp(-CLIP, CLIP)

@@ -62,6 +62,10 @@ class MixedReplay:
         """The last `count` rows of the replay buffer."""
         return self._replay.newest(count)
 
+    def newest_step(self) -> Transitions | None:
+        """The newest step of the replay buffer, [1, N]; None if it is empty."""
+        return self._replay.newest_step()
+
     def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
         """Sample `count` batches; in each, the dataset's transitions come first."""
         num_offline = round(self._offline_ratio * batch_size) if len(self._replay) else batch_size

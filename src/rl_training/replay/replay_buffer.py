@@ -115,6 +115,15 @@ class ReplayBuffer:
         if self._position:
             yield {name: array[max(0, first) : self._position] for name, array in self._storage.items()}
 
+    def newest_step(self) -> Transitions | None:
+        """The newest step of all environments as tensors, [1, N]; None if the buffer is empty."""
+        if not self._rows_stored:
+            return None
+        start = (self._position - 1) % self.num_rows * self.num_envs
+        index = torch.arange(start, start + self.num_envs)
+        tensors = {name: self._take(field, index).unsqueeze(0) for name, field in self._flat.items()}
+        return Transitions.from_tensors(tensors)
+
     def sample(self, batch_size: int) -> Transitions:
         """Sample transitions with replacement: uniformly, or by priority."""
         num_stored = self._rows_stored * self.num_envs

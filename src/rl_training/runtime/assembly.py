@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from rl_training.algorithms.base import Algorithm, Resources
 from rl_training.algorithms.config import AlgorithmConfig
@@ -146,5 +147,17 @@ def make_algorithm(
     algorithm_class = get_algorithm_spec(config.algo).algorithm_class().for_spaces(spaces)
     with check_networks_fit(algo_config, spaces, device):
         algorithm = algorithm_class(algo_config, spaces, resources)
-    algorithm.stateful_members()
+    _refuse_unused_network(algo_config, algorithm)
     return algorithm
+
+
+def _refuse_unused_network(config: AlgorithmConfig, algorithm: Algorithm[Any]) -> None:
+    """Raise if no network of the algorithm contains the user's own one."""
+    encoder_class = algorithm.mlp_spec.encoder_class
+    networks = [member for member in algorithm.stateful_members().values() if isinstance(member, nn.Module)]
+    if encoder_class is None or any(type(part) is encoder_class for one in networks for part in one.modules()):
+        return
+    raise ConfigError(
+        f"{type(algorithm).__name__} does not use algo_kwargs.network '{config.network}': build its networks on"
+        " rl_training.models.encoders.ObsNetwork, or remove the setting"
+    )

@@ -24,7 +24,12 @@ from rl_training.runtime.execution import choose_execution
 from rl_training.runtime.loops.offline import check_data
 from rl_training.runtime.prediction import NO_STATE, predict
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
-from rl_training.runtime.resuming.checkpoint_config import read_config, read_spaces, refuse_unknown_code
+from rl_training.runtime.resuming.checkpoint_config import (
+    read_config,
+    read_spaces,
+    refuse_unknown_code,
+    refuse_unknown_network,
+)
 from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, resume_training, run_plan
 from rl_training.runtime.resuming.saved_state import check_network_size, translate_state_errors
 from rl_training.runtime.run_utils import RunSeeds
@@ -50,10 +55,18 @@ __all__ = [
 ]
 
 
-def load_algorithm(path: str | Path, *, device: str = "auto") -> tuple[TrainConfig, Algorithm[Any], CheckpointState]:
-    """Load the trained algorithm of a checkpoint, without its buffer and without creating an environment."""
+def load_algorithm(
+    path: str | Path, *, device: str = "auto", network: type | str | None = None
+) -> tuple[TrainConfig, Algorithm[Any], CheckpointState]:
+    """Load the trained algorithm of a checkpoint, without its buffer and without creating an environment.
+
+    `network` is the class of the user's own network, if the checkpoint names one that is elsewhere.
+    """
     state = load_checkpoint(path, include_buffer=False)
     config = read_config(state, device=device)
+    if network is not None:
+        config = config.replace(algo_kwargs={**config.algo_kwargs, "network": network})
+    refuse_unknown_network(config, state.metadata)
     return config, restore_algorithm(config, state.algorithm_state), state
 
 

@@ -59,13 +59,16 @@ def count_weights(config: AlgorithmConfig, spaces: Spaces) -> tuple[tuple[int, .
 
 def _largest_network(config: AlgorithmConfig, spaces: Spaces) -> tuple[str, tuple[int, ...], int]:
     """The key that sets its hidden layers, its layer sizes and a lower bound of its number of weights."""
-    images = spaces.obs.image_shapes
+    images = spaces.obs.image_shapes if config.network is None else ()
     inputs = spaces.obs.num_features + IMAGE_FEATURES * len(images)
     convolutions = sum(prod(size) for shape in images for size in layer_sizes(shape))
     actions = sum(spaces.action.choices) or spaces.action.num_components
+    has_own_input = config.network is not None or getattr(config, "memory", None) is not None  # of a size unknown here
     found = []
     for place, (key, hidden_sizes) in enumerate(config.network_sizes().items()):
         sizes = (inputs, *hidden_sizes, 1 if place else actions)  # the first acts, the second is a critic
+        if has_own_input:
+            sizes = sizes[1:]
         found.append((key, sizes, convolutions + sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))))
     return max(found, key=lambda network: network[-1])
 

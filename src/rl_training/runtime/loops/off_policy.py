@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.hindsight_replay import GoalRewardFn, HindsightReplay, find_goals
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.replay.transitions import Storage
 from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, stored_fields, try_to_close
 from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
 from rl_training.runtime.collector import Act, Collector
@@ -103,13 +105,14 @@ def collect_and_update(
     `first_step` is the step at which an offline stage ended; each of its steps was one update.
     """
     state, total = session.state, session.training_progress.total - first_step
+    storage = ObservedReplay(buffer, algorithm) if algorithm.needs_steps else buffer
     while not state.should_stop:
         if not updates_due(ratio, state.global_step - first_step, state.update_calls - first_step):
             step = state.global_step - first_step
             if step >= total:
                 break
             steps = steps_to_next_update(ratio, step, total, collector.num_envs)
-            result = collector.collect(explore, buffer, steps, state)
+            result = collector.collect(explore, storage, steps, state)
             session.collected(result)
             if result.steps < steps * collector.num_envs:
                 break  # a stop was requested within the collection
@@ -123,6 +126,33 @@ def collect_and_update(
                     buffer.update_priorities(batch, result_of_update.td_errors)
                 session.updated(result_of_update)
         session.end_iteration()
+
+
+class ObservedReplay:
+    """A buffer that hands each step to the algorithm's `observe`, just before the next one is stored.
+
+    So the newest stored step is always the only one that `observe` has not seen: wherever a run is stopped and resumed,
+    every step is seen once. It is also final by then: `truncate_newest` may mark it after it was stored.
+    """
+
+    def __init__(self, buffer: ReplayBuffer | MixedReplay, algorithm: Algorithm[Any]) -> None:
+        self._buffer = buffer
+        self._algorithm = algorithm
+
+    def add(self, *step: Any, **others: Any) -> None:
+        """Store one step of every environment."""
+        newest = self._buffer.newest_step()
+        if newest is not None:
+            self._algorithm.observe(newest)
+        self._buffer.add(*step, **others)
+
+    def truncate_newest(self) -> None:
+        """Mark the newest step of every environment truncated, unless terminated."""
+        self._buffer.truncate_newest()
+
+    def newest(self, count: int) -> Iterable[Storage]:
+        """The last `count` rows."""
+        return self._buffer.newest(count)
 
 
 def updates_due(ratio: UpdateRatio, step: int, update_calls: int) -> int:

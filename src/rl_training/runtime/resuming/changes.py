@@ -34,8 +34,8 @@ FIXED = {
 ALGO_FIXED = {
     **dict.fromkeys(("v_min", "v_max", "num_atoms"), NETWORKS),
     "alpha": "the checkpoint holds the old entropy temperature",
-    **dict.fromkeys(("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "layer_norm"), NETWORKS),
-    **dict.fromkeys(("activation", "dueling", "policy", "num_critics", "num_quantiles"), NETWORKS),
+    **dict.fromkeys(("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "layer_norm", "network"), NETWORKS),
+    **dict.fromkeys(("activation", "memory", "dueling", "policy", "num_critics", "num_quantiles"), NETWORKS),
     **dict.fromkeys(("buffer_capacity", "n_step", "replay", "prioritized"), REPLAY),
     **dict.fromkeys(("learning_starts", "train_frequency", "gradient_steps", "online"), UPDATE_RATIO),
     **dict.fromkeys(("reward_scale", "reward_shift", "reward_clip_min", "reward_clip_max"), DATASET),
@@ -129,6 +129,8 @@ def _reason_against(key: str, old: Any, new: Any, config: TrainConfig) -> str | 
     if name == "replay" and isinstance(old, Mapping) and isinstance(new, Mapping):
         return None if {**old, "beta": None} == {**new, "beta": None} else REPLAY
     if key in WITHOUT_EFFECT:  # of a dataset at another path, the fingerprint tells whether it is the same
+        return None
+    if name == "network" and isinstance(old, str) and isinstance(new, str):  # the same class may have moved
         return None
     if isinstance(old, str) or isinstance(new, str):
         return ALGO_FIXED.get(name, "it selects a method, and the saved state belongs to the old one")

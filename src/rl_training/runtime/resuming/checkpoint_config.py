@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_training.envs.factory import unknown_code
-from rl_training.errors import EnvError
+from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
+from rl_training.plugins.user_classes import is_of_program
 from rl_training.runtime.resuming.recorded_plugins import check_registered, find_algorithm, find_recorded_plugin
 from rl_training.runtime.resuming.saved_state import translate_state_errors
 from rl_training.spaces.spec import Spaces
@@ -26,6 +27,21 @@ def read_spaces(algorithm_state: dict[str, Any]) -> Spaces:
     """The observation and action spaces of a checkpoint's networks."""
     with translate_state_errors():
         return Spaces.from_state_dict(algorithm_state["spaces"])
+
+
+def refuse_unknown_network(config: TrainConfig, metadata: Mapping[str, Any]) -> None:
+    """Raise if `network` would import code that the user has not allowed; a checkpoint cannot allow it."""
+    name = config.algo_kwargs.get("network")
+    if not isinstance(name, str) or is_of_program(name):  # nothing is imported for a class of the running program
+        return
+    code = unknown_code(name)
+    if code is not None:
+        place = find_recorded_plugin(name, metadata) or code
+        raise ConfigError(
+            f"network '{name}' would import '{place}'; checkpoints never run code: review it, then"
+            f" pass --plugin {shlex.quote(place)} (in Python: rl_training.envs.factory.load_code({place!r}), or the"
+            " class itself: load(path, network=...))"
+        )
 
 
 def refuse_unknown_code(env_id: str, metadata: Mapping[str, Any]) -> None:

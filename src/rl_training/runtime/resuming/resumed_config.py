@@ -13,7 +13,7 @@ from rl_training.experiment.config import TrainConfig, resolve_config
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.runtime.controls import Schedules
 from rl_training.runtime.resuming.changes import config_differences
-from rl_training.runtime.resuming.checkpoint_config import refuse_unknown_code
+from rl_training.runtime.resuming.checkpoint_config import refuse_unknown_code, refuse_unknown_network
 
 
 def merge_config(base: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
@@ -57,14 +57,16 @@ def _edited_error(differences: Mapping[str, tuple[Any, Any]], remedy: str) -> Co
 
 
 def refuse_untrusted(config: TrainConfig, trusted: TrainConfig | None, metadata: Mapping[str, Any]) -> None:
-    """Raise if the environment needs code or paths that the user has not allowed.
+    """Raise if the environment or the network needs code or paths that the user has not allowed.
 
-    An environment that `trusted`, the user's own configuration, names needs no further permission.
+    An environment or network that `trusted`, the user's own configuration, names needs no further permission.
     """
     is_trusted = trusted is not None and (trusted.env_id, trusted.env_kwargs) == (config.env_id, config.env_kwargs)
     if config.env_id is not None and not is_trusted:
         refuse_unknown_code(config.env_id, metadata)
         refuse_unknown_paths(config.env_kwargs)
+    if trusted is None or trusted.algo_kwargs.get("network") != config.algo_kwargs.get("network"):
+        refuse_unknown_network(config, metadata)
 
 
 def refuse_passed_end(config: TrainConfig, saved: TrainConfig, step: int) -> None:
