@@ -369,6 +369,7 @@ ABSURD: dict[str, Callable[[dict[str, Any]], object]] = {
     "hidden sizes": set_algo(hidden_sizes=[10**9, 10**9]),
     "wide layer": set_algo(hidden_sizes=[200_000]),
     "many layers": set_algo(hidden_sizes=[8] * 1_000_000),
+    "wide critic": set_algo(critic_hidden_sizes=[200_000]),
     "num_threads": lambda manifest: (manifest["config"].update(num_threads=10**6), manifest["metadata"].clear()),
     "execution": lambda manifest: manifest["metadata"]["execution"].update(num_threads=10**6),
     "buffer_capacity": set_algo(buffer_capacity=10**12),

@@ -99,7 +99,7 @@ class StackedPolicyAndValue(EnsembleMLP):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """The policy's raw outputs [B, num_outputs] and the state values [B]."""
-        policy, value = super().forward(features).unbind(0)
+        policy, value = EnsembleMLP.forward(self, features).unbind(0)
         return policy, value[:, 0]
 
 

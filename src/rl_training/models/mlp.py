@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +74,7 @@ class LayerNorm(nn.Module):
         self.offset = nn.Parameter(torch.zeros(shape))
 
     def forward(self, x: Tensor, member: int | None = None) -> Tensor:
-        """Normalize each row to mean 0 and standard deviation 1, then scale and shift it as `member` does."""
+        """Normalize each row to mean 0 and standard deviation 1, then scale and shift it (`member`: of one only)."""
         scale, offset = (self.scale, self.offset) if member is None else (self.scale[member], self.offset[member])
         return torch.addcmul(offset, F.layer_norm(x, x.shape[-1:]), scale)
 
@@ -104,7 +104,7 @@ class _Layers(nn.Module):
         return [bias for _, bias in self._layers()]
 
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
-        tensors = cast("list[Tensor]", list(self._parameters.values()))
+        tensors: list[Any] = list(self._parameters.values())
         return list(zip(tensors[::2], tensors[1::2], strict=True))
 
     def _append(self, weight: Tensor, bias: Tensor) -> None:
