@@ -105,7 +105,7 @@ def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]
 
     sources = [plugin_of(name) for name in (config.env_id or "", config.algo_kwargs.get("network") or "")]
     paths = [path for _, path in find_paths(config.env_kwargs)]
-    needed = dict.fromkeys([*(plugins or []), *(source for source in sources if source and source not in SHIPPED)])
+    needed = [*(plugins or []), *(source for source in sources if source and source not in SHIPPED)]
     return [*_repeated("--plugin", needed), *_repeated("--allow-path", paths)]
 
 
