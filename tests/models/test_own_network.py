@@ -185,7 +185,8 @@ class TestKilled:
     def test_a_killed_run_resumes_as_if_nothing_had_happened(self, file: str, tmp_path: Path) -> None:
         words = ["train", "sac", "Pendulum-v1", "--no-preset", "total_timesteps=300", "checkpoint_interval=50"]
         words += ["eval_episodes=1", "num_threads=1", "compile=false", "device=cpu", f"algo_kwargs.network={file}"]
-        words += ["algo_kwargs.hidden_sizes=[8]", "algo_kwargs.batch_size=16", "algo_kwargs.normalize_obs=true"]
+        words += ["algo_kwargs.hidden_sizes=[8]", "algo_kwargs.batch_size=16"]
+        words += ["algo_kwargs.normalize_obs=true", "algo_kwargs.normalize_reward=true"]
         whole = self._command(*words, "output_dir=whole")
         assert whole.returncode == 0, whole.stderr
         assert self._command(*words, "output_dir=killed", KILL_AT="700").returncode == -signal.SIGKILL

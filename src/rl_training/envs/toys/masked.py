@@ -1,0 +1,100 @@
+"""Environments with action masks: one where nearly all actions are invalid, and one that needs memory as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Discrete
+
+Obs = npt.NDArray[np.float32]
+Step = tuple[Obs, float, bool, bool, dict[str, Any]]
+
+
+class InvalidActions(gym.Env[Obs, np.int64]):
+    """One action of `num_actions` is right at every step, and nine tenths of them are invalid.
+
+    The observation is the one-hot number of the right action. The right action pays 1, another valid one nothing; an
+    invalid one ends the episode with -1. `info["action_mask"]` marks the valid ones. An episode has 100 steps.
+    """
+
+    def __init__(self, num_actions: int = 60, length: int = 100) -> None:
+        self.observation_space = Box(0.0, 1.0, (num_actions,), np.float32)
+        self.action_space = Discrete(num_actions)
+        self._length = length
+        self._num_valid = max(2, num_actions // 10)
+        self._right = 0
+        self._mask = np.ones(num_actions, np.bool_)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        """Start an episode."""
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._next(), self._info()
+
+    def step(self, action: np.int64) -> Step:
+        """Pay for the right action, and choose another one."""
+        self._steps += 1
+        is_valid, reward = bool(self._mask[action]), float(action == self._right)
+        truncated = self._steps >= self._length
+        return self._next(), reward if is_valid else -1.0, not is_valid, truncated, self._info()
+
+    def _next(self) -> Obs:
+        """Choose the right action and the valid ones; the observation tells the right one."""
+        num_actions = len(self._mask)
+        self._mask = np.zeros(num_actions, np.bool_)
+        valid = self.np_random.choice(num_actions, self._num_valid, replace=False)
+        self._mask[valid] = True
+        self._right = int(valid[0])
+        obs = np.zeros(num_actions, np.float32)
+        obs[self._right] = 1.0
+        return obs
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": self._mask.copy()}
+
+
+class HiddenTarget(gym.Env[Obs, np.int64]):
+    """Go to a target that is shown at the first step only, on a ring of `size` places.
+
+    Actions are to stay, to go left or right, and `num_traps` that end the episode with -1, unless they are masked, as
+    `info["action_mask"]` tells. The observation is the own place, and at the first step the target, as one-hot vectors.
+    A step on the target pays 1. An episode has `length` steps; the return of the best policy depends on the distance.
+    """
+
+    def __init__(self, size: int = 6, num_traps: int = 27, length: int = 12) -> None:
+        self.observation_space = Box(0.0, 1.0, (2 * size,), np.float32)
+        self.action_space = Discrete(3 + num_traps)
+        self._size, self._length = size, length
+        self._place = self._target = self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        """Place the agent and the target."""
+        super().reset(seed=seed)
+        self._place, self._target = (int(place) for place in self.np_random.integers(0, self._size, 2))
+        self._steps = 0
+        return self._observe(), self._info()
+
+    def step(self, action: np.int64) -> Step:
+        """Move, and pay at the target."""
+        self._steps += 1
+        if action > 2:
+            return self._observe(), -1.0, True, False, self._info()
+        self._place = (self._place + (0, -1, 1)[int(action)]) % self._size
+        reward = float(self._place == self._target)
+        return self._observe(), reward, False, self._steps >= self._length, self._info()
+
+    def _observe(self) -> Obs:
+        obs = np.zeros(2 * self._size, np.float32)
+        obs[self._place] = 1.0
+        if self._steps == 0:
+            obs[self._size + self._target] = 1.0
+        return obs
+
+    def _info(self) -> dict[str, Any]:
+        mask = np.zeros(self.action_space.n, np.bool_)  # type: ignore[attr-defined]
+        mask[:3] = True
+        return {"action_mask": mask}
