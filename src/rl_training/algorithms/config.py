@@ -19,6 +19,7 @@ from pydantic import (
 from rl_training.algorithms.tune import Tune, spaces_of
 from rl_training.models.mlp import Activation
 from rl_training.plugins.user_classes import name_of_class
+from rl_training.replay.sequences import Sampling
 from rl_training.validation import FrozenConfig
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -112,6 +113,10 @@ class AlgorithmConfig(FrozenConfig):
     @classmethod
     def _is_named(cls, value: Any) -> Any:
         return name_of_class(value) if isinstance(value, type) else value
+
+    def sampling(self) -> Sampling:
+        """How batches are drawn from a replay buffer or a dataset: `batch_size` transitions, sequences or episodes."""
+        return Sampling()
 
     def samples_per_update(self) -> int:
         """Transitions per gradient step, by which the number of threads is chosen."""

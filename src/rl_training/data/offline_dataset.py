@@ -13,6 +13,7 @@ import torch
 from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, row_blocks
 from rl_training.data.dataset_spaces import actions_to_model, obs_to_model
 from rl_training.errors import ConfigError, DatasetError
+from rl_training.replay.sequences import Sampling, choose_starts, follow, gather
 from rl_training.replay.transitions import FIELDS, MASK_FIELDS, Array, Transitions
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 from rl_training.spaces.spec import Spaces
@@ -112,6 +113,14 @@ class TransitionDataset:
     def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
         """Sample `count` batches with one gather, which costs little more than one batch."""
         return self.sample(batch_size * count).split(batch_size)
+
+    def sample_sequences(self, batch_size: int, sampling: Sampling) -> Transitions:
+        """Sample steps that follow one another in an episode, [L, batch_size, ...], with replacement."""
+        is_last = np.zeros(len(self), np.bool_)
+        is_last[self._episodes[:, 1] - 1] = True
+        starts = choose_starts(lambda: self._episodes[:, 0], len(self), batch_size, sampling, self._rng)
+        slots, valid = follow(starts, is_last, 1, sampling.length)
+        return gather(lambda rows: {name: self._take(name, rows) for name in self._rows}, slots, valid)
 
     def with_sampler(self, *, rng: np.random.Generator, device: torch.device | str = "cpu") -> TransitionDataset:
         """The same dataset, sampled by `rng` onto `device`."""

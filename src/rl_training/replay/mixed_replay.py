@@ -9,12 +9,16 @@ import numpy as np
 import torch
 
 from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.replay.sequences import Sampling, pad_to_one_length
 from rl_training.replay.transitions import Array, Storage, Transitions
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 
 
 class RecordedTransitions(Protocol):
     """A dataset to sample from."""
+
+    def sample_sequences(self, batch_size: int, sampling: Sampling) -> Transitions:
+        """Sample one batch of sequences."""
 
     def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
         """Sample several batches."""
@@ -78,6 +82,16 @@ class MixedReplay:
             _concatenate(*pair) for pair in zip(self.dataset.sample_batches(num_offline, count), online, strict=True)
         )
 
+    def sample_sequences(self, batch_size: int, sampling: Sampling) -> Transitions:
+        """Sample one batch of sequences, the dataset's first; the shorter ones are padded to one length."""
+        num_offline = round(self._offline_ratio * batch_size) if len(self._replay) else batch_size
+        parts = [
+            source.sample_sequences(count, sampling)
+            for source, count in ((self.dataset, num_offline), (self._replay, batch_size - num_offline))
+            if count
+        ]
+        return parts[0] if len(parts) == 1 else _concatenate(*pad_to_one_length(*parts), dim=1)
+
     def state_dict(self) -> dict[str, Any]:
         """State of the replay buffer and of the dataset."""
         return {**self._replay.state_dict(), "dataset": self.dataset.state_dict()}
@@ -88,8 +102,8 @@ class MixedReplay:
         self._replay.load_state_dict(state)
 
 
-def _concatenate(first: Transitions, second: Transitions) -> Transitions:
+def _concatenate(first: Transitions, second: Transitions, dim: int = 0) -> Transitions:
     others = second.tensors()
     return Transitions.from_tensors(
-        {name: torch.cat([value, others[name]]) for name, value in first.tensors().items() if name in others}
+        {name: torch.cat([value, others[name]], dim) for name, value in first.tensors().items() if name in others}
     )

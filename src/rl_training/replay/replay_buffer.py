@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_training.replay.prioritized import PrioritizedSampler
 from rl_training.replay.segments import Segment, rows_per_segment
+from rl_training.replay.sequences import Sampling, choose_starts, follow, gather
 from rl_training.replay.transitions import (
     FIELDS,
     Array,
@@ -140,6 +141,27 @@ class ReplayBuffer:
             return (self.sample(batch_size) for _ in range(count))
         sampled = self.sample(batch_size * count)
         return iter((sampled,)) if count == 1 else sampled.split(batch_size)
+
+    def sample_sequences(self, batch_size: int, sampling: Sampling) -> Transitions:
+        """Sample steps that follow one another in one environment, [L, batch_size, ...], with replacement."""
+        is_last = self._storage["terminated"] | self._storage["truncated"]
+        newest = (self._position - 1) % self.num_rows
+        is_last[newest] = True
+        oldest = self._position % self._rows_stored if self._rows_stored == self.num_rows else 0
+
+        def first_steps() -> Array:
+            begins = np.roll(is_last, 1, axis=0)
+            begins[oldest] = True
+            return np.flatnonzero(begins[: self._rows_stored])
+
+        num_stored = self._rows_stored * self.num_envs
+        starts = choose_starts(first_steps, num_stored, batch_size, sampling, self._rng)
+        slots, valid = follow(starts, is_last.reshape(-1), self.num_envs, sampling.length)
+        return gather(self._tensors_at, slots, valid)
+
+    def _tensors_at(self, slots: Array) -> dict[str, Tensor]:
+        index = torch.from_numpy(slots)
+        return {name: self._take(field, index) for name, field in self._flat.items()}
 
     def update_priorities(self, batch: Transitions, td_errors: Tensor) -> None:
         """Set the priorities of a sampled batch from its TD errors [B]."""

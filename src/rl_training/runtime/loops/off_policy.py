@@ -11,10 +11,12 @@ from torch import Tensor
 from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.algorithms.config import HINDSIGHT, OffPolicyConfig, OnlineStageConfig
 from rl_training.envs.goal_rewards import GoalRewards
+from rl_training.errors import ConfigError
 from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.hindsight_replay import GoalRewardFn, HindsightReplay, find_goals
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.replay.sequences import sampler_of
 from rl_training.replay.transitions import Storage
 from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, stored_fields, try_to_close
 from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
@@ -40,6 +42,7 @@ def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Ru
     fields = stored_fields(algorithm)
     check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps, algo_config.replay.kind, fields)
     check_batch_fits(spaces, algo_config.batch_size)
+    check_sampling(algo_config)
     goal_rewards = None
     if algo_config.replay.kind == HINDSIGHT:
         find_goals(spaces.obs)
@@ -52,6 +55,13 @@ def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Ru
     evaluator = setup.make_evaluator()
     on_failure.callback(try_to_close, evaluator)
     return RunComponents(algorithm, make_collector(envs, algorithm), buffer, evaluator, goal_rewards=goal_rewards)
+
+
+def check_sampling(config: OffPolicyConfig) -> None:
+    """Raise a `ConfigError` where sequences are drawn and the replay changes single transitions."""
+    kind = config.sampling().kind
+    if kind != "transitions" and (config.n_step > 1 or config.replay.kind != "uniform"):
+        raise ConfigError(f"this algorithm draws {kind}: set n_step to 1 and replay.kind to uniform")
 
 
 def make_replay_buffer(
@@ -105,6 +115,7 @@ def collect_and_update(
     `first_step` is the step at which an offline stage ended; each of its steps was one update.
     """
     state, total = session.state, session.training_progress.total - first_step
+    draw, batch_size = sampler_of(buffer, algorithm.config.sampling()), algorithm.config.batch_size
     storage = ObservedReplay(buffer, algorithm) if algorithm.needs_steps else buffer
     while not state.should_stop:
         if not updates_due(ratio, state.global_step - first_step, state.update_calls - first_step):
@@ -120,7 +131,7 @@ def collect_and_update(
         while due := updates_due(ratio, state.global_step - first_step, state.update_calls - first_step):
             if state.should_stop:
                 return  # within the iteration: a resumed run does the remaining updates first
-            for batch in buffer.sample_batches(algorithm.config.batch_size, min(due, MAX_BATCHES_AT_ONCE)):
+            for batch in draw(batch_size, min(due, MAX_BATCHES_AT_ONCE)):
                 result_of_update = algorithm.update(batch)
                 if result_of_update.td_errors is not None and isinstance(buffer, ReplayBuffer):
                     buffer.update_priorities(batch, result_of_update.td_errors)

@@ -17,6 +17,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.mixed_replay import MixedReplay
+from rl_training.replay.sequences import sampler_of
 from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, stored_fields, try_to_close
 from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
 from rl_training.runtime.collector import Collector
@@ -73,11 +74,12 @@ def offline_loop(
     config: OfflineConfig = algorithm.config
     state = session.state
     online, total = _online_stage(config), session.training_progress.total
+    draw = sampler_of(data, config.sampling())
     num_updates = min(total, online.after_updates) if online else total
     while state.global_step < num_updates and not state.should_stop:
         count = min(session.steps_to_next_event, num_updates - state.global_step, MAX_BATCHES_AT_ONCE)
         # Sampled batches are used even if a stop is requested: a resumed run would not sample them again.
-        for batch in data.sample_batches(config.batch_size, count):
+        for batch in draw(config.batch_size, count):
             session.set_progress()
             state.global_step += 1
             session.updated(algorithm.update(batch))

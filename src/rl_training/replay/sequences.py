@@ -1,0 +1,90 @@
+"""How batches are drawn: transitions, sequences of consecutive steps, or whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.replay.transitions import Array, Transitions
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What one sample of a batch is."""
+
+    kind: Literal["transitions", "sequences", "episodes"] = "transitions"
+    """`transitions` [B, ...]; `sequences` [L, B, ...] that begin at any step; `episodes`: those that begin at the first
+    step of an episode."""
+    length: int = 1
+    """Most steps of a sequence or an episode; what ends earlier is padded, and marked in `Transitions.valid`."""
+
+
+class Source(Protocol):
+    """A replay buffer or a dataset."""
+
+    def sample_batches(self, batch_size: int, count: int) -> Iterator[Transitions]:
+        """Sample several batches of transitions."""
+
+    def sample_sequences(self, batch_size: int, sampling: Sampling) -> Transitions:
+        """Sample one batch of sequences."""
+
+
+def sampler_of(source: Source, sampling: Sampling) -> Callable[[int, int], Iterator[Transitions]]:
+    """The function that draws `count` batches of `batch_size` samples in the way that an algorithm chose."""
+    if sampling.kind == "transitions":
+        return source.sample_batches
+    return lambda batch_size, count: (source.sample_sequences(batch_size, sampling) for _ in range(count))
+
+
+def choose_starts(
+    first_steps: Callable[[], Array], num_steps: int, size: int, sampling: Sampling, rng: np.random.Generator
+) -> Array:
+    """Where `size` samples begin: at any of `num_steps` steps, or at one of `first_steps`, uniformly."""
+    if sampling.kind == "sequences":
+        return rng.integers(0, num_steps, size)
+    starts = first_steps()
+    chosen: Array = starts[rng.integers(0, len(starts), size)]
+    return chosen
+
+
+def follow(starts: Array, is_last: Array, step: int, length: int) -> tuple[Array, Array]:
+    """Slots [L, B] of up to `length` steps from each start, and which of them are valid.
+
+    `is_last` [slots] tells the last step of each episode, and of what is stored; the next step of an environment is
+    `step` slots further, in a ring. After its last step a sequence repeats it.
+    """
+    slots, valid = np.empty((length, len(starts)), np.int64), np.ones((length, len(starts)), np.bool_)
+    slots[0] = starts
+    for number in range(1, length):
+        ended = is_last[slots[number - 1]] | ~valid[number - 1]
+        slots[number] = np.where(ended, slots[number - 1], (slots[number - 1] + step) % len(is_last))
+        valid[number] = ~ended
+    used = int(valid.any(1).sum())  # no longer than the longest of them
+    return slots[:used], valid[:used]
+
+
+def gather(take: Callable[[Array], dict[str, Tensor]], slots: Array, valid: Array) -> Transitions:
+    """The steps at slots [L, B] as one batch, [L, B, ...]; `take` reads flat slots."""
+    tensors = {name: tensor.unflatten(0, slots.shape) for name, tensor in take(slots.reshape(-1)).items()}  # type: ignore[no-untyped-call]
+    device = tensors["rewards"].device
+    return Transitions.from_tensors({**tensors, "valid": torch.from_numpy(valid).to(device)})
+
+
+def pad_to_one_length(first: Transitions, second: Transitions) -> tuple[Transitions, Transitions]:
+    """Repeat the last row of the shorter batch of sequences, as steps that are not valid."""
+    length = max(len(first.rewards), len(second.rewards))
+    return _padded(first, length), _padded(second, length)
+
+
+def _padded(batch: Transitions, length: int) -> Transitions:
+    missing = length - len(batch.rewards)
+    if not missing:
+        return batch
+    tensors = {name: torch.cat([value, *[value[-1:]] * missing]) for name, value in batch.tensors().items()}
+    tensors["valid"][-missing:] = False
+    return Transitions.from_tensors(tensors)
