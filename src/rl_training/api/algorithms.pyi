@@ -22,6 +22,7 @@ from rl_training.algorithms.td3 import TD3Config
 from rl_training.algorithms.td3_bc import TD3BCConfig
 from rl_training.algorithms.tqc import TQCConfig
 from rl_training.api.agent import AlgorithmAPI as AlgorithmAPI
+from rl_training.envs.given.objects import EnvLike
 from rl_training.experiment.config import TrainConfig
 
 __all__ = [
@@ -48,11 +49,12 @@ class PPO(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -96,11 +98,12 @@ class A2C(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -140,11 +143,12 @@ class DQN(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -189,11 +193,12 @@ class C51(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -241,11 +246,12 @@ class QRDQN(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -291,11 +297,12 @@ class SAC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -335,11 +342,12 @@ class TQC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -382,11 +390,12 @@ class TD3(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -429,11 +438,12 @@ class DDPG(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -476,11 +486,12 @@ class HER(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -520,11 +531,12 @@ class CrossQ(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -563,11 +575,12 @@ class BC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -611,11 +624,12 @@ class TD3BC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -664,11 +678,12 @@ class IQL(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -718,11 +733,12 @@ class AWAC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -769,11 +785,12 @@ class CQL(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,

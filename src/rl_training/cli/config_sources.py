@@ -41,6 +41,10 @@ def resolve(options: TrainOptions, usage: str = TRAIN_USAGE) -> ResolvedConfig:
         layers = [*_preset_layers(given), *layers]
     resolved = resolve_config([*layers, ("command line", given)])
     find_in_working_directory(resolved.config.env_id)
+    if "wrappers" in resolved.config.env_kwargs:
+        from rl_training.envs.wrapping.trust import find_wrappers_here
+
+        find_wrappers_here(resolved.config.env_kwargs)
     return resolved
 
 

@@ -101,12 +101,13 @@ def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
     """The --plugin and --allow-path options that another command needs to create the environment of this run."""
     from rl_training.envs.foreign_paths import find_paths
+    from rl_training.envs.wrapping.trust import wrapper_plugins
     from rl_training.plugins.user_code import SHIPPED, plugin_of
 
-    plugin = plugin_of(config.env_id or "")
+    named = [plugin_of(config.env_id or ""), *wrapper_plugins(config.env_kwargs)]
     paths = [path for _, path in find_paths(config.env_kwargs)]
-    needed = [*(plugins or []), *([plugin] if plugin and plugin not in SHIPPED else [])]
-    return [*_repeated("--plugin", needed), *_repeated("--allow-path", paths)]
+    needed = [*(plugins or []), *(plugin for plugin in named if plugin and plugin not in SHIPPED)]
+    return [*_repeated("--plugin", list(dict.fromkeys(needed))), *_repeated("--allow-path", paths)]
 
 
 def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from rl_training.envs.given.objects import EnvLike, give_again
 from rl_training.errors import ConfigError, RunChangedError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
@@ -100,6 +101,8 @@ def plan_resume(
     schedules: Schedules | None = None,
     changes: Mapping[str, Any] | None = None,
     trusted: TrainConfig | None = None,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
     **flags: Any,
 ) -> ResumePlan:
     """Read a checkpoint and plan how its run resumes: in its own folder, unless `output_dir` is given.
@@ -107,7 +110,7 @@ def plan_resume(
     `changes` and `flags` are new values of the configuration; a flag that is None keeps the run's value. With
     `fall_back`, the newest intact checkpoint of the run replaces a damaged one; with `rewind`, checkpoints and metrics
     newer than this checkpoint are discarded. Code and paths that `trusted`, the user's own configuration, names need
-    no further permission.
+    no further permission. `env` (and `eval_env`) give an environment again whose id begins with `python:`.
     """
     _check_schedules(schedules)
     again = partial(
@@ -125,6 +128,8 @@ def plan_resume(
         refuse_to_discard(run, source.checkpoint_path)
     refuse_fixed(saved, values)
     config = merge_config(base, values)
+    if env is not None:
+        give_again(config.env_id, env, eval_env)
     refuse_untrusted(config, trusted, source.state.metadata)
     found = _check_state(source.state, saved, config)
     schedules = schedules or read_schedules(run, source.state.trainer_state["session"]["global_step"])
@@ -191,11 +196,13 @@ def resume_training(
     schedules: Schedules | None = None,
     changes: Mapping[str, Any] | None = None,
     callbacks: Sequence[AnyCallback] | None = None,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
 ) -> TrainResult:
     """Resume training from a checkpoint or a run folder. A run that is over is returned as it ended.
 
-    `changes` are further values of the configuration, such as {"algo_kwargs": {"learning_rate": 1e-4}}. `plan_resume`
-    documents the other arguments.
+    `changes` are further values of the configuration, such as {"algo_kwargs": {"learning_rate": 1e-4}}. `env` (and
+    `eval_env`) give an environment again whose id begins with `python:`. `plan_resume` documents the other arguments.
     """
     flags: dict[str, Any] = {"total_timesteps": total_timesteps, "output_dir": output_dir, "device": device}
     plan = plan_resume(
@@ -205,6 +212,8 @@ def resume_training(
         schedules=schedules,
         changes=changes,
         eval_episodes=eval_episodes,
+        env=env,
+        eval_env=eval_env,
         **flags,
     )
     return run_plan(plan, callbacks=callbacks)

@@ -63,7 +63,7 @@ def refuse_untrusted(config: TrainConfig, trusted: TrainConfig | None, metadata:
     """
     is_trusted = trusted is not None and (trusted.env_id, trusted.env_kwargs) == (config.env_id, config.env_kwargs)
     if config.env_id is not None and not is_trusted:
-        refuse_unknown_code(config.env_id, metadata)
+        refuse_unknown_code(config.env_id, config.env_kwargs, metadata)
         refuse_unknown_paths(config.env_kwargs)
 
 
