@@ -6,7 +6,6 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 
 import rl_training
@@ -103,9 +102,9 @@ def test_wrong_arguments_fail_in_the_constructor(arguments: dict[str, Any], mess
     assert message in str(caught.value)
 
 
-def test_an_environment_object_is_refused_with_the_form_that_works() -> None:
-    with pytest.raises(ConfigError, match=r"takes an environment id or a TrainConfig, not a TimeLimit.*\.py:ClassName"):
-        PPO(gym.make("CartPole-v1"))  # type: ignore[arg-type]
+def test_what_is_no_environment_is_refused_with_the_forms_that_work() -> None:
+    with pytest.raises(ConfigError, match=r"takes an environment id, a class, a function .* not a list"):
+        PPO(["CartPole-v1"])  # type: ignore[arg-type]
 
 
 def test_no_setting_of_an_algorithm_has_the_name_of_a_run_key() -> None:

@@ -88,7 +88,10 @@ def find_wrapper(name: str) -> Wrap:
     if "/" in source and not source.endswith(".py"):
         raise EnvError(f"'{source}' is neither a module nor a file: write package.module or path/to/file.py")
     module = load_code(source)
-    candidate: Any = getattr(module, attribute, None)
+    try:
+        candidate: Any = getattr(module, attribute, None)
+    except ImportError as error:  # Gymnasium imports some wrappers when they are first used
+        raise EnvError(f"wrapper '{name}' needs a package that is not installed: {error}") from error
     if inspect.isclass(candidate) and issubclass(candidate, gym.Wrapper):
         return candidate
     if inspect.isclass(candidate):

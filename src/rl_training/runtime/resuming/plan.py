@@ -33,6 +33,7 @@ from rl_training.runtime.resuming.resumed_config import (
     read_last_config,
     read_schedules,
     refuse_passed_end,
+    refuse_single_env,
     refuse_untrusted,
 )
 from rl_training.runtime.resuming.saved_state import check_network_size, check_trainer_state, translate_state_errors
@@ -164,6 +165,7 @@ def _check_state(state: CheckpointState, saved: TrainConfig, config: TrainConfig
     """Check the saved state against the new configuration; returns the keys that change."""
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     check_trainer_state(state.trainer_state, saved.num_envs)
+    refuse_single_env(config, state.trainer_state)
     step = state.trainer_state["session"]["global_step"]
     refuse_passed_end(config, saved, step)
     changes = find_changes(saved, config, step)
