@@ -96,10 +96,10 @@ def _evaluation_maker(env: VectorEnv[Any, Any, Any], eval_env: Any) -> Maker:
             f"this {type(env).__name__} has no spec from which single environments for evaluation could be made: pass"
             " eval_env=... (an id, a class or a function that returns a single environment)"
         )
-    example = make()
-    close_example(example)
+    example: Any = make()
     if not isinstance(example, gym.Env):
         raise EnvError(f"eval_env returned a {type(example).__name__}, not a gymnasium.Env")
+    close_example(example)
     pairs = [(example.observation_space, env.single_observation_space), (example.action_space, env.single_action_space)]
     for single, ours in pairs:
         if single != ours:

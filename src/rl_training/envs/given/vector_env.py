@@ -19,6 +19,7 @@ from rl_training.envs.pools import Fault, Member, describe_error
 from rl_training.envs.resumable import ResumableEnv
 from rl_training.envs.state.attributes import capture_attributes, is_same, restore_attributes, restore_generator
 from rl_training.envs.state.global_generators import drawn_from, global_generators
+from rl_training.envs.state.unsaved_state import unsaved_state
 from rl_training.envs.vector import (
     Array,
     PooledTrainingEnv,
@@ -155,12 +156,14 @@ class GivenTrainingEnv(TrainingEnv):
     def _vector_state(self) -> dict[str, Any] | None:
         if self._owner is None:
             return None
-        made = getattr(self._core, "_np_random", None)
-        is_generator = isinstance(made, np.random.Generator)
+        made: Any = getattr(self._core, "_np_random", None)
+        is_made = isinstance(made, np.random.Generator)
+        attributes = [capture_attributes(wrapper) for wrapper in self._wrappers]
         return {
             "custom_state": copy.deepcopy(self._owner.get_state()),
-            "generator": copy.deepcopy(dict(made.bit_generator.state)) if made is not None and is_generator else None,
-            "wrappers": [capture_attributes(wrapper) for wrapper in self._wrappers],
+            "generator": copy.deepcopy(dict(made.bit_generator.state)) if is_made else None,
+            "wrappers": attributes,
+            "unsaved": [unsaved_state(*pair) for pair in zip(self._wrappers, attributes, strict=True)],
         }
 
     def _restore_vector(self, saved: dict[str, Any]) -> list[str]:
@@ -168,13 +171,17 @@ class GivenTrainingEnv(TrainingEnv):
         self._reset_all()  # creates what set_state may expect
         assert self._owner is not None
         self._owner.set_state(copy.deepcopy(saved["custom_state"]))
-        for wrapper, attributes in zip(self._wrappers, saved["wrappers"], strict=True):
-            restore_attributes(wrapper, attributes)
+        reasons = []
+        for wrapper, attributes, unsaved in zip(self._wrappers, saved["wrappers"], saved["unsaved"], strict=True):
+            lost = {*restore_attributes(wrapper, attributes)}
+            now = unsaved_state(wrapper, attributes)
+            lost |= {name for name in now if now[name] != unsaved.get(name)}
+            reasons += [f"attribute '{name}' of {type(wrapper).__name__} is not saved" for name in sorted(lost)]
         if saved["generator"] is not None:
             self._core._np_random = restore_generator(self._core.np_random, saved["generator"])
-        if is_same(self._owner.get_state(), saved["custom_state"]):
-            return []
-        return ["get_state of the vector environment after set_state returns something else"]
+        if not is_same(self._owner.get_state(), saved["custom_state"]):
+            reasons.append("get_state of the vector environment after set_state returns something else")
+        return reasons
 
     def _reset_all(self) -> Any:
         self._generators = self._generators or global_generators()
