@@ -243,8 +243,12 @@ class TestForms:
 def test_the_examples_of_the_page_run(call: Call, tmp_path: Path, forget: Any) -> None:
     page = (TESTS.parent / "docs" / "environments.md").read_text()
     blocks = [block.partition("\n```")[0] for block in page.split("```python\n")[1:]]
-    (tmp_path / "corridor.py").write_text(f"{blocks[0]}\n\n{blocks[1]}")
-    (tmp_path / "my_plugin.py").write_text(blocks[2])
+    corridor, scaled, plugin = (
+        next(block for block in blocks if words in block)
+        for words in ("class Corridor", "def make_scaled", "my_plugin.py")
+    )
+    (tmp_path / "corridor.py").write_text(f"{corridor}\n\n{scaled}")
+    (tmp_path / "my_plugin.py").write_text(plugin)
     try:
         for words in (
             ["corridor.py:make_limited", "env_kwargs.length=6"],
