@@ -19,7 +19,7 @@ from run_tools import StopAt, assert_same_end
 from rl_training import PPO, DefaultExperimentManager, TrainConfig
 from rl_training.cli import main
 from rl_training.envs import register_env
-from rl_training.envs.factory import make_vector_env
+from rl_training.envs.factory import load_code, make_vector_env
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.plugins import given
 from rl_training.runtime.run import run_training
@@ -150,6 +150,11 @@ class TestObjects:
         assert config.env_id == "python:lambda"
         assert config.replace(seed=3).env_id == "python:lambda"
         assert TrainConfig(algo="ppo", env_id=Counter).env_id == f"{__name__}:Counter"
+
+    def test_a_class_of_a_file_is_named_by_its_path(self, tmp_path: Path) -> None:
+        path = tmp_path / "own_file.py"
+        path.write_text("from test_given_envs import Counter\n\n\nclass Longer(Counter):\n    pass\n")
+        assert PPO(load_code(str(path)).Longer, **SMALL).config.env_id == f"{path}:Longer"
 
     def test_arguments_are_those_of_the_object(self, tmp_path: Path) -> None:
         agent = PPO(INNER, env_kwargs={"length": 9}, output_dir=tmp_path, **SMALL)

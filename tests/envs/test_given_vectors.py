@@ -318,6 +318,12 @@ class TestResuming:
         assert words in " ".join(capfd.readouterr().err.split())
         assert exactness(again.run_dir) == "approximate"
 
+    def test_a_state_that_no_file_can_hold_is_named_before_the_first_step(self, tmp_path: Path) -> None:
+        vector = type("Bad", (SavableCounters,), {"get_state": lambda self: {"window": object()}})()
+        with pytest.raises(EnvError, match=r"return value of get_state\(\) at 'window' has type object"):
+            train(vector, tmp_path)
+        assert vector.masks == [[True, True]]
+
     def test_a_single_environment_evaluates_but_does_not_go_on(self, tmp_path: Path) -> None:
         part = train(SavableCounters(), tmp_path, callbacks=[StopAt(40, "collect")])
         given._table.clear()
