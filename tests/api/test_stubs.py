@@ -16,12 +16,16 @@ from rl_training import PPO, TrainConfig
 from rl_training.algorithms.config import Schedule
 from rl_training.algorithms.ppo import PPOConfig
 from rl_training.api import SAC
+from rl_training.envs import make_env
 
 agent: PPO = PPO("CartPole-v1", seed=1, total_timesteps=50_000, learning_rate=1e-3, hidden_sizes=[64, 64])
 PPO(TrainConfig(algo="ppo", env_id="CartPole-v1"))
 PPO("CartPole-v1", algo_kwargs=PPOConfig(gamma=0.9), learning_rate=Schedule(kind="linear", start=1e-3), init_from=agent)
 SAC("Pendulum-v1", preset=False, progress=False, output_dir="runs", alpha="auto", replay={"kind": "prioritized"})
-loaded: PPO = PPO.load("runs/a")
+PPO(make_env, env_id=None)
+PPO(lambda: make_env("CartPole-v1"), env_kwargs={"size": 3})
+PPO(object, eval_env="CartPole-v1")
+loaded: PPO = PPO.load("runs/a", env=make_env)
 steps: float = loaded.learn(total_timesteps=9).metrics["global_step"]
 """
 SETTINGS = """

@@ -14,6 +14,7 @@ import gymnasium as gym
 import pytest
 from checkpoint_tools import forge_manifest
 from conftest import TESTS
+from run_tools import assert_same_checkpoint
 
 from rl_training.cli import main
 from rl_training.envs.factory import load_code, make_env, make_vector_env, unknown_code
@@ -243,8 +244,12 @@ class TestForms:
 def test_the_examples_of_the_page_run(call: Call, tmp_path: Path, forget: Any) -> None:
     page = (TESTS.parent / "docs" / "environments.md").read_text()
     blocks = [block.partition("\n```")[0] for block in page.split("```python\n")[1:]]
-    (tmp_path / "corridor.py").write_text(f"{blocks[0]}\n\n{blocks[1]}")
-    (tmp_path / "my_plugin.py").write_text(blocks[2])
+    corridor, scaled, plugin = (
+        next(block for block in blocks if words in block)
+        for words in ("class Corridor", "def make_scaled", "my_plugin.py")
+    )
+    (tmp_path / "corridor.py").write_text(f"{corridor}\n\n{scaled}")
+    (tmp_path / "my_plugin.py").write_text(plugin)
     try:
         for words in (
             ["corridor.py:make_limited", "env_kwargs.length=6"],
@@ -256,6 +261,27 @@ def test_the_examples_of_the_page_run(call: Call, tmp_path: Path, forget: Any) -
     finally:
         gym.registry.pop("Corridor-v0", None)
         sys.modules.pop("corridor", None)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_function_in_a_configuration_file_is_trained_and_resumed_exactly(
+    call: Call, write: Any, tmp_path: Path, forget: Any, backend: str
+) -> None:
+    place = f"{write().name}:make_steps"
+    settings = f"env_id: {place}\nenv_kwargs: {{length: 3, backend: {backend}}}\nnum_envs: 2\ncheckpoint_interval: 16\n"
+    (tmp_path / "own.yaml").write_text(f"algo: ppo\n{settings}")
+    for suffix in ("whole", "part"):
+        code, out, err = call("train", "--config", "own.yaml", "--run-suffix", suffix, *SMALL)
+        assert code == 0, err
+    forget()
+    run = tmp_path / run_dir_of(out)
+    first = run / "checkpoints" / "step_000000000016"
+    assert sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())[0] == first.name
+    code, _, err = call("resume", "--checkpoint", first, "--rewind", "--plugin", place)
+    assert code == 0, err
+    whole = Path(str(run).replace("part", "whole"))
+    assert_same_checkpoint(run / "checkpoints" / "last", whole / "checkpoints" / "last")
+    assert json.loads((run / "metadata.json").read_text())["exactness"] == "exact"
 
 
 class TestFaults:

@@ -14,6 +14,7 @@ from torch import nn
 from rl_training.algorithms.base import Algorithm
 from rl_training.api.saving import save_policy
 from rl_training.api.settings import describe_settings, read_settings, signature_of
+from rl_training.envs.given.objects import EnvLike, give_again
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -50,24 +51,26 @@ class AlgorithmAPI:
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
+        eval_env: EnvLike | None = None,
         **settings: Any,
     ) -> None:
         """Check all settings; nothing is created before `learn`.
 
-        `config` is an environment id or a `TrainConfig`. With an id, `settings` are keys of `TrainConfig` and of the
-        algorithm, upon the preset for that environment if there is one and `preset` is true. Without `progress`,
-        nothing is printed.
+        `config` is an environment (an id, a class, a function that returns one, an instance or a vector environment)
+        or a `TrainConfig`. With an environment, `settings` are keys of `TrainConfig` and of the algorithm, upon the
+        preset for its id if there is one and `preset` is true. `eval_env` is for a vector environment: of it the
+        single environments of evaluation are made. Without `progress`, nothing is printed.
         """
         self._progress = progress
         if isinstance(settings.get("init_from"), AlgorithmAPI):
             settings["init_from"] = settings["init_from"]._weights_path()
         with self._shown():
             name = type(self).__name__
-            self.config = read_settings(name, self.algo, config, preset=preset, given=settings)
+            self.config = read_settings(name, self.algo, config, preset=preset, eval_env=eval_env, given=settings)
         self._algorithm: Algorithm[Any] | None = None
         self._global_step = 0
         self._eval_return: float | None = None
@@ -186,12 +189,17 @@ class AlgorithmAPI:
         device: str = "auto",
         progress: bool = True,
         network: type[nn.Module] | None = None,
+        env: EnvLike | None = None,
+        eval_env: EnvLike | None = None,
     ) -> AgentT:
         """Load a checkpoint: one written by `save`, one of a run, or the last one of a run folder.
 
-        `network` is the class of your own network, if the program that trained with it kept it to itself.
+        `network` is the class of your own network, if the program that trained with it kept it to itself. `env` (and
+        `eval_env`) give an environment again whose id begins with `python:`.
         """
         config, algorithm, state = load_algorithm(path, device=device, network=network)
+        if env is not None:
+            give_again(config.env_id, env, eval_env)
         if config.algo != cls.algo:
             raise CheckpointError(f"'{path}' is a checkpoint of '{config.algo}', not of '{cls.algo}': use its class")
         loaded = cls(config, progress=progress)

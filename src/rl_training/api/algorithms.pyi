@@ -25,6 +25,7 @@ from rl_training.algorithms.td3 import TD3Config
 from rl_training.algorithms.td3_bc import TD3BCConfig
 from rl_training.algorithms.tqc import TQCConfig
 from rl_training.api.agent import AlgorithmAPI as AlgorithmAPI
+from rl_training.envs.given.objects import EnvLike
 from rl_training.experiment.config import TrainConfig
 
 __all__ = [
@@ -51,11 +52,12 @@ class PPO(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -109,11 +111,12 @@ class A2C(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -163,11 +166,12 @@ class DQN(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -220,11 +224,12 @@ class C51(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -280,11 +285,12 @@ class QRDQN(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -338,11 +344,12 @@ class SAC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -394,11 +401,12 @@ class TQC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -453,11 +461,12 @@ class TD3(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -512,11 +521,12 @@ class DDPG(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -571,11 +581,12 @@ class HER(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -627,11 +638,12 @@ class CrossQ(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -682,11 +694,12 @@ class BC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -736,11 +749,12 @@ class TD3BC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -799,11 +813,12 @@ class IQL(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -862,11 +877,12 @@ class AWAC(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,
@@ -923,11 +939,12 @@ class CQL(AlgorithmAPI):
 
     def __init__(
         self,
-        config: str | TrainConfig | None = None,
+        config: EnvLike | TrainConfig | None = None,
         *,
         preset: bool = True,
         progress: bool = True,
-        env_id: str | None = ...,
+        eval_env: EnvLike | None = None,
+        env_id: EnvLike | None = ...,
         seed: int = ...,
         total_timesteps: int = ...,
         output_dir: str | Path = ...,

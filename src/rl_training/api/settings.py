@@ -13,9 +13,10 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, config_values, resolve_config
 from rl_training.experiment.presets import preset_layers
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.providers import provided
 from rl_training.validation import FrozenConfig, suggest
 
-OPTIONS: dict[str, Any] = {"preset": True, "progress": True}
+OPTIONS: dict[str, Any] = {"preset": True, "progress": True, "eval_env": None}
 """Keywords that are no settings, and their defaults."""
 LONGEST_VALUE, LONGEST_LIST = 60, 300
 """Characters of one value, and of all values, in the text of an agent."""
@@ -40,12 +41,15 @@ def signature_of(algo: str) -> inspect.Signature:
     return inspect.Signature([first, *rest])
 
 
-def read_settings(owner: str, algo: str, first: object, *, preset: bool, given: Mapping[str, Any]) -> TrainConfig:
+def read_settings(
+    owner: str, algo: str, first: object, *, preset: bool, eval_env: object = None, given: Mapping[str, Any]
+) -> TrainConfig:
     """The validated configuration that the arguments of the class `owner` describe."""
     if isinstance(first, TrainConfig):
+        given = given if eval_env is None else {"eval_env": eval_env, **given}
         found = _check_whole(owner, algo, first, given)
     else:
-        found = _merge(owner, algo, first, preset=preset, given=given)
+        found = _merge(owner, algo, first, preset=preset, eval_env=eval_env, given=given)
     get_algorithm_spec(algo).parse_kwargs(found.algo_kwargs)
     return found
 
@@ -61,21 +65,24 @@ def _check_whole(owner: str, algo: str, config: TrainConfig, given: Mapping[str,
     return config
 
 
-def _merge(owner: str, algo: str, env_id: object, *, preset: bool, given: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of an environment id and settings, upon the preset if there is one."""
-    if env_id is not None and not isinstance(env_id, str):
-        kind = type(env_id).__name__
+def _merge(
+    owner: str, algo: str, env: object, *, preset: bool, eval_env: object, given: Mapping[str, Any]
+) -> TrainConfig:
+    """The configuration of an environment and settings, upon the preset if there is one."""
+    if env is not None and not isinstance(env, str) and not callable(env) and not hasattr(env, "reset"):
         raise ConfigError(
-            f"{owner} takes an environment id or a TrainConfig, not a {kind}: a run makes its environments itself; for"
-            " one of your own write 'module:ClassName' or 'path/to/file.py:ClassName'"
+            f"{owner} takes an environment id, a class, a function that returns an environment, an environment, a"
+            f" vector environment or a TrainConfig, not a {type(env).__name__}"
         )
     _refuse_unknown(owner, algo, given)
     absent = {name for name in ("algo_kwargs", "env_kwargs") if given.get(name) is None}
     values = {name: value for name, value in given.items() if name not in absent}
-    if env_id is not None:
+    if env is not None:
         if "env_id" in values:
             raise ConfigError(f"{owner} got env_id twice: remove one")
-        values["env_id"] = env_id
+        values["env_id"] = env
+    if eval_env is not None or not isinstance(values.get("env_id"), (str, type(None))):
+        values |= provided("env_settings")(values.get("env_id"), values.get("num_envs"), eval_env)
     below, above = _split(owner, algo, values)
     env_id = above.get("env_id")
     layers = preset_layers(algo, env_id) if preset and isinstance(env_id, str) else []

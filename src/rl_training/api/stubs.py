@@ -17,11 +17,14 @@ STUB = Path(__file__).with_name("algorithms.pyi")
 HEADER = '''"""Types of the algorithm classes, written by `python -m rl_training.api.stubs`."""'''
 SPECIAL = {
     "network": "str | type[nn.Module] | None",
+    "env_id": "EnvLike | None",
     "init_from": "str | Path | AlgorithmAPI | None",
     "algo_kwargs": "{config} | Mapping[str, Any] | None",
     "env_kwargs": "Mapping[str, Any] | None",
 }
 """Types of arguments that accept more than the field of the configuration holds."""
+OPTION_TYPES = {"eval_env": "EnvLike | None"}
+"""Types of the keywords that are no settings, where they are not bool."""
 
 
 def make_stub() -> str:
@@ -46,6 +49,7 @@ def _imports() -> list[str]:
     """Import lines of the config classes in the signatures."""
     names: dict[str, set[str]] = {
         "rl_training.api.agent": {"AlgorithmAPI as AlgorithmAPI"},
+        "rl_training.envs.given.objects": {"EnvLike"},
         "rl_training.experiment.config": {"TrainConfig"},
     }
     for algo in BUILT_IN_CLASSES.values():
@@ -64,7 +68,7 @@ def _config_classes(annotation: Any) -> list[type[FrozenConfig]]:
 
 def _class_of(name: str, algo: str) -> str:
     summary, config = get_algorithm_spec(algo).summary, get_algorithm_spec(algo).config_class().__name__
-    arguments = {name: f"bool = {default}" for name, default in OPTIONS.items()}
+    arguments = {name: f"{OPTION_TYPES.get(name, 'bool')} = {default}" for name, default in OPTIONS.items()}
     for key, field in {**run_settings(), **own_settings(algo)}.items():
         spelled = SPECIAL[key].format(config=config) if key in SPECIAL else spell(field.annotation)
         arguments[key] = f"{spelled} = ..."
@@ -72,7 +76,7 @@ def _class_of(name: str, algo: str) -> str:
     return (
         f'class {name}(AlgorithmAPI):\n    """{summary[:1].upper()}{summary[1:]}."""\n\n'
         "    def __init__(\n        self,\n"
-        f"        config: str | TrainConfig | None = None,\n        *,\n{lines}    ) -> None: ...\n"
+        f"        config: EnvLike | TrainConfig | None = None,\n        *,\n{lines}    ) -> None: ...\n"
     )
 
 

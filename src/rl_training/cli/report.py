@@ -101,11 +101,13 @@ def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
     """The --plugin and --allow-path options that another command needs for the environment and network of this run."""
     from rl_training.envs.foreign_paths import find_paths
+    from rl_training.envs.wrapping.trust import wrapper_plugins
     from rl_training.plugins.user_code import SHIPPED, plugin_of
 
-    sources = [plugin_of(name) for name in (config.env_id or "", config.algo_kwargs.get("network") or "")]
+    named = [plugin_of(name) for name in (config.env_id or "", config.algo_kwargs.get("network") or "")]
+    named += wrapper_plugins(config.env_kwargs)
     paths = [path for _, path in find_paths(config.env_kwargs)]
-    needed = [*(plugins or []), *(source for source in sources if source and source not in SHIPPED)]
+    needed = [*(plugins or []), *(plugin for plugin in named if plugin and plugin not in SHIPPED)]
     return [*_repeated("--plugin", list(dict.fromkeys(needed))), *_repeated("--allow-path", paths)]
 
 

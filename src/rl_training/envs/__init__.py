@@ -7,6 +7,7 @@ from rl_training.exports import lazy_exports
 if TYPE_CHECKING:
     from rl_training.envs.factory import make_env as make_env
     from rl_training.envs.factory import make_vector_env as make_vector_env
+    from rl_training.envs.given.objects import register_env as register_env
     from rl_training.envs.rewards import RewardClipWrapper as RewardClipWrapper
     from rl_training.envs.rewards import RewardScaleWrapper as RewardScaleWrapper
     from rl_training.envs.rewards import RewardShiftWrapper as RewardShiftWrapper
@@ -17,6 +18,7 @@ else:
         __name__,
         {
             "factory": "make_env make_vector_env",
+            "given.objects": "register_env",
             "rewards": "RewardClipWrapper RewardScaleWrapper RewardShiftWrapper RewardTransformConfig"
             " apply_reward_wrappers",
         },

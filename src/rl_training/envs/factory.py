@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
+from rl_training.envs.given.vector_env import make_given_vector
+from rl_training.envs.given.worker_code import WorkerCode
 from rl_training.envs.masks import NOTHING, StepReading, find_mask_source
 from rl_training.envs.native_vector import EnvPoolNativeEnv, NativeTrainingEnv, check_has_batch, make_gymnasium_batch
 from rl_training.envs.pools import Pool
 from rl_training.envs.rewards import apply_reward_wrappers
 from rl_training.envs.vector import Array, MakeEnv, RewardTransform, SyncPool, TrainingEnv, make_async, make_sync
 from rl_training.envs.workers import AsyncPool
+from rl_training.envs.wrapping.wrapper_list import WrapperCall, apply_wrappers, find_wrappers, read_wrappers
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import import_known_packages
-from rl_training.plugins.user_code import code_for, find_maker, load_code, unknown_code
+from rl_training.plugins.given import find_vector
+from rl_training.plugins.user_code import find_maker, load_code, unknown_code
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 from rl_training.validation import FrozenConfig, parse_config
 
@@ -41,10 +46,13 @@ Backend = Literal["sync", "async", "vector", "envpool"]
 
 
 class WrapperConfig(FrozenConfig):
-    """Wrappers of the training environment; in evaluation, none changes rewards or episode ends."""
+    """Wrappers; in evaluation, `reward` has no effect and `atari` changes neither rewards nor episode ends."""
 
     atari: AtariConfig | None = None
     """Atari preprocessing."""
+    list: Annotated[tuple[WrapperCall, ...], BeforeValidator(read_wrappers)] = ()
+    """Wrappers of the environment in training and evaluation, the innermost first: `module:Name`, or
+    `{module:Name: {argument: value}}`."""
     reward: RewardTransformConfig | None = None
     """Transform of the training rewards: scale, shift, clip."""
 
@@ -85,10 +93,18 @@ class EnvSettings(FrozenConfig):
         """Whether one simulator steps all environments."""
         return self.backend in ("vector", "envpool")
 
+    @property
+    def unsupported_by_given(self) -> tuple[str, ...]:
+        """Keys that were set and that a vector environment of the user's does not support."""
+        keys = self.model_fields_set - {"wrappers"} - ({"backend"} if self.backend == "sync" else set())
+        wrappers = {f"wrappers.{key}" for key in ("atari", "list") if getattr(self.wrappers, key)}
+        return tuple(sorted(keys | wrappers))
+
     @model_validator(mode="after")
     def _refuse_unsupported_keys(self) -> EnvSettings:
         unsupported = sorted(self.model_fields_set & {"max_restarts", "worker_timeout"})
         unsupported += ["wrappers.atari"] if self.wrappers.atari is not None else []
+        unsupported += ["wrappers.list"] if self.wrappers.list else []
         if self.steps_all_at_once and unsupported:
             keys = " and ".join(unsupported)
             remedy = "remove them, or use sync or async"
@@ -103,6 +119,8 @@ class EnvSource:
     env_id: str
     settings: EnvSettings
     arguments: Mapping[str, Any]
+    is_single: bool = False
+    """Make single environments also where a vector environment was given to train in."""
 
     @classmethod
     def parse(cls, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> EnvSource:
@@ -124,11 +142,15 @@ class EnvSource:
 
         `info_keys` are the keys of the info of each step that the algorithm asks for.
         """
-        settings = self.settings
+        settings, transform = self.settings, self.settings.wrappers.reward_transform
+        vector = None if self.is_single else find_vector(self.env_id)
+        if vector is not None:
+            unsupported = [*self.arguments, *settings.unsupported_by_given]
+            reading = self._read_example(functools.partial(self.make, with_wrappers=False), tuple(info_keys))
+            return make_given_vector(vector, num_envs, unsupported, transform, reading)
         if settings.steps_all_at_once:
             return self._make_native(num_envs, info_keys)
-        make, transform = self.training_maker(), settings.wrappers.reward_transform
-        find_reading = functools.partial(self.find_reading, info_keys=tuple(info_keys))
+        make, find_reading = self.training_maker(), functools.partial(self.find_reading, info_keys=tuple(info_keys))
         if settings.backend == "sync":
             return make_sync(make, num_envs, settings.max_restarts, transform, find_reading)
         return make_async(make, num_envs, settings.max_restarts, settings.worker_timeout, transform, find_reading)
@@ -138,9 +160,13 @@ class EnvSource:
         masks = find_mask_source(env, make) if self.settings.action_masks else None
         return NOTHING if masks is None and not info_keys else StepReading(masks, info_keys)
 
+    def _read_example(self, make: MakeEnv, info_keys: tuple[str, ...]) -> StepReading:
+        with contextlib.closing(make()) as example:
+            return self.find_reading(example, make, info_keys)
+
     def make_episode_pool(self, size: int, reading: StepReading = NOTHING) -> Pool:
         """Make the pool that runs evaluation episodes; with `backend: async`, each member in its own process."""
-        make = functools.partial(_make_evaluation_env, self, code_for(self.env_id))
+        make = functools.partial(_make_evaluation_env, self, self._worker_code())
         has_own_process = self.settings.backend == "async"
         make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process, reading=reading)
         if has_own_process:
@@ -149,7 +175,7 @@ class EnvSource:
 
     def training_maker(self) -> MakeEnv:
         """A picklable function that makes one training environment, with untransformed rewards."""
-        return functools.partial(_make_training_env, self, code_for(self.env_id))
+        return functools.partial(_make_training_env, self, self._worker_code())
 
     def without_training_wrappers(self) -> EnvSource:
         """The source for recording: in this process, with the environment's own rewards and episode ends."""
@@ -158,10 +184,17 @@ class EnvSource:
         own = None if atari is None else AtariConfig(**{**atari.model_dump(), **changes})
         names = ("max_episode_steps", "max_restarts", "worker_timeout", "action_masks")
         kept = {name: getattr(self.settings, name) for name in names}
-        return replace(self, settings=EnvSettings(**kept, wrappers=WrapperConfig(atari=own)))
+        wrappers = WrapperConfig(atari=own, list=self.settings.wrappers.list)
+        return replace(self, settings=EnvSettings(**kept, wrappers=wrappers), is_single=True)
 
     def _make_preprocessed(self) -> Env:
         """The environment with the wrappers that training and evaluation share."""
+        calls = self.settings.wrappers.list
+        wraps = find_wrappers(calls)  # before the environment is made
+        return apply_wrappers(self._make_unwrapped(), calls, wraps)
+
+    def _make_unwrapped(self) -> Env:
+        """The environment, with its Atari preprocessing and time limit."""
         atari, limit = self.settings.wrappers.atari, self.settings.max_episode_steps
         if atari is None:
             return construct(self.env_id, self.arguments, limit)
@@ -172,6 +205,10 @@ class EnvSource:
         except ConfigError as error:
             raise ConfigError(f"env_kwargs.wrappers.atari is for the games of ale-py: {error}") from error
         return env if limit is None else gym.wrappers.TimeLimit(env, limit)  # in actions, not in frames
+
+    def _worker_code(self) -> WorkerCode:
+        wrappers = [call.name for call in self.settings.wrappers.list]
+        return WorkerCode.of(self.env_id, wrappers, is_sent=self.settings.backend == "async")
 
     def _with_life_ends(self, env: Env) -> Env:
         atari = self.settings.wrappers.atari
@@ -220,23 +257,11 @@ def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *,
     return EnvSource.parse(env_id, env_kwargs).make_vector(num_envs)
 
 
-def _make_evaluation_env(source: EnvSource, code: str | None) -> Env:
-    _load_code(source.env_id, code)
+def _make_evaluation_env(source: EnvSource, code: WorkerCode) -> Env:
+    code.load()
     return source.make(with_wrappers=False)
 
 
-def _make_training_env(source: EnvSource, code: str | None) -> Env:
-    _load_code(source.env_id, code)
+def _make_training_env(source: EnvSource, code: WorkerCode) -> Env:
+    code.load()
     return source._with_life_ends(source._make_preprocessed())
-
-
-def _load_code(env_id: str, code: str | None) -> None:
-    """Import in a worker process the module or file that the main process imported for this environment."""
-    if code is None or env_id in gym.registry:
-        return
-    load_code(code)
-    if ":" not in env_id and env_id not in gym.registry:
-        raise EnvError(
-            f"environment '{env_id}' is registered in the main process, but not where '{code}' is imported, as worker"
-            " processes do: register it in that module, or above `if __name__ == '__main__':`"
-        )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.envs.factory import EnvSettings
+from rl_training.envs.wrapping.trust import listed_wrappers
 from rl_training.errors import EnvError
 
 FILE_SUFFIX = re.compile(
@@ -37,9 +38,12 @@ def allow_paths_of(env_kwargs: Mapping[str, Any]) -> None:
 
 
 def find_paths(env_kwargs: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Key and text of every argument of the environment that is or looks like a path."""
+    """Key and text of every argument of the environment or of a wrapper that is or looks like a path."""
     env_arguments = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
-    return list(dict.fromkeys(_paths_in(env_arguments, "env_kwargs")))
+    found = list(_paths_in(env_arguments, "env_kwargs"))
+    for index, call in enumerate(listed_wrappers(env_kwargs)):
+        found += _paths_in(call.arguments, f"env_kwargs.wrappers.list.{index}")
+    return list(dict.fromkeys(found))
 
 
 def refuse_unknown_paths(env_kwargs: Mapping[str, Any]) -> None:

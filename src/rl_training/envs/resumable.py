@@ -189,7 +189,7 @@ class ResumableEnv:
         `report` is called after each replayed action, as a sign of progress.
         """
         inexact_reasons: list[str] = []
-        before, self._generators = shared_state(type(self._core)), self._unsaved_generators()
+        before, self._generators = self._shared_state(), self._unsaved_generators()
         is_replayed = state["custom_state"] is None
         if is_replayed:
             self._replay(state, inexact_reasons, report)
@@ -279,10 +279,18 @@ class ResumableEnv:
     def _shared_before(self, number: int) -> dict[str, int]:
         """Checksums of its class's shared variables, for a few of the calls: computing them is slower than a step."""
         is_watched = number <= MAX_WATCHED and number & (number - 1) == 0
-        return shared_state(type(self._core)) if is_watched else {}
+        return self._shared_state() if is_watched else {}
+
+    def _shared_state(self) -> dict[str, int]:
+        """Checksums of the shared variables of the environment's class and of its wrappers' classes."""
+        found: dict[str, int] = {}
+        for kind in dict.fromkeys(map(type, self._wrapper_chain())):
+            for name, value in shared_state(kind).items():
+                found[name] = hash((found[name], value)) if name in found else value
+        return found
 
     def _note_changes(self, before: dict[str, int]) -> None:
-        now = shared_state(type(self._core)) if before else {}
+        now = self._shared_state() if before else {}
         self._shared_changes.update(name for name in before if now.get(name) != before[name])
 
     def _unsaved_generators(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def reference_scores() -> dict[str, tuple[float, float]]:
 def normalized_score(source: EnvSource, score: float) -> float | None:
     """The score from 0 (random) to 100 (expert); None if there is no reference for the environment and its settings."""
     env_id, limit = source.env_id, source.settings.max_episode_steps
-    if env_id not in reference_scores() or source.arguments or limit is not None:
+    if env_id not in reference_scores() or source.arguments or limit is not None or source.settings.wrappers.list:
         return None
     random, expert = reference_scores()[env_id]
     return 100.0 * (score - random) / (expert - random)

@@ -13,6 +13,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.codec.storable_values import storable_copy
 from rl_training.experiment.registry import get_algorithm_spec, learns_offline, list_algorithm_specs
 from rl_training.experiment.yaml_text import MAX_BYTES, is_unedited, parse_yaml
+from rl_training.providers import provided
 from rl_training.validation import FrozenConfig, nearest, suggest
 
 MAX_THREADS = 1024
@@ -24,7 +25,8 @@ class TrainConfig(FrozenConfig):
     algo: Annotated[str, StringConstraints(to_lower=True)]
     """Name of the algorithm; `rl-training algos` lists them."""
     env_id: str | None = None
-    """Gymnasium id, module:ClassName or path/to/file.py:ClassName (or :function); optional offline."""
+    """Gymnasium id, module:ClassName or path/to/file.py:ClassName (or :function); optional offline. In Python also a
+    class, a function, an environment or a vector environment, which become an id."""
     seed: NonNegativeInt = 0
     """Seed of all random number generators of the run."""
     total_timesteps: PositiveInt = 100_000
@@ -59,6 +61,9 @@ class TrainConfig(FrozenConfig):
     """Arguments of the environment, and backend, wrappers, max_episode_steps."""
 
     def __init__(self, /, **values: Any) -> None:
+        env = values.get("env_id")
+        if callable(env) or hasattr(env, "reset"):  # a class, a function or an environment, as a Python script has it
+            values |= provided("env_settings")(env, values.get("num_envs"))
         if isinstance(values.get("env_kwargs"), dict):
             values["env_kwargs"] = storable_copy(dict(values["env_kwargs"]), "env_kwargs")
         if isinstance(values.get("algo_kwargs"), FrozenConfig):

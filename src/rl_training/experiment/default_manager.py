@@ -76,11 +76,14 @@ class DefaultExperimentManager:
         rewind: bool = False,
         schedules: Schedules | None = None,
         changes: Mapping[str, Any] | None = None,
+        env: Any = None,
+        eval_env: Any = None,
     ) -> Trainer:
         """Prepare to resume from a checkpoint or run folder, in the run's own folder unless `output_dir` is given.
 
         `rewind` allows discarding the checkpoints after an older one, `schedules` selects how the schedules of an
-        extended run continue, and `changes` are further new values of its configuration.
+        extended run continue, and `changes` are further new values of its configuration. `env` (and `eval_env`) give
+        an environment again whose id begins with `python:`.
         """
         callbacks = CallbackList(callbacks).callbacks
         flags: dict[str, Any] = {
@@ -88,5 +91,6 @@ class DefaultExperimentManager:
             "output_dir": output_dir,
             "eval_episodes": eval_episodes,
         }
-        plan = plan_resume(checkpoint_path, rewind=rewind, schedules=schedules, changes=changes, **flags)
+        given = {"env": env, "eval_env": eval_env}
+        plan = plan_resume(checkpoint_path, rewind=rewind, schedules=schedules, changes=changes, **given, **flags)
         return PreparedRun(partial(run_plan, plan, callbacks=callbacks))

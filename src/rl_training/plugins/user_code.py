@@ -19,6 +19,7 @@ import gymnasium as gym
 
 from rl_training.errors import EnvError
 from rl_training.plugins.extras import KNOWN_PACKAGES, remedy_for
+from rl_training.plugins.given import find_given, is_given_id
 from rl_training.validation import suggest
 
 Maker = Callable[..., gym.Env[Any, Any]]
@@ -96,14 +97,21 @@ def code_for(env_id: str) -> str | None:
 def plugin_of(env_id: str) -> str | None:
     """The --plugin argument that lets a checkpoint make this environment; None for a Gymnasium id."""
     source, name = split_source(env_id)
-    path = str(find_file(source)) if source.endswith(".py") else source
-    return env_id if name and (path, name) in _allowed_functions else source if name else None
+    if not name or is_given_id(env_id):
+        return None
+    return env_id if is_allowed(env_id) else source
+
+
+def is_allowed(name: str) -> bool:
+    """Whether the user has named this function, as `source:function`, so that a checkpoint may call it."""
+    source, attribute = split_source(name)
+    return (str(find_file(source)) if source.endswith(".py") else source, attribute) in _allowed_functions
 
 
 def unknown_code(env_id: str) -> str | None:
     """Code that making this environment would run without the user's permission, as a --plugin argument; else None."""
     source, name = split_source(env_id)
-    if not name:
+    if not name or is_given_id(env_id):
         return None
     with contextlib.suppress(ImportError, OSError, ValueError, RuntimeError):  # not installed, or not a path
         if source in SHIPPED:
@@ -119,7 +127,9 @@ def unknown_code(env_id: str) -> str | None:
 
 
 def find_maker(env_id: str) -> Maker | None:
-    """The environment class or factory function that `source:name` names, or None for a Gymnasium id."""
+    """The class or factory function of `source:name`, the maker of a `python:` id, or None for a Gymnasium id."""
+    if is_given_id(env_id):
+        return find_given(env_id).make
     source, name = split_source(env_id)
     if ":" in env_id and (not source or not name or source.endswith(":")):
         raise EnvError(f"'{env_id}' is incomplete: write module:ClassName or path/to/file.py:ClassName")

@@ -129,7 +129,7 @@ def evaluate_algorithm(
             " `rl-training eval RUN --dataset FILE` (in Python: evaluate_checkpoint_offline)"
         )
     env_id = config.env_id
-    refuse_unknown_code(env_id, metadata or {})
+    refuse_unknown_code(env_id, config.env_kwargs, metadata or {})
     refuse_unknown_paths(config.env_kwargs)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
     evaluator = Evaluator(EnvSource.parse(env_id, config.env_kwargs), seeds)
@@ -157,7 +157,7 @@ def record_checkpoint(
     """
     config, algorithm, state = load_algorithm(path, device="cpu")
     env_id = config.required_env_id
-    refuse_unknown_code(env_id, state.metadata)
+    refuse_unknown_code(env_id, config.env_kwargs, state.metadata)
     refuse_unknown_paths(config.env_kwargs)
     if noise and algorithm.spaces.action.kind is not ActionKind.CONTINUOUS:
         raise ConfigError("noise is for Box actions: use epsilon for random discrete actions")

@@ -146,10 +146,12 @@ def doctor(
 
 def _check_environment(env_id: str, words: list[str], steps: int, seed: int, as_json: bool) -> None:
     from rl_training.diagnostics.env_doctor import check_environment
+    from rl_training.envs.wrapping.trust import find_wrappers_here
     from rl_training.experiment.config import parse_overrides
     from rl_training.views.doctor_view import print_report
 
     settings = parse_overrides([f"env_kwargs.{word.removeprefix('env_kwargs.')}" for word in words])
+    find_wrappers_here(settings.get("env_kwargs") or {})
     report = check_environment(env_id, settings.get("env_kwargs"), steps=steps, seed=seed)
     if as_json:
         show(report.as_dict(), [], as_json)

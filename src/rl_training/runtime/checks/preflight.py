@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rl_training.algorithms.config import AlgorithmConfig, OfflineConfig, OfflineToOnlineConfig, OffPolicyConfig
 from rl_training.envs.construction import newer_version
+from rl_training.envs.wrapping.trust import listed_wrappers
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.loops.off_policy import UpdateRatio, updates_due
+
+STATISTICS = {
+    "gymnasium.wrappers:NormalizeObservation": "normalize_obs",
+    "gymnasium.wrappers:NormalizeReward": "normalize_reward",
+}
+"""Wrappers with running statistics, and the setting of algorithms that does the same."""
 
 
 def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset_size: int | None) -> list[str]:
@@ -14,6 +24,7 @@ def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset
     newest = None if config.env_id is None else newer_version(config.env_id)
     if newest is not None:
         found.append(f"environment '{config.env_id}' is out of date: use '{newest}'")
+    found += _resetting_statistics(config.env_kwargs)
     if isinstance(algo_config, OffPolicyConfig):
         found += _without_updates(algo_config, total, config.num_envs, "learning_starts")
         found += _repeating(algo_config.batch_size, min(algo_config.buffer_capacity, total), "the replay buffer")
@@ -23,6 +34,17 @@ def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset
     if online is not None and total > online.after_updates:
         found += _without_updates(online, total - online.after_updates, config.num_envs, "online.learning_starts")
     return [f"WARNING: {text}" for text in found]
+
+
+def _resetting_statistics(env_kwargs: Mapping[str, Any]) -> list[str]:
+    """Warnings about wrappers whose running statistics begin anew in each evaluation episode."""
+    names = [call.name for call in listed_wrappers(env_kwargs)]
+    return [
+        f"wrapper '{name}' begins its statistics anew in every evaluation episode, so evaluations differ from training:"
+        f" use algo_kwargs.{STATISTICS[name]}=true instead, where the algorithm has it"
+        for name in names
+        if name in STATISTICS
+    ]
 
 
 def _without_updates(ratio: UpdateRatio, num_steps: int, num_envs: int, key: str) -> list[str]:

@@ -13,6 +13,7 @@ from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Loop, get_algorithm_spec
+from rl_training.plugins.given import has_given, is_given_id
 from rl_training.replay.frame_replay import replay_bytes
 from rl_training.replay.transitions import storage_bytes
 from rl_training.runtime.assembly import check_watched_metric
@@ -51,6 +52,11 @@ class SettingsChecker:
 
     def check(self, config: TrainConfig) -> Needs:
         """What a run with this configuration needs; raises an error where it could not start."""
+        if is_given_id(config.env_id) and not has_given(config.required_env_id):
+            raise ConfigError(
+                f"environment '{config.env_id}' is an object of a Python process, and each run has its own process: put"
+                " its class or function into a module or file, and write module:Name or path/to/file.py:Name"
+            )
         spec = get_algorithm_spec(config.algo)
         algo_config = spec.parse_kwargs(config.algo_kwargs)
         execution = choose_execution(config, None, algo_config)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_training.envs.factory import unknown_code
+from rl_training.envs.wrapping.trust import listed_wrappers, unknown_wrapper
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
@@ -44,13 +45,21 @@ def refuse_unknown_network(config: TrainConfig, metadata: Mapping[str, Any]) -> 
         )
 
 
-def refuse_unknown_code(env_id: str, metadata: Mapping[str, Any]) -> None:
-    """Raise if the environment would import code that the user has not allowed; a checkpoint cannot allow it."""
+def refuse_unknown_code(env_id: str, env_kwargs: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Raise if the environment or a wrapper would import code that the user has not allowed.
+
+    A checkpoint cannot allow it.
+    """
     check_registered(env_id, metadata)
-    code = unknown_code(env_id)
+    _refuse_import(f"environment '{env_id}'", env_id, unknown_code(env_id), metadata)
+    for call in listed_wrappers(env_kwargs):
+        _refuse_import(f"wrapper '{call.name}'", call.name, unknown_wrapper(call.name), metadata)
+
+
+def _refuse_import(what: str, name: str, code: str | None, metadata: Mapping[str, Any]) -> None:
     if code is not None:
-        place = find_recorded_plugin(env_id, metadata) or code
+        place = find_recorded_plugin(name, metadata) or code
         raise EnvError(
-            f"environment '{env_id}' would import '{place}'; checkpoints never run code: review it, then"
+            f"{what} would import '{place}'; checkpoints never run code: review it, then"
             f" pass --plugin {shlex.quote(place)} (in Python: rl_training.envs.factory.load_code({place!r}))"
         )

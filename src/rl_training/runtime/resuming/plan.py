@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from rl_training.envs.given.objects import EnvLike, give_again
 from rl_training.errors import ConfigError, RunChangedError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
@@ -32,6 +33,7 @@ from rl_training.runtime.resuming.resumed_config import (
     read_last_config,
     read_schedules,
     refuse_passed_end,
+    refuse_single_env,
     refuse_untrusted,
 )
 from rl_training.runtime.resuming.saved_state import check_network_size, check_trainer_state, translate_state_errors
@@ -100,6 +102,8 @@ def plan_resume(
     schedules: Schedules | None = None,
     changes: Mapping[str, Any] | None = None,
     trusted: TrainConfig | None = None,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
     **flags: Any,
 ) -> ResumePlan:
     """Read a checkpoint and plan how its run resumes: in its own folder, unless `output_dir` is given.
@@ -107,7 +111,7 @@ def plan_resume(
     `changes` and `flags` are new values of the configuration; a flag that is None keeps the run's value. With
     `fall_back`, the newest intact checkpoint of the run replaces a damaged one; with `rewind`, checkpoints and metrics
     newer than this checkpoint are discarded. Code and paths that `trusted`, the user's own configuration, names need
-    no further permission.
+    no further permission. `env` (and `eval_env`) give an environment again whose id begins with `python:`.
     """
     _check_schedules(schedules)
     again = partial(
@@ -125,6 +129,8 @@ def plan_resume(
         refuse_to_discard(run, source.checkpoint_path)
     refuse_fixed(saved, values)
     config = merge_config(base, values)
+    if env is not None:
+        give_again(config.env_id, env, eval_env)
     refuse_untrusted(config, trusted, source.state.metadata)
     found = _check_state(source.state, saved, config)
     schedules = schedules or read_schedules(run, source.state.trainer_state["session"]["global_step"])
@@ -159,6 +165,7 @@ def _check_state(state: CheckpointState, saved: TrainConfig, config: TrainConfig
     """Check the saved state against the new configuration; returns the keys that change."""
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     check_trainer_state(state.trainer_state, saved.num_envs)
+    refuse_single_env(config, state.trainer_state)
     step = state.trainer_state["session"]["global_step"]
     refuse_passed_end(config, saved, step)
     changes = find_changes(saved, config, step)
@@ -191,11 +198,13 @@ def resume_training(
     schedules: Schedules | None = None,
     changes: Mapping[str, Any] | None = None,
     callbacks: Sequence[AnyCallback] | None = None,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
 ) -> TrainResult:
     """Resume training from a checkpoint or a run folder. A run that is over is returned as it ended.
 
-    `changes` are further values of the configuration, such as {"algo_kwargs": {"learning_rate": 1e-4}}. `plan_resume`
-    documents the other arguments.
+    `changes` are further values of the configuration, such as {"algo_kwargs": {"learning_rate": 1e-4}}. `env` (and
+    `eval_env`) give an environment again whose id begins with `python:`. `plan_resume` documents the other arguments.
     """
     flags: dict[str, Any] = {"total_timesteps": total_timesteps, "output_dir": output_dir, "device": device}
     plan = plan_resume(
@@ -205,6 +214,8 @@ def resume_training(
         schedules=schedules,
         changes=changes,
         eval_episodes=eval_episodes,
+        env=env,
+        eval_env=eval_env,
         **flags,
     )
     return run_plan(plan, callbacks=callbacks)

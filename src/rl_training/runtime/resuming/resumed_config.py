@@ -11,6 +11,7 @@ from rl_training.envs.foreign_paths import refuse_unknown_paths
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, resolve_config
 from rl_training.experiment.run_folder import TrainingRun
+from rl_training.plugins.given import find_vector, has_given, is_given_id
 from rl_training.runtime.controls import Schedules
 from rl_training.runtime.resuming.changes import config_differences
 from rl_training.runtime.resuming.checkpoint_config import refuse_unknown_code, refuse_unknown_network
@@ -63,10 +64,21 @@ def refuse_untrusted(config: TrainConfig, trusted: TrainConfig | None, metadata:
     """
     is_trusted = trusted is not None and (trusted.env_id, trusted.env_kwargs) == (config.env_id, config.env_kwargs)
     if config.env_id is not None and not is_trusted:
-        refuse_unknown_code(config.env_id, metadata)
+        refuse_unknown_code(config.env_id, config.env_kwargs, metadata)
         refuse_unknown_paths(config.env_kwargs)
     if trusted is None or trusted.algo_kwargs.get("network") != config.algo_kwargs.get("network"):
         refuse_unknown_network(config, metadata)
+
+
+def refuse_single_env(config: TrainConfig, trainer_state: Mapping[str, Any]) -> None:
+    """Raise if a run that trained in a vector environment was given a single environment to go on with."""
+    collector, env_id = trainer_state["collector"], config.env_id
+    is_single = env_id is not None and is_given_id(env_id) and has_given(env_id) and find_vector(env_id) is None
+    if collector is not None and "vector" in collector["envs"] and is_single:
+        raise ConfigError(
+            "the run trained in a vector environment, and was given a single one: pass the vector environment as env=,"
+            " and the single one as eval_env="
+        )
 
 
 def refuse_passed_end(config: TrainConfig, saved: TrainConfig, step: int) -> None:

@@ -21,6 +21,8 @@ from rl_training.spaces.spec import Spaces
 
 ENVIRONMENTS = ("trainer", "collector", "envs", "environments")
 """Path of the environment states in a checkpoint."""
+VECTOR_STATE = ("trainer", "collector", "envs", "vector", "custom_state")
+"""Path of the state of a vector environment of the user's."""
 
 
 class _Saved(BaseModel):
@@ -126,6 +128,11 @@ def translate_save_errors() -> Iterator[None]:
         yield
     except UnsavableStateError as error:
         index = len(ENVIRONMENTS)
+        if error.path[: len(VECTOR_STATE)] == VECTOR_STATE:
+            place = "/".join(map(str, error.path[len(VECTOR_STATE) :]))
+            raise EnvError(
+                f"the vector environment cannot be saved: the return value of get_state() at '{place}' {error.problem}"
+            ) from None
         if error.path[:index] != ENVIRONMENTS or len(error.path) < index + 2:
             raise
         env, part, *rest = error.path[index:]

@@ -46,6 +46,7 @@ def main() -> int:
 
 def train(order: Mapping[str, Any]) -> int:
     """Train the run, from its last checkpoint if it has one."""
+    from rl_training.envs.wrapping.trust import find_wrappers_here
     from rl_training.experiment.default_manager import DefaultExperimentManager
     from rl_training.experiment.owner import stale_seconds, wait_until_free
     from rl_training.experiment.run_folder import is_interruption, run_name
@@ -56,6 +57,7 @@ def train(order: Mapping[str, Any]) -> int:
         callbacks = _load_code(order)
         config = read_worker_values(order["config"])
         add_working_directory(config.env_id or "")
+        find_wrappers_here(config.env_kwargs)
         # The process that this one replaces may need a moment to end, or its heartbeat to become stale.
         run_dir = config.output_dir / run_name(config, order["suffix"])
         wait_until_free(run_dir, stale_seconds() + 15, order["last_attempt"])
@@ -74,6 +76,7 @@ def train(order: Mapping[str, Any]) -> int:
 
 def check(order: Mapping[str, Any]) -> int:
     """Check every configuration of the order; prints one JSON object for each."""
+    from rl_training.envs.wrapping.trust import find_wrappers_here
     from rl_training.plugins.user_code import add_working_directory
     from rl_training.runtime.checks.settings import SettingsChecker
     from rl_training.studies.launching.launchers import read_worker_values
@@ -87,6 +90,7 @@ def check(order: Mapping[str, Any]) -> int:
             _load_code(order)
             config = read_worker_values(values)
             add_working_directory(config.env_id or "")
+            find_wrappers_here(config.env_kwargs)
             needs = checker.check(config)
             answer: dict[str, Any] = {"num_threads": needs.num_threads, "memory_bytes": needs.memory_bytes}
             if order.get("tune") is not None:

@@ -1,0 +1,1 @@
+"""Environments given as Python objects: classes, functions, instances and vector environments."""

@@ -1,0 +1,1 @@
+"""Wrappers named in `env_kwargs.wrappers.list`."""
