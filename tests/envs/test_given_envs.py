@@ -310,3 +310,32 @@ def test_a_script_of_its_own_trains_in_worker_processes(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.stdout.split() == ["python:Mine", "5.0"], done.stderr
+
+
+def test_a_plugin_gives_an_object_to_worker_processes(tmp_path: Path) -> None:
+    path = tmp_path / "registers.py"
+    path.write_text(
+        f"import sys\n\nsys.path += [{str(TESTS / 'envs')!r}, {str(TESTS)!r}]\n"
+        "from test_given_envs import Counter\n\nfrom rl_training.envs import register_env\n\n\n"
+        "def make():\n    return Counter(3)\n\n\nregister_env('python:Three', make)\n"
+    )
+    load_code(str(path))
+    envs = make_vector_env("python:Three", {"backend": "async"}, num_envs=1)
+    try:
+        envs.reset(seed=1)
+        ends = [bool(envs.step(np.zeros(1, np.int64))[2][0]) for _ in range(3)]
+    finally:
+        envs.close()
+    assert ends == [False, False, True]
+
+
+def test_objects_of_no_file_are_refused_for_worker_processes(tmp_path: Path) -> None:
+    code = (
+        f"import sys\nsys.path += [{str(TESTS / 'envs')!r}, {str(TESTS)!r}]\n"
+        "from test_given_envs import SMALL, Counter\nfrom rl_training import PPO\n"
+        "class Mine(Counter): pass\n"
+        "PPO(Mine, env_kwargs={'backend': 'async'}, output_dir='runs', **SMALL).learn()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert "cannot be sent to the worker processes of backend: async (it is defined in no file)" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -1,12 +1,14 @@
-"""Functions that make single environments, from an id, a class, a function or an instance."""
+"""Names of environments given as objects, and functions that make single ones of them."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +20,7 @@ from rl_training.envs.pools import close_example, describe_error
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.global_generators import seeded_global_generators
 from rl_training.errors import ConfigError, EnvError
+from rl_training.plugins.user_code import FILE_MODULE
 
 Env = gym.Env[Any, Any]
 Maker = Callable[..., Env]
@@ -62,6 +65,21 @@ class Copies:
     def __call__(self) -> Env:
         """Make one."""
         return copy.deepcopy(self.original)
+
+
+def plain_name(env: Any) -> str | None:
+    """The id that stands for an object in every process: `module:Name`, `file.py:Name` or a Gymnasium id; else None."""
+    if isinstance(env, gym.Env):
+        spec = env.spec
+        return spec.id if spec is not None and gym.registry.get(spec.id) == spec else None
+    module, name = getattr(env, "__module__", None), getattr(env, "__qualname__", "")
+    is_env_class = inspect.isclass(env) and issubclass(env, gym.Env)
+    if not (is_env_class or inspect.isfunction(env)) or module in (None, "__main__", "__mp_main__"):
+        return None
+    home = sys.modules.get(str(module))
+    if home is None or getattr(home, name, None) is not env:  # within a function or class, or replaced
+        return None
+    return f"{Path(str(home.__file__))}:{name}" if str(module).startswith(FILE_MODULE) else f"{module}:{name}"
 
 
 def maker_of(env: Any, argument: str) -> Maker:

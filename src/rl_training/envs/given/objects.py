@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from rl_training.envs.given.makers import Maker, maker_from_vector, maker_of
+from rl_training.envs.given.makers import Maker, maker_from_vector, maker_of, plain_name
 from rl_training.envs.given.vector_env import check_vector
 from rl_training.envs.pools import close_example
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.given import GivenEnv, is_given_id, new_id, put_given
-from rl_training.plugins.user_code import FILE_MODULE, load_code
+from rl_training.plugins.user_code import load_code
 
 EnvLike = str | Callable[..., Any] | gym.Env[Any, Any] | VectorEnv[Any, Any, Any]
 """What the classes of the algorithms take: an id, a class or function, an instance, or a vector environment."""
@@ -64,21 +61,6 @@ def give_again(env_id: str | None, env: EnvLike, eval_env: EnvLike | None = None
         )
     if ":" in env_id:
         load_code(env_id)
-
-
-def plain_name(env: Any) -> str | None:
-    """The id that stands for an object in every process: `module:Name`, `file.py:Name` or a Gymnasium id; else None."""
-    if isinstance(env, gym.Env):
-        spec = env.spec
-        return spec.id if spec is not None and gym.registry.get(spec.id) == spec else None
-    module, name = getattr(env, "__module__", None), getattr(env, "__qualname__", "")
-    is_env_class = inspect.isclass(env) and issubclass(env, gym.Env)
-    if not (is_env_class or inspect.isfunction(env)) or module in (None, "__main__", "__mp_main__"):
-        return None
-    home = sys.modules.get(str(module))
-    if home is None or getattr(home, name, None) is not env:  # within a function or class, or replaced
-        return None
-    return f"{Path(str(home.__file__))}:{name}" if str(module).startswith(FILE_MODULE) else f"{module}:{name}"
 
 
 def _given(env: Any, eval_env: Any) -> GivenEnv:
