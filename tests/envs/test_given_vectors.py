@@ -22,6 +22,7 @@ from run_tools import StopAt, assert_same_checkpoint, assert_same_end
 from test_given_envs import SMALL, Counter
 
 from rl_training import PPO, SAC, TrainConfig
+from rl_training.algorithms.base import ActResult
 from rl_training.envs import register_env
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.vector import TrainingEnv
@@ -140,7 +141,8 @@ def collected(envs: TrainingEnv, num_steps: int) -> tuple[dict[str, Any], Any]:
     collector = Collector(envs, spaces, device)
     collector.reset([1] * envs.num_envs)
     state = TrainerState(None, Path())  # type: ignore[arg-type]
-    result = collector.collect(lambda obs: torch.ones(len(obs), dtype=torch.int64), buffer, num_steps, state)
+    act = lambda obs, *_: ActResult(torch.ones(len(obs), dtype=torch.int64))  # noqa: E731
+    result = collector.collect(act, buffer, num_steps, state)
     (rows,) = buffer.newest(num_steps)
     return rows, result
 
