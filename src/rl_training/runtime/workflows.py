@@ -132,7 +132,9 @@ def evaluate_algorithm(
     refuse_unknown_code(env_id, config.env_kwargs, metadata or {})
     refuse_unknown_paths(config.env_kwargs)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
-    evaluator = Evaluator(EnvSource.parse(env_id, config.env_kwargs), seeds)
+    # A policy that was trained without masks is evaluated without them.
+    masks = {} if algorithm.spaces.has_masks else {"action_masks": False}
+    evaluator = Evaluator(EnvSource.parse(env_id, {**config.env_kwargs, **masks}), seeds)
     try:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"the spaces of environment '{config.env_id}' differ from those the policy was trained with")
