@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from conftest import TEST_ENVS, TESTS
 
@@ -218,3 +219,38 @@ def test_without_an_environment_the_machine_is_shown(capsys: pytest.CaptureFixtu
 def test_the_help_stays_light() -> None:
     code = "import sys; from rl_training.cli import main; main(['doctor', '--help']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+class StrictMask(gym.Env):
+    """Raises on an invalid action."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.MultiDiscrete([4, 3], start=[1, 0])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = 0
+        return self._answer()
+
+    def step(self, action):
+        assert self.mask[[action[0] - 1, 4 + action[1]]].all(), action
+        self.length += 1
+        obs, info = self._answer()
+        return obs, 1.0, self.length == 20, False, info
+
+    def _answer(self):
+        self.mask = np.zeros(7, bool)
+        self.mask[[self.np_random.integers(4), 4 + self.np_random.integers(3)]] = True
+        return np.zeros(2, np.float32), {"action_mask": self.mask}
+
+
+def test_the_random_actions_obey_action_masks() -> None:
+    report = check_environment(f"{__file__}:StrictMask", steps=100)
+    assert report.exactness == "exact"
+    assert not [finding for finding in report.findings if finding.level is Level.ERROR]
+    found = {finding.name: finding.found for finding in report.findings}
+    assert found["masks"] == "action masks from info['action_mask']; random actions obey them"
+    assert found["algorithms"] == "supported by a2c, bc, ppo"
+    report = check_environment(f"{__file__}:StrictMask", {"action_masks": False})
+    (runs,) = [finding for finding in report.findings if finding.name == "runs"]
+    assert runs.level is Level.ERROR

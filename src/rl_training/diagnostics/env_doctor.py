@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ import numpy as np
 from rl_training.data.findings import Finding, Level
 from rl_training.diagnostics.env_probe import STEPS_TRACED, ProbeResult, probe
 from rl_training.diagnostics.resume_check import check_resume, sample_actions
+from rl_training.diagnostics.valid_actions import make_valid
 from rl_training.envs.answers import REMEDIES
 from rl_training.envs.factory import EnvSource, make_env, make_vector_env
 from rl_training.envs.pools import describe_error
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.shared_changes import shared_changes
+from rl_training.envs.vector import MakeEnv
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
 from rl_training.memory import available_memory
@@ -58,32 +61,35 @@ def check_environment(
     env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, steps: int = 600, seed: int = 0
 ) -> EnvReport:
     """Check an environment as training will use it; its exceptions and wrong return values become findings."""
-
-    def make() -> Env:
-        return make_env(env_id, env_kwargs)
-
+    make: MakeEnv = functools.partial(make_env, env_id, env_kwargs)
     findings: list[Finding] = []
     exactness, check = "unknown", "make"
     try:
         env = make()
         findings.append(Finding(Level.OK, check, f"{type(env.unwrapped).__name__} was created"))
         check = "spaces"
-        spaces = describe_spaces(env.observation_space, env.action_space)
+        source = EnvSource.parse(env_id, env_kwargs)
+        masks = source.find_reading(env, make).masks
+        spaces = describe_spaces(env.observation_space, env.action_space, has_masks=masks is not None)
         findings += [*_check_spaces(env, spaces), *_check_actions(spaces)]
+        make_training: MakeEnv = source.training_maker()
+        if masks is not None:
+            findings.append(Finding(Level.OK, "masks", f"action masks from {masks.value}; random actions obey them"))
+            make = functools.partial(make_valid, make, masks)
+            env.close()
+            env = make()
+            make_training = functools.partial(make_valid, make_training, masks)
         check = "runs"
         actions = sample_actions(env.action_space, steps, seed)
         result = probe(env, actions, seed)
         findings += [*_check_answers(result), *_check_episodes(env, result), *_check_size(spaces, result)]
         if check not in result.faults:
             findings += _check_seeding(make, result, actions, seed)
-            source = EnvSource.parse(env_id, env_kwargs)
             if source.settings.steps_all_at_once:
                 check = "backend"
                 exactness, finding = _check_vector_backend(env_id, env_kwargs)
             else:
-                exactness, finding = _check_resume(
-                    EnvSource.parse(env_id, env_kwargs).training_maker(), steps, seed, result
-                )
+                exactness, finding = _check_resume(make_training, steps, seed, result)
             findings.append(finding)
     except RLTrainingError as error:
         findings.append(Finding(Level.ERROR, check, str(error)))
@@ -116,6 +122,8 @@ def _refusal(spec: AlgorithmSpec, spaces: Spaces) -> str | None:
         spec.algorithm_class().check_spaces(spaces)
     except RLTrainingError as error:
         return str(error)
+    if spaces.has_masks and not spec.algorithm_class().for_spaces(spaces).obeys_masks:
+        return f"{spec.name} does not obey action masks"
     return None
 
 
