@@ -129,6 +129,7 @@ class BadMasks(RandomMasks):
             "two_rows": np.stack([self.mask] * 2),
             "text": np.array(["yes"] * len(self.mask)),
             "number": 1,
+            "ragged": [[True], [True, False]],
         }
         return {"action_mask": wrong[self.fault]}
 
