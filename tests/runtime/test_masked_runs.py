@@ -15,16 +15,20 @@ from rl_training.cli import main
 from rl_training.data.dataset_loaders import load_transition_dataset, save_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import EnvSource, make_env
-from rl_training.errors import DatasetError
+from rl_training.errors import DatasetError, EnvError
 from rl_training.evaluation.evaluator import Evaluator
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.prediction import predict
 from rl_training.runtime.recording import record_random
+from rl_training.runtime.resuming.checkpoint_config import read_config
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import (
+    evaluate_algorithm,
     evaluate_checkpoint,
     evaluate_checkpoint_offline,
     load_algorithm,
     record_checkpoint,
+    restore_algorithm,
     resume_training,
 )
 
@@ -245,3 +249,40 @@ def test_fitted_q_evaluation_uses_the_masks_of_the_dataset(tmp_path: Path) -> No
     everything = {**dataset.arrays(), "masks": np.ones_like(dataset.masks), "next_masks": np.ones_like(dataset.masks)}
     other = evaluate_checkpoint_offline(result.run_dir, TransitionDataset(**everything), num_updates=20)
     assert score["fqe_return_mean"] != other["fqe_return_mean"]
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo", "cql"])
+def test_a_run_without_masks_goes_on_without_them(algo: str, tmp_path: Path) -> None:
+    """As one does that began before the environment gave masks, or before they were read."""
+    world, silent = World(tmp_path), World(tmp_path, source="none")
+    kwargs = offline_kwargs(record(tmp_path, silent)) if algo == "cql" else {}
+    whole = run_training(config_of(algo, tmp_path / "whole", silent, algo_kwargs=kwargs))
+    stopped = run_training(
+        config_of(algo, tmp_path / "stopped", silent, algo_kwargs=kwargs),
+        callbacks=[StopAt(71, "update" if algo == "cql" else "collect")],
+    )
+    resumed = resume_training(stopped.run_dir)
+    assert_same_end(whole, resumed)
+    state = load_checkpoint(resumed.checkpoint_path)
+    config = read_config(state, env_kwargs=world.kwargs)  # the environment gives masks from now on
+    algorithm = restore_algorithm(config, state.algorithm_state)
+    assert evaluate_algorithm(config, algorithm)["eval_return_mean"] == whole.metrics["eval_return_mean"]
+    longer = run_training(config.replace(total_timesteps=160, output_dir=tmp_path / "longer"), checkpoint_state=state)
+    assert longer.metrics["global_step"] == 160
+    assert world.notes.exists()
+
+
+def test_a_policy_with_masks_is_not_evaluated_without_them(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    result = run_training(config_of("dqn", tmp_path, world, total_timesteps=48))
+    state = load_checkpoint(result.checkpoint_path)
+    config = read_config(state, env_kwargs={**world.kwargs, "source": "none"})
+    with pytest.raises(EnvError, match="the policy was trained with action masks, and"):
+        evaluate_algorithm(config, restore_algorithm(config, state.algorithm_state))
+
+
+def test_weights_of_a_run_without_masks_begin_one_with_masks(tmp_path: Path) -> None:
+    first = run_training(config_of("dqn", tmp_path / "first", World(tmp_path, source="none"), total_timesteps=48))
+    world = World(tmp_path / "first")
+    run_training(config_of("dqn", tmp_path / "second", world, total_timesteps=48, init_from=str(first.run_dir)))
+    world.check()

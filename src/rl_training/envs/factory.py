@@ -160,6 +160,12 @@ class EnvSource:
         kept = {name: getattr(self.settings, name) for name in names}
         return replace(self, settings=EnvSettings(**kept, wrappers=WrapperConfig(atari=own)))
 
+    def without_masks(self) -> EnvSource:
+        """The source for a policy that was trained without masks; an `action_masks` that is set stays."""
+        if "action_masks" in self.settings.model_fields_set:
+            return self
+        return replace(self, settings=self.settings.model_copy(update={"action_masks": False}))
+
     def _make_preprocessed(self) -> Env:
         """The environment with the wrappers that training and evaluation share."""
         atari, limit = self.settings.wrappers.atari, self.settings.max_episode_steps
