@@ -187,6 +187,12 @@ class EnvSource:
         wrappers = WrapperConfig(atari=own, list=self.settings.wrappers.list)
         return replace(self, settings=EnvSettings(**kept, wrappers=wrappers), is_single=True)
 
+    def without_masks(self) -> EnvSource:
+        """The source for a policy that was trained without masks; an `action_masks` that is set stays."""
+        if "action_masks" in self.settings.model_fields_set:
+            return self
+        return replace(self, settings=self.settings.model_copy(update={"action_masks": False}))
+
     def _make_preprocessed(self) -> Env:
         """The environment with the wrappers that training and evaluation share."""
         calls = self.settings.wrappers.list

@@ -132,12 +132,15 @@ def evaluate_algorithm(
     refuse_unknown_code(env_id, config.env_kwargs, metadata or {})
     refuse_unknown_paths(config.env_kwargs)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
-    # A policy that was trained without masks is evaluated without them.
-    masks = {} if algorithm.spaces.has_masks else {"action_masks": False}
-    evaluator = Evaluator(EnvSource.parse(env_id, {**config.env_kwargs, **masks}), seeds)
+    source = EnvSource.parse(env_id, config.env_kwargs)
+    evaluator = Evaluator(source if algorithm.spaces.has_masks else source.without_masks(), seeds)
     try:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"the spaces of environment '{config.env_id}' differ from those the policy was trained with")
+        if algorithm.spaces.has_masks and not evaluator.spaces.has_masks:
+            raise EnvError(
+                f"the policy was trained with action masks, which environment '{config.env_id}' does not give"
+            )
         with counter(len(seeds), "evaluating", "episodes", shows_time=True) as show:
             metrics = evaluator.evaluate(algorithm, show)
         if evaluator.num_restarts:
@@ -167,7 +170,8 @@ def record_checkpoint(
     act = noisy_policy(algorithm, epsilon, noise, action_seed)
     with choose_execution(config, state).applied():
         initial = algorithm.initial_state(1)
-        return record_transitions(env_id, config.env_kwargs, num_steps, env_seed, lambda spaces: act, initial)
+        kwargs = config.env_kwargs if algorithm.spaces.has_masks else {"action_masks": False, **config.env_kwargs}
+        return record_transitions(env_id, kwargs, num_steps, env_seed, lambda spaces: act, initial)
 
 
 def predict_checkpoint(
