@@ -119,7 +119,7 @@ class TransitionDataset:
         is_last = np.zeros(len(self), np.bool_)
         is_last[self._episodes[:, 1] - 1] = True
         starts = choose_starts(lambda: self._episodes[:, 0], len(self), batch_size, sampling, self._rng)
-        slots, valid = follow(starts, is_last, 1, sampling.length)
+        slots, valid = follow(starts, is_last, 1, sampling)
         return gather(lambda rows: {name: self._take(name, rows) for name in self._rows}, slots, valid)
 
     def with_sampler(self, *, rng: np.random.Generator, device: torch.device | str = "cpu") -> TransitionDataset:
