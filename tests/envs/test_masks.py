@@ -18,10 +18,10 @@ from rl_training.algorithms.ppo import PPOAlgorithm
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError
+from rl_training.evaluation.prediction import predict
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec, list_algorithm_specs, registered
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.prediction import predict
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState
 from rl_training.spaces.actions import describe_action

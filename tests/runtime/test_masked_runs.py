@@ -17,8 +17,8 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import EnvSource, make_env
 from rl_training.errors import DatasetError, EnvError
 from rl_training.evaluation.evaluator import Evaluator
+from rl_training.evaluation.prediction import predict
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.runtime.prediction import predict
 from rl_training.runtime.recording import record_random
 from rl_training.runtime.resuming.checkpoint_config import read_config
 from rl_training.runtime.run import run_training

@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
 from rl_training.envs.given.vector_env import make_given_vector
@@ -23,6 +22,7 @@ from rl_training.envs.pools import Pool
 from rl_training.envs.rewards import apply_reward_wrappers
 from rl_training.envs.vector import Array, MakeEnv, RewardTransform, SyncPool, TrainingEnv, make_async, make_sync
 from rl_training.envs.workers import AsyncPool
+from rl_training.envs.wrapping.atari import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.wrapping.wrapper_list import WrapperCall, apply_wrappers, find_wrappers, read_wrappers
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import import_known_packages

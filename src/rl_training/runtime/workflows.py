@@ -16,13 +16,13 @@ from rl_training.envs.foreign_paths import refuse_unknown_paths
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.evaluation.fitted_q import fitted_q_evaluation
+from rl_training.evaluation.prediction import NO_STATE, predict
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.assembly import make_algorithm, try_to_close
 from rl_training.runtime.execution import choose_execution
 from rl_training.runtime.loops.offline import check_data
-from rl_training.runtime.prediction import NO_STATE, predict
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
 from rl_training.runtime.resuming.checkpoint_config import (
     read_config,
@@ -178,9 +178,9 @@ def predict_checkpoint(
     path: str | Path,
     obs: npt.ArrayLike,
     *,
+    deterministic: bool = True,
     state: Any = NO_STATE,
     mask: npt.ArrayLike | None = None,
-    deterministic: bool = True,
 ) -> Any:
     """Action for one observation, or actions for a batch, of the policy in a checkpoint; arguments as in `predict`.
 

@@ -13,7 +13,7 @@ Obs = npt.NDArray[np.float32]
 Step = tuple[Obs, float, bool, bool, dict[str, Any]]
 
 
-class InvalidActions(gym.Env[Obs, np.int64]):
+class MostlyInvalid(gym.Env[Obs, np.int64]):
     """One action of `num_actions` is right at every step, and nine tenths of them are invalid.
 
     The observation is the one-hot number of the right action. The right action pays 1, another valid one nothing; an
