@@ -132,7 +132,9 @@ class Collector:
         self._obs = self._spaces.obs.as_stored(obs)
         self._masks = self._envs.current_masks()
         if self._initial_state is not None:
-            self._policy_state = self._saved_policy_state(state)
+            saved = self._saved_policy_state(state)
+            # An environment that is not in its exact state may be in another episode, as the buffer is told too.
+            self._policy_state = self._initial_state if reasons else saved
         self.inexact_reasons = list(dict.fromkeys([*state["inexact_reasons"], *reasons]))
         return reasons
 
