@@ -22,6 +22,15 @@ ACTION_SPACES = {
 NO_MASK = "none"
 
 
+def make_once(path: str) -> bool:
+    """Make a file; whether it did not exist: of several processes, one only is the first."""
+    try:
+        Path(path).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 class RandomMasks(gym.Env):
     """Random observations, and random masks of which each component permits one option at least.
 
@@ -154,8 +163,7 @@ class FailingMasks(RandomMasks):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         self.total += 1
-        if self.total >= 5 and not Path(self.once).exists():
-            Path(self.once).touch()
+        if self.total >= 5 and make_once(self.once):
             raise ZeroDivisionError("the simulator exploded")
         return super().step(action)
 

@@ -92,6 +92,25 @@ def test_the_mask_of_a_step_is_the_one_that_the_step_before_returned(backend: st
     assert differ.mean() > 0.5  # at an episode end, next_masks belong to the final observation
 
 
+def test_next_masks_of_an_n_step_transition_belong_to_its_last_step() -> None:
+    with contextlib.closing(make(end_probability=0.05)) as envs:
+        rows, spaces = recorded(envs, 40), envs.spaces
+    options: dict[str, Any] = {"rng": np.random.default_rng(0), "device": torch.device("cpu")}
+    buffer = ReplayBuffer(spaces, 80, 2, n_step=3, **options)
+    for t in range(40):
+        buffer.add(**{name: array[t] for name, array in rows.items()})
+    batch = buffer.sample(500)
+    places = {obs.tobytes(): place for place in np.ndindex(40, 2) for obs in [rows["next_obs"][place]]}
+    firsts = {obs.tobytes(): place for place in np.ndindex(40, 2) for obs in [rows["obs"][place]]}
+    lengths = set()
+    for index in range(500):
+        first, last = firsts[batch.obs[index].numpy().tobytes()], places[batch.next_obs[index].numpy().tobytes()]
+        lengths.add(last[0] - first[0] + 1)
+        assert np.array_equal(batch.masks[index], rows["masks"][first])
+        assert np.array_equal(batch.next_masks[index], rows["next_masks"][last])
+    assert lengths == {1, 2, 3}
+
+
 def test_next_masks_at_an_episode_end_are_those_of_the_final_observation() -> None:
     with contextlib.closing(make(final="all")) as envs:
         rows = recorded(envs, 60)

@@ -182,7 +182,7 @@ def act_on(
     deterministic: bool,
 ) -> tuple[Array, Tensor | None]:
     """Environment actions for a batch of environment observations, and the next policy state."""
-    stored = np.ascontiguousarray(algorithm.spaces.obs.as_stored(obs))
+    stored = np.require(algorithm.spaces.obs.as_stored(obs), requirements=("C", "W"))  # torch takes no read-only array
     inputs = torch.from_numpy(stored).to(algorithm.device)
     mask = None if masks is None else torch.from_numpy(masks).to(algorithm.device)
     acted = algorithm.act(inputs, state, explore=not deterministic, mask=mask)

@@ -138,9 +138,7 @@ def evaluate_algorithm(
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"the spaces of environment '{config.env_id}' differ from those the policy was trained with")
         if algorithm.spaces.has_masks and not evaluator.spaces.has_masks:
-            raise EnvError(
-                f"the policy was trained with action masks, which environment '{config.env_id}' does not give"
-            )
+            raise EnvError(f"the policy was trained with action masks, and environment '{config.env_id}' gives none")
         with counter(len(seeds), "evaluating", "episodes", shows_time=True) as show:
             metrics = evaluator.evaluate(algorithm, show)
         if evaluator.num_restarts:
