@@ -127,8 +127,6 @@ def fitted_q_evaluation(
 
     `dataset` is in model space, with unscaled rewards.
     """
-    if algorithm.initial_state(1) is not None:
-        raise DatasetError("fitted Q evaluation does not support policies with memory: evaluate in an environment")
     training, held_out = dataset.split_episodes(HELD_OUT, seed)
     # Rewards in units of their root mean square, so that the fit does not depend on their scale.
     unit = float(np.sqrt(np.square(training.rewards, dtype=np.float64).mean())) or 1.0

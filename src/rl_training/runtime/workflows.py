@@ -13,7 +13,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.foreign_paths import refuse_unknown_paths
-from rl_training.errors import CheckpointError, ConfigError, EnvError
+from rl_training.errors import CheckpointError, ConfigError, DatasetError, EnvError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.evaluation.fitted_q import fitted_q_evaluation
 from rl_training.evaluation.prediction import NO_STATE, predict
@@ -107,6 +107,8 @@ def evaluate_checkpoint_offline(
 ) -> dict[str, float]:
     """Estimate the return of a checkpoint's policy from a dataset (fitted Q evaluation), with its raw rewards."""
     config, algorithm, state = load_algorithm(path, device=device)
+    if algorithm.initial_state(1) is not None:
+        raise DatasetError("fitted Q evaluation does not support policies with memory: evaluate in an environment")
     check_data(dataset, algorithm.spaces)
     data = dataset.to_model_space(algorithm.spaces)
     with choose_execution(config, state).applied():
