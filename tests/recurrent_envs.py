@@ -30,7 +30,7 @@ class NotedTarget(HiddenTarget):
     """Writes the actions of each episode that ends into a file."""
 
     def __init__(self, actions: str, **options: Any) -> None:
-        super().__init__(num_traps=3, length=8, **options)
+        super().__init__(num_copies=2, length=8, **options)
         self.path, self.actions = actions, []
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -50,7 +50,7 @@ class FailingTarget(HiddenTarget):
     """Raises at the fifth step of an episode, once: `once` is a file that it makes."""
 
     def __init__(self, once: str | None = None) -> None:
-        super().__init__(num_traps=3, length=8)
+        super().__init__(num_copies=2, length=8)
         self.once = once
 
     def step(self, action: Any) -> Any:

@@ -166,7 +166,7 @@ def test_a_wrong_mask_in_a_worker_process_is_the_same_error(fault: str) -> None:
 def test_a_mask_that_forbids_all_options_of_one_component_is_an_error() -> None:
     with (
         contextlib.closing(make("BadMasks", fault="forbids_one", action="multi_discrete")) as envs,
-        pytest.raises(EnvError, match="permits no action"),
+        pytest.raises(EnvError, match="permits no option of component"),
     ):
         recorded(envs, 10)
 
@@ -318,7 +318,7 @@ def test_predict_names_what_is_wrong_with_a_mask() -> None:
         predict(policy, obs[0])
     with pytest.raises(ConfigError, match="mask 2 permits no action: permit at least one"):
         predict(policy, obs, mask=[[1] * 5, [1] * 5, [0] * 5, [1] * 5])
-    with pytest.raises(ConfigError, match="mask 0 permits no action"):
+    with pytest.raises(ConfigError, match="mask permits no"):
         predict(policy, obs[0], mask=np.zeros(5))
     with pytest.raises(ConfigError, match="give one row of 5 per observation"):
         predict(policy, obs, mask=np.ones(5))

@@ -141,13 +141,6 @@ def test_discounting_by_hand() -> None:
     assert discounted_return(np.array([1.0, 2.0, 4.0]), 0.5) == 1 + 1 + 1
 
 
-def test_a_policy_with_memory_is_refused() -> None:
-    agent = policy(0.5, Box(-1.0, 1.0, (1,), np.float32))
-    agent.initial_state = lambda count: torch.zeros(count, 4)
-    with pytest.raises(DatasetError, match="does not support policies with memory: evaluate in an environment"):
-        fitted_q_evaluation(agent, one_step_worlds(np.zeros((10, 1), np.float32), np.zeros(10, np.float32)))
-
-
 def test_too_few_episodes_are_refused() -> None:
     data = one_step_worlds(np.zeros((1, 1), np.float32), np.ones(1, np.float32))
     with pytest.raises(DatasetError, match="1 episodes"):

@@ -12,6 +12,7 @@ from torch import Tensor
 from rl_training.algorithms.base import ActResult, Algorithm, ConfigT, Resources, UpdateResult
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import OfflineConfig, OffPolicyConfig, value_at
+from rl_training.errors import ConfigError
 from rl_training.models.encoders import make_preprocessor
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.models.policies import Policy
@@ -157,5 +158,8 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         """The whole step as one graph: stored observations in, metrics as one tensor out."""
         next_obs = self.preprocess(batch.next_obs) if self.uses_next_obs else batch.next_obs
         result = self.gradient_step(batch._replace(obs=self.preprocess(batch.obs), next_obs=next_obs), *args)
+        if not isinstance(result, UpdateResult):
+            kind = type(result).__name__
+            raise ConfigError(f"gradient_step of {type(self).__name__} returns a {kind}: return UpdateResult(metrics)")
         values = torch.stack(list(result.metrics.values())).detach()
         return tuple(result.metrics), values, result.gradient_steps, result.td_errors

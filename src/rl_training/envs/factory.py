@@ -29,6 +29,7 @@ from rl_training.plugins.extras import import_known_packages
 from rl_training.plugins.given import find_vector
 from rl_training.plugins.user_code import find_maker, load_code, unknown_code
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
+from rl_training.spaces.spec import Spaces, describe_spaces
 from rl_training.validation import FrozenConfig, parse_config
 
 __all__ = [
@@ -159,6 +160,13 @@ class EnvSource:
         """What to read from the environment at each step beside its observation."""
         masks = find_mask_source(env, make) if self.settings.action_masks else None
         return NOTHING if masks is None and not info_keys else StepReading(masks, info_keys)
+
+    def read_spaces(self) -> Spaces:
+        """The spaces of the environment, and whether it gives masks."""
+        make = functools.partial(self.make, with_wrappers=False)
+        with contextlib.closing(make()) as env:
+            reading = self.find_reading(env, make)
+            return describe_spaces(env.observation_space, env.action_space, has_masks=reading.masks is not None)
 
     def _read_example(self, make: MakeEnv, info_keys: tuple[str, ...]) -> StepReading:
         with contextlib.closing(make()) as example:

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.errors import ConfigError
 from rl_training.replay.transitions import Array, Transitions
+from rl_training.validation import suggest
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,14 @@ class Sampling:
     L is this length for sequences, so that the shape of a batch stays the same; for episodes it is the longest of the
     batch.
     """
+
+    def __post_init__(self) -> None:
+        """Raise a `ConfigError` for an unknown kind, or a length below 1."""
+        kinds = ("transitions", "sequences", "episodes")
+        if self.kind not in kinds:
+            raise ConfigError(f"unknown kind '{self.kind}' of Sampling{suggest(str(self.kind), kinds)}")
+        if type(self.length) is not int or self.length < 1:
+            raise ConfigError(f"length of Sampling is {self.length!r}: give a number of steps, at least 1")
 
 
 class Source(Protocol):

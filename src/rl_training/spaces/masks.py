@@ -40,6 +40,8 @@ def as_masks(value: Any, action: ActionSpec) -> Array:
             f"an action mask is {masks.dtype} of shape {masks.shape}: give one boolean for each option,"
             f" {action.num_options} in all"
         )
+    if masks.dtype.kind == "f" and not np.isfinite(masks).all():
+        raise EnvError("an action mask holds NaN or infinity: give 1 for valid and 0 for invalid options")
     return masks.astype(np.bool_)
 
 
@@ -51,11 +53,13 @@ def _is_one_per_component(parts: Sequence[Any], action: ActionSpec) -> bool:
         return False
 
 
-def permits_nothing(mask: Array, action: ActionSpec) -> bool:
-    """Whether some component of the action has no valid option."""
+def find_fault(mask: Array, action: ActionSpec) -> str | None:
+    """What is wrong with a mask [num_options] that permits no action; None if it permits one."""
     if len(action.choices) == 1:
-        return not mask.any()
-    return not all(part.any() for part in np.split(mask, np.cumsum(action.choices)[:-1]))
+        return None if mask.any() else "permits no action"
+    parts = np.split(mask, np.cumsum(action.choices)[:-1])
+    empty = next((index for index, part in enumerate(parts) if not part.any()), None)
+    return None if empty is None else f"permits no option of component {empty}"
 
 
 def mask_in_observation(obs: Any, spec: ObsSpec) -> Any | None:
