@@ -8,6 +8,7 @@ from typing import Any
 from rl_training.bundle.exporting.describing import Description
 from rl_training.bundle.spaces import BundleSpaces, Leaf, parse_spaces
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import learns_offline
 from rl_training.studies.statistics import MeanInterval, mean_interval
 
 
@@ -99,7 +100,7 @@ def _rows(
         ("algorithm", config.algo),
         ("environment", env),
         ("seed", str(config.seed)),
-        ("trained for", f"{step:,} steps (offline: gradient steps)"),
+        ("trained for", f"{step:,} {'gradient' if learns_offline(config.algo) else 'environment'} steps"),
         ("observation", observation),
         ("action", f"{spaces.action.dtype} {list(spaces.action.shape)}{options}"),
         ("memory", f"{spaces.state_size} numbers" if spaces.state_size else "none"),

@@ -70,7 +70,7 @@ def export_bundle(
     description = describe(algorithm)
     with choose_execution(config, state).applied():
         golden, evaluation = _golden(config, algorithm, description, num_episodes, state.metadata)
-    files = _content(description, golden)
+    files = bundle_files(description, golden)
     if onnx:
         tell("converting to ONNX…")
         from rl_training.bundle.exporting.onnx_model import make_onnx
@@ -149,7 +149,8 @@ def _golden(
     return golden, evaluation
 
 
-def _content(description: Description, golden: dict[str, Array]) -> dict[str, bytes]:
+def bundle_files(description: Description, golden: dict[str, Array]) -> dict[str, bytes]:
+    """The files that every bundle has, without the manifest."""
     return {
         SPACES: _json(description.spaces),
         OPERATIONS: _json({"operations": description.operations}),
