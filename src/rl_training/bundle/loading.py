@@ -22,7 +22,9 @@ TOLERANCE = 1e-5
 """Largest difference of a continuous action from its golden pair, in units of the action's range."""
 MAX_PAIRS = 4096
 CHUNK_ELEMENTS = 1 << 24
-"""Golden pairs are replayed in chunks, so that no value of a chunk has more numbers than this."""
+"""Golden pairs are replayed in chunks, whose values have at most this many numbers together."""
+MAX_WORK = 1 << 36
+"""Limit of golden pairs times weights and values: some seconds of work."""
 
 
 def load(path: str | os.PathLike[str]) -> BundlePolicy:
@@ -54,7 +56,9 @@ def load_bytes(data: bytes) -> BundlePolicy:
 def prove(program: Program, spaces: BundleSpaces, golden: dict[str, Array]) -> None:
     """Raise a `BundleError` unless the program gives the golden actions and states."""
     total = _check_golden(spaces, golden)
-    size = max(1, CHUNK_ELEMENTS // program.widest)
+    if total * (program.size + program.num_weights) > MAX_WORK:
+        raise BundleError(f"its {total:,} golden pairs are too many for a policy of {program.num_weights:,} weights")
+    size = max(1, CHUNK_ELEMENTS // program.size)
     for first in range(0, total, size):
         rows = slice(first, first + size)
         actions, state = replay(program, spaces, {name: array[rows] for name, array in golden.items()})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_training.bundle.operations import OPERATIONS, Function, Value
-from rl_training.bundle.reading import Array, Settings
+from rl_training.bundle.reading import MAX_ELEMENTS, Array, Settings
 from rl_training.bundle.spaces import BundleSpaces
 from rl_training.errors import BundleError
 
@@ -34,8 +34,9 @@ class Program:
         self._values = _given(spaces)
         self._places = {name: place for place, name in enumerate(self._values)}
         self.num_given = len(self._values)
-        self.widest = max(value.size for value in self._values.values())
-        """Numbers per observation in the largest value."""
+        self.size = sum(value.size for value in self._values.values())
+        """Numbers per observation in all values."""
+        self.num_weights = sum(array.size for array in tensors.values())
         unread = set(tensors)
         self.steps = []
         for number, operation in enumerate(operations):
@@ -78,7 +79,9 @@ class Program:
             raise settings.fault("out", f"{len(made)} new names")
         for output, value in zip(outputs, made, strict=True):
             self._places[output], self._values[output] = len(self._places), value
-            self.widest = max(self.widest, value.size)
+            self.size += value.size
+        if self.size > MAX_ELEMENTS:
+            raise BundleError(f"the values have more than {MAX_ELEMENTS:,} numbers per observation")
         return Step(run, tuple(self._places[name] for name in inputs), tuple(self._places[name] for name in outputs))
 
     def _check_outputs(self, spaces: BundleSpaces) -> None:

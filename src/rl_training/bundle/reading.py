@@ -15,9 +15,9 @@ from rl_training.errors import BundleError
 Array = npt.NDArray[Any]
 MAX_JSON_BYTES = 1 << 24
 MAX_RANK = 8
-MAX_ELEMENTS = 1 << 26
-"""Limit of the numbers in one value per observation, such as the activations of a layer."""
-MAX_CHOICES = 1 << 20
+MAX_ELEMENTS = 1 << 25
+"""Limit of the numbers per observation, in one value such as the activations of a layer, and in all together."""
+MAX_CHOICES = 1 << 16
 
 
 def parse_json(data: bytes, name: str) -> dict[str, Any]:

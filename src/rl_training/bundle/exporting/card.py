@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,15 +65,12 @@ def snippet(spaces: BundleSpaces, file_name: str) -> list[str]:
     arguments = ["observation"]
     arguments += ["state=None"] if spaces.state_size else []
     arguments += [f"mask=np.ones({spaces.action.num_options}, bool)"] if spaces.mask_use == "required" else []
-    result = "action, state" if spaces.state_size else "action"
     return [
         "import numpy as np",
         "from rl_training.bundle import load",
-        "",
-        f'policy = load("{file_name}")',
+        f"policy = load({json.dumps(file_name)})",
         f"observation = {_example(spaces)}  # one of the environment's, or a batch",
-        f"{result} = policy.act({', '.join(arguments)})",
-        "print(action)",
+        f"print(policy.act({', '.join(arguments)}))" + ("  # action and next state" if spaces.state_size else ""),
     ]
 
 
