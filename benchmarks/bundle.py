@@ -21,7 +21,7 @@ import torch
 from rl_training import TrainConfig
 from rl_training.bundle import load
 from rl_training.bundle.exporting.export import export_bundle
-from rl_training.runtime.prediction import predict
+from rl_training.evaluation.prediction import predict
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import load_algorithm
 

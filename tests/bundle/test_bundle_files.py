@@ -384,6 +384,21 @@ def test_it_loads_and_acts_without_torch(bundle: bytes, tmp_path: Path) -> None:
     assert answer.stdout == f"{int(expected)} (8,) []\n"
 
 
+@pytest.mark.parametrize("processor", ["Prescott", "Nehalem", "Haswell", "SkylakeX"])
+def test_it_loads_with_the_arithmetic_of_other_processors(processor: str, tmp_path: Path) -> None:
+    space, paths = Box(-5, 5, (17,), np.float32), []
+    for number, (algo, action) in enumerate([("sac", Box(-1, 1, (6,), np.float32)), ("dqn", Discrete(6))]):
+        algorithm = make_policy(algo, space, action, hidden_sizes=[256, 256])
+        paths.append(tmp_path / f"{number}.rlp")
+        paths[-1].write_bytes(bundle_of(algorithm, space, algo)[0])
+    code = "import sys\nfrom rl_training.bundle import load\nprint(len([load(path) for path in sys.argv[1:]]))"
+    variables = {**os.environ, "OPENBLAS_CORETYPE": processor}  # read by the OpenBLAS of NumPy's wheels
+    answer = subprocess.run(
+        [sys.executable, "-c", code, *map(str, paths)], env=variables, capture_output=True, text=True
+    )
+    assert (answer.returncode, answer.stdout) == (0, "2\n"), answer.stderr
+
+
 def test_equal_policies_give_equal_bytes() -> None:
     one, two = (bundle_of(make_policy("ppo", SPACE, Discrete(3)), SPACE)[0] for _ in range(2))
     assert one == two

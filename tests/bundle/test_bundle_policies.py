@@ -15,15 +15,15 @@ from torch import nn
 
 from rl_training.algorithms.ppo import PPOAlgorithm
 from rl_training.bundle.exporting.describing import describe
-from rl_training.bundle.exporting.onnx_model import _input_names, make_onnx
+from rl_training.bundle.exporting.onnx_model import input_names, make_onnx
 from rl_training.bundle.exporting.operation_list import UndescribableError
 from rl_training.bundle.exporting.torch_operations import TORCH_OPERATIONS
 from rl_training.bundle.loading import load_bytes
 from rl_training.bundle.operations import OPERATIONS
 from rl_training.bundle.policy import BundlePolicy
 from rl_training.errors import BundleError, ConfigError, EnvError
+from rl_training.evaluation.prediction import predict
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.runtime.prediction import predict
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import describe_spaces
 
@@ -39,6 +39,8 @@ ACTIONS = {
     "box": BOUNDED,
     "unbounded": UNBOUNDED,
     "half_bounded": HALF_BOUNDED,
+    "float16": Box(-1, 1, (2,), np.float16),
+    "uint8": MultiDiscrete([3, 2], dtype=np.uint8),
 }
 OBSERVATIONS = {
     "matrix": Box(-5, 5, (2, 3), np.float64),
@@ -121,7 +123,8 @@ def assert_same(actions: np.ndarray, expected: np.ndarray) -> None:
     assert actions.dtype == expected.dtype
     assert actions.shape == expected.shape
     if actions.dtype.kind == "f":
-        np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
+        tolerance = 1e-5 if actions.dtype != np.float16 else 2e-3
+        np.testing.assert_allclose(actions, expected, rtol=tolerance, atol=tolerance)
     else:
         np.testing.assert_array_equal(actions, expected)
 
@@ -129,7 +132,7 @@ def assert_same(actions: np.ndarray, expected: np.ndarray) -> None:
 def onnx_runner(data: bytes, policy: BundlePolicy) -> Any:
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    names = _input_names(policy.spaces)
+    names = input_names(policy.spaces)
 
     def run(batch: Any, state: Any, mask: Any) -> tuple[np.ndarray, Any]:
         leaves, _ = policy.spaces.as_batch(batch)
@@ -241,6 +244,24 @@ def test_wrong_inputs_are_refused_like_those_of_predict() -> None:
         assert (ours.type, str(ours.value)) == (torchs.type, str(torchs.value))
     with pytest.raises(EnvError, match="a category outside of its space"):
         policy.act({**batch, "b": np.full(3, 9)})
+
+
+def test_masks_are_read_like_those_of_predict() -> None:
+    algorithm = make_policy("ppo", VECTOR, MultiDiscrete([2, 3]))
+    policy = load_bytes(bundle_of(algorithm, VECTOR)[0])
+    obs = np.ones((2, 3), np.float32)
+    for mask in (
+        ([[1, 0], [0, 1]], [[0, 0, 1], [1, 0, 0]]),
+        [[True, False, True, True, False], [False, True, True, True, False]],
+        np.array([[0.0, 1, 0, 0, 1], [1, 0, 1, 1, 1]]),
+    ):
+        np.testing.assert_array_equal(policy.act(obs, mask=mask), predict(algorithm, obs, mask=mask))
+    for wrong in ([[1, 0], [1, 0, 1]], [[1, 0, 1], [1, 0]], [[1, 0, 0, 0, 0]] * 2, [[1], [1, 1]], 1):
+        with pytest.raises((ConfigError, EnvError)) as ours:
+            policy.act(obs, mask=wrong)
+        with pytest.raises((ConfigError, EnvError)) as torchs:
+            predict(algorithm, obs, mask=wrong)
+        assert (ours.type, str(ours.value)) == (torchs.type, str(torchs.value))
 
 
 def test_a_policy_trained_with_masks_asks_for_them() -> None:

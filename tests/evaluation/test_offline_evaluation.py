@@ -31,7 +31,10 @@ def policy(action: Any, action_space: Any, gamma: float = 0.9) -> Any:
         return ActResult(torch.tensor(action, dtype=dtype).expand(len(obs), *np.shape(action)))
 
     spaces = describe_spaces(BOX, action_space)
-    return SimpleNamespace(spaces=spaces, config=SimpleNamespace(gamma=gamma), device=torch.device("cpu"), act=act)
+    config = SimpleNamespace(gamma=gamma)
+    return SimpleNamespace(
+        spaces=spaces, config=config, device=torch.device("cpu"), act=act, initial_state=lambda count: None
+    )
 
 
 def one_step_worlds(actions: np.ndarray, rewards: np.ndarray) -> TransitionDataset:
@@ -136,6 +139,13 @@ def test_an_estimate_that_has_not_converged_is_reported(capsys: Any) -> None:
 
 def test_discounting_by_hand() -> None:
     assert discounted_return(np.array([1.0, 2.0, 4.0]), 0.5) == 1 + 1 + 1
+
+
+def test_a_policy_with_memory_is_refused() -> None:
+    agent = policy(0.5, Box(-1.0, 1.0, (1,), np.float32))
+    agent.initial_state = lambda count: torch.zeros(count, 4)
+    with pytest.raises(DatasetError, match="does not support policies with memory: evaluate in an environment"):
+        fitted_q_evaluation(agent, one_step_worlds(np.zeros((10, 1), np.float32), np.zeros(10, np.float32)))
 
 
 def test_too_few_episodes_are_refused() -> None:

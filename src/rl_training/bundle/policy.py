@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -97,12 +98,23 @@ class BundlePolicy:
     def _mask_rows(self, mask: Any) -> Array:
         """Rows of booleans, from booleans or numbers (0 is invalid), or from one array per component."""
         action = self.spaces.action
-        if isinstance(mask, (tuple, list)) and len(mask) == len(action.choices) > 1:
-            mask = np.concatenate([np.asarray(part) for part in mask], -1)
-        rows = np.asarray(mask)
+        if isinstance(mask, (tuple, list)) and _is_one_per_component(mask, action.choices):
+            mask = np.concatenate(mask, -1)
+        try:
+            rows = np.asarray(mask)
+        except ValueError:  # rows of different lengths
+            rows = np.asarray(mask, object)
         if rows.dtype.kind not in "biuf" or rows.ndim == 0 or rows.shape[-1] != action.num_options:
             raise EnvError(
                 f"an action mask is {rows.dtype} of shape {rows.shape}: give one boolean for each option,"
                 f" {action.num_options} in all"
             )
         return rows.astype(np.bool_)
+
+
+def _is_one_per_component(parts: Sequence[Any], choices: tuple[int, ...]) -> bool:
+    """Whether these are one array [..., n] for each component, not one row for each observation."""
+    try:
+        return len(parts) > 1 and tuple(np.shape(part)[-1] for part in parts) == choices
+    except (ValueError, IndexError):
+        return False

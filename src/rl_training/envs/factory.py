@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
 from rl_training.envs.given.vector_env import make_given_vector
@@ -23,6 +22,7 @@ from rl_training.envs.pools import Pool
 from rl_training.envs.rewards import apply_reward_wrappers
 from rl_training.envs.vector import Array, MakeEnv, RewardTransform, SyncPool, TrainingEnv, make_async, make_sync
 from rl_training.envs.workers import AsyncPool
+from rl_training.envs.wrapping.atari import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.wrapping.wrapper_list import WrapperCall, apply_wrappers, find_wrappers, read_wrappers
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import import_known_packages
@@ -186,6 +186,12 @@ class EnvSource:
         kept = {name: getattr(self.settings, name) for name in names}
         wrappers = WrapperConfig(atari=own, list=self.settings.wrappers.list)
         return replace(self, settings=EnvSettings(**kept, wrappers=wrappers), is_single=True)
+
+    def without_masks(self) -> EnvSource:
+        """The source for a policy that was trained without masks; an `action_masks` that is set stays."""
+        if "action_masks" in self.settings.model_fields_set:
+            return self
+        return replace(self, settings=self.settings.model_copy(update={"action_masks": False}))
 
     def _make_preprocessed(self) -> Env:
         """The environment with the wrappers that training and evaluation share."""

@@ -18,6 +18,7 @@ from rl_training.envs.factory import EnvSource
 from rl_training.evaluation.episode_runner import Episode, EpisodeRunner
 from rl_training.evaluation.reference_scores import normalized_score
 from rl_training.replay.transitions import Array
+from rl_training.spaces.actions import describe_action
 from rl_training.spaces.spec import Spaces, describe_spaces
 
 MAX_ENVS = 8
@@ -132,14 +133,14 @@ class Evaluator:
 
     def reports_success(self) -> bool:
         """Whether a random episode reports success in its last info."""
-        runner, space = self._runner, copy.deepcopy(self._runner.action_space)
+        runner, space, rng = self._runner, copy.deepcopy(self._runner.action_space), np.random.default_rng(0)
         space.seed(0)
         with runner.running(self.seeds[0]):
             episode = Episode(0, 0, self.seeds[0])
             runner.start([episode])
             step: EpisodeStep | None = None
             for _ in range(MAX_STEPS_TRIED):
-                (step,) = runner.step([episode], [space.sample()])
+                (step,) = runner.step([episode], [_random_action(space, episode.mask, rng)])
                 if step is not None and (step.ended or step.success is not None):
                     break
         return step is not None and step.success is not None
@@ -158,6 +159,14 @@ def success_metrics(successes: Sequence[bool | None]) -> dict[str, float]:
     if num_reports == 0:
         return {}
     return {SUCCESS_RATE: sum(map(bool, successes)) / len(successes), SUCCESS_REPORTS: num_reports}
+
+
+def _random_action(space: Space[Any], mask: Array | None, rng: np.random.Generator) -> Any:
+    """An action of the space, among the valid ones if there is a mask."""
+    if mask is None:
+        return space.sample()
+    action = describe_action(space)
+    return action.to_env(action.random_actions(1, rng, torch.from_numpy(mask[None])).numpy())[0]
 
 
 def act_in(algorithm: Algorithm[Any], active: Sequence[Episode], obs: Any) -> Array:
@@ -183,7 +192,7 @@ def act_on(
     deterministic: bool,
 ) -> tuple[Array, Tensor | None]:
     """Environment actions for a batch of environment observations, and the next policy state."""
-    stored = np.ascontiguousarray(algorithm.spaces.obs.as_stored(obs))
+    stored = np.require(algorithm.spaces.obs.as_stored(obs), requirements=("C", "W"))  # torch takes no read-only array
     inputs = torch.from_numpy(stored).to(algorithm.device)
     mask = None if masks is None else torch.from_numpy(masks).to(algorithm.device)
     acted = algorithm.act(inputs, state, explore=not deterministic, mask=mask)

@@ -132,7 +132,8 @@ class Collector:
         self._obs = self._spaces.obs.as_stored(obs)
         self._masks = self._envs.current_masks()
         if self._initial_state is not None:
-            self._policy_state = self._saved_policy_state(state)
+            saved = self._saved_policy_state(state)
+            self._policy_state = self._initial_state if reasons else saved  # the stored episodes end here as well
         self.inexact_reasons = list(dict.fromkeys([*state["inexact_reasons"], *reasons]))
         return reasons
 

@@ -5,6 +5,7 @@ The options of several components (MultiDiscrete, MultiBinary) stand one after t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,26 @@ def masked(values: Tensor, masks: Tensor | None) -> Tensor:
 
 def as_masks(value: Any, action: ActionSpec) -> Array:
     """Mask rows [..., num_options] from booleans or numbers (0 is invalid), or from one array per component."""
-    if isinstance(value, (tuple, list)) and len(value) == len(action.choices) > 1:
-        value = np.concatenate([np.asarray(part) for part in value], -1)
-    masks = np.asarray(value)
+    if isinstance(value, (tuple, list)) and _is_one_per_component(value, action):
+        value = np.concatenate(value, -1)
+    try:
+        masks = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        masks = np.asarray(value, object)
     if masks.dtype.kind not in "biuf" or masks.ndim == 0 or masks.shape[-1] != action.num_options:
         raise EnvError(
             f"an action mask is {masks.dtype} of shape {masks.shape}: give one boolean for each option,"
             f" {action.num_options} in all"
         )
     return masks.astype(np.bool_)
+
+
+def _is_one_per_component(parts: Sequence[Any], action: ActionSpec) -> bool:
+    """Whether these are one array [..., n] for each component, not one row for each observation."""
+    try:
+        return len(parts) > 1 and tuple(np.shape(part)[-1] for part in parts) == action.choices
+    except (ValueError, IndexError):
+        return False
 
 
 def permits_nothing(mask: Array, action: ActionSpec) -> bool:

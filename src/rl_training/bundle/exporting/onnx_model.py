@@ -40,7 +40,7 @@ def make_onnx(description: Description, golden: dict[str, Array]) -> bytes:
     import onnx
 
     spaces = parse_spaces(description.spaces)
-    names = _input_names(spaces)
+    names = input_names(spaces)
     rows = np.arange(EXAMPLES) % len(golden[ACTION])
     examples = tuple(torch.from_numpy(golden[key][rows].copy()) for key in names)
     batch = torch.export.Dim("batch", min=1)
@@ -77,7 +77,7 @@ def check_onnx(data: bytes, spaces: BundleSpaces, golden: dict[str, Array]) -> N
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    names = _input_names(spaces)
+    names = input_names(spaces)
     if MASK in golden and MASK not in names:  # the model permits every action
         unmasked = golden[MASK].all(1)
         golden = {name: array[unmasked] for name, array in golden.items()}
@@ -116,7 +116,7 @@ class OperationsModule(nn.Module):
         return getattr(self, self._buffer_names[value]) if is_tensor else value
 
 
-def _input_names(spaces: BundleSpaces) -> dict[str, str]:
+def input_names(spaces: BundleSpaces) -> dict[str, str]:
     """Names of the model's inputs, by those of the golden tensors; a mask is an input only if it is required."""
     names = {}
     for index, leaf in enumerate(spaces.observation):

@@ -144,6 +144,8 @@ def _save(recording: Recording, out: Path | None, minari: str | None) -> None:
         put(f"file={save_transition_dataset(out, recording.dataset)}")
     if minari is not None:
         write_minari(minari, recording.dataset, recording.observation_space, recording.action_space)
+        if recording.dataset.masks is not None:
+            say("WARNING: a Minari dataset has no action masks: to keep those of this recording, use --out")
         put(f"minari={minari}")
 
 

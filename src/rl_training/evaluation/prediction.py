@@ -24,9 +24,9 @@ def predict(
     algorithm: Algorithm[Any],
     obs: Any,
     *,
+    deterministic: bool = True,
     state: Any = NO_STATE,
     mask: npt.ArrayLike | None = None,
-    deterministic: bool = True,
 ) -> Any:
     """Environment action for one observation, or actions for a batch.
 
