@@ -132,8 +132,8 @@ def test_the_snippets_of_the_page_and_of_the_card_run(
     [
         ("her", None, {}),
         ("iql", None, {}),
-        ("ppo", "rl_training.envs.toys:CartPoleWithoutVelocity", {"memory": {"kind": "gru", "size": 4}}),
-        ("dqn", "rl_training.envs.toys:InvalidActions", {}),
+        ("ppo", "rl_training.envs.toys:CartPoleNoVel", {"memory": {"kind": "gru", "size": 4}}),
+        ("dqn", "rl_training.envs.toys:MostlyInvalid", {}),
     ],
     ids=["dict", "offline", "memory", "masks"],
 )

@@ -84,11 +84,11 @@ class BundlePolicy:
             return None
         if use == "none":
             raise ConfigError("mask is given, but this policy does not obey action masks: leave it out")
-        rows = self._mask_rows(mask)
-        rows = rows if is_batch else rows[None]
+        given = self._mask_rows(mask)
+        rows = given if is_batch else given[None]
         options = self.spaces.action.num_options
         if rows.shape != (count, options):
-            raise ConfigError(f"mask has shape {np.shape(mask)}: give one row of {options} per observation")
+            raise ConfigError(f"mask has shape {given.shape}: give one row of {options} per observation")
         parts = np.split(rows, np.cumsum(self.spaces.action.choices)[:-1], 1)
         permitted = np.stack([part.any(1) for part in parts]).all(0)
         if not permitted.all():
