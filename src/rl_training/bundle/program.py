@@ -42,7 +42,7 @@ class Program:
         for number, operation in enumerate(operations):
             settings = Settings(operation, f"operation {number}", tensors)
             self.steps.append(self._build(settings))
-            unread -= settings.tensors_read()
+            unread -= settings.tensors_read
         if unread:
             raise BundleError(f"weights.safetensors: no operation reads the tensor '{min(unread):.100}'")
         self._check_outputs(spaces)

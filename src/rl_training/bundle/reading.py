@@ -60,7 +60,8 @@ class Settings:
         self.where = where
         self._values = dict(values)
         self._tensors = tensors or {}
-        self.used: set[str] = set()
+        self._keys_read: set[str] = set()
+        self.tensors_read: set[str] = set()
         """Names of the tensors that were read."""
 
     def fault(self, key: str, expected: str) -> BundleError:
@@ -71,7 +72,7 @@ class Settings:
         """The value of a key, which must exist."""
         if key not in self._values:
             raise BundleError(f"{self.where} lacks '{key}'")
-        self.used.add(key)
+        self._keys_read.add(key)
         return self._values[key]
 
     def text(self, key: str, allowed: tuple[str, ...] | None = None) -> str:
@@ -135,16 +136,12 @@ class Settings:
             raise BundleError(f"{self.where}: tensor '{name:.100}' is {given}, where {dtype} [{wanted}] is expected")
         if np.isnan(array).any() or not (may_be_infinite or np.isfinite(array).all()):
             raise BundleError(f"{self.where}: tensor '{name:.100}' holds numbers that are not finite")
-        self.used.add(f"tensor:{name}")
+        self.tensors_read.add(name)
         return array
-
-    def tensors_read(self) -> set[str]:
-        """Names of the tensors that were read."""
-        return {name.removeprefix("tensor:") for name in self.used if name.startswith("tensor:")}
 
     def finish(self) -> None:
         """Refuse keys that nobody read."""
-        unknown = sorted(self._values.keys() - self.used)
+        unknown = sorted(self._values.keys() - self._keys_read)
         if unknown:
             raise BundleError(f"{self.where} has an unknown key '{unknown[0]:.100}'")
 
