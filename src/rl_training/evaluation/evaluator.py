@@ -31,6 +31,8 @@ SUCCESS_REPORTS = "eval_success_reports"
 MAX_STEPS_TRIED = 1000
 OnProgress = Callable[[int], None]
 """Called before every step with the number of finished episodes."""
+OnObservations = Callable[[Any, Sequence[Episode]], None]
+"""Called before every step with the batch of observations, and the episodes that they are of."""
 
 
 class Evaluator:
@@ -69,6 +71,11 @@ class Evaluator:
         runner = self._runner
         return describe_spaces(runner.obs_space, runner.action_space, has_masks=runner.has_masks)
 
+    @property
+    def obs_space(self) -> Space[Any]:
+        """The observation space of the environments."""
+        return self._runner.obs_space
+
     def evaluate(self, algorithm: Algorithm[Any], on_progress: OnProgress) -> dict[str, float]:
         """Mean and standard deviation of the unscaled return, mean length and number of episodes.
 
@@ -90,7 +97,7 @@ class Evaluator:
         return metrics | success_metrics(successes)
 
     def run_episodes(
-        self, algorithm: Algorithm[Any], on_progress: OnProgress
+        self, algorithm: Algorithm[Any], on_progress: OnProgress, on_observations: OnObservations | None = None
     ) -> tuple[list[float], list[int], list[bool | None]]:
         """Return, length and success (None if not reported) of each episode, in the order of the seeds."""
         runner = self._runner
@@ -104,7 +111,10 @@ class Evaluator:
             num_done = 0
             while active:
                 on_progress(num_done)
-                actions = act_in(algorithm, active, runner.batch(active))
+                batch = runner.batch(active)
+                if on_observations is not None:
+                    on_observations(batch, active)
+                actions = act_in(algorithm, active, batch)
                 still_active, started = [], []
                 for episode, step in zip(active, runner.step(active, list(actions)), strict=True):
                     if step is None or not (step.ended or episode.length >= MAX_EPISODE_STEPS):

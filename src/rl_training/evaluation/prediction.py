@@ -83,12 +83,10 @@ def _masks(algorithm: Algorithm[Any], obs: Any, mask: Any, count: int, *, is_bat
         return None
     if not algorithm.obeys_masks or not spaces.action.choices:
         raise ConfigError("mask is given, but this policy does not obey action masks: leave it out")
-    rows = as_masks(mask, spaces.action)
-    rows = rows if is_batch else rows[None]
+    given = as_masks(mask, spaces.action)
+    rows = given if is_batch else given[None]
     if rows.shape != (count, spaces.action.num_options):
-        raise ConfigError(
-            f"mask has shape {np.shape(mask)}: give one row of {spaces.action.num_options} per observation"
-        )
+        raise ConfigError(f"mask has shape {given.shape}: give one row of {spaces.action.num_options} per observation")
     for number, row in enumerate(rows):
         fault = find_fault(row, spaces.action)
         if fault is not None:

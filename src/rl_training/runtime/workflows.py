@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ __all__ = [
     "evaluate_checkpoint",
     "evaluate_checkpoint_offline",
     "load_algorithm",
+    "open_evaluator",
     "plan_resume",
     "predict",
     "predict_checkpoint",
@@ -123,6 +125,22 @@ def evaluate_algorithm(
     metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Evaluate on the run's evaluation seeds. Errors name the plugins recorded in a checkpoint's `metadata`."""
+    with open_evaluator(config, algorithm, num_episodes, metadata) as evaluator:
+        with counter(len(evaluator.seeds), "evaluating", "episodes", shows_time=True) as show:
+            metrics = evaluator.evaluate(algorithm, show)
+        if evaluator.num_restarts:
+            tell(f"environments that failed and were recreated: {evaluator.num_restarts}")
+        return metrics
+
+
+@contextlib.contextmanager
+def open_evaluator(
+    config: TrainConfig,
+    algorithm: Algorithm[Any],
+    num_episodes: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Iterator[Evaluator]:
+    """The evaluator of a run's algorithm, closed at the end; what the environment may not do is refused."""
     if num_episodes is not None and num_episodes < 1:
         raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
     if config.env_id is None:
@@ -141,11 +159,7 @@ def evaluate_algorithm(
             raise EnvError(f"the spaces of environment '{config.env_id}' differ from those the policy was trained with")
         if algorithm.spaces.has_masks and not evaluator.spaces.has_masks:
             raise EnvError(f"the policy was trained with action masks, and environment '{config.env_id}' gives none")
-        with counter(len(seeds), "evaluating", "episodes", shows_time=True) as show:
-            metrics = evaluator.evaluate(algorithm, show)
-        if evaluator.num_restarts:
-            tell(f"environments that failed and were recreated: {evaluator.num_restarts}")
-        return metrics
+        yield evaluator
     finally:
         failure = try_to_close(evaluator)
         if failure is not None:
