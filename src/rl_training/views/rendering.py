@@ -58,7 +58,8 @@ def with_rendering(source: EnvSource) -> RenderedSource:
     settings = source.settings.model_copy(update={"backend": "sync", "max_restarts": 0})
     plain = replace(source, settings=settings, is_single=True)
     rendering = replace(plain, arguments={**plain.arguments, "render_mode": RENDER_MODE})
-    env = plain.make(with_wrappers=False)
+    with _translate_import_of_opengl():
+        env = plain.make(with_wrappers=False)
     try:
         _check_metadata(env, source.env_id)
         rate, uses_mujoco = env.metadata.get("render_fps"), _uses_mujoco(env)
@@ -83,6 +84,17 @@ def with_rendering(source: EnvSource) -> RenderedSource:
             f" is {mode!r}; let its constructor keep the argument in self.render_mode"
         )
     return RenderedSource(rendering, fps, uses_mujoco)
+
+
+@contextlib.contextmanager
+def _translate_import_of_opengl() -> Iterator[None]:
+    """Add the remedy where the user's MUJOCO_GL names a library that is missing: the import of mujoco then fails."""
+    try:
+        yield
+    except EnvError as error:
+        if GL_VARIABLE not in os.environ or "OpenGL" not in str(error):
+            raise
+        raise EnvError(f"{GL_VARIABLE}={os.environ[GL_VARIABLE]} does not work here: {GL_REMEDY}") from error
 
 
 def _check_metadata(env: gym.Env[Any, Any], env_id: str) -> None:

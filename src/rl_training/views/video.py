@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, EnvError
 from rl_training.evaluation.episode_runner import Episode, EpisodeRunner
 from rl_training.evaluation.evaluator import MAX_EPISODE_STEPS, act_in
 from rl_training.experiment.checkpointing import resolve_checkpoint
@@ -121,10 +121,8 @@ def record_video(
         check_has_pillow("--overlay")
     config, algorithm, state = load_algorithm(path, device=device)
     rendered = with_rendering(evaluation_source(config, algorithm, state.metadata))
+    rate = _rate(target, fps or rendered.fps)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes)
-    rate = film_rate(target, fps or rendered.fps)
-    if rate < (fps or rendered.fps):
-        tell(f"a GIF has at most {rate:g} frames per second: the film is slower than {fps or rendered.fps:g}")
     with (
         without_display(rendered.uses_mujoco),
         choose_execution(config, state).applied(),
@@ -135,20 +133,17 @@ def record_video(
         with open_film(target, rate) as writer:
             camera = _Camera(player, writer, overlay, num_shown=len(chosen))
             shown = camera.film([(index, played[index] if played else None) for index in chosen])
-    width, height = film_size(target, *camera.shape[:2])
-    return Film(
-        target,
-        checkpoint,
-        stored_step(state),
-        shown,
-        played or shown,
-        pick,
-        camera.num_frames,
-        width,
-        height,
-        rate,
-        target.stat().st_size,
-    )
+    size = film_size(target, *camera.shape[:2])
+    facts = (camera.num_frames, *size, rate, target.stat().st_size)
+    return Film(target, checkpoint, stored_step(state), shown, played or shown, pick, *facts)
+
+
+def _rate(target: Path, wanted: float) -> float:
+    """Frames per second of the film; a message tells if its format does not have as many as wanted."""
+    rate = film_rate(target, wanted)
+    if rate < wanted:
+        tell(f"a GIF has at most {rate:g} frames per second: the film is slower than {wanted:g}")
+    return rate
 
 
 def _check_arguments(num_episodes: int, pick: str | None, fps: float | None) -> None:
@@ -184,7 +179,10 @@ def open_player(rendered: RenderedSource, algorithm: Algorithm[Any], seeds: Sequ
     try:
         yield Player(rendered, algorithm, seeds, runner)
     finally:
-        runner.close()
+        try:
+            runner.close()
+        except EnvError as error:
+            tell(f"closing the environment failed: {error}")
 
 
 @dataclass(frozen=True)
