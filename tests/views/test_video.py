@@ -18,8 +18,9 @@ from rl_training.envs.factory import make_env
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import RunSeeds
+from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.views import rendering
-from rl_training.views.film import open_film
+from rl_training.views.film import Mp4Writer, open_film
 from rl_training.views.video import PlayedEpisode, picked, record_video, with_text
 
 Image = pytest.importorskip("PIL.Image", reason="films need Pillow")
@@ -98,6 +99,13 @@ def test_an_mp4_has_the_same_frames_with_even_sides(run: Path, tmp_path: Path) -
         # Half of the colour resolution is lost: brightness is compared, the repeated row and column too.
         padded = np.pad(wanted, ((0, 1), (0, 1), (0, 0)), mode="edge")
         assert np.abs(frame.mean(axis=2) - padded.mean(axis=2)).mean() < 8
+
+
+def test_the_episodes_are_those_of_an_evaluation(run: Path, tmp_path: Path) -> None:
+    film = record_video(run, num_episodes=4, out=tmp_path / "film.gif")
+    metrics = evaluate_checkpoint(run, num_episodes=4)
+    assert np.mean([episode.total for episode in film.episodes]) == pytest.approx(metrics["eval_return_mean"])
+    assert np.mean([episode.length for episode in film.episodes]) == metrics["eval_length_mean"]
 
 
 @pytest.mark.parametrize("pick", ["best", "median", "worst"])
@@ -274,6 +282,18 @@ def test_an_interrupted_film_leaves_neither_file_nor_folder(tmp_path: Path, name
     with pytest.raises(KeyboardInterrupt):
         film()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_ffmpeg_says_when_it_fails_is_told(tmp_path: Path) -> None:
+    writer = Mp4Writer(tmp_path / "missing" / "film.mp4", 10.0)
+
+    def film() -> None:
+        writer.add(np.zeros((4, 4, 3), np.uint8))
+        writer.finish()
+
+    with pytest.raises(RLTrainingError, match="(?s)ffmpeg could not write the film .*No such file or directory"):
+        film()
+    writer.abort()
 
 
 def test_a_missing_encoder_is_named_with_its_extra_and_gif_needs_none(
