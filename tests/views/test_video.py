@@ -291,7 +291,7 @@ def test_what_ffmpeg_says_when_it_fails_is_told(tmp_path: Path) -> None:
         writer.add(np.zeros((4, 4, 3), np.uint8))
         writer.finish()
 
-    with pytest.raises(RLTrainingError, match="(?s)ffmpeg could not write the film .*No such file or directory"):
+    with pytest.raises(RLTrainingError, match=r"(?s)ffmpeg could not write the film .*No such file or directory"):
         film()
     writer.abort()
 
