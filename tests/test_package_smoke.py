@@ -42,9 +42,10 @@ MAY_IMPORT = {
 ABOVE = {
     "studies": (),
     "views": ("studies", "diagnostics"),
+    "bundle": (),
     "api": (),
     "testing": (),
-    "cli": ("studies", "diagnostics", "views", "api"),
+    "cli": ("studies", "diagnostics", "views", "bundle", "api"),
 }
 for _room, _others in ABOVE.items():
     MAY_IMPORT[_room] = {*MAY_IMPORT["runtime"], "runtime", *_others}

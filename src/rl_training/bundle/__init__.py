@@ -1,0 +1,1 @@
+"""Policies that leave the package, and policies of other packages that come in."""
