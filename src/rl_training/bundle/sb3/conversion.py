@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from rl_training.bundle.sb3.settings import (
 )
 from rl_training.bundle.sb3.vecnormalize import VecNormalizeState
 from rl_training.envs.factory import EnvSource
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment.config import TrainConfig, resolve_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.normalizer import RewardNormalizer
@@ -72,7 +73,8 @@ def convert(archive: Archive, statistics: VecNormalizeState | None, changes: Map
     report = Report()
     algo = find_algorithm(archive)
     policy = read_policy_settings(archive, algo)
-    layout = LAYOUTS[algo](archive.weights, policy)
+    with _translate_errors(archive):
+        layout = LAYOUTS[algo](archive.weights, policy)
     _require_statistics(archive, statistics)
     spaces = _spaces_of(changes)
     _check_spaces(archive, layout, spaces)
@@ -80,19 +82,36 @@ def convert(archive: Archive, statistics: VecNormalizeState | None, changes: Map
     normalization = read_normalization(spaces.obs, statistics, policy.normalize_images, report)
     normalized = {"normalize_obs": normalization.obs, "normalize_reward": normalization.returns}
     hyperparameters |= {name: True for name, found in normalized.items() if found is not None}
-    hyperparameters |= {"activation": policy.activation, **layout.sizes(spaces)}
+    with _translate_errors(archive):
+        hyperparameters |= {"activation": policy.activation, **layout.sizes(spaces)}
     step = _whole(archive, "num_timesteps")
     run = {"algo": algo, "total_timesteps": max(1, step), "num_envs": _num_envs(archive, report), "tags": ["sb3"]}
     layers = [("the model", {**run, "algo_kwargs": hyperparameters}), ("the command line", changes)]
     config = resolve_config(layers).config
     report.take("settings", ", ".join(sorted(hyperparameters)))
     algorithm = _make(config, spaces)
-    num_updates = _fill(algorithm, layout, normalization, archive, report)
+    with _translate_errors(archive):
+        num_updates = _fill(algorithm, layout, normalization, archive, report)
     _set_counters(algorithm, step, num_updates)
     report.leave("generators, environments", "a run that continues has its own")
     if "buffer_size" in archive.settings:
         report.leave("replay buffer", "a model's zip has none: it begins empty")
     return Conversion(archive, config, algorithm, report, step, num_updates)
+
+
+@contextlib.contextmanager
+def _translate_errors(archive: Archive) -> Iterator[None]:
+    """Raise what goes wrong with tensors of other names or shapes than SB3's as a `CheckpointError`."""
+    try:
+        yield
+    except (KeyError, IndexError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        if isinstance(error, RLTrainingError):
+            raise
+        detail = str(error).splitlines()[0] if str(error) else ""
+        raise CheckpointError(
+            f"'policy.pth' of '{archive.path}' does not have the tensors of an SB3 policy: {type(error).__name__}:"
+            f" {detail:.200}"
+        ) from None
 
 
 def _require_statistics(archive: Archive, statistics: VecNormalizeState | None) -> None:
@@ -189,11 +208,13 @@ def _load_moments(part: Part, optimizer: Any, module: nn.Module, archive: Archiv
 def _moments_of(part: Part, archive: Archive) -> tuple[int, dict[str, Tensor], dict[str, Tensor]] | None:
     """Step count and both moments by the names of SB3's parameters; None unless all of them fit."""
     state = archive.optimizers.get(part.source_optimizer)
-    if state is None or len(state["param_groups"]) != 1 or not isinstance(state["param_groups"][0], dict):
+    groups = state["param_groups"] if state else []
+    keys = groups[0].get("params") if len(groups) == 1 and isinstance(groups[0], dict) else None
+    if state is None or not isinstance(keys, list):
         return None
     first, second, steps = {}, {}, set()
-    for name, key in zip(part.parameters, state["param_groups"][0].get("params", ()), strict=False):
-        entry = state["state"].get(key)
+    for name, key in zip(part.parameters, keys, strict=False):
+        entry = state["state"].get(key) if isinstance(key, int) else None
         if entry is None:
             continue
         shape = archive.weights[name].shape
@@ -201,14 +222,21 @@ def _moments_of(part: Part, archive: Archive) -> tuple[int, dict[str, Tensor], d
         if not all(isinstance(moment, Tensor) and moment.shape == shape for moment in moments):
             return None
         first[name], second[name] = moments
-        steps.add(int(entry.get("step", 0)))
+        steps.add(_step_of(entry))
     return (steps.pop(), first, second) if len(steps) == 1 else None
+
+
+def _step_of(entry: Mapping[str, Any]) -> int:
+    """Adam's step count, which older versions keep as a number and newer ones as a tensor."""
+    step = entry.get("step", 0)
+    step = float(step) if isinstance(step, Tensor) and step.numel() == 1 else step
+    return int(step) if is_number(step) and 0 <= step <= MAX_STEPS else 0
 
 
 def _load_temperature(members: dict[str, Any], archive: Archive, report: Report, steps: list[int]) -> None:
     """The entropy temperature and its optimizer."""
     log_alpha = archive.variables.get("log_ent_coef")
-    if "temperature" not in members or log_alpha is None:
+    if "temperature" not in members or log_alpha is None or log_alpha.numel() != 1:
         return
     members["temperature"].load_state_dict({"log_alpha": log_alpha.reshape(())})
     report.take("temperature", f"alpha {float(log_alpha.exp()):.4g}")
@@ -217,7 +245,7 @@ def _load_temperature(members: dict[str, Any], archive: Archive, report: Report,
     moments = [entry.get(kind) for kind in ("exp_avg", "exp_avg_sq")]
     if all(isinstance(moment, Tensor) and moment.numel() == 1 for moment in moments):
         first, second = ([moment.reshape(())] for moment in moments if moment is not None)
-        step = int(entry.get("step", 0))
+        step = _step_of(entry)
         optimizer = members["alpha_optimizer"]
         values = {"first": first, "second": second, "step": torch.tensor(float(step))}
         optimizer.load_state_dict({**optimizer.state_dict(), **values})

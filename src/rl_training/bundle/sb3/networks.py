@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -109,8 +110,12 @@ def _numbered(weights: Weights, prefix: str) -> dict[int, set[str]]:
 
 
 def widths(weights: Weights, stems: Iterable[str]) -> tuple[int, ...]:
-    """Number of outputs of each layer."""
-    return tuple(len(weights[f"{stem}.weight"]) for stem in stems)
+    """Number of outputs of each layer, each of which reads the outputs of the one before."""
+    shapes = [weights[f"{stem}.weight"].shape for stem in stems]
+    for before, after in pairwise(shapes):
+        if before[0] != after[1]:
+            raise CheckpointError(f"a layer of the model reads {after[1]} of {before[0]} outputs: it is damaged")
+    return tuple(shape[0] for shape in shapes)
 
 
 def place_layer(

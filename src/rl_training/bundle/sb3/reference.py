@@ -36,11 +36,9 @@ def _load(values: dict[str, Any]) -> Any:
         import stable_baselines3 as package
     custom: dict[str, Any] = dict.fromkeys(CODE, _nothing)
     custom |= {"learning_rate": 0.0, "replay_buffer_class": None, "replay_buffer_kwargs": {}, "buffer_size": 1}
-    if values["has_old_spaces"]:  # of the package gym, which Gymnasium has replaced
-        import gymnasium
-
-        env = gymnasium.make(values["env_id"])
-        custom |= {"observation_space": env.observation_space, "action_space": env.action_space}
+    if values["old_spaces"]:
+        _alias_gym()
+        custom |= {name: _make_space(space) for name, space in values["old_spaces"].items()}
     return getattr(package, values["name"]).load(values["model"], device="cpu", custom_objects=custom)
 
 
@@ -54,6 +52,28 @@ def _normalized(path: str, model: Any, obs: Any) -> Any:
         observation_space, action_space = model.observation_space, model.action_space
 
     return VecNormalize.load(path, DummyVecEnv([Spaces])).normalize_obs(obs)
+
+
+def _alias_gym() -> None:
+    """Let files that were written with the package gym find its successor."""
+    import gymnasium
+    from gymnasium import spaces
+    from gymnasium.spaces import box, dict, discrete, multi_binary, multi_discrete, space
+
+    sys.modules.setdefault("gym", gymnasium)
+    sys.modules.setdefault("gym.spaces", spaces)
+    for module in (box, dict, discrete, multi_binary, multi_discrete, space):
+        sys.modules.setdefault(module.__name__.replace("gymnasium", "gym"), module)
+
+
+def _make_space(values: dict[str, Any]) -> Any:
+    import numpy as np
+    from gymnasium import spaces
+
+    if values["n"] is not None:
+        return spaces.Discrete(values["n"])
+    low, high = (np.asarray(values[name], values["dtype"]) for name in ("low", "high"))
+    return spaces.Box(low, high, dtype=low.dtype.type)
 
 
 def _nothing(_: float) -> float:

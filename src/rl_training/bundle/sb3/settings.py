@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Mapping
@@ -192,7 +191,7 @@ def _schedules(archive: Archive, report: Report) -> dict[str, Any]:
     """Learning rate and clip range: numbers, constant schedules, or the last value of a function."""
     settings, values = archive.settings, {}
     rate = settings.get("learning_rate")
-    if is_number(rate):
+    if is_number(rate) and rate > 0:
         values["learning_rate"] = rate
     else:
         groups = [group for state in archive.optimizers.values() for group in state["param_groups"]]
@@ -201,7 +200,7 @@ def _schedules(archive: Archive, report: Report) -> dict[str, Any]:
             values["learning_rate"] = rates[0]
             report.leave("learning_rate schedule", f"stored as code; the last value {rates[0]:g} is constant here")
         else:
-            report.leave("learning_rate", "stored as code, and its last value is not known: the default here")
+            report.leave("learning_rate", "a schedule that ended at 0, or is not known: the default here")
     if "clip_range" in settings:
         clip = settings["clip_range"]
         match = CONSTANT.search(str(clip.get("value_schedule"))) if isinstance(clip, dict) else None
@@ -291,10 +290,5 @@ def read_shape(settings: Plain) -> tuple[int, ...] | None:
     """Shape of the model's observations, if it is an array."""
     space = settings.get("observation_space")
     shape = (space.get("_shape") or space.get("shape")) if isinstance(space, dict) else None
-    if isinstance(shape, str):
-        try:
-            shape = ast.literal_eval(shape)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return None
     is_shape = isinstance(shape, (list, tuple)) and all(type(size) is int for size in shape)
     return tuple(shape) if is_shape and shape is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box, Discrete
 
 from rl_training.bundle.sb3 import reference
 from rl_training.bundle.sb3.conversion import Conversion
@@ -92,7 +94,6 @@ def _observations(conversion: Conversion) -> Any:
 def _actions_of_sb3(conversion: Conversion, vecnormalize: Path | None, obs: Any, python: str) -> Any:
     """Actions of the model, by a process that runs SB3."""
     name, is_contrib = CLASSES[conversion.config.algo]
-    space = conversion.archive.settings.get("observation_space")
     with tempfile.TemporaryDirectory() as folder:
         files = {key: str(Path(folder) / key) for key in ("observations.npz", "actions.npy", "request.json")}
         np.savez(files["observations.npz"], **(obs if isinstance(obs, dict) else {"obs": obs}))
@@ -102,14 +103,33 @@ def _actions_of_sb3(conversion: Conversion, vecnormalize: Path | None, obs: Any,
             "is_contrib": is_contrib,
             "is_dict": isinstance(obs, dict),
             "vecnormalize": None if vecnormalize is None else str(vecnormalize.resolve()),
-            "env_id": conversion.config.env_id,
-            "has_old_spaces": isinstance(space, dict) and str(space.get(":type:")).startswith("<class 'gym."),
+            "old_spaces": _old_spaces(conversion),
             "observations": files["observations.npz"],
             "actions": files["actions.npy"],
         }
         Path(files["request.json"]).write_text(json.dumps(request), encoding="utf-8")
         _run([python, reference.__file__, files["request.json"]], python)
         return np.load(files["actions.npy"], allow_pickle=False)
+
+
+def _old_spaces(conversion: Conversion) -> dict[str, Any] | None:
+    """The environment's spaces for a model that holds those of the package gym, which today's SB3 cannot read."""
+    space = conversion.archive.settings.get("observation_space")
+    if not isinstance(space, dict) or not str(space.get(":type:")).startswith("<class 'gym."):
+        return None
+    config = conversion.config
+    env = EnvSource.parse(config.required_env_id, config.env_kwargs).make(with_wrappers=False)
+    found = {"observation_space": env.observation_space, "action_space": env.action_space}
+    env.close()
+    return {name: _described(space) for name, space in found.items()}
+
+
+def _described(space: Any) -> dict[str, Any]:
+    if isinstance(space, Discrete):
+        return {"n": int(space.n)}
+    if not isinstance(space, Box):
+        raise ConfigError(f"--verify cannot give SB3 the space {space} for a model that was written with gym")
+    return {"n": None, "low": space.low.tolist(), "high": space.high.tolist(), "dtype": str(space.dtype)}
 
 
 def _run(command: list[str], python: str) -> None:
@@ -121,7 +141,7 @@ def _run(command: list[str], python: str) -> None:
     if done.returncode == 0:
         return
     last = (done.stderr.strip().splitlines() or ["it gave no message"])[-1]
-    if "No module named" in last:
+    if re.search(r"No module named '(stable_baselines3|sb3_contrib)'", last):
         raise ConfigError(
             f"--verify needs SB3, which '{python}' does not have: pip install stable-baselines3 sb3-contrib, or name"
             " a Python that has it with --sb3-python PATH"
