@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,50 @@ def test_an_existing_run_is_not_overwritten(model: Path, capsys: pytest.CaptureF
     imported(capsys, str(model), "--env", "CartPole-v1")
     assert main(["import", "sb3", str(model), "--env", "CartPole-v1"]) == 2
     assert "exists" in capsys.readouterr().err
+
+
+STAND_IN = """
+import numpy as np
+
+class PPO:
+    @classmethod
+    def load(cls, path, device, custom_objects):
+        assert path.endswith("model.zip") and device == "cpu" and "learning_rate" in custom_objects
+        return cls()
+
+    def predict(self, obs, deterministic):
+        weights = np.load("weights.npz")
+        for stem in ("policy_net.0", "policy_net.2", "action_net"):
+            obs = obs @ weights[stem + ".weight"].T + weights[stem + ".bias"]
+            obs = obs if stem == "action_net" else np.tanh(obs)
+        return obs.argmax(1), None
+"""
+
+
+@pytest.mark.parametrize("change", [0.0, 5.0], ids=["equal", "different"])
+def test_verify_compares_with_the_package_in_another_process(
+    change: float, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a stand-in for SB3, which is not installed here: what is asked of it, and what its answer does."""
+    weights = ppo_weights(4, 2)
+    weights["action_net.bias"] += torch.tensor([change, 0.0])
+    np.savez("weights.npz", **{key.removeprefix("mlp_extractor."): one.numpy() for key, one in weights.items()})
+    package = model.parent / "packages"
+    package.mkdir()
+    (package / "stable_baselines3.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(package))
+    code = main(["import", "sb3", str(model), "--env", "CartPole-v1", "--verify", "--json"])
+    said = capsys.readouterr()
+    if change:
+        assert (code, (model.parent / "runs").exists()) == (2, False)
+        assert "the import acts differently from SB3" in said.err
+    else:
+        verified = json.loads(said.out)["verified"]
+        assert verified == {"num_observations": 512, "largest_difference": 0.0, "num_different": 0}
+
+
+def test_verify_names_the_packages_that_are_missing(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if find_spec("stable_baselines3") is not None:
+        pytest.skip("SB3 is installed")
+    assert main(["import", "sb3", str(model), "--env", "CartPole-v1", "--verify"]) == 2
+    assert "pip install stable-baselines3 sb3-contrib" in capsys.readouterr().err

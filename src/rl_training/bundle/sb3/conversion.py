@@ -82,6 +82,8 @@ def convert(archive: Archive, statistics: VecNormalizeState | None, changes: Map
     normalization = read_normalization(spaces.obs, statistics, policy.normalize_images, report)
     normalized = {"normalize_obs": normalization.obs, "normalize_reward": normalization.returns}
     hyperparameters |= {name: True for name, found in normalized.items() if found is not None}
+    if normalization.returns is not None and statistics and statistics.gamma != hyperparameters.get("gamma"):
+        report.leave("gamma of VecNormalize", f"{statistics.gamma:g}: rewards are normalized with the algorithm's here")
     with _translate_errors(archive):
         hyperparameters |= {"activation": policy.activation, **layout.sizes(spaces)}
     step = _whole(archive, "num_timesteps")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_training.cli.completion import complete_words
-from rl_training.cli.options import AsJson, Plugins, Quiet, RunSuffix
+from rl_training.cli.options import AsJson, Plugins, Quiet, RunSuffix, find_in_working_directory
 from rl_training.cli.output import say, show
 from rl_training.cli.parsing import StrictCommand
 from rl_training.errors import ConfigError
@@ -83,7 +83,7 @@ def import_stable_baselines3(
     changes |= {} if out is None else {"output_dir": str(out)}
     imported = import_sb3(
         model,
-        env,
+        str(find_in_working_directory(env)),
         vecnormalize=vecnormalize,
         changes=changes,
         run_suffix=run_suffix,
@@ -108,8 +108,9 @@ def _lines(imported: Imported) -> list[str]:
             f"verified: {found.num_observations} observations, largest difference {found.largest_difference:.1e}"
         )
     score = result.metrics.get("eval_return_mean")
-    episodes = conversion.config.eval_episodes
-    return lines if score is None else [*lines, f"eval_return_mean={score:.2f} ({episodes} episodes)"]
+    count = conversion.config.eval_episodes
+    episodes = f"{count} episode{'' if count == 1 else 's'}"
+    return lines if score is None else [*lines, f"eval_return_mean={score:.2f} ({episodes})"]
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> list[str]:
