@@ -124,8 +124,8 @@ def ppo_weights(
     weights: Weights = {}
     sequential(weights, "mlp_extractor.policy_net.", (num_inputs, *pi), rng)
     sequential(weights, "mlp_extractor.value_net.", (num_inputs, *vf), rng)
-    linear(weights, "action_net", pi[-1], num_outputs, rng)
-    linear(weights, "value_net", vf[-1], 1, rng)
+    linear(weights, "action_net", (num_inputs, *pi)[-1], num_outputs, rng)
+    linear(weights, "value_net", (num_inputs, *vf)[-1], 1, rng)
     return weights
 
 

@@ -251,14 +251,55 @@ class Bits(gym.Env[Any, Any]):
         return self.np_random.integers(0, 256, 5).astype(np.uint8), 0.0, False, True, {}
 
 
-def test_bytes_are_not_scaled_and_bits_are_independent(tmp_path: Path) -> None:
-    weights = ppo_weights(5, 3)
-    weights["mlp_extractor.policy_net.0.weight"] /= 100.0
+@pytest.mark.parametrize("pi", [(8, 6), ()], ids=["hidden layers", "linear"])
+def test_bytes_are_not_scaled_and_bits_are_independent(pi: Any, tmp_path: Path) -> None:
+    weights = ppo_weights(5, 3, pi=pi)
+    stems = [*PI[: len(pi)], "action_net"]
+    weights[f"{stems[0]}.weight"] /= 100.0
     env_id = TrainConfig(algo="ppo", env_id=Bits).env_id
     conversion = imported(tmp_path, "ppo", weights, {"env_id": env_id})
     obs = RNG.integers(0, 256, (40, 5)).astype(np.uint8)
-    logits = forward(weights, PI, obs.astype(np.float32), "tanh")
+    logits = forward(weights, stems, obs.astype(np.float32), "tanh")
     assert (np.asarray(predict(conversion.algorithm, obs)) == (logits > 0)).all()
+    assert 0 < (logits > 0).mean() < 1
+
+
+class Pictures(gym.Env[Any, Any]):
+    """Images with channels last, which SB3 transposes."""
+
+    observation_space = gym.spaces.Box(0, 255, (40, 44, 3), np.uint8)
+    action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self.np_random.integers(0, 256, (40, 44, 3)).astype(np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        return self.np_random.integers(0, 256, (40, 44, 3)).astype(np.uint8), 0.0, False, True, {}
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_images(normalize: bool, tmp_path: Path) -> None:
+    weights, rng = {}, torch.Generator().manual_seed(7)
+    shapes = {"cnn.0": (32, 3, 8, 8), "cnn.2": (64, 32, 4, 4), "cnn.4": (64, 64, 3, 3), "linear.0": (512, 128)}
+    for prefix in ("q_net.", "q_net_target."):
+        for stem, shape in shapes.items():
+            name = f"{prefix}features_extractor.{stem}"
+            weights[f"{name}.weight"] = torch.randn(shape, generator=rng) * (2.0 / np.prod(shape[1:])) ** 0.5
+            weights[f"{name}.bias"] = torch.randn(shape[0], generator=rng) * 0.1
+        linear(weights, f"{prefix}q_net.0", 512, 4, rng)
+    env_id = TrainConfig(algo="dqn", env_id=Pictures).env_id
+    kwargs = {"normalize_images": normalize}
+    conversion = imported(tmp_path, "dqn", weights, {"env_id": env_id}, policy_kwargs=kwargs)
+    obs = torch.from_numpy(RNG.integers(0, 256, (20, 40, 44, 3)).astype(np.uint8))
+    x = obs.permute(0, 3, 1, 2).float() / (255.0 if normalize else 1.0)
+    part = {key.removeprefix("q_net.features_extractor."): one for key, one in weights.items()}
+    for stem, stride in (("cnn.0", 4), ("cnn.2", 2), ("cnn.4", 1)):
+        x = torch.conv2d(x, part[f"{stem}.weight"], part[f"{stem}.bias"], stride).relu()
+    x = (x.flatten(1) @ part["linear.0.weight"].T + part["linear.0.bias"]).relu()
+    expected = x @ weights["q_net.q_net.0.weight"].T + weights["q_net.q_net.0.bias"]
+    found = conversion.algorithm.network(obs).detach()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("bounded", [False, True], ids=["CartPole", "Pendulum"])

@@ -27,6 +27,7 @@ from rl_training.bundle.sb3.networks import (
     place_cnn,
     place_layer,
     place_layers,
+    scale_inputs,
     stems_of,
     widths,
 )
@@ -64,7 +65,7 @@ class TD3Layout(Layout):
             actor, critic = f"actor{theirs}.", f"critic{theirs}."
             placed = place_cnn(self.weights, f"{actor}features_extractor.", inputs.pixel_scale)
             stems = [stem.replace("actor.", actor, 1) for stem in self.stems]
-            placed += place_layers(stems, "network", input_scale=inputs.of_policy)
+            placed = scale_inputs([*placed, *place_layers(stems, "network")], inputs.of_policy)
             critics = place_critics(self.weights, critic, inputs, count)
             names = ("actor_optimizer", "critic_optimizer") if trained else (None, None)
             lists = (parameters_of(self.weights, actor), parameters_of(self.weights, critic))
@@ -111,11 +112,11 @@ class SACLayout(Layout):
         """Actor, critics and the critics' targets."""
         count = spaces.action.num_components
         placed = place_cnn(self.weights, self.cnn, inputs.pixel_scale)
-        placed += place_layers(self.latent, "network", input_scale=inputs.of_policy)
         head, constants = self._place_head(count)
+        placed = scale_inputs([*placed, *place_layers(self.latent, "network"), *head], inputs.of_policy)
         trained = parameters_of(self.weights, "actor.")
         optimizer = None if self.has_sde else "actor_optimizer"
-        parts = [Part("actor", [*placed, *head], constants, optimizer, "actor", trained)]
+        parts = [Part("actor", placed, constants, optimizer, "actor", trained)]
         if self.left:
             return parts
         names = parameters_of(self.weights, "critic.")

@@ -19,6 +19,7 @@ from rl_training.bundle.sb3.networks import (
     place_cnn,
     place_layer,
     place_layers,
+    scale_inputs,
     stems_of,
     widths,
 )
@@ -108,14 +109,15 @@ class ActorCriticLayout(Layout):
         places = (0, 1) if is_stacked else (None, None)
         placed = place_cnn(self.weights, self.cnn, inputs.pixel_scale)
         for stems, name, member in zip((self.policy, self.value), names, places, strict=True):
-            placed += place_layers(stems[:-1], name, member=member, input_scale=inputs.of_policy)
+            placed += place_layers(stems[:-1], name, member=member)
         last = {"number": len(self.policy) - 1, "member": places[0]}
         head, constants = self._place_head(spaces, names[0], last)
         value_outputs = slice(0, 1) if is_stacked else slice(None)
         placed += place_layer("value_net", names[1], len(self.value) - 1, member=places[1], outputs=value_outputs)
         trained = parameters_of(self.weights, "", aliases=self.ignored[:2])
         optimizer = None if self.shared else "optimizer"
-        return [Part("policy", [*placed, *head], constants, optimizer, "policy", trained)]
+        placed = scale_inputs([*placed, *head], inputs.of_policy)
+        return [Part("policy", placed, constants, optimizer, "policy", trained)]
 
     def _place_head(self, spaces: Spaces, name: str, last: dict[str, Any]) -> tuple[list[Placement], list[Any]]:
         """Placements of the policy's output layer, and constants."""
@@ -174,13 +176,14 @@ class QLayout(Layout):
         prefix = f"{self.name}{suffix}."
         stems = [stem.replace(f"{self.name}.", prefix, 1) for stem in self.stems]
         placed = place_cnn(self.weights, f"{prefix}features_extractor.", inputs.pixel_scale)
-        placed += place_layers(stems[:-1], "network", input_scale=inputs.of_policy)
+        placed += place_layers(stems[:-1], "network")
         rows = None
         if self.name == "quantile_net":  # SB3's outputs are [quantiles, actions], ours [actions, quantiles]
             num_outputs, num_actions = len(self.weights[f"{stems[-1]}.weight"]), spaces.action.choices[0]
             if num_outputs % num_actions == 0:
                 rows = torch.arange(num_outputs).view(-1, num_actions).T.reshape(-1)
-        return [*placed, *place_layer(stems[-1], "network", len(stems) - 1, rows=rows)]
+        placed += place_layer(stems[-1], "network", len(stems) - 1, rows=rows)
+        return scale_inputs(placed, inputs.of_policy)
 
 
 def critics_of(weights: Weights, prefix: str) -> list[str]:
@@ -194,9 +197,8 @@ def place_critics(weights: Weights, prefix: str, inputs: Inputs, num_actions: in
     """Placements of an ensemble of critics with its CNN."""
     placed = place_cnn(weights, f"{prefix}features_extractor.", inputs.pixel_scale)
     for member, critic in enumerate(critics_of(weights, prefix)):
-        scale = inputs.of_critic(num_actions)
-        placed += place_layers(stems_of(weights, critic), "networks", member=member, input_scale=scale)
-    return placed
+        placed += place_layers(stems_of(weights, critic), "networks", member=member)
+    return scale_inputs(placed, inputs.of_critic(num_actions))
 
 
 def critic_sizes(weights: Weights) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -140,15 +140,14 @@ def place_layer(
     return [weight, Placement(f"{stem}.bias", f"{target}.bias_{number}", bias_index, False, bias_scale, offset, rows)]
 
 
-def place_layers(
-    stems: Sequence[str], target: str, *, member: int | None = None, input_scale: Tensor | float = 1.0
-) -> list[Placement]:
-    """Placements of consecutive layers; the weights of the first are multiplied by `input_scale`."""
-    placed = []
-    for number, stem in enumerate(stems):
-        scale = input_scale if number == 0 else 1.0
-        placed += place_layer(stem, target, number, member=member, weight_scale=scale)
-    return placed
+def place_layers(stems: Sequence[str], target: str, *, member: int | None = None) -> list[Placement]:
+    """Placements of consecutive layers."""
+    return [one for number, stem in enumerate(stems) for one in place_layer(stem, target, number, member=member)]
+
+
+def scale_inputs(placements: Iterable[Placement], scale: Tensor | float) -> list[Placement]:
+    """The placements, with the weights of first layers multiplied by the scale of their inputs."""
+    return [replace(one, scale=one.scale * scale) if one.target.endswith(".weight_0") else one for one in placements]
 
 
 def place_cnn(weights: Weights, extractor: str, pixel_scale: float) -> list[Placement]:
