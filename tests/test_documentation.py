@@ -13,6 +13,8 @@ import pytest
 from conftest import TESTS
 from typer.main import get_command
 
+from rl_training import PPO
+from rl_training.cli import main
 from rl_training.cli.program import app
 from rl_training.envs.factory import split_env_kwargs
 from rl_training.experiment.config import TrainConfig, load_config_file
@@ -144,6 +146,54 @@ def test_configurations_are_valid(page: Path, tmp_path: Path) -> None:
         config = TrainConfig(**load_config_file(path))
         get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
         split_env_kwargs(config.env_kwargs)
+
+
+class TestMasksAndMemory:
+    """The page about masks and memory: its files, commands, configurations and Python blocks run as they stand."""
+
+    TEXT = (ROOT / "docs" / "masks-and-memory.md").read_text()
+    SMALL = ("total_timesteps=64", "eval_episodes=1", "num_threads=1", "compile=false", "algo_kwargs.hidden_sizes=[8]")
+
+    @pytest.fixture(autouse=True)
+    def _files_are_in_the_working_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for text in blocks(self.TEXT, "python"):
+            if text.startswith("# "):
+                (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
+
+    def shortened(self, words: list[str]) -> list[str]:
+        """The words of a command with the settings of a short run."""
+        small = (*self.SMALL, "algo_kwargs.num_steps=32") if "ppo" in words else self.SMALL
+        keys = {setting.partition("=")[0] for setting in small}
+        return [*(word for word in words if word.partition("=")[0] not in keys), *small]
+
+    def test_the_commands_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+        found = [shlex.split(line, comments=True) for line in commands(self.TEXT)]
+        verbs = [words for words in found if words[0] in ("train", "data", "doctor")]
+        assert [words[0] for words in verbs] == ["train", "train", "train", "doctor", "train", "train", "data", "train"]
+        for words in verbs:
+            assert main(self.shortened(words) if words[0] == "train" else words) == 0, words
+        assert "exactness=exact" in capsys.readouterr().out
+
+    def test_the_configurations_train(self) -> None:
+        for number, text in enumerate(blocks(self.TEXT, "yaml")):
+            Path(f"{number}.yaml").write_text(text)
+            assert main(["train", "--config", f"{number}.yaml", *self.SMALL]) == 0
+
+    def test_the_python_examples_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+        printed = []
+        for text in blocks(self.TEXT, "python"):
+            if not text.startswith("# "):
+                exec(compile(text, "page", "exec"), {"__name__": "page"})
+                printed.append(capsys.readouterr().out.split())
+        masked, remembering = printed
+        assert masked == ["True"]
+        assert len(remembering) == 2
+        assert all(float(total) >= 1.0 for total in remembering)
+
+    def test_the_environment_of_the_page_is_learned(self) -> None:
+        agent = PPO("shelves.py:Shelves", num_envs=4, num_steps=128, total_timesteps=6000, progress=False)
+        assert agent.learn().metrics["best_eval_return_mean"] >= 5.0
 
 
 def test_the_readme_lists_every_algorithm() -> None:

@@ -42,7 +42,7 @@ MAY_IMPORT = {
 ABOVE = {
     "studies": (),
     "views": ("studies", "diagnostics"),
-    "bundle": (),
+    "bundle": ("studies",),
     "api": (),
     "testing": (),
     "cli": ("studies", "diagnostics", "views", "bundle", "api"),
@@ -70,6 +70,12 @@ def test_each_room_imports_only_what_lies_below_it(room: str) -> None:
         if path.name == "default_manager.py":
             allowed = allowed | {"runtime"}
         assert imported_rooms(path) <= allowed, path
+
+
+def test_a_bundle_is_loaded_without_the_rest_of_the_package() -> None:
+    for path in (SOURCE / "bundle").glob("*.py"):
+        assert imported_rooms(path) <= {"bundle", "errors"}, path
+        assert "rl_training.bundle.exporting" not in path.read_text(), path
 
 
 def test_every_room_has_a_rule_and_at_most_fifteen_files() -> None:

@@ -30,6 +30,7 @@ from rl_training.algorithms.optim import Adam, descend
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm, bootstrap_discounts
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment import registry
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec, list_algorithm_specs, registered
 from rl_training.replay.transitions import Transitions
@@ -600,10 +601,25 @@ def test_a_member_made_after_construction_is_refused_on_resume(tmp_path: Path) -
             resume_training(result.run_dir, total_timesteps=2 * config.total_timesteps)
 
 
+COSTS = """
+import gymnasium as gym
+
+
+class Costs(gym.Wrapper):
+    def step(self, action):
+        *answer, info = self.env.step(action)
+        return *answer, {**info, "cost": 2.0 * action}
+
+
+def make():
+    return Costs(gym.make("CartPole-v1"))
+"""
+
+
 def test_the_examples_of_the_documentation_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (TESTS.parent / "docs" / "extending.md").read_text()
     found = re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    assert [name for name, _ in found] == ["my_algorithm", "soft_q", "test_mine"]
+    assert [name for name, _ in found] == ["my_algorithm", "soft_q", "drqn", "cost_q", "test_mine"]
     for name, text in found:
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -612,7 +628,16 @@ def test_the_examples_of_the_documentation_pass(tmp_path: Path, monkeypatch: pyt
     tests = importlib.import_module("test_mine")
     tests.test_reinforce()
     tests.test_soft_q_with_prioritized_replay()
-    assert {"reinforce", "soft_q"} <= set(registry._SPECS)
+    tests.test_drqn_with_action_masks()
+    assert {"reinforce", "soft_q", "drqn"} <= set(registry._SPECS)
+    (tmp_path / "costs.py").write_text(COSTS)
+    example, config = importlib.import_module("cost_q").CostQ, importlib.import_module("soft_q").SoftQConfig
+    check_algorithm(example, config, Loop.OFF_POLICY, env_id=f"{tmp_path}/costs.py:make")
+    case = AlgorithmCase(example, config, Loop.OFF_POLICY, f"{tmp_path}/costs.py:make", {"n_step": 1})
+    with registered(case.spec):
+        stored = load_checkpoint(run_training(case.train_config(tmp_path)).checkpoint_path).buffer_state["segments"]
+    rows = stored[0].arrays
+    np.testing.assert_array_equal(rows["cost"], 2.0 * rows["actions"])
 
 
 def test_the_page_lists_every_check() -> None:

@@ -17,6 +17,7 @@ provide("train_function", "rl_training.runtime.trainer_modules:train_function")
 
 if TYPE_CHECKING:
     from rl_training import api as api
+    from rl_training import bundle as bundle
     from rl_training import data as data
     from rl_training import envs as envs
     from rl_training import experiment as experiment
@@ -33,6 +34,6 @@ else:
             "experiment.config": "TrainConfig",
             "experiment.default_manager": "DefaultExperimentManager",
         },
-        submodules=("api", "data", "envs", "experiment", "runtime", "studies"),
+        submodules=("api", "bundle", "data", "envs", "experiment", "runtime", "studies"),
         also=("__version__",),
     )

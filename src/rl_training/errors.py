@@ -36,6 +36,10 @@ class CheckpointError(RLTrainingError):
         """The newest intact checkpoint of the same run, if there is one."""
 
 
+class BundleError(RLTrainingError):
+    """A policy bundle is missing, damaged, hostile, or does not act as its golden pairs say."""
+
+
 class RunExistsError(RLTrainingError, FileExistsError):
     """A run folder exists already; it is not overwritten."""
 

@@ -31,7 +31,10 @@ def policy(action: Any, action_space: Any, gamma: float = 0.9) -> Any:
         return ActResult(torch.tensor(action, dtype=dtype).expand(len(obs), *np.shape(action)))
 
     spaces = describe_spaces(BOX, action_space)
-    return SimpleNamespace(spaces=spaces, config=SimpleNamespace(gamma=gamma), device=torch.device("cpu"), act=act)
+    config = SimpleNamespace(gamma=gamma)
+    return SimpleNamespace(
+        spaces=spaces, config=config, device=torch.device("cpu"), act=act, initial_state=lambda count: None
+    )
 
 
 def one_step_worlds(actions: np.ndarray, rewards: np.ndarray) -> TransitionDataset:

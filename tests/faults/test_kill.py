@@ -194,6 +194,15 @@ def test_a_run_killed_again_and_again_ends_as_one_that_never_was(algo: str, tmp_
     print(f"{algo}: survived {len(survived)} kills so far")
 
 
+def test_a_run_with_memory_and_masks_is_killed_again_and_again(tmp_path: Path) -> None:
+    algo_kwargs = {"memory": {"size": 6, "sequence_length": 8}, "normalize_obs": True}
+    env_id = "rl_training.envs.toys:HiddenTarget"
+    victim = Victim("ppo", tmp_path / "killed", env_id=env_id, num_envs=2, algo_kwargs=algo_kwargs)
+    for kill in (("collect", 43), ("update", 9), ("file", 30), ("eval", 6)):
+        victim.die(kill)
+    assert_same_run(victim, tmp_path / "whole")
+
+
 def test_a_run_that_goes_online_is_killed_in_both_stages(tmp_path: Path) -> None:
     stage = {"after_updates": 96, "learning_starts": 16, "train_frequency": 4, "buffer_capacity": 100}
     victim = Victim("iql", tmp_path / "killed", algo_kwargs={"online": stage})

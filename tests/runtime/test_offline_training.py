@@ -11,6 +11,7 @@ import torch
 from conftest import small_config
 
 from rl_training import TrainConfig
+from rl_training.algorithms.base import ActResult
 from rl_training.cli import main
 from rl_training.data.dataset_loaders import load_transition_dataset, save_transition_dataset
 from rl_training.data.offline_dataset import TransitionDataset
@@ -349,7 +350,8 @@ def test_noise_is_added_to_the_action_that_is_executed(
     algorithm = make_algorithm(
         config, get_algorithm_spec("ppo").parse_kwargs(config.algo_kwargs), spaces, RunSeeds.from_seed(1)
     )
-    algorithm.act = lambda obs, explore: torch.full((len(obs), spaces.action.num_components), mean)  # type: ignore[method-assign]
+    fixed = torch.full((1, spaces.action.num_components), mean)
+    algorithm.act = lambda obs, *_, **__: ActResult(fixed.expand(len(obs), -1))  # type: ignore[method-assign]
     act = noisy_policy(algorithm, epsilon=0.0, noise=0.2, seed=0)
     actions = record_transitions(env_id, env_kwargs, 200, 0, lambda spaces: act).dataset.actions
     # At a bound half of the noise is cut off.
@@ -364,7 +366,7 @@ def test_a_share_of_an_agents_actions_is_random(tmp_path: Path) -> None:
     algorithm = make_algorithm(
         config, get_algorithm_spec("dqn").parse_kwargs(config.algo_kwargs), spaces, RunSeeds.from_seed(1)
     )
-    algorithm.act = lambda obs, explore: torch.ones(len(obs), dtype=torch.int64)  # type: ignore[method-assign]
+    algorithm.act = lambda obs, *_, **__: ActResult(torch.ones(len(obs), dtype=torch.int64))  # type: ignore[method-assign]
     actions = {}
     for seed in (0, 0, 1):
         act = noisy_policy(algorithm, epsilon=0.4, noise=0.0, seed=seed)

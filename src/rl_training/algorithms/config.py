@@ -112,6 +112,8 @@ class AlgorithmConfig(FrozenConfig):
     @field_validator("network", mode="before")
     @classmethod
     def _is_named(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, (type, str)):
+            raise ValueError("give the class itself, or its name: path/to/file.py:ClassName or module:ClassName")
         return name_of_class(value) if isinstance(value, type) else value
 
     def sampling(self) -> Sampling:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from rl_training.algorithms.base import ActResult, Algorithm, ConfigT, Resources, UpdateResult
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import OfflineConfig, OffPolicyConfig, value_at
+from rl_training.errors import ConfigError
 from rl_training.models.encoders import make_preprocessor
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.models.policies import Policy
@@ -28,7 +29,10 @@ def bootstrap_discounts(batch: Transitions, gamma: float) -> Tensor:
 
 
 class Batch(NamedTuple):
-    """Input of a gradient step: preprocessed observations [B, features] (or images), all else [B, ...]."""
+    """Input of a gradient step: preprocessed observations [B, features] (or images), all else [B, ...].
+
+    Where the config's `sampling` asks for sequences, [L, B] takes the place of [B].
+    """
 
     obs: Tensor
     actions: Tensor
@@ -42,13 +46,19 @@ class Batch(NamedTuple):
     """Valid actions of `obs`, [B, num_options], if there are masks."""
     next_masks: Tensor | None = None
     """Valid actions of `next_obs`."""
+    valid: Tensor | None = None
+    """In sequences [L, B]: False after the end of the episode; else None."""
+    extras: Mapping[str, Tensor] = {}
+    """What `step_fields` and `info_fields` declare, by name."""
 
     def targets(self, next_values: Tensor) -> Tensor:
         """TD targets: rewards + bootstrap_discounts * next_values."""
         return self.rewards + self.bootstrap_discounts * next_values
 
     def mean(self, losses: Tensor) -> Tensor:
-        """Mean of losses [..., B] over the batch, weighted with prioritized replay."""
+        """Mean of losses [..., B] over the batch, weighted with prioritized replay; of [..., L, B] over valid steps."""
+        if self.valid is not None:
+            return (losses * self.valid).sum((-2, -1)) / self.valid.sum()
         return losses.mean(-1) if self.importance_weights is None else (losses * self.importance_weights).mean(-1)
 
     def td_errors(self, values: Tensor, targets: Tensor) -> Tensor | None:
@@ -87,9 +97,12 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         return ActResult(self.actor.sample(obs, self.generator, mask) if explore else self.actor.mode(obs, mask))
 
     def preprocess(self, obs: Tensor) -> Tensor:
-        """Turn stored observations into network inputs: flat vectors; images unchanged."""
-        features: Tensor = obs if self.preprocessor is None else self.preprocessor(obs)
-        return features
+        """Turn stored observations [B, ...] or [L, B, ...] into network inputs: flat vectors; images unchanged."""
+        if self.preprocessor is None:
+            return obs
+        leading = obs.shape[: obs.dim() - len(self.spaces.obs.shape)]
+        features: Tensor = self.preprocessor(obs if len(leading) == 1 else obs.flatten(0, 1))
+        return features if len(leading) == 1 else features.unflatten(0, leading)  # type: ignore[no-untyped-call]
 
     def fit_observations(self, obs: Tensor) -> None:
         """Update the mean and standard deviation of `normalize_obs`."""
@@ -119,7 +132,8 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         discounts = bootstrap_discounts(batch, self.config.gamma) if self.uses_next_obs else batch.rewards
         weights = None if batch.unscaled_weights is None else self._importance_weights(batch.unscaled_weights)
         fields = batch.obs, batch.actions, rewards, batch.next_obs
-        inputs = Batch(*fields, discounts, weights, batch.masks, batch.next_masks)
+        further = batch.masks, batch.next_masks, batch.valid, batch.extras
+        inputs = Batch(*fields, discounts, weights, *further)
         names, values, gradient_steps, td_errors = self._step(inputs, *self.step_inputs(batch.actions))
         return UpdateResult(dict(zip(names, values.unbind(), strict=True)), gradient_steps, td_errors)
 
@@ -144,5 +158,8 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         """The whole step as one graph: stored observations in, metrics as one tensor out."""
         next_obs = self.preprocess(batch.next_obs) if self.uses_next_obs else batch.next_obs
         result = self.gradient_step(batch._replace(obs=self.preprocess(batch.obs), next_obs=next_obs), *args)
+        if not isinstance(result, UpdateResult):
+            kind = type(result).__name__
+            raise ConfigError(f"gradient_step of {type(self).__name__} returns a {kind}: return UpdateResult(metrics)")
         values = torch.stack(list(result.metrics.values())).detach()
         return tuple(result.metrics), values, result.gradient_steps, result.td_errors

@@ -16,12 +16,12 @@ from rl_training.api.saving import save_policy
 from rl_training.api.settings import describe_settings, read_settings, signature_of
 from rl_training.envs.given.objects import EnvLike, give_again
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.evaluation.prediction import NO_STATE, predict
 from rl_training.experiment.checkpointing import CheckpointState, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.run_folder import has_checkpoint
 from rl_training.runtime.callbacks import AnyCallback, Callback, CallbackList
 from rl_training.runtime.controls import Schedules
-from rl_training.runtime.prediction import NO_STATE, predict
 from rl_training.runtime.resuming.initial_weights import policy_name
 from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, run_plan
 from rl_training.runtime.resuming.source import find_run_folder
@@ -161,9 +161,9 @@ class AlgorithmAPI:
         self,
         obs: npt.ArrayLike,
         *,
+        deterministic: bool = True,
         state: Any = NO_STATE,
         mask: npt.ArrayLike | None = None,
-        deterministic: bool = True,
     ) -> Any:
         """Action for one observation, or actions for a batch of observations; reads no files."""
         return predict(self._trained(), obs, state=state, mask=mask, deterministic=deterministic)

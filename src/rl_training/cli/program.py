@@ -14,6 +14,7 @@ from rl_training.cli.parsing import StrictCommand, expand_groups
 from rl_training.cli.verbs import data, importing, runs, studies
 from rl_training.cli.verbs.comparing import compare
 from rl_training.cli.verbs.evaluation import evaluate, plot
+from rl_training.cli.verbs.exporting import export
 from rl_training.cli.verbs.inspection import algos, doctor, presets, show_config
 from rl_training.cli.verbs.reporting import report, ui
 from rl_training.cli.verbs.training import demo, resume, train
@@ -81,6 +82,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "ui": ui,
     "compare": compare,
     "tune": tune,
+    "export": export,
     "demo": demo,
 }
 for _name, _verb in _VERBS.items():

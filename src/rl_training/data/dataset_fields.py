@@ -134,6 +134,19 @@ def rows_where(condition: Callable[[Array], Array], array: Array) -> Array:
     )
 
 
+def find_following(obs: Array, next_obs: Array) -> Array:
+    """Whether the next row's `obs` equals this row's `next_obs`, for all rows but the last, [n - 1]."""
+    follows = np.ones(len(obs) - 1, np.bool_)
+    width = obs[0].size
+    for block in row_blocks(obs[1:], next_obs[:-1]):
+        after, before = obs[1:][block].reshape(-1), next_obs[:-1][block].reshape(-1)
+        # Few numbers differ, so locating them is faster than comparing row by row.
+        differing = np.flatnonzero(after != before)
+        both_nan = np.isnan(after[differing]) & np.isnan(before[differing])
+        follows[block.start + differing[~both_nan] // width] = False
+    return follows
+
+
 def evenly_spaced_rows(num_rows: int, count: int) -> Array:
     """At most `count` row indices, evenly spaced."""
     return np.linspace(0, num_rows - 1, min(num_rows, count)).astype(np.int64)
@@ -185,10 +198,11 @@ def _derive_next_obs(fields: MutableMapping[str, Array]) -> str:
 
 
 def _derive_next_masks(fields: MutableMapping[str, Array]) -> str:
-    """Take `next_masks` from the next row; at the end of an episode every action counts as valid."""
+    """Take `next_masks` from the next row; where it does not follow, every action counts as valid."""
     next_masks = np.roll(fields["masks"], -1, axis=0)
     ended = fields["terminated"] | fields["truncated"]
     ended[-1] = True
+    ended[:-1] |= ~find_following(fields["obs"], fields["next_obs"])
     next_masks[ended] = True
     fields["next_masks"] = next_masks
     return (

@@ -134,6 +134,7 @@ def check_spaces(dataset: TransitionDataset, spaces: Spaces) -> Iterator[Finding
         yield Finding(Level.ERROR, "actions_misfit", str(error))
     else:
         yield from _check_actions(actions, spaces.action)
+        yield from _check_masks(dataset, actions, spaces)
 
 
 def _check_actions(actions: Array, spec: ActionSpec) -> Iterator[Finding]:
@@ -157,6 +158,28 @@ def _check_actions(actions: Array, spec: ActionSpec) -> Iterator[Finding]:
         found = f"the actions cover {used:.1%} of their range {bounds}"
         remedy = "check that they are in the environment's units, not normalized by its bounds"
         yield Finding(Level.WARNING, "actions_narrow", found, remedy)
+
+
+def _check_masks(dataset: TransitionDataset, actions: Array, spaces: Spaces) -> Iterator[Finding]:
+    """Masks that forbid the recorded action, or every option of a component where an action follows."""
+    masks, next_masks, spec = dataset.masks, dataset.next_masks, spaces.action
+    if masks is None or next_masks is None or masks.shape[1:] != (spec.num_options,):
+        return
+    if not spec.choices or len(actions_outside(actions, spec)):
+        return
+    starts = np.cumsum([0, *spec.choices[:-1]])
+    chosen = flat_rows(spec.to_model(actions)) + starts
+    is_permitted = np.take_along_axis(masks, chosen, 1).all(1)
+    has_option = np.logical_or.reduceat(next_masks, starts, 1).all(1) | dataset.terminated
+    # Without masks in the environment, those of the dataset are not used.
+    level = Level.ERROR if spaces.has_masks else Level.WARNING
+    for name, is_right, fault in (
+        ("masks_forbid_actions", is_permitted, "masks forbid the recorded action"),
+        ("next_masks_forbid_all", has_option, "next_masks permit no action, though the episode did not terminate"),
+    ):
+        if len(wrong := np.flatnonzero(~is_right)):
+            remedy = "correct the masks, or remove them from the file"
+            yield Finding(level, name, f"{len(wrong):,} of {len(masks):,} {fault}", remedy, int(wrong[0]))
 
 
 def _power_of_ten(value: float) -> str:

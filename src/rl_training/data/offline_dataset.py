@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, row_blocks
+from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, find_following
 from rl_training.data.dataset_spaces import actions_to_model, obs_to_model
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.replay.sequences import Sampling, choose_starts, follow, gather
@@ -119,7 +119,7 @@ class TransitionDataset:
         is_last = np.zeros(len(self), np.bool_)
         is_last[self._episodes[:, 1] - 1] = True
         starts = choose_starts(lambda: self._episodes[:, 0], len(self), batch_size, sampling, self._rng)
-        slots, valid = follow(starts, is_last, 1, sampling.length)
+        slots, valid = follow(starts, is_last, 1, sampling)
         return gather(lambda rows: {name: self._take(name, rows) for name in self._rows}, slots, valid)
 
     def with_sampler(self, *, rng: np.random.Generator, device: torch.device | str = "cpu") -> TransitionDataset:
@@ -160,15 +160,7 @@ class TransitionDataset:
     @cached_property
     def follows(self) -> Array:
         """Whether the next row's `obs` equals this row's `next_obs`, for all rows but the last, [n - 1]."""
-        follows = np.ones(len(self) - 1, np.bool_)
-        width = self.obs[0].size
-        for block in row_blocks(self.obs[1:], self.next_obs[:-1]):
-            after, before = self.obs[1:][block].reshape(-1), self.next_obs[:-1][block].reshape(-1)
-            # Few numbers differ, so locating them is faster than comparing row by row.
-            differing = np.flatnonzero(after != before)
-            both_nan = np.isnan(after[differing]) & np.isnan(before[differing])
-            follows[block.start + differing[~both_nan] // width] = False
-        return follows
+        return find_following(self.obs, self.next_obs)
 
     def episodes(self) -> Array:
         """First row and row after the last of each episode, in file order, [E, 2].

@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rl_training.envs.atari_wrappers import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.construction import construct, translate_construction_errors
 from rl_training.envs.episodes import EpisodeEnv
 from rl_training.envs.given.vector_env import make_given_vector
@@ -23,12 +22,14 @@ from rl_training.envs.pools import Pool
 from rl_training.envs.rewards import apply_reward_wrappers
 from rl_training.envs.vector import Array, MakeEnv, RewardTransform, SyncPool, TrainingEnv, make_async, make_sync
 from rl_training.envs.workers import AsyncPool
+from rl_training.envs.wrapping.atari import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.wrapping.wrapper_list import WrapperCall, apply_wrappers, find_wrappers, read_wrappers
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import import_known_packages
 from rl_training.plugins.given import find_vector
 from rl_training.plugins.user_code import find_maker, load_code, unknown_code
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
+from rl_training.spaces.spec import Spaces, describe_spaces
 from rl_training.validation import FrozenConfig, parse_config
 
 __all__ = [
@@ -160,6 +161,13 @@ class EnvSource:
         masks = find_mask_source(env, make) if self.settings.action_masks else None
         return NOTHING if masks is None and not info_keys else StepReading(masks, info_keys)
 
+    def read_spaces(self) -> Spaces:
+        """The spaces of the environment, and whether it gives masks."""
+        make = functools.partial(self.make, with_wrappers=False)
+        with contextlib.closing(make()) as env:
+            reading = self.find_reading(env, make)
+            return describe_spaces(env.observation_space, env.action_space, has_masks=reading.masks is not None)
+
     def _read_example(self, make: MakeEnv, info_keys: tuple[str, ...]) -> StepReading:
         with contextlib.closing(make()) as example:
             return self.find_reading(example, make, info_keys)
@@ -186,6 +194,12 @@ class EnvSource:
         kept = {name: getattr(self.settings, name) for name in names}
         wrappers = WrapperConfig(atari=own, list=self.settings.wrappers.list)
         return replace(self, settings=EnvSettings(**kept, wrappers=wrappers), is_single=True)
+
+    def without_masks(self) -> EnvSource:
+        """The source for a policy that was trained without masks; an `action_masks` that is set stays."""
+        if "action_masks" in self.settings.model_fields_set:
+            return self
+        return replace(self, settings=self.settings.model_copy(update={"action_masks": False}))
 
     def _make_preprocessed(self) -> Env:
         """The environment with the wrappers that training and evaluation share."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rl_training.envs.state.global_generators import seeded_global_generators
 from rl_training.errors import EnvError
 from rl_training.spaces.actions import describe_action
-from rl_training.spaces.masks import MASK_KEY, as_masks, permits_nothing
+from rl_training.spaces.masks import MASK_KEY, as_masks, find_fault
 
 Array = npt.NDArray[Any]
 Env = gym.Env[Any, Any]
@@ -65,12 +65,14 @@ class MaskReader:
         """The mask [num_options]; after the last step of a terminated episode (`is_last`) it may permit nothing."""
         mask = as_masks(self._find(obs, info), self._action)
         if mask.shape != (self._action.num_options,):
-            raise EnvError(f"its action mask from {self._source.value} has shape {mask.shape}")
-        if not permits_nothing(mask, self._action):
+            wanted = (self._action.num_options,)
+            raise EnvError(f"its action mask from {self._source.value} has shape {mask.shape}: give shape {wanted}")
+        fault = find_fault(mask, self._action)
+        if fault is None:
             return mask
         if is_last:
             return np.ones_like(mask)  # no action follows, and its value is not used
-        raise EnvError(f"its action mask from {self._source.value} permits no action: permit at least one")
+        raise EnvError(f"its action mask from {self._source.value} {fault}: permit at least one")
 
     def _find(self, obs: Any, info: Mapping[str, Any]) -> Any:
         if self._method is not None:

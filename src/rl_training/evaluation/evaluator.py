@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import Space
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
@@ -17,6 +18,7 @@ from rl_training.envs.factory import EnvSource
 from rl_training.evaluation.episode_runner import Episode, EpisodeRunner
 from rl_training.evaluation.reference_scores import normalized_score
 from rl_training.replay.transitions import Array
+from rl_training.spaces.actions import describe_action
 from rl_training.spaces.spec import Spaces, describe_spaces
 
 MAX_ENVS = 8
@@ -29,6 +31,8 @@ SUCCESS_REPORTS = "eval_success_reports"
 MAX_STEPS_TRIED = 1000
 OnProgress = Callable[[int], None]
 """Called before every step with the number of finished episodes."""
+OnObservations = Callable[[Any, Sequence[Episode]], None]
+"""Called before every step with the batch of observations, and the episodes that they are of."""
 
 
 class Evaluator:
@@ -67,6 +71,11 @@ class Evaluator:
         runner = self._runner
         return describe_spaces(runner.obs_space, runner.action_space, has_masks=runner.has_masks)
 
+    @property
+    def obs_space(self) -> Space[Any]:
+        """The observation space of the environments."""
+        return self._runner.obs_space
+
     def evaluate(self, algorithm: Algorithm[Any], on_progress: OnProgress) -> dict[str, float]:
         """Mean and standard deviation of the unscaled return, mean length and number of episodes.
 
@@ -88,7 +97,7 @@ class Evaluator:
         return metrics | success_metrics(successes)
 
     def run_episodes(
-        self, algorithm: Algorithm[Any], on_progress: OnProgress
+        self, algorithm: Algorithm[Any], on_progress: OnProgress, on_observations: OnObservations | None = None
     ) -> tuple[list[float], list[int], list[bool | None]]:
         """Return, length and success (None if not reported) of each episode, in the order of the seeds."""
         runner = self._runner
@@ -102,7 +111,10 @@ class Evaluator:
             num_done = 0
             while active:
                 on_progress(num_done)
-                actions = act_in(algorithm, active, runner.batch(active))
+                batch = runner.batch(active)
+                if on_observations is not None:
+                    on_observations(batch, active)
+                actions = act_in(algorithm, active, batch)
                 still_active, started = [], []
                 for episode, step in zip(active, runner.step(active, list(actions)), strict=True):
                     if step is None or not (step.ended or episode.length >= MAX_EPISODE_STEPS):
@@ -121,14 +133,14 @@ class Evaluator:
 
     def reports_success(self) -> bool:
         """Whether a random episode reports success in its last info."""
-        runner, space = self._runner, copy.deepcopy(self._runner.action_space)
+        runner, space, rng = self._runner, copy.deepcopy(self._runner.action_space), np.random.default_rng(0)
         space.seed(0)
         with runner.running(self.seeds[0]):
             episode = Episode(0, 0, self.seeds[0])
             runner.start([episode])
             step: EpisodeStep | None = None
             for _ in range(MAX_STEPS_TRIED):
-                (step,) = runner.step([episode], [space.sample()])
+                (step,) = runner.step([episode], [_random_action(space, episode.mask, rng)])
                 if step is not None and (step.ended or step.success is not None):
                     break
         return step is not None and step.success is not None
@@ -147,6 +159,14 @@ def success_metrics(successes: Sequence[bool | None]) -> dict[str, float]:
     if num_reports == 0:
         return {}
     return {SUCCESS_RATE: sum(map(bool, successes)) / len(successes), SUCCESS_REPORTS: num_reports}
+
+
+def _random_action(space: Space[Any], mask: Array | None, rng: np.random.Generator) -> Any:
+    """An action of the space, among the valid ones if there is a mask."""
+    if mask is None:
+        return space.sample()
+    action = describe_action(space)
+    return action.to_env(action.random_actions(1, rng, torch.from_numpy(mask[None])).numpy())[0]
 
 
 def act_in(algorithm: Algorithm[Any], active: Sequence[Episode], obs: Any) -> Array:
@@ -172,7 +192,7 @@ def act_on(
     deterministic: bool,
 ) -> tuple[Array, Tensor | None]:
     """Environment actions for a batch of environment observations, and the next policy state."""
-    stored = np.ascontiguousarray(algorithm.spaces.obs.as_stored(obs))
+    stored = np.require(algorithm.spaces.obs.as_stored(obs), requirements=("C", "W"))  # torch takes no read-only array
     inputs = torch.from_numpy(stored).to(algorithm.device)
     mask = None if masks is None else torch.from_numpy(masks).to(algorithm.device)
     acted = algorithm.act(inputs, state, explore=not deterministic, mask=mask)

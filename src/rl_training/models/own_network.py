@@ -45,8 +45,9 @@ def make_encoder(encoder_class: type[nn.Module], spec: ObsSpec, generator: torch
             fault = "has no attribute num_features" if num_features is None else f"has num_features {num_features!r}"
             raise ConfigError(f"{KEY}: {name} {fault}: set self.num_features to the number of outputs, an int")
         _settle_parameters(encoder)
-        output = _call(f"forward of {name}", encoder, _zeros(spec))
+        output = _call(f"forward of {name}", encoder, _example(spec))
         _check_output(name, output, num_features)
+        _check_is_pure(name, encoder, spec, output)
         _check_gradients(name, encoder, output)
     return encoder
 
@@ -63,11 +64,26 @@ def _call(what: str, function: Any, *arguments: Any) -> Any:
         raise ConfigError(f"{KEY}: {what:.300} raised {detail:.1000}{frames_of_user(error)}") from error
 
 
-def _zeros(spec: ObsSpec) -> Tensor:
+def _example(spec: ObsSpec) -> Tensor:
     """Preprocessed observations: images, and numbers beside them, as bytes; all else as flat vectors."""
     if spec.image_shapes:
         return torch.zeros(BATCH, *spec.shape, dtype=torch.uint8)
-    return torch.zeros(BATCH, spec.num_features)
+    return torch.full((BATCH, spec.num_features), 0.5)
+
+
+def _check_is_pure(name: str, encoder: nn.Module, spec: ObsSpec, output: Tensor) -> None:
+    """Raise unless `forward` leaves its input and the module as they are, and gives the same output again."""
+    example, before = _example(spec), {key: value.clone() for key, value in encoder.state_dict().items()}
+    again = _call(f"forward of {name}", encoder, example)
+    fault = None
+    if not torch.equal(example, _example(spec)):
+        fault = "changes its input in place, which belongs to the buffer: work on a copy"
+    elif any(not torch.equal(value, before[key]) for key, value in encoder.state_dict().items()):
+        fault = "changes the module: an evaluation would change the policy"
+    elif not torch.equal(output, again):
+        fault = "gives another output for the same input: draw no random numbers and keep no state"
+    if fault is not None:
+        raise ConfigError(f"{KEY}: forward of {name} {fault}")
 
 
 def _settle_parameters(encoder: nn.Module) -> None:

@@ -145,18 +145,19 @@ class ReplayBuffer:
     def sample_sequences(self, batch_size: int, sampling: Sampling) -> Transitions:
         """Sample steps that follow one another in one environment, [L, batch_size, ...], with replacement."""
         is_last = self._storage["terminated"] | self._storage["truncated"]
-        newest = (self._position - 1) % self.num_rows
-        is_last[newest] = True
-        oldest = self._position % self._rows_stored if self._rows_stored == self.num_rows else 0
+        is_last[(self._position - 1) % self.num_rows] = True
 
         def first_steps() -> Array:
             begins = np.roll(is_last, 1, axis=0)
-            begins[oldest] = True
-            return np.flatnonzero(begins[: self._rows_stored])
+            oldest = self._position if self._rows_stored == self.num_rows else 0
+            # In a full buffer the step before the oldest is overwritten: it is not known to be a first step.
+            begins[oldest] = self._rows_stored < self.num_rows
+            found = np.flatnonzero(begins[: self._rows_stored])
+            return found if len(found) else np.arange(self.num_envs) + oldest * self.num_envs
 
         num_stored = self._rows_stored * self.num_envs
         starts = choose_starts(first_steps, num_stored, batch_size, sampling, self._rng)
-        slots, valid = follow(starts, is_last.reshape(-1), self.num_envs, sampling.length)
+        slots, valid = follow(starts, is_last.reshape(-1), self.num_envs, sampling)
         return gather(self._tensors_at, slots, valid)
 
     def _tensors_at(self, slots: Array) -> dict[str, Tensor]:

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.errors import ConfigError
 from rl_training.replay.transitions import Array, Transitions
+from rl_training.validation import suggest
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,19 @@ class Sampling:
     """`transitions` [B, ...]; `sequences` [L, B, ...] that begin at any step; `episodes`: those that begin at the first
     step of an episode."""
     length: int = 1
-    """Most steps of a sequence or an episode; what ends earlier is padded, and marked in `Transitions.valid`."""
+    """Steps of a sequence, or the most of an episode; what ends earlier is padded, as `Transitions.valid` tells.
+
+    L is this length for sequences, so that the shape of a batch stays the same; for episodes it is the longest of the
+    batch.
+    """
+
+    def __post_init__(self) -> None:
+        """Raise a `ConfigError` for an unknown kind, or a length below 1."""
+        kinds = ("transitions", "sequences", "episodes")
+        if self.kind not in kinds:
+            raise ConfigError(f"unknown kind '{self.kind}' of Sampling{suggest(str(self.kind), kinds)}")
+        if type(self.length) is not int or self.length < 1:
+            raise ConfigError(f"length of Sampling is {self.length!r}: give a number of steps, at least 1")
 
 
 class Source(Protocol):
@@ -52,19 +66,20 @@ def choose_starts(
     return chosen
 
 
-def follow(starts: Array, is_last: Array, step: int, length: int) -> tuple[Array, Array]:
-    """Slots [L, B] of up to `length` steps from each start, and which of them are valid.
+def follow(starts: Array, is_last: Array, step: int, sampling: Sampling) -> tuple[Array, Array]:
+    """Slots [L, B] of the steps from each start on, and which of them are valid.
 
     `is_last` [slots] tells the last step of each episode, and of what is stored; the next step of an environment is
     `step` slots further, in a ring. After its last step a sequence repeats it.
     """
+    length = sampling.length
     slots, valid = np.empty((length, len(starts)), np.int64), np.ones((length, len(starts)), np.bool_)
     slots[0] = starts
     for number in range(1, length):
         ended = is_last[slots[number - 1]] | ~valid[number - 1]
         slots[number] = np.where(ended, slots[number - 1], (slots[number - 1] + step) % len(is_last))
         valid[number] = ~ended
-    used = int(valid.any(1).sum())  # no longer than the longest of them
+    used = length if sampling.kind == "sequences" else int(valid.any(1).sum())
     return slots[:used], valid[:used]
 
 

@@ -20,7 +20,7 @@ from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.evaluation.evaluator import SUCCESS_RATE, Evaluator
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.replay.transitions import KNOWN_FIELDS, StepField
+from rl_training.runtime.checks.acting import initial_state_of
 from rl_training.runtime.checks.memory import check_networks_fit
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.execution import Execution
@@ -102,17 +102,10 @@ class RunComponents:
         return [failure for failure in failures if failure is not None]
 
 
-def stored_fields(algorithm: Algorithm[Any]) -> dict[str, StepField]:
-    """Further fields of the step record: what the algorithm returns from `act`, and the info it asks for."""
-    fields = {**algorithm.step_fields(), **algorithm.info_fields}
-    for name in fields.keys() & {*KNOWN_FIELDS, "extras"}:
-        raise ConfigError(f"{type(algorithm).__name__} declares the step field '{name}', which exists: rename it")
-    return fields
-
-
 def make_collector(envs: TrainingEnv, algorithm: Algorithm[Any]) -> Collector:
     """The collector of these environments, with the policy state in which the algorithm begins an episode."""
-    return Collector(envs, envs.spaces, algorithm.device, algorithm.initial_state(envs.num_envs))
+    initial_state = initial_state_of(algorithm, envs.num_envs)
+    return Collector(envs, envs.spaces, algorithm.device, initial_state, algorithm)
 
 
 def try_to_close(owner: Collector | Evaluator | GoalRewards | TrainingEnv | None) -> str | None:

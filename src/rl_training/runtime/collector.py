@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import ActResult
+from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import EnvError, NonFiniteError
 from rl_training.replay.transitions import FIELDS, Array, Storage
+from rl_training.runtime.checks.acting import check_acted, check_info
 from rl_training.runtime.trainer import CollectResult, TrainerState
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import Spaces
@@ -61,7 +62,12 @@ class Collector:
     """
 
     def __init__(
-        self, envs: TrainingEnv, spaces: Spaces, device: torch.device, initial_state: Tensor | None = None
+        self,
+        envs: TrainingEnv,
+        spaces: Spaces,
+        device: torch.device,
+        initial_state: Tensor | None = None,
+        unchecked: Algorithm[Any] | None = None,
     ) -> None:
         self._envs = envs
         self._spaces = spaces
@@ -69,6 +75,9 @@ class Collector:
         self._initial_state = initial_state
         self._policy_state = initial_state
         self._masks: Array | None = None
+        self._unchecked = unchecked
+        """The algorithm, until its first `act` is checked."""
+        self._info_fields = {} if unchecked is None else unchecked.info_fields
         self._obs = np.zeros((envs.num_envs, *spaces.obs.shape), spaces.obs.dtype)
         self.num_envs = envs.num_envs
         self.inexact_reasons = list(envs.inexact_reasons)
@@ -95,6 +104,9 @@ class Collector:
         while stored < num_steps and not (stored and state.should_stop):
             masks = None if self._masks is None else torch.from_numpy(self._masks).to(self._device)
             acted = act(torch.from_numpy(self._obs).to(self._device), self._policy_state, masks)
+            if self._unchecked is not None:
+                check_acted(acted, self._unchecked, self.num_envs)
+                self._unchecked = None
             actions = acted.actions.cpu().numpy()
             try:
                 env_obs, rewards, terminated, truncated, info = self._envs.step(self._spaces.action.to_env(actions))
@@ -132,7 +144,8 @@ class Collector:
         self._obs = self._spaces.obs.as_stored(obs)
         self._masks = self._envs.current_masks()
         if self._initial_state is not None:
-            self._policy_state = self._saved_policy_state(state)
+            saved = self._saved_policy_state(state)
+            self._policy_state = self._initial_state if reasons else saved  # the stored episodes end here as well
         self.inexact_reasons = list(dict.fromkeys([*state["inexact_reasons"], *reasons]))
         return reasons
 
@@ -143,7 +156,9 @@ class Collector:
     def _further_fields(self, acted: ActResult, info: dict[str, Any]) -> Storage:
         """Masks, requested info and what the algorithm stores with the step."""
         fields: Storage = {name: tensor.cpu().numpy() for name, tensor in acted.fields.items()}
-        fields |= info.get("fields", {})
+        if self._info_fields:
+            check_info(info["fields"], self._info_fields)
+            fields |= info["fields"]
         if self._masks is not None:
             fields |= {"masks": self._masks, "next_masks": info["next_masks"]}
         return fields

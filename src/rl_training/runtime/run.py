@@ -27,6 +27,7 @@ from rl_training.runtime.execution import choose_execution, machine_facts, watch
 from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
 from rl_training.runtime.loops.offline import assemble_offline, offline_loop
 from rl_training.runtime.loops.on_policy import assemble_on_policy, on_policy_loop
+from rl_training.runtime.resuming.checkpoint_config import read_spaces
 from rl_training.runtime.resuming.initial_weights import read_initial_weights
 from rl_training.runtime.resuming.origin import Origin
 from rl_training.runtime.resuming.restore import Resumption, discard_newer, restore
@@ -72,6 +73,8 @@ def run_training(
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     execution = choose_execution(config, checkpoint_state, algo_config)
     env = None if config.env_id is None else EnvSource.parse(config.env_id, config.env_kwargs)
+    if env is not None and checkpoint_state and not read_spaces(checkpoint_state.algorithm_state).has_masks:
+        env = env.without_masks()  # the run may have begun before masks were read
     setup = RunSetup(config, algo_config, env, RunSeeds.from_seed(config.seed), execution)
     with contextlib.ExitStack() as stack:
         stack.enter_context(execution.applied())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,16 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.foreign_paths import refuse_unknown_paths
-from rl_training.errors import CheckpointError, ConfigError, EnvError
+from rl_training.errors import CheckpointError, ConfigError, DatasetError, EnvError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.evaluation.fitted_q import fitted_q_evaluation
+from rl_training.evaluation.prediction import NO_STATE, predict
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.assembly import make_algorithm, try_to_close
 from rl_training.runtime.execution import choose_execution
 from rl_training.runtime.loops.offline import check_data
-from rl_training.runtime.prediction import NO_STATE, predict
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
 from rl_training.runtime.resuming.checkpoint_config import (
     read_config,
@@ -43,6 +44,7 @@ __all__ = [
     "evaluate_checkpoint",
     "evaluate_checkpoint_offline",
     "load_algorithm",
+    "open_evaluator",
     "plan_resume",
     "predict",
     "predict_checkpoint",
@@ -107,6 +109,8 @@ def evaluate_checkpoint_offline(
 ) -> dict[str, float]:
     """Estimate the return of a checkpoint's policy from a dataset (fitted Q evaluation), with its raw rewards."""
     config, algorithm, state = load_algorithm(path, device=device)
+    if algorithm.initial_state(1) is not None:
+        raise DatasetError("fitted Q evaluation does not support policies with memory: evaluate in an environment")
     check_data(dataset, algorithm.spaces)
     data = dataset.to_model_space(algorithm.spaces)
     with choose_execution(config, state).applied():
@@ -121,6 +125,22 @@ def evaluate_algorithm(
     metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Evaluate on the run's evaluation seeds. Errors name the plugins recorded in a checkpoint's `metadata`."""
+    with open_evaluator(config, algorithm, num_episodes, metadata) as evaluator:
+        with counter(len(evaluator.seeds), "evaluating", "episodes", shows_time=True) as show:
+            metrics = evaluator.evaluate(algorithm, show)
+        if evaluator.num_restarts:
+            tell(f"environments that failed and were recreated: {evaluator.num_restarts}")
+        return metrics
+
+
+@contextlib.contextmanager
+def open_evaluator(
+    config: TrainConfig,
+    algorithm: Algorithm[Any],
+    num_episodes: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Iterator[Evaluator]:
+    """The evaluator of a run's algorithm, closed at the end; what the environment may not do is refused."""
     if num_episodes is not None and num_episodes < 1:
         raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
     if config.env_id is None:
@@ -132,17 +152,14 @@ def evaluate_algorithm(
     refuse_unknown_code(env_id, config.env_kwargs, metadata or {})
     refuse_unknown_paths(config.env_kwargs)
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
-    # A policy that was trained without masks is evaluated without them.
-    masks = {} if algorithm.spaces.has_masks else {"action_masks": False}
-    evaluator = Evaluator(EnvSource.parse(env_id, {**config.env_kwargs, **masks}), seeds)
+    source = EnvSource.parse(env_id, config.env_kwargs)
+    evaluator = Evaluator(source if algorithm.spaces.has_masks else source.without_masks(), seeds)
     try:
         if not evaluator.spaces.equals(algorithm.spaces):
             raise EnvError(f"the spaces of environment '{config.env_id}' differ from those the policy was trained with")
-        with counter(len(seeds), "evaluating", "episodes", shows_time=True) as show:
-            metrics = evaluator.evaluate(algorithm, show)
-        if evaluator.num_restarts:
-            tell(f"environments that failed and were recreated: {evaluator.num_restarts}")
-        return metrics
+        if algorithm.spaces.has_masks and not evaluator.spaces.has_masks:
+            raise EnvError(f"the policy was trained with action masks, and environment '{config.env_id}' gives none")
+        yield evaluator
     finally:
         failure = try_to_close(evaluator)
         if failure is not None:
@@ -167,16 +184,17 @@ def record_checkpoint(
     act = noisy_policy(algorithm, epsilon, noise, action_seed)
     with choose_execution(config, state).applied():
         initial = algorithm.initial_state(1)
-        return record_transitions(env_id, config.env_kwargs, num_steps, env_seed, lambda spaces: act, initial)
+        kwargs = config.env_kwargs if algorithm.spaces.has_masks else {"action_masks": False, **config.env_kwargs}
+        return record_transitions(env_id, kwargs, num_steps, env_seed, lambda spaces: act, initial)
 
 
 def predict_checkpoint(
     path: str | Path,
     obs: npt.ArrayLike,
     *,
+    deterministic: bool = True,
     state: Any = NO_STATE,
     mask: npt.ArrayLike | None = None,
-    deterministic: bool = True,
 ) -> Any:
     """Action for one observation, or actions for a batch, of the policy in a checkpoint; arguments as in `predict`.
 

@@ -5,6 +5,7 @@ The options of several components (MultiDiscrete, MultiBinary) stand one after t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,22 +29,37 @@ def masked(values: Tensor, masks: Tensor | None) -> Tensor:
 
 def as_masks(value: Any, action: ActionSpec) -> Array:
     """Mask rows [..., num_options] from booleans or numbers (0 is invalid), or from one array per component."""
-    if isinstance(value, (tuple, list)) and len(value) == len(action.choices) > 1:
-        value = np.concatenate([np.asarray(part) for part in value], -1)
-    masks = np.asarray(value)
+    if isinstance(value, (tuple, list)) and _is_one_per_component(value, action):
+        value = np.concatenate(value, -1)
+    try:
+        masks = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        masks = np.asarray(value, object)
     if masks.dtype.kind not in "biuf" or masks.ndim == 0 or masks.shape[-1] != action.num_options:
         raise EnvError(
             f"an action mask is {masks.dtype} of shape {masks.shape}: give one boolean for each option,"
             f" {action.num_options} in all"
         )
+    if masks.dtype.kind == "f" and not np.isfinite(masks).all():
+        raise EnvError("an action mask holds NaN or infinity: give 1 for valid and 0 for invalid options")
     return masks.astype(np.bool_)
 
 
-def permits_nothing(mask: Array, action: ActionSpec) -> bool:
-    """Whether some component of the action has no valid option."""
+def _is_one_per_component(parts: Sequence[Any], action: ActionSpec) -> bool:
+    """Whether these are one array [..., n] for each component, not one row for each observation."""
+    try:
+        return len(parts) > 1 and tuple(np.shape(part)[-1] for part in parts) == action.choices
+    except (ValueError, IndexError):
+        return False
+
+
+def find_fault(mask: Array, action: ActionSpec) -> str | None:
+    """What is wrong with a mask [num_options] that permits no action; None if it permits one."""
     if len(action.choices) == 1:
-        return not mask.any()
-    return not all(part.any() for part in np.split(mask, np.cumsum(action.choices)[:-1]))
+        return None if mask.any() else "permits no action"
+    parts = np.split(mask, np.cumsum(action.choices)[:-1])
+    empty = next((index for index, part in enumerate(parts) if not part.any()), None)
+    return None if empty is None else f"permits no option of component {empty}"
 
 
 def mask_in_observation(obs: Any, spec: ObsSpec) -> Any | None:

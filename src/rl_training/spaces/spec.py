@@ -38,12 +38,10 @@ class Spaces:
         return spaces
 
     def equals(self, other: Spaces) -> bool:
-        """Whether observations and actions mean the same in both."""
+        """Whether observations and actions mean the same in both, with or without masks."""
         mine, its = self.state_dict(), other.state_dict()
-        return (
-            self.has_masks is other.has_masks
-            and mine["obs"] == its["obs"]
-            and all(np.array_equal(value, its["action"][name]) for name, value in mine["action"].items())
+        return mine["obs"] == its["obs"] and all(
+            np.array_equal(value, its["action"][name]) for name, value in mine["action"].items()
         )
 
     def _check_action(self) -> None:

@@ -162,7 +162,11 @@ class AlgorithmCase:
         return int(self.algo_config.num_steps * NUM_ENVS if is_rollout else self.algo_config.batch_size)
 
     def batch(self, number: int) -> Transitions:
-        """A new copy of a batch of random actions: [T, N, ...] for the on-policy loop, else [B, ...]."""
+        """A new copy of a batch of random actions: [T, N, ...] for the on-policy loop, else [B, ...] or sequences."""
+        sampling = self.algo_config.sampling()
+        if self.loop is not Loop.ON_POLICY and sampling.kind != "transitions":
+            recorded = self._transitions.with_sampler(rng=np.random.default_rng(number))
+            return self._with_step_fields(recorded.sample_sequences(self._batch_rows, sampling))
         size, start = self._batch_rows, number % NUM_BATCHES * self._batch_rows
         fields = {name: np.array(array[start : start + size]) for name, array in self._transitions.arrays().items()}
         if self.loop is Loop.ON_POLICY:

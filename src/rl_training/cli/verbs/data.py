@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,6 +143,8 @@ def _save(recording: Recording, out: Path | None, minari: str | None) -> None:
         put(f"file={save_transition_dataset(out, recording.dataset)}")
     if minari is not None:
         write_minari(minari, recording.dataset, recording.observation_space, recording.action_space)
+        if recording.dataset.masks is not None:
+            say("WARNING: a Minari dataset has no action masks: to keep those of this recording, use --out")
         put(f"minari={minari}")
 
 
@@ -173,10 +174,10 @@ def check(source: Source, env: CheckedEnv = None, plugin: Plugins = None, as_jso
     Exits with 1 if it has errors.
     """
     from rl_training.data.dataset_checks import check_dataset
-    from rl_training.spaces.spec import describe_spaces
+    from rl_training.envs.factory import EnvSource
     from rl_training.views.dataset_report import render_report
 
-    spaces = describe_spaces(*_spaces_of(env)) if env is not None else None
+    spaces = EnvSource.parse(env).read_spaces() if env is not None else None
     report = check_dataset(load_source(source, tell_notes=False), spaces)
     if as_json:
         show(report.to_dict(), [], as_json)
@@ -200,13 +201,6 @@ def load_source(source: str, *, tell_notes: bool = True) -> TransitionDataset:
     for note in dataset.notes if tell_notes else ():
         say(f"{source}: {note}")
     return dataset
-
-
-def _spaces_of(env_id: str) -> tuple[Any, Any]:
-    from rl_training.envs.factory import make_env
-
-    with contextlib.closing(make_env(env_id)) as env:
-        return env.observation_space, env.action_space
 
 
 def _print_returns(dataset: TransitionDataset) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from rl_training.envs.construction import construct
+from rl_training.envs.masks import find_mask_source
 from rl_training.envs.pools import close_example, describe_error
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.global_generators import seeded_global_generators
+from rl_training.envs.wrapping.valid_actions import make_valid
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.user_code import FILE_MODULE
 
@@ -133,6 +136,11 @@ def maker_from_vector(env: VectorEnv[Any, Any, Any]) -> Maker | None:
 
 def _behave_alike(make: Maker) -> bool:
     """Whether a copy behaves the same alone and beside another copy that takes other actions."""
+    example = make()
+    masks = find_mask_source(example, make)
+    if masks is not None:
+        make = functools.partial(make_valid, make, masks)
+    close_example(example)
     alone, first, second = make(), make(), make()
     space = copy.deepcopy(alone.action_space)
     space.seed(0)

@@ -28,14 +28,14 @@ class _Positions(gym.ObservationWrapper[Obs, Any, Obs]):
         return observation[self._kept]
 
 
-class CartPoleWithoutVelocity(_Positions):
+class CartPoleNoVel(_Positions):
     """CartPole-v1 whose observation is the position of the cart and the angle of the pole."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(CartPoleEnv(render_mode=render_mode), [0, 2], max_episode_steps=500)
 
 
-class PendulumWithoutVelocity(_Positions):
+class PendulumNoVel(_Positions):
     """Pendulum-v1 whose observation is the cosine and the sine of the angle."""
 
     def __init__(self, render_mode: str | None = None) -> None:

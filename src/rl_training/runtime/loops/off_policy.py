@@ -18,7 +18,8 @@ from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.replay.sequences import sampler_of
 from rl_training.replay.transitions import Storage
-from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, stored_fields, try_to_close
+from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, try_to_close
+from rl_training.runtime.checks.acting import stored_fields
 from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
 from rl_training.runtime.collector import Act, Collector
 from rl_training.runtime.session import Session
@@ -95,7 +96,8 @@ def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Coll
         actions = algorithm.random_actions(len(obs), mask)
         if not needs_act:
             return ActResult(actions)
-        return algorithm.act(obs, policy_state, explore=True, mask=mask)._replace(actions=actions)
+        acted = algorithm.act(obs, policy_state, explore=True, mask=mask)
+        return acted._replace(actions=actions) if isinstance(acted, ActResult) else acted  # the collector refuses it
 
     collect_and_update(session, algorithm, collector, buffer, config, explore)
 

@@ -18,7 +18,8 @@ from rl_training.errors import ConfigError, DatasetError
 from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.sequences import sampler_of
-from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, stored_fields, try_to_close
+from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, try_to_close
+from rl_training.runtime.checks.acting import stored_fields
 from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.loops.off_policy import collect_and_update

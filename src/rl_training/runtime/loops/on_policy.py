@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.replay.rollout_buffer import RolloutBuffer
-from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, stored_fields, try_to_close
+from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, try_to_close
+from rl_training.runtime.checks.acting import stored_fields
 from rl_training.runtime.checks.memory import check_rollout_fits, translate_memory_errors
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.session import Session

@@ -105,7 +105,7 @@ def translate_state_errors() -> Iterator[None]:
     except RLTrainingError:
         raise
     except Exception as error:
-        detail = str(error).splitlines()[0] if str(error).strip() else ""
+        detail = " ".join(line.strip() for line in str(error).splitlines()[:2])
         raise CheckpointError(
             f"the checkpoint's state does not match its configuration: {type(error).__name__}: {detail:.300}"
         ) from error

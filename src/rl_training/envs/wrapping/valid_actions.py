@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.masks import MaskReader, MaskSource
-from rl_training.envs.vector import MakeEnv
 from rl_training.spaces.actions import describe_action
 
 
@@ -44,6 +44,6 @@ class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
         return self._action.to_env(options.reshape(1, *self._action.model_shape))[0]
 
 
-def make_valid(make: MakeEnv, source: MaskSource) -> gym.Env[Any, Any]:
+def make_valid(make: Callable[..., gym.Env[Any, Any]], source: MaskSource) -> gym.Env[Any, Any]:
     """Make an environment that takes no invalid action; picklable, for worker processes."""
     return ValidActions(make(), source)

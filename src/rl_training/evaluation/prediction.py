@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import act_on
-from rl_training.spaces.masks import as_masks, mask_in_observation, permits_nothing
+from rl_training.spaces.masks import as_masks, find_fault, mask_in_observation
 
 Array = npt.NDArray[Any]
 NO_STATE: EllipsisType = ...
@@ -24,9 +24,9 @@ def predict(
     algorithm: Algorithm[Any],
     obs: Any,
     *,
+    deterministic: bool = True,
     state: Any = NO_STATE,
     mask: npt.ArrayLike | None = None,
-    deterministic: bool = True,
 ) -> Any:
     """Environment action for one observation, or actions for a batch.
 
@@ -63,9 +63,10 @@ def _state_before(algorithm: Algorithm[Any], state: Any, count: int, *, is_batch
     if state is None:
         return first
     given = np.asarray(state)
+    expected = tuple(first.shape) if is_batch else tuple(first.shape[1:])
+    if given.shape != expected:
+        raise ConfigError(f"the policy state has shape {given.shape}, where {expected} is expected")
     given = given if is_batch else given[None]
-    if given.shape != tuple(first.shape):
-        raise ConfigError(f"the policy state has shape {np.shape(state)}, where {tuple(first.shape)} is expected")
     return torch.from_numpy(given).to(first)
 
 
@@ -82,13 +83,12 @@ def _masks(algorithm: Algorithm[Any], obs: Any, mask: Any, count: int, *, is_bat
         return None
     if not algorithm.obeys_masks or not spaces.action.choices:
         raise ConfigError("mask is given, but this policy does not obey action masks: leave it out")
-    rows = as_masks(mask, spaces.action)
-    rows = rows if is_batch else rows[None]
+    given = as_masks(mask, spaces.action)
+    rows = given if is_batch else given[None]
     if rows.shape != (count, spaces.action.num_options):
-        raise ConfigError(
-            f"mask has shape {np.shape(mask)}: give one row of {spaces.action.num_options} per observation"
-        )
+        raise ConfigError(f"mask has shape {given.shape}: give one row of {spaces.action.num_options} per observation")
     for number, row in enumerate(rows):
-        if permits_nothing(row, spaces.action):
-            raise ConfigError(f"mask {number} permits no action: permit at least one")
+        fault = find_fault(row, spaces.action)
+        if fault is not None:
+            raise ConfigError(f"mask{f' {number}' if is_batch else ''} {fault}: permit at least one")
     return rows

@@ -1,0 +1,257 @@
+"""Networks as operations, by the class of each module: MLPs, convolutions, memory, and torch's own layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+from rl_training.bundle.exporting.operation_list import OperationList, UndescribableError
+from rl_training.models.actor_critic import PolicyAndValue, StackedPolicyAndValue
+from rl_training.models.encoders import CONVOLUTIONS, CNNEncoder, NatureCNN, ObsPreprocessor
+from rl_training.models.memory import EnsembleMemory
+from rl_training.models.mlp import _ACTIVATIONS, MLP, EnsembleMLP, LayerNorm
+from rl_training.models.normalizer import CLIP, EPSILON
+from rl_training.spaces.observations import ObsLeaf, ObsSpec, plane_shape
+
+LAYER_NORM_EPSILON = 1e-5
+"""Default of torch's layer_norm, which our LayerNorm uses."""
+ACTIVATION_NAMES = {function: name for name, function in _ACTIVATIONS.items()}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Names of the values that hold an observation: its numbers as one row, and its images."""
+
+    spec: ObsSpec
+    numbers: str | None
+    images: tuple[str, ...]
+
+
+def read_observation(ops: OperationList, spec: ObsSpec) -> Observation:
+    """Turn the parts of an observation into one row of numbers and images."""
+    rows, images = [], []
+    for index, leaf in enumerate(leaves_of(spec)):
+        name = f"obs.{index}"
+        if leaf.is_image:
+            images.append(name)
+        elif leaf.choices:
+            rows.append(ops.add("one_hot", name, choices=list(leaf.choices), start=list(leaf.start)))
+        else:
+            row = ops.add("flatten", name)
+            rows.append(row if leaf.scale == 1.0 else ops.add("scale", row, factor=leaf.scale))
+    numbers = ops.add("concat", *rows) if len(rows) > 1 else next(iter(rows), None)
+    return Observation(spec, numbers, tuple(images))
+
+
+def leaves_of(spec: ObsSpec) -> tuple[ObsLeaf, ...]:
+    """The leaves of an observation; a Box, Discrete or MultiBinary is one leaf without a path."""
+    if spec.leaves:
+        return spec.leaves
+    if spec.num_categories is not None:
+        return (ObsLeaf((), (), choices=(spec.num_categories,), start=(0,)),)
+    is_image = bool(spec.image_shapes)
+    return (ObsLeaf((), spec.shape, is_image, 1 / 255 if spec.dtype == "uint8" and not is_image else 1.0),)
+
+
+def normalize(ops: OperationList, obs: Observation, preprocessor: ObsPreprocessor | None) -> Observation:
+    """Apply the running normalization of a preprocessor, if it has one."""
+    if preprocessor is None or preprocessor.normalizer is None or obs.numbers is None:
+        return obs
+    normalizer = preprocessor.normalizer
+    scale = (normalizer.variance + EPSILON).rsqrt().float()
+    row = ops.add("normalize", obs.numbers, mean=normalizer.mean.float(), scale=scale, limit=CLIP)
+    return Observation(obs.spec, row, ())
+
+
+def encode(ops: OperationList, obs: Observation, encoder: nn.Module) -> str:
+    """The features of an observation."""
+    if type(encoder) is CNNEncoder:
+        modules = cast("list[NatureCNN]", list(encoder.images))
+        features = [_nature_cnn(ops, image, cnn) for image, cnn in zip(obs.images, modules, strict=True)]
+        parts = [*([] if obs.numbers is None else [obs.numbers]), *features]
+        return ops.add("concat", *parts) if len(parts) > 1 else parts[0]
+    if obs.images or obs.numbers is None:
+        raise UndescribableError(
+            f"{type(encoder).__name__}, a network of your own, reads images: a bundle can hold your own networks of"
+            " vectors, and the built-in network of images"
+        )
+    return obs.numbers if type(encoder) is nn.Identity else own_network(ops, obs.numbers, encoder)
+
+
+def mlp(ops: OperationList, x: str, network: MLP, num_outputs: int | None = None) -> str:
+    """An MLP; with `num_outputs`, only its first outputs."""
+    norms: list[tuple[Tensor, Tensor]] | None = None
+    if network.layer_norms is not None:
+        norms = [(norm.scale, norm.offset) for norm in _norms(network)]
+    return _layers(ops, x, network, network._layers(), norms, num_outputs)
+
+
+def first_member(ops: OperationList, x: str, network: EnsembleMLP) -> str:
+    """The first member of an ensemble of MLPs."""
+    layers = [(weight[0].T, bias[0, 0]) for weight, bias in network._layers()]
+    norms = None
+    if network.layer_norms is not None:
+        norms = [(norm.scale[0, 0], norm.offset[0, 0]) for norm in _norms(network)]
+    return _layers(ops, x, network, layers, norms, None)
+
+
+def policy_network(ops: OperationList, x: str, networks: nn.Module) -> str:
+    """The policy of a policy and value network."""
+    if type(networks) is StackedPolicyAndValue:
+        return first_member(ops, x, networks)
+    if type(networks) is PolicyAndValue:
+        return mlp(ops, x, networks.policy)
+    raise UndescribableError(f"{type(networks).__name__} is not a policy and value network of this package")
+
+
+def remember(ops: OperationList, x: str, memory: EnsembleMemory) -> str:
+    """One step of the first memory; makes the value `next_state` too."""
+    kind = memory._spec.kind
+    tensors = {"input_weight": memory.input_weight[0], "recurrent_weight": memory.recurrent_weight[0]}
+    tensors["bias"] = memory.bias[0, 0]
+    if kind == "gru":
+        tensors["recurrent_bias"] = memory.recurrent_bias[0, 0]
+    return ops.add_named(kind, (x, "state"), (f"v{len(ops.operations)}", "next_state"), **tensors)
+
+
+def _norms(network: MLP | EnsembleMLP) -> list[LayerNorm]:
+    return cast("list[LayerNorm]", list(network.layer_norms or ()))
+
+
+def _layers(
+    ops: OperationList,
+    x: str,
+    network: MLP | EnsembleMLP,
+    layers: list[tuple[Tensor, Tensor]],
+    norms: list[tuple[Tensor, Tensor]] | None,
+    num_outputs: int | None,
+) -> str:
+    activation = ACTIVATION_NAMES[network._activation]
+    *hidden, (last_weight, last_bias) = layers
+    for number, (weight, bias) in enumerate(hidden):
+        x = ops.add("linear", x, weight=weight, bias=bias)
+        if norms is not None:
+            scale, offset = norms[number]
+            x = ops.add("layer_norm", x, scale=scale, offset=offset, epsilon=LAYER_NORM_EPSILON)
+        x = ops.add(activation, x)
+    return ops.add("linear", x, weight=last_weight[:num_outputs], bias=last_bias[:num_outputs])
+
+
+def _nature_cnn(ops: OperationList, image: str, cnn: NatureCNN) -> str:
+    height, width = plane_shape(cnn._shape)
+    x = ops.add("image", image, plane=[height, width], channels_last=cnn._shape[-2:] != (height, width))
+    weights, biases = list(cnn.weights), list(cnn.biases)
+    weights[0] = weights[0] * (1.0 / 255.0)
+    for weight, bias, (_, _, stride) in zip(weights, biases, CONVOLUTIONS, strict=False):
+        x = ops.add("relu", ops.add("conv2d", x, weight=weight, bias=bias, stride=stride))
+    return ops.add("relu", ops.add("linear", ops.add("flatten", x), weight=weights[-1], bias=biases[-1]))
+
+
+def own_network(ops: OperationList, x: str, network: nn.Module) -> str:
+    """A network of the user's that applies torch's layers one after the other."""
+    name = type(network).__name__
+    try:
+        graph = torch.fx.symbolic_trace(network).graph
+    except Exception as error:
+        raise UndescribableError(f"{name}, a network of your own, cannot be traced: {error!s:.200}") from error
+    values: dict[Any, str] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" and not values:
+            values[node] = x
+        elif node.op == "output" and node.args[0] in values:
+            return values[node.args[0]]
+        else:
+            values[node] = _traced(ops, network, node, values, name)
+    raise UndescribableError(f"{name}, a network of your own, does not return one tensor")
+
+
+def _traced(ops: OperationList, network: nn.Module, node: Any, values: dict[Any, str], name: str) -> str:
+    inputs = [values[argument] for argument in node.args if argument in values] if _is_simple(node) else []
+    module = network.get_submodule(node.target) if node.op == "call_module" else None
+    if len(inputs) == 1 and module is not None and type(module) in TORCH_LAYERS:
+        return TORCH_LAYERS[type(module)](ops, inputs[0], module)
+    if len(inputs) == 1 and node.op != "call_module" and node.target in ACTIVATION_CALLS and len(node.args) == 1:
+        return ops.add(ACTIVATION_CALLS[node.target], inputs[0])
+    what = type(module).__name__ if module is not None else getattr(node.target, "__name__", node.target)
+    known = ", ".join(sorted(layer.__name__ for layer in TORCH_LAYERS))
+    raise UndescribableError(
+        f"{name}, a network of your own, uses {what}, which a bundle does not have: use these layers, one after the"
+        f" other: {known}"
+    )
+
+
+def _is_simple(node: Any) -> bool:
+    """Whether a traced call has plain positional arguments only."""
+    return not node.kwargs and all(isinstance(argument, torch.fx.Node) for argument in node.args)
+
+
+def _linear_layer(ops: OperationList, x: str, layer: nn.Linear) -> str:
+    bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias
+    return ops.add("linear", x, weight=layer.weight, bias=bias)
+
+
+def _norm_layer(ops: OperationList, x: str, layer: nn.LayerNorm) -> str:
+    if len(layer.normalized_shape) != 1:
+        raise UndescribableError(f"{layer} cannot be exported: normalize the last dimension only")
+    size = layer.normalized_shape[0]
+    scale = torch.ones(size) if layer.weight is None else layer.weight
+    offset = torch.zeros(size) if layer.bias is None else layer.bias
+    return ops.add("layer_norm", x, scale=scale, offset=offset, epsilon=layer.eps)
+
+
+def _batch_norm_layer(ops: OperationList, x: str, layer: nn.BatchNorm1d) -> str:
+    if layer.running_mean is None or layer.running_var is None:
+        raise UndescribableError(f"{layer} cannot be exported: it has no running statistics")
+    scale = (layer.running_var + layer.eps).rsqrt() * (1.0 if layer.weight is None else layer.weight)
+    offset = (0.0 if layer.bias is None else layer.bias) - layer.running_mean * scale
+    return ops.add("batch_norm", x, scale=scale, offset=offset)
+
+
+def _gelu_layer(ops: OperationList, x: str, layer: nn.GELU) -> str:
+    if layer.approximate != "none":
+        raise UndescribableError(f"{layer} cannot be exported: use nn.GELU()")
+    return ops.add("gelu", x)
+
+
+def _elu_layer(ops: OperationList, x: str, layer: nn.ELU) -> str:
+    if layer.alpha != 1.0:
+        raise UndescribableError(f"{layer} cannot be exported: use nn.ELU()")
+    return ops.add("elu", x)
+
+
+def _flatten_layer(ops: OperationList, x: str, layer: nn.Flatten) -> str:
+    if (layer.start_dim, layer.end_dim) != (1, -1):
+        raise UndescribableError(f"{layer} cannot be exported: use nn.Flatten()")
+    return ops.add("flatten", x)
+
+
+TORCH_LAYERS: dict[type[nn.Module], Callable[[OperationList, str, Any], str]] = {
+    nn.Linear: _linear_layer,
+    nn.LayerNorm: _norm_layer,
+    nn.BatchNorm1d: _batch_norm_layer,
+    nn.Flatten: _flatten_layer,
+    nn.ReLU: lambda ops, x, layer: ops.add("relu", x),
+    nn.Tanh: lambda ops, x, layer: ops.add("tanh", x),
+    nn.SiLU: lambda ops, x, layer: ops.add("silu", x),
+    nn.GELU: _gelu_layer,
+    nn.ELU: _elu_layer,
+    nn.Identity: lambda ops, x, layer: x,
+    nn.Dropout: lambda ops, x, layer: x,
+}
+"""Torch's layers that a network of the user's may have, in evaluation mode."""
+ACTIVATION_CALLS: dict[Any, str] = {
+    torch.relu: "relu",
+    torch.tanh: "tanh",
+    nn.functional.relu: "relu",
+    nn.functional.tanh: "tanh",
+    nn.functional.silu: "silu",
+    nn.functional.elu: "elu",
+    "relu": "relu",
+    "tanh": "tanh",
+}
+"""Functions and methods of tensors that it may call, with the tensor alone."""

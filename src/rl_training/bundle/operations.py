@@ -1,0 +1,294 @@
+"""The operations of a policy in NumPy: each builder checks its settings, tensors and shapes once, when a bundle loads.
+
+A builder takes the settings of the operation and the shapes of its inputs, and returns a function of batches and the
+shape of its output. Shapes are those of one observation; arrays have the batch dimension in front.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl_training.bundle.layers import conv2d, gru_step, lstm_step
+from rl_training.bundle.reading import MAX_CHOICES, Array, Settings, count
+from rl_training.bundle.spaces import ACTION_DTYPES
+from rl_training.errors import BundleError, EnvError
+
+INVALID = float(np.finfo(np.float32).min)
+"""Value of an action that a mask forbids."""
+MAX_STRIDE = 1024
+
+
+@dataclass(frozen=True)
+class Value:
+    """Shape of one observation's part of a value, and its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def size(self) -> int:
+        """Numbers per observation."""
+        return count(self.shape)
+
+
+Function = Callable[..., Any]
+Built = tuple[Function, tuple[Value, ...]]
+Builder = Callable[..., Built]
+
+
+def _row(settings: Settings, value: Value) -> int:
+    """Length of a value that must be a row of float32."""
+    if len(value.shape) != 1 or value.dtype != "float32":
+        raise BundleError(f"{settings.where}: the input is {value.dtype} {list(value.shape)}, not a row of float32")
+    return value.shape[0]
+
+
+def _flatten(settings: Settings, x: Value) -> Built:
+    size = x.size
+    return lambda x: x.reshape(len(x), size).astype(np.float32, copy=False), (Value((size,)),)
+
+
+def _one_hot(settings: Settings, x: Value) -> Built:
+    choices = settings.sizes("choices", most=MAX_CHOICES)
+    start = np.asarray(settings.sizes("start", -(1 << 62), 1 << 62, MAX_CHOICES), np.int64)
+    if x.dtype != "int64" or not len(choices) == len(start) == x.size:
+        raise BundleError(f"{settings.where}: the input is not {len(choices)} categories")
+    width = count((sum(choices),))
+    counts, first = np.asarray(choices), np.cumsum([0, *choices[:-1]])
+
+    def run(x: Array) -> Array:
+        index = x.reshape(len(x), len(start)) - start
+        if (index < 0).any() or (index >= counts).any():
+            raise EnvError(f"the observation has a category outside of its space: {len(choices)} of {choices!s:.100}")
+        encoded = np.zeros((len(x), width), np.float32)
+        np.put_along_axis(encoded, index + first, 1.0, 1)
+        return encoded
+
+    return run, (Value((width,)),)
+
+
+def _scale(settings: Settings, x: Value) -> Built:
+    factor = np.float32(settings.number("factor"))
+    _row(settings, x)
+    return lambda x: x * factor, (x,)
+
+
+def _concat(settings: Settings, *parts: Value) -> Built:
+    width = sum(_row(settings, part) for part in parts)
+    return lambda *parts: np.concatenate(parts, 1), (Value((count((width,)),)),)
+
+
+def _normalize(settings: Settings, x: Value) -> Built:
+    shape = (_row(settings, x),)
+    mean, scale, limit = settings.tensor("mean", shape), settings.tensor("scale", shape), settings.number("limit")
+    return lambda x: np.minimum(np.maximum((x - mean) * scale, -limit), limit), (x,)
+
+
+def _image(settings: Settings, x: Value) -> Built:
+    """Bytes of an image, or of a stack of images, as float32 [channels, height, width]."""
+    is_last, plane = settings.flag("channels_last"), settings.sizes("plane")
+    moved = (*x.shape[:-3], *x.shape[-1:], *x.shape[-3:-1]) if is_last else x.shape
+    if x.dtype != "uint8" or len(plane) != 2 or moved[-2:] != plane or (is_last and len(x.shape) < 3):
+        raise BundleError(f"{settings.where}: the input is {x.dtype} {list(x.shape)}, not an image of that size")
+    shape = (x.size // count(plane), *plane)
+
+    def run(x: Array) -> Array:
+        x = np.moveaxis(x, -1, -3) if is_last else x
+        return x.reshape(len(x), *shape).astype(np.float32)
+
+    return run, (Value(shape),)
+
+
+def _conv2d(settings: Settings, x: Value) -> Built:
+    if len(x.shape) != 3 or x.dtype != "float32":
+        raise BundleError(f"{settings.where}: the input is not float32 [channels, height, width]")
+    weight = settings.tensor("weight", (None, x.shape[0], None, None))
+    bias = settings.tensor("bias", (len(weight),))
+    stride, kernel = settings.whole("stride", 1, MAX_STRIDE), weight.shape[2:]
+    height, width = ((size - side) // stride + 1 for size, side in zip(x.shape[1:], kernel, strict=True))
+    if height < 1 or width < 1:
+        raise BundleError(f"{settings.where}: the kernel is larger than the image")
+    count((height * width, weight[0].size))  # the patches that the product reads
+    flat = np.ascontiguousarray(weight.reshape(len(weight), -1).T)
+    output = Value((len(weight), height, width))
+    count(output.shape)
+    return lambda x: conv2d(x, flat, bias, kernel, stride), (output,)
+
+
+def _linear(settings: Settings, x: Value) -> Built:
+    weight = settings.tensor("weight", (None, _row(settings, x)))
+    bias = settings.tensor("bias", (len(weight),))
+    transposed = np.ascontiguousarray(weight.T)
+    return lambda x: x @ transposed + bias, (Value((len(weight),)),)
+
+
+def _layer_norm(settings: Settings, x: Value) -> Built:
+    size = _row(settings, x)
+    scale, offset = settings.tensor("scale", (size,)), settings.tensor("offset", (size,))
+    epsilon, share = np.float32(settings.number("epsilon")), np.float32(1.0 / size)
+
+    def run(x: Array) -> Any:
+        x = x - np.add.reduce(x, 1, keepdims=True) * share
+        variance = np.add.reduce(x * x, 1, keepdims=True) * share
+        return x / np.sqrt(variance + epsilon) * scale + offset
+
+    return run, (x,)
+
+
+def _batch_norm(settings: Settings, x: Value) -> Built:
+    """Batch normalization with running statistics: `scale` and `offset` hold them."""
+    shape = (_row(settings, x),)
+    scale, offset = settings.tensor("scale", shape), settings.tensor("offset", shape)
+    return lambda x: x * scale + offset, (x,)
+
+
+def _gelu(x: Array) -> Array:
+    erf = np.fromiter(map(math.erf, (x * math.sqrt(0.5)).ravel().tolist()), np.float32, x.size)
+    return 0.5 * x * (1.0 + erf.reshape(x.shape))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": lambda x: np.maximum(x, 0.0),
+    "tanh": np.tanh,
+    "silu": lambda x: 0.5 * x * (1.0 + np.tanh(0.5 * x)),  # x sigmoid(x), without an exponential that overflows
+    "gelu": _gelu,
+    "elu": lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
+}
+
+
+def _activation(name: str) -> Builder:
+    def build(settings: Settings, x: Value) -> Built:
+        if x.dtype != "float32":
+            raise BundleError(f"{settings.where}: the input is {x.dtype}, not float32")
+        return ACTIVATIONS[name], (x,)
+
+    return build
+
+
+def _memory(step: Function, num_gates: int, num_parts: int, *bias_keys: str) -> Builder:
+    """A recurrent step: output and next state from the input and the state [hidden, or hidden and cell]."""
+
+    def build(settings: Settings, x: Value, state: Value) -> Built:
+        size = _row(settings, state) // num_parts
+        weight = settings.tensor("input_weight", (_row(settings, x), num_gates * size))
+        recurrent = settings.tensor("recurrent_weight", (size, num_gates * size))
+        biases = [settings.tensor(key, (num_gates * size,)) for key in bias_keys]
+        if state.shape != (num_parts * size,):
+            raise BundleError(f"{settings.where}: the state has {state.shape[0]} numbers, not {num_parts * size}")
+        return lambda x, state: step(x, state, weight, recurrent, *biases), (Value((size,)), state)
+
+    return build
+
+
+def _dueling(settings: Settings, x: Value) -> Built:
+    """State value plus advantages minus their mean (Wang et al. 2016, eq. 9); `width` numbers for each."""
+    size, width = _row(settings, x), settings.whole("width", 1)
+    if size % width or size // width < 2:
+        raise BundleError(f"{settings.where}: {size} numbers are not a value and advantages of width {width}")
+
+    def run(x: Array) -> Any:
+        parts = x.reshape(len(x), -1, width)
+        value, advantages = parts[:, :1], parts[:, 1:]
+        return (value + advantages - advantages.mean(1, keepdims=True)).reshape(len(x), -1)
+
+    return run, (Value((size - width,)),)
+
+
+def _quantile_mean(settings: Settings, x: Value) -> Built:
+    size, width = _row(settings, x), settings.whole("width", 1)
+    if size % width:
+        raise BundleError(f"{settings.where}: {size} numbers are not rows of {width} quantiles")
+    return lambda x: x.reshape(len(x), -1, width).mean(-1), (Value((size // width,)),)
+
+
+def _categorical_mean(settings: Settings, x: Value) -> Built:
+    """Mean of the distribution that the logits of each action give to the atoms of `support` (C51)."""
+    size, support = _row(settings, x), settings.tensor("support", (None,))
+    if size % len(support):
+        raise BundleError(f"{settings.where}: {size} numbers are not logits of {len(support)} atoms")
+
+    def run(x: Array) -> Any:
+        logits = x.reshape(len(x), -1, len(support))
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        return (weights * support).sum(-1) / weights.sum(-1)
+
+    return run, (Value((size // len(support),)),)
+
+
+def _mask(settings: Settings, x: Value, mask: Value) -> Built:
+    if _row(settings, x) != mask.size or mask.dtype != "bool":
+        raise BundleError(f"{settings.where}: {x.size} values do not fit a mask of {mask.size} options")
+    return lambda x, mask: x if mask is None else np.where(mask, x, np.float32(INVALID)), (x,)
+
+
+def _argmax(settings: Settings, x: Value) -> Built:
+    """The largest value of each component, [components]."""
+    choices = settings.sizes("choices", most=MAX_CHOICES)
+    if not choices or sum(choices) != _row(settings, x):
+        raise BundleError(f"{settings.where}: the options of {list(choices)!s:.100} are not the {x.size} values")
+    output = (Value((len(choices),), "int64"),)
+    if len(choices) == 1:
+        return lambda x: x.argmax(1)[:, None], output
+    ends = np.cumsum(choices)[:-1]
+    return lambda x: np.stack([part.argmax(1) for part in np.split(x, ends, 1)], 1), output
+
+
+def _offset(settings: Settings, x: Value) -> Built:
+    start = np.asarray(settings.sizes("start", -(1 << 62), 1 << 62, MAX_CHOICES), np.int64)
+    if x.dtype != "int64" or x.shape != start.shape:
+        raise BundleError(f"{settings.where}: the input is not {len(start)} integers")
+    return lambda x: x + start, (x,)
+
+
+def _to_bounds(settings: Settings, x: Value) -> Built:
+    """Map [-1, 1] onto the bounds."""
+    shape = (_row(settings, x),)
+    low, high = (settings.tensor(key, shape, "float64") for key in ("low", "high"))
+    return lambda x: low + (x + 1.0) * 0.5 * (high - low), (Value(shape, "float64"),)
+
+
+def _clip(settings: Settings, x: Value) -> Built:
+    low, high = (settings.tensor(key, x.shape, "float64", may_be_infinite=True) for key in ("low", "high"))
+    if x.dtype not in ("float32", "float64") or (low > high).any():
+        raise BundleError(f"{settings.where}: the bounds do not fit the input")
+    return lambda x: np.minimum(np.maximum(x, low), high), (Value(x.shape, "float64"),)
+
+
+def _cast(settings: Settings, x: Value) -> Built:
+    """The action in the shape and dtype of the environment's space."""
+    shape, dtype = settings.sizes("shape"), settings.text("dtype", sum(ACTION_DTYPES.values(), ()))
+    if count(shape) != x.size:
+        raise BundleError(f"{settings.where}: {x.size} numbers do not have the shape {list(shape)}")
+    return lambda x: x.reshape(len(x), *shape).astype(dtype, copy=False), (Value(shape, dtype),)
+
+
+OPERATIONS: dict[str, tuple[int, Builder]] = {
+    "flatten": (1, _flatten),
+    "one_hot": (1, _one_hot),
+    "scale": (1, _scale),
+    "concat": (-1, _concat),
+    "normalize": (1, _normalize),
+    "image": (1, _image),
+    "conv2d": (1, _conv2d),
+    "linear": (1, _linear),
+    "layer_norm": (1, _layer_norm),
+    "batch_norm": (1, _batch_norm),
+    **{name: (1, _activation(name)) for name in ACTIVATIONS},
+    "lstm": (2, _memory(lstm_step, 4, 2, "bias")),
+    "gru": (2, _memory(gru_step, 3, 1, "bias", "recurrent_bias")),
+    "dueling": (1, _dueling),
+    "quantile_mean": (1, _quantile_mean),
+    "categorical_mean": (1, _categorical_mean),
+    "mask": (2, _mask),
+    "argmax": (1, _argmax),
+    "offset": (1, _offset),
+    "to_bounds": (1, _to_bounds),
+    "clip": (1, _clip),
+    "cast": (1, _cast),
+}
+"""Number of inputs (-1: one or more) and builder of each operation."""

@@ -1,0 +1,406 @@
+"""A bundle that is damaged, hostile or acts otherwise is refused with a `BundleError`; loading needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from bundle_tools import bundle_of, make_policy
+from gymnasium.spaces import Box, Dict, Discrete
+
+from rl_training.bundle import load
+from rl_training.bundle.archive import NAMES, REQUIRED, pack, unpack
+from rl_training.bundle.loading import load_bytes
+from rl_training.errors import BundleError
+
+SPACE = Dict(a=Box(-1, 1, (3,), np.float32), b=Discrete(3))
+FLIPS_PER_FILE = 60
+
+
+@pytest.fixture(scope="module")
+def bundle() -> bytes:
+    algorithm = make_policy("ppo", SPACE, Discrete(3), normalize_obs=True, memory={"kind": "lstm", "size": 4})
+    return bundle_of(algorithm, SPACE)[0]
+
+
+@pytest.fixture(scope="module")
+def box_bundle() -> bytes:
+    space = Box(-1, 1, (3,), np.float32)
+    return bundle_of(make_policy("sac", space, Box(-2, 2, (2,), np.float32)), space, "sac")[0]
+
+
+def signed(content: dict[str, bytes], **manifest: Any) -> bytes:
+    """A bundle of these files whose manifest an attacker has signed again."""
+    old = json.loads(content["manifest.json"])
+    rest = {name: data for name, data in content.items() if name != "manifest.json"}
+    entries = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in rest.items()}
+    return pack({"manifest.json": json.dumps({**old, "files": entries, **manifest}).encode(), **rest})
+
+
+def changed_json(data: bytes, name: str, change: Callable[[Any], None]) -> bytes:
+    """A signed bundle in which a JSON file is changed."""
+    files = unpack(data)
+    value = json.loads(files[name])
+    change(value)
+    return signed({**files, name: json.dumps(value).encode()})
+
+
+def changed_tensors(data: bytes, name: str, change: Callable[[dict[str, np.ndarray]], None]) -> bytes:
+    """A signed bundle in which tensors are changed."""
+    files = unpack(data)
+    tensors = {key: array.copy() for key, array in safetensors.numpy.load(files[name]).items()}
+    change(tensors)
+    return signed({**files, name: safetensors.numpy.save(tensors)})
+
+
+def test_an_intact_bundle_loads_and_says_what_it_is(bundle: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "policy.rlp"
+    path.write_bytes(bundle)
+    policy = load(path)
+    assert policy.manifest["algorithm"] == "ppo"
+    assert [leaf.name for leaf in policy.spaces.observation] == ["a", "b"]
+    shown = "a float32[3], b int64[] -> int64[] of [3] options, memory of 8"
+    assert repr(policy) == f"<BundlePolicy ppo on Test-v0: {shown}>"
+    assert load_bytes(signed(unpack(bundle))).manifest["env_id"] == "Test-v0"
+
+
+def test_any_zip_program_can_open_it(bundle: bytes) -> None:
+    with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name) for name in archive.namelist()} == unpack(bundle)
+        assert archive.namelist() == list(REQUIRED)
+
+
+def test_a_flipped_bit_anywhere_is_found(bundle: bytes) -> None:
+    generator, names = random.Random(0), unpack(bundle)
+    places = set(range(30)) | set(range(len(bundle) - 400, len(bundle)))  # headers and the directory
+    for data in names.values():
+        start = bundle.index(data)
+        places |= {generator.randrange(start - 50, start + len(data)) for _ in range(FLIPS_PER_FILE)} - {-1}
+    for place in places:
+        damaged = bytearray(bundle)
+        damaged[place] ^= 1 << generator.randrange(8)
+        with pytest.raises(BundleError):
+            load_bytes(bytes(damaged))
+
+
+def test_a_truncated_or_extended_file_is_found(bundle: bytes) -> None:
+    for size in [0, 1, 3, 29, 30, 40, *range(100, len(bundle), 199), len(bundle) - 1]:
+        with pytest.raises(BundleError):
+            load_bytes(bundle[:size])
+    for extra in (b"\0", b"PK", bundle):
+        with pytest.raises(BundleError):
+            load_bytes(bundle + extra)
+        with pytest.raises(BundleError, match="is not a bundle"):
+            load_bytes(b"#!" + extra + bundle)
+
+
+@pytest.mark.parametrize("name", ["../manifest.json", "/etc/passwd", "a\\..\\b", "manifest.json\0", "extra.bin", ""])
+def test_other_names_are_refused(bundle: bytes, name: str) -> None:
+    with pytest.raises(BundleError, match="which a bundle does not have"):
+        load_bytes(pack({**unpack(bundle), name: b"x"}))
+
+
+def test_a_duplicate_name_is_refused(bundle: bytes) -> None:
+    first = pack({"card.md": b"x"})
+    local = first[: 30 + len("card.md") + 1]
+    with pytest.raises(BundleError, match=r"it holds card\.md twice"):
+        load_bytes(local + local + bundle)
+
+
+def test_missing_and_unlisted_files_are_refused(bundle: bytes) -> None:
+    files = unpack(bundle)
+    for name in REQUIRED:
+        with pytest.raises(BundleError, match=f"it lacks {name}"):
+            load_bytes(pack({key: data for key, data in files.items() if key != name}))
+    with pytest.raises(BundleError, match="not those that its manifest lists"):
+        load_bytes(pack({**files, "card.md": b"# mine"}))
+
+
+def test_compressed_files_and_bombs_are_refused(bundle: bytes) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in unpack(bundle).items():
+            archive.writestr(name, data)
+    with pytest.raises(BundleError, match="is compressed"):
+        load_bytes(buffer.getvalue())
+
+
+def test_a_claimed_size_is_compared_before_anything_is_allocated(bundle: bytes) -> None:
+    claimed = bytearray(bundle)
+    struct.pack_into("<II", claimed, 18, 0xFFFFFFF0, 0xFFFFFFF0)
+    with pytest.raises(BundleError, match=r"manifest\.json claims 4,294,967,280 bytes, where"):
+        load_bytes(bytes(claimed))
+
+
+def test_a_wrong_hash_or_size_is_refused(bundle: bytes) -> None:
+    files = unpack(bundle)
+    manifest = json.loads(files["manifest.json"])
+    manifest["files"]["spaces.json"]["sha256"] = "0" * 64
+    with pytest.raises(BundleError, match=r"spaces\.json is damaged: its SHA-256"):
+        load_bytes(pack({**files, "manifest.json": json.dumps(manifest).encode()}))
+    manifest["files"]["spaces.json"]["bytes"] = 1 << 60
+    with pytest.raises(BundleError, match="where the manifest says 1,152,921,504,606,846,976"):
+        load_bytes(pack({**files, "manifest.json": json.dumps(manifest).encode()}))
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"schema_version": 2},
+        {"schema_version": True},
+        {"schema_version": "1"},
+        {"format": "other"},
+        {"algorithm": 3},
+        {"env_id": ["x"]},
+        {"seed": -1},
+        {"seed": 1.5},
+        {"more": 1},
+        {"files": []},
+        {"files": {"weights.safetensors": 1}},
+    ],
+    ids=str,
+)
+def test_wrong_manifests_are_refused(bundle: bytes, manifest: dict[str, Any]) -> None:
+    with pytest.raises(BundleError):
+        load_bytes(signed(unpack(bundle), **manifest))
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff\xfe", b'{"a": NaN}', b"[" * 100_000, b'{"a":' * 50_000])
+@pytest.mark.parametrize("name", ["manifest.json", "spaces.json", "operations.json"])
+def test_json_that_is_none_is_refused(bundle: bytes, name: str, text: bytes) -> None:
+    files = unpack(bundle)
+    data = pack({**files, name: text}) if name == "manifest.json" else signed({**files, name: text})
+    with pytest.raises(BundleError, match=name):
+        load_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "golden.safetensors"])
+def test_what_is_no_safetensors_file_is_refused(bundle: bytes, name: str) -> None:
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
+    claims = struct.pack("<Q", len(header)) + header
+    for data in (b"", b"\x80\x04K\x01.", struct.pack("<Q", 1 << 62), claims, b"\xff" * 100):
+        with pytest.raises(BundleError, match=f"{name} is not a safetensors file"):
+            load_bytes(signed({**unpack(bundle), name: data}))
+
+
+def operation(index: int, **values: Any) -> Callable[[Any], None]:
+    return lambda value: value["operations"][index].update(values)
+
+
+HOSTILE_OPERATIONS: dict[str, Callable[[Any], None]] = {
+    "unknown": operation(0, op="exec"),
+    "not a name": operation(0, op=["linear"]),
+    "no input": operation(0, **{"in": []}),
+    "input that does not exist": operation(0, **{"in": ["v99"]}),
+    "output made before": operation(1, out=["v0"]),
+    "output that is given": operation(0, out=["obs.0"]),
+    "unknown key": operation(0, shell="rm"),
+    "huge one-hot": operation(1, choices=[1 << 26]),
+    "larger one-hot": operation(1, choices=[1 << 62]),
+    "no operations": lambda value: value.update(operations=[]),
+    "not a list": lambda value: value.update(operations={"op": "tanh"}),
+    "an operation that is a number": lambda value: value["operations"].insert(0, 3),
+    "too many": lambda value: value.update(operations=value["operations"] * 1000),
+    "another key": lambda value: value.update(also=1),
+    "no action": lambda value: value["operations"].pop(),
+    "tensor that does not exist": operation(4, input_weight="nothing"),
+    "tensor of another shape": operation(4, input_weight="4.bias"),
+    "deep names": operation(0, **{"in": [["obs.0"]]}),
+}
+
+
+@pytest.mark.parametrize("name", list(HOSTILE_OPERATIONS))
+def test_hostile_operations_are_refused(bundle: bytes, name: str) -> None:
+    assert json.loads(unpack(bundle)["operations.json"])["operations"][4]["op"] == "lstm"
+    with pytest.raises(BundleError):
+        load_bytes(changed_json(bundle, "operations.json", HOSTILE_OPERATIONS[name]))
+
+
+HOSTILE_SPACES: dict[str, Callable[[Any], None]] = {
+    "absurd shape": lambda value: value["observation"][0].update(shape=[1 << 30, 1 << 30]),
+    "absurd product": lambda value: value["observation"][0].update(shape=[1 << 14] * 3),
+    "negative shape": lambda value: value["observation"][0].update(shape=[-3]),
+    "shape of other": lambda value: value["observation"][0].update(shape=[4]),
+    "dtype object": lambda value: value["observation"][0].update(dtype="object"),
+    "no observation": lambda value: value.update(observation=[]),
+    "equal paths": lambda value: value.update(observation=[value["observation"][0]] * 2),
+    "path of objects": lambda value: value["observation"][0].update(path=[None]),
+    "absurd choices": lambda value: value["action"].update(choices=[1 << 40]),
+    "other choices": lambda value: value["action"].update(choices=[4]),
+    "no choices": lambda value: value["action"].update(choices=[]),
+    "kind": lambda value: value["action"].update(kind="any"),
+    "action dtype": lambda value: value["action"].update(dtype="int32"),
+    "state": lambda value: value.update(state_size=7),
+    "no state": lambda value: value.update(state_size=0),
+    "state that is true": lambda value: value.update(state_size=True),
+    "mask use": lambda value: value.update(mask_use="sometimes"),
+    "unknown key": lambda value: value.update(more=1),
+    "missing key": lambda value: value.pop("action"),
+}
+
+
+@pytest.mark.parametrize("name", list(HOSTILE_SPACES))
+def test_hostile_spaces_are_refused(bundle: bytes, name: str) -> None:
+    with pytest.raises(BundleError):
+        load_bytes(changed_json(bundle, "spaces.json", HOSTILE_SPACES[name]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(bundle: bytes, box_bundle: bytes, value: float) -> None:
+    for data in (bundle, box_bundle):
+        operations = json.loads(unpack(data)["operations.json"])["operations"]
+        clips = {name for one in operations if one["op"] == "clip" for name in (one["low"], one["high"])}
+        for name in safetensors.numpy.load(unpack(data)["weights.safetensors"]):
+            if value == float("inf") and name in clips:
+                continue  # an action may be unbounded
+
+            def put(tensors: dict[str, np.ndarray], name: str = name) -> None:
+                tensors[name].reshape(-1)[0] = value
+
+            with pytest.raises(BundleError, match="holds numbers that are not finite"):
+                load_bytes(changed_tensors(data, "weights.safetensors", put))
+
+
+def test_weights_that_no_operation_reads_or_of_another_type_are_refused(bundle: bytes) -> None:
+    with pytest.raises(BundleError, match="no operation reads the tensor 'more'"):
+        load_bytes(changed_tensors(bundle, "weights.safetensors", lambda t: t.update(more=np.zeros(3, np.float32))))
+    with pytest.raises(BundleError, match=r"is float64 \["):
+        load_bytes(
+            changed_tensors(bundle, "weights.safetensors", lambda t: t.update({"4.bias": t["4.bias"].astype(float)}))
+        )
+
+
+def test_a_policy_that_acts_otherwise_is_refused(bundle: bytes, box_bundle: bytes) -> None:
+    with pytest.raises(BundleError, match=r"golden pair \d+ of \d+ is not reproduced: the action is"):
+        load_bytes(changed_tensors(bundle, "golden.safetensors", lambda t: t.update(action=(t["action"] + 1) % 3)))
+    with pytest.raises(BundleError, match="golden pair 0 of"):
+        load_bytes(changed_tensors(bundle, "golden.safetensors", lambda t: t["next_state"].__iadd__(1e-3)))
+
+    def shift(by: float) -> bytes:
+        return changed_tensors(box_bundle, "golden.safetensors", lambda t: t["action"].__iadd__(np.float32(by)))
+
+    with pytest.raises(BundleError, match="golden pair 0 of"):
+        load_bytes(shift(1e-4))  # the range is 4: the tolerance is 4e-5
+    load_bytes(shift(1e-5))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.pop("action"),
+        lambda t: t.update(more=np.zeros(3)),
+        lambda t: t.update({name: array[:0] for name, array in t.items()}),
+        lambda t: t.update(action=t["action"][:-1]),
+        lambda t: t.update(action=t["action"].astype(np.int32)),
+        lambda t: t.update({"obs.0": t["obs.0"].astype(np.float64)}),
+        lambda t: t.update({name: np.repeat(array, 300, 0) for name, array in t.items()}),
+    ],
+)
+def test_wrong_golden_pairs_are_refused(bundle: bytes, change: Callable[[Any], None]) -> None:
+    with pytest.raises(BundleError):
+        load_bytes(changed_tensors(bundle, "golden.safetensors", change))
+
+
+def test_random_changes_of_the_json_never_raise_anything_else(bundle: bytes) -> None:
+    generator, files = random.Random(1), unpack(bundle)
+    values: list[Any] = [None, True, -1, 0, 1.5, 1 << 70, "", "obs.0", [], {}, [1], ["v0"]]
+
+    def places(node: Any) -> list[tuple[Any, Any]]:
+        keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else []
+        return [(node, key) for key in keys] + [place for key in keys for place in places(node[key])]
+
+    for name in ("spaces.json", "operations.json"):
+        for _ in range(150):
+            tree = json.loads(files[name])
+            node, key = generator.choice(places(tree))
+            node[key] = generator.choice(values)
+            with contextlib.suppress(BundleError):
+                load_bytes(signed({**files, name: json.dumps(tree).encode()}))
+
+
+def test_paths_that_are_no_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="does not exist"):
+        load(tmp_path / "nothing.rlp")
+    with pytest.raises(BundleError, match="is not a regular file"):
+        load(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BundleError, match="is not a regular file"):
+        load(tmp_path / "pipe")
+    with pytest.raises(BundleError, match="cannot read"):
+        load("nul\0byte")
+    huge = tmp_path / "huge.rlp"
+    with huge.open("wb") as file:
+        file.truncate((1 << 30) + 1)  # sparse
+    with pytest.raises(BundleError, match="is larger than 1,073,741,824 bytes"):
+        load(huge)
+
+
+def test_the_error_names_the_file(bundle: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "policy.rlp"
+    path.write_bytes(bundle[:-5])
+    with pytest.raises(BundleError, match=rf"cannot load '{path}': its directory differs"):
+        load(path)
+
+
+BLOCKED = ("torch", "gymnasium", "pydantic", "yaml", "rich", "typer", "tensorboard")
+ALONE = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked}:
+            raise ImportError(f"{{name}} is blocked")
+sys.meta_path.insert(0, Block())
+import numpy as np
+from rl_training.bundle import load
+policy = load(sys.argv[1])
+action, state = policy.act({{"a": np.zeros(3), "b": 1}}, state=None)
+print(int(action), state.shape, sorted(set(sys.modules) & set({blocked})))
+"""
+
+
+def test_it_loads_and_acts_without_torch(bundle: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "policy.rlp"
+    path.write_bytes(bundle)
+    command = [sys.executable, "-c", ALONE.format(blocked=BLOCKED), str(path)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    expected, _ = load(path).act({"a": np.zeros(3), "b": 1}, state=None)
+    assert answer.stdout == f"{int(expected)} (8,) []\n"
+
+
+@pytest.mark.parametrize("processor", ["Prescott", "Nehalem", "Haswell", "SkylakeX"])
+def test_it_loads_with_the_arithmetic_of_other_processors(processor: str, tmp_path: Path) -> None:
+    space, paths = Box(-5, 5, (17,), np.float32), []
+    for number, (algo, action) in enumerate([("sac", Box(-1, 1, (6,), np.float32)), ("dqn", Discrete(6))]):
+        algorithm = make_policy(algo, space, action, hidden_sizes=[256, 256])
+        paths.append(tmp_path / f"{number}.rlp")
+        paths[-1].write_bytes(bundle_of(algorithm, space, algo)[0])
+    code = "import sys\nfrom rl_training.bundle import load\nprint(len([load(path) for path in sys.argv[1:]]))"
+    variables = {**os.environ, "OPENBLAS_CORETYPE": processor}  # read by the OpenBLAS of NumPy's wheels
+    answer = subprocess.run(
+        [sys.executable, "-c", code, *map(str, paths)], env=variables, capture_output=True, text=True
+    )
+    assert (answer.returncode, answer.stdout) == (0, "2\n"), answer.stderr
+
+
+def test_equal_policies_give_equal_bytes() -> None:
+    one, two = (bundle_of(make_policy("ppo", SPACE, Discrete(3)), SPACE)[0] for _ in range(2))
+    assert one == two
+    assert zlib.crc32(one) == zlib.crc32(two)
+    assert set(unpack(one)) <= set(NAMES)
