@@ -29,8 +29,8 @@ from rl_training.bundle.sb3.archive import read_archive
 from rl_training.bundle.sb3.conversion import Conversion, convert
 from rl_training.bundle.sb3.vecnormalize import VecNormalizeState, read_vecnormalize
 from rl_training.errors import CheckpointError, ConfigError
+from rl_training.evaluation.prediction import predict
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.prediction import predict
 
 PENDULUM, CARTPOLE = {"env_id": "Pendulum-v1"}, {"env_id": "CartPole-v1"}
 RNG = np.random.default_rng(0)

@@ -57,6 +57,9 @@ def test_the_run_is_evaluated_resumed_and_started_from(model: Path, capsys: pyte
         "2.9.2",
         None,
     )
+    assert main(["runs", "here", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["state"], listed["name"]) == ("stopped", "ppo__CartPole-v1__seed0__mine")
     before = load_checkpoint(run).algorithm_state["members"]["policy"]["networks.weight_0"]
     assert main(["eval", run, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["eval_return_mean"] == value["metrics"]["eval_return_mean"]

@@ -98,8 +98,6 @@ def _record_origin(imported: Imported) -> None:
     archive = imported.conversion.archive
     facts = {"file": archive.path.name, "package": "stable-baselines3", "version": archive.version}
     verified = None if imported.verification is None else vars(imported.verification)
-    folder = TrainingRun(imported.result.run_dir).owned()
-    try:
-        folder.update_metadata(imported={**facts, **imported.conversion.report.as_dict(), "verified": verified})
-    finally:
-        folder.close()
+    origin = {**facts, **imported.conversion.report.as_dict(), "verified": verified}
+    # Written without owning the folder again, which would count as another attempt at the run.
+    TrainingRun(imported.result.run_dir).update_metadata(imported=origin, steps_per_second=None)

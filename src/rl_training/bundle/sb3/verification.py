@@ -18,7 +18,7 @@ from rl_training.bundle.sb3 import reference
 from rl_training.bundle.sb3.conversion import Conversion
 from rl_training.envs.factory import EnvSource
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.runtime.prediction import predict
+from rl_training.evaluation.prediction import predict
 from rl_training.spaces.actions import ActionKind
 
 NUM_OBSERVATIONS = 512
