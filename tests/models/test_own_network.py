@@ -421,3 +421,51 @@ class TestDocumentation:
         encoder = make_encoder(network, spec, torch.Generator().manual_seed(0))
         rows = torch.from_numpy(spec.as_stored({name: np.stack([part.sample()] * 3) for name, part in parts.items()}))
         assert encoder(rows).shape == (3, 24)
+
+
+class InPlace(nn.Linear):
+    """Doubles its input in place."""
+
+    num_features = 4
+
+    def __init__(self, obs):
+        super().__init__(obs.num_features, 4)
+
+    def forward(self, obs):
+        obs *= 2.0
+        return super().forward(obs)
+
+
+class Noisy(InPlace):
+    def forward(self, obs):
+        return nn.Linear.forward(self, obs) + torch.randn(4)
+
+
+class Counting(InPlace):
+    def __init__(self, obs):
+        super().__init__(obs)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, obs):
+        self.calls += 1.0
+        return nn.Linear.forward(self, obs)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (InPlace, "changes its input in place"),
+        (Noisy, "another output for the same input"),
+        (Counting, "changes the module"),
+    ],
+)
+def test_a_forward_with_side_effects_is_refused(network, message, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PPO("CartPole-v1", network=network, total_timesteps=64, output_dir=tmp_path, progress=False).learn()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_object_that_is_no_class_is_refused(tmp_path) -> None:
+    for network in (nn.Linear(4, 4), lambda obs: None):
+        with pytest.raises(ConfigError, match="give the class itself"):
+            PPO("CartPole-v1", network=network, output_dir=tmp_path)

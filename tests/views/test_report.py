@@ -372,3 +372,42 @@ def test_the_discount_is_the_default_of_every_algorithm() -> None:
     assert defaults == {AlgorithmConfig.model_fields["gamma"].default} == {DEFAULT_DISCOUNT}
     assert discount({}) == DEFAULT_DISCOUNT
     assert discount({"algo_kwargs": {"normalize_reward": True}}) is None
+
+
+def write_films(run: Path, **sizes: int) -> None:
+    (run / "video").mkdir()
+    for age, (name, size) in enumerate(sizes.items()):
+        path = run / "video" / name.replace("_", ".")
+        path.write_bytes(b"x" * size)
+        os.utime(path, (1e9 - age, 1e9 - age))
+
+
+def test_small_films_are_in_the_page_and_others_are_linked_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "runs", "javascript:alert(1)", [line(1, 2.0)])
+    _, page = report(capsys, run)
+    assert "data:" not in page.partition("Content-Security-Policy")[2].partition(">")[0]
+    write_films(run, a_mp4=3000, b_gif=6, c_mp4=2_000_001, d_mp4=5, notes_txt=5)
+    (run / "video" / "link.mp4").symlink_to(tmp_path)
+    for folder, prefix in ((run, ""), (tmp_path, "runs/javascript%3Aalert%281%29/")):
+        _, page = report(capsys, run, "--out", folder / "report.html")
+        films = section(data_of(page), "films")
+        assert [(film["title"], film["media"]) for film in films] == [
+            ("seed 0: a.mp4", "video/mp4"),
+            ("seed 0: b.gif", "image/gif"),
+            ("seed 0: c.mp4", "video/mp4"),
+        ]
+        assert [film["link"] for film in films] == [f"{prefix}video/{name}" for name in ("a.mp4", "b.gif", "c.mp4")]
+        assert films[0]["source"].startswith("data:video/mp4;base64,eHh4")
+        assert (films[1]["source"], films[2]["source"]) == ("data:image/gif;base64,eHh4eHh4", "")
+        assert "img-src data:; media-src data:" in page
+
+
+def test_films_fill_a_part_of_the_page_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(5):
+        write_films(write_run(tmp_path, f"run{seed}", [line(1, 2.0)], seed=seed), a_mp4=1_900_000)
+    answer, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
+    films = section(data_of(page), "films")
+    assert [bool(film["source"]) for film in films] == [True, True, True, True, False]
+    assert 4 * 1_900_000 * 4 / 3 < answer["bytes"] < 11_500_000

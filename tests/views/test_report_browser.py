@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from report_tools import HOSTILE, append_lines, line, write_run
 
 from rl_training.cli import main
+from rl_training.views.film import open_film
 from rl_training.views.report.server import make_server
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="the tests of the report page need selenium")
@@ -250,3 +252,19 @@ def test_the_live_page_follows_its_runs(browser: Any, tmp_path: Path) -> None:
             browser.get("about:blank")
             server.shutdown()
             thread.join()
+
+
+def test_films_inside_the_page_can_be_played(browser: Any, tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg", reason="MP4 films need imageio-ffmpeg")
+    run = write_run(tmp_path, "run", [line(1, 2.0)])
+    for name in ("film.mp4", "film.gif"):
+        with open_film(run / "video" / name, 10.0) as writer:
+            for number in range(20):
+                writer.add(np.full((31, 45, 3), 10 * number, np.uint8))
+    assert main(["report", str(run)]) == 0
+    show(browser, f"file://{run / 'report.html'}")
+    film = "document.querySelector('#films video')"
+    wait_for(lambda: browser.execute_script(f"return {film}.readyState") >= 1)
+    assert browser.execute_script(f"return [{film}.videoWidth, {film}.videoHeight, {film}.duration]") == [46, 32, 2]
+    assert browser.execute_script("return document.querySelector('#films img').naturalWidth") == 45
+    assert [entry["message"] for entry in browser.get_log("browser")] == []

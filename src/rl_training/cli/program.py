@@ -15,6 +15,7 @@ from rl_training.cli.verbs import data, importing, runs, studies
 from rl_training.cli.verbs.comparing import compare
 from rl_training.cli.verbs.evaluation import evaluate, plot
 from rl_training.cli.verbs.exporting import export
+from rl_training.cli.verbs.filming import video
 from rl_training.cli.verbs.inspection import algos, doctor, presets, show_config
 from rl_training.cli.verbs.reporting import report, ui
 from rl_training.cli.verbs.training import demo, resume, train
@@ -80,6 +81,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "plot": plot,
     "report": report,
     "ui": ui,
+    "video": video,
     "compare": compare,
     "tune": tune,
     "export": export,

@@ -89,6 +89,11 @@ class EpisodeEnv:
             check(explain_step(answer) or find_misfit(self._env.observation_space, obs))
         return step
 
+    def render(self) -> Any:
+        """The current state, as the environment's render mode gives it."""
+        assert self._env is not None
+        return self._env.render()
+
     def close(self) -> None:
         """Close the environment."""
         self._watch.close()

@@ -146,6 +146,13 @@ class EpisodeRunner:
             steps.append(step)
         return steps
 
+    def render(self, episode: Episode) -> Any:
+        """The current state of an episode, as the environment's render mode gives it."""
+        answer = self._pool.run_one(episode.member, "render")
+        if isinstance(answer, Fault):
+            raise self._error(episode, answer, "in render")
+        return answer
+
     def close(self) -> None:
         """Close the environments; raise the first failure afterwards."""
         if self._started_pool is not None:

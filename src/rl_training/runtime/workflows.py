@@ -35,14 +35,17 @@ from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, resume_tr
 from rl_training.runtime.resuming.saved_state import check_network_size, translate_state_errors
 from rl_training.runtime.run_utils import RunSeeds
 from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
 from rl_training.terminal.progress import counter
 from rl_training.terminal.streams import tell
 
 __all__ = [
     "ResumePlan",
+    "check_spaces",
     "evaluate_algorithm",
     "evaluate_checkpoint",
     "evaluate_checkpoint_offline",
+    "evaluation_source",
     "load_algorithm",
     "open_evaluator",
     "plan_resume",
@@ -143,27 +146,37 @@ def open_evaluator(
     """The evaluator of a run's algorithm, closed at the end; what the environment may not do is refused."""
     if num_episodes is not None and num_episodes < 1:
         raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
-    if config.env_id is None:
-        raise ConfigError(
-            "this run was trained on a dataset and has no env_id to evaluate in: estimate its return with"
-            " `rl-training eval RUN --dataset FILE` (in Python: evaluate_checkpoint_offline)"
-        )
-    env_id = config.env_id
-    refuse_unknown_code(env_id, config.env_kwargs, metadata or {})
-    refuse_unknown_paths(config.env_kwargs)
+    source = evaluation_source(config, algorithm, metadata or {})
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
-    source = EnvSource.parse(env_id, config.env_kwargs)
-    evaluator = Evaluator(source if algorithm.spaces.has_masks else source.without_masks(), seeds)
+    evaluator = Evaluator(source, seeds)
     try:
-        if not evaluator.spaces.equals(algorithm.spaces):
-            raise EnvError(f"the spaces of environment '{config.env_id}' differ from those the policy was trained with")
-        if algorithm.spaces.has_masks and not evaluator.spaces.has_masks:
-            raise EnvError(f"the policy was trained with action masks, and environment '{config.env_id}' gives none")
+        check_spaces(source.env_id, evaluator.spaces, algorithm)
         yield evaluator
     finally:
         failure = try_to_close(evaluator)
         if failure is not None:
             tell(f"the evaluation is done, but closing failed: {failure}")
+
+
+def evaluation_source(config: TrainConfig, algorithm: Algorithm[Any], metadata: Mapping[str, Any]) -> EnvSource:
+    """The source of the evaluation environments; an error if the user did not permit code or files that it needs."""
+    if config.env_id is None:
+        raise ConfigError(
+            "this run was trained on a dataset and has no env_id to evaluate in: estimate its return with"
+            " `rl-training eval RUN --dataset FILE` (in Python: evaluate_checkpoint_offline)"
+        )
+    refuse_unknown_code(config.env_id, config.env_kwargs, metadata)
+    refuse_unknown_paths(config.env_kwargs)
+    source = EnvSource.parse(config.env_id, config.env_kwargs)
+    return source if algorithm.spaces.has_masks else source.without_masks()
+
+
+def check_spaces(env_id: str, spaces: Spaces, algorithm: Algorithm[Any]) -> None:
+    """Raise an `EnvError` if an environment does not have the spaces and action masks that the policy needs."""
+    if not spaces.equals(algorithm.spaces):
+        raise EnvError(f"the spaces of environment '{env_id}' differ from those the policy was trained with")
+    if algorithm.spaces.has_masks and not spaces.has_masks:
+        raise EnvError(f"the policy was trained with action masks, which environment '{env_id}' does not give")
 
 
 def record_checkpoint(

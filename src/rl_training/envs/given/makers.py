@@ -39,9 +39,9 @@ class FromId:
 
     env_id: str
 
-    def __call__(self) -> Env:
+    def __call__(self, render_mode: str | None = None) -> Env:
         """Make one."""
-        return construct(self.env_id, {}, None)
+        return construct(self.env_id, {} if render_mode is None else {"render_mode": render_mode}, None)
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,10 @@ class FromSpec:
     spec: EnvSpec
     wrappers: tuple[Callable[[Env], Env], ...] = ()
 
-    def __call__(self) -> Env:
+    def __call__(self, render_mode: str | None = None) -> Env:
         """Make one."""
-        env: Env = gym.make(self.spec, disable_env_checker=True)
+        chosen: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+        env: Env = gym.make(self.spec, disable_env_checker=True, **chosen)
         for wrapper in self.wrappers:
             env = wrapper(env)
         return env

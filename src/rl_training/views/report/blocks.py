@@ -99,6 +99,21 @@ class Code(Block):
 
 
 @dataclass(frozen=True)
+class Film(Block):
+    """A film of a run, inside the page or beside it."""
+
+    group: int
+    title: str
+    size: str
+    media: str
+    """Media type: `video/mp4` or `image/gif`."""
+    source: str
+    """The film as a data URI; empty if it is linked only."""
+    link: str
+    """Address of the file, relative to the page."""
+
+
+@dataclass(frozen=True)
 class Section:
     """A headed part of the page."""
 

@@ -46,15 +46,23 @@ class Page:
 
     html: str
     policy: str
-    """Content-Security-Policy: scripts and styles by their checksums, nothing from elsewhere."""
+    """Content-Security-Policy: scripts and styles by their checksums, films inside the page, nothing from elsewhere."""
     curves: Mapping[Path, Curves]
     """The curves in it, before they were thinned, by run folder."""
 
 
-def report_page(groups: Sequence[RunGroup], words: Sequence[str], live: Mapping[str, Any] | None = None) -> Page:
-    """The page of the runs in `groups`; with `live`, it asks the server for what is new."""
+def report_page(
+    groups: Sequence[RunGroup],
+    words: Sequence[str],
+    live: Mapping[str, Any] | None = None,
+    page_dir: Path | None = None,
+) -> Page:
+    """The page of the runs in `groups`; with `live`, it asks the server for what is new.
+
+    Films are shown on a page that is written into a file of the folder `page_dir`.
+    """
     curves = {run.run_dir: read_curves(run) for group in groups for run in group.runs}
-    facts = page_facts(groups, {path: Logged().extended(found) for path, found in curves.items()}, words)
+    facts = page_facts(groups, {path: Logged().extended(found) for path, found in curves.items()}, words, page_dir)
     document, policy = assemble(facts.title, {**page_data(facts, list(curves.values())), "live": live})
     return Page(document, policy, curves)
 
@@ -85,7 +93,7 @@ def write_report(
     """
     target = out or default_path(groups)
     _refuse_others(target, force=force)
-    data = report_page(groups, words).html.encode()
+    data = report_page(groups, words, page_dir=target.parent).html.encode()
     with translate_write_errors(target, kind="the report "), atomic_write(target) as draft:
         draft.write_bytes(data)
     return target, len(data)
@@ -122,7 +130,8 @@ def _refuse_others(path: Path, *, force: bool) -> None:
 def assemble(title: str, data: Mapping[str, Any]) -> tuple[str, str]:
     """An HTML document with `data` in it, and its Content-Security-Policy."""
     scripts, styles = [_asset(name) for name in SCRIPTS], [_asset(name) for name in STYLES]
-    policy = _policy(scripts, styles, is_live=bool(data.get("live")))
+    has_films = any(section["id"] == "films" for section in data.get("sections", ()))
+    policy = _policy(scripts, styles, is_live=bool(data.get("live")), has_films=has_films)
     head = [
         "<!doctype html>",
         '<html lang="en">',
@@ -155,12 +164,13 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _policy(scripts: Sequence[str], styles: Sequence[str], *, is_live: bool) -> str:
+def _policy(scripts: Sequence[str], styles: Sequence[str], *, is_live: bool, has_films: bool) -> str:
     allowed = {
         "default-src": ["'none'"],
         "script-src": [_checksum(text) for text in scripts],
         "style-src": [_checksum(text) for text in styles],
         "connect-src": ["'self'" if is_live else "'none'"],
+        **({"img-src": ["data:"], "media-src": ["data:"]} if has_films else {}),
         "base-uri": ["'none'"],
         "form-action": ["'none'"],
     }

@@ -14,6 +14,7 @@ from rl_training.views.report.blocks import Block, Fold, Plot, Section, number
 from rl_training.views.report.charts import EPISODES, HEALTH, LEARNING, SPEED, Chart, chosen, others, table_of
 from rl_training.views.report.comparisons import comparison_section, find_comparisons
 from rl_training.views.report.data import Logged, RunFacts, facts_of
+from rl_training.views.report.films import film_section
 from rl_training.views.report.history import commands, configuration, event_section, provenance, speed_blocks
 from rl_training.views.report.lines import finite
 from rl_training.views.report.summary import GroupFacts, final_scores, offline_blocks, overview
@@ -44,6 +45,8 @@ class PageFacts:
     facet_of: Mapping[int, int]
     """Facet of each group, by their indices."""
     words: Sequence[str]
+    page_dir: Path | None = None
+    """Folder of the page's file, from which films are linked; None for a live page, which shows none."""
 
     @property
     def runs(self) -> list[RunFacts]:
@@ -56,6 +59,7 @@ class PageFacts:
         charts = [
             Section("learning", "Learning curves", self._plots(LEARNING)),
             final_scores(self.groups),
+            *([] if self.page_dir is None else [film_section(self.runs, self.page_dir)]),
             Section("episodes", "Episodes", self._plots(EPISODES)),
             Section("health", "Health of learning", [*offline_blocks(self.groups), *self._plots(HEALTH)]),
             Section("speed", "Speed", [*self._plots(SPEED), *speed_blocks(self.groups)]),
@@ -114,7 +118,9 @@ class PageFacts:
         }
 
 
-def page_facts(groups: Sequence[RunGroup], logged: Mapping[Path, Logged], words: Sequence[str]) -> PageFacts:
+def page_facts(
+    groups: Sequence[RunGroup], logged: Mapping[Path, Logged], words: Sequence[str], page_dir: Path | None = None
+) -> PageFacts:
     """The facts of the runs in `groups`; `logged` has what their log files hold, by run folder."""
     runs = facts_of(groups, logged)
     members = [
@@ -132,7 +138,7 @@ def page_facts(groups: Sequence[RunGroup], logged: Mapping[Path, Logged], words:
         Facet(env, unit, f"{env} ({_kind(unit)})" if envs[env] > 1 else env, marks)
         for (env, unit), marks in facets.items()
     ]
-    return PageFacts(_title(members), members, found, facet_of, words)
+    return PageFacts(_title(members), members, found, facet_of, words, page_dir)
 
 
 def _unit(runs: Sequence[RunFacts]) -> str:

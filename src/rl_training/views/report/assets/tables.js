@@ -152,6 +152,12 @@ RL.code = (block) => {
   return RL.el("details", { className: "data" }, RL.el("summary", {}, `${block.title} (${block.lines.length} commands)`), shown);
 };
 
+RL.film = (block) => RL.el("figure", { className: "film" },
+  RL.el("figcaption", {}, RL.el("h3", {}, RL.el("span", { className: `dot ${RL.groupClass(block.group)}`, "aria-hidden": "true" }),
+    RL.el("a", { href: block.link }, block.title)), block.size),
+  !block.source ? null : block.media === "image/gif" ? RL.el("img", { src: block.source, alt: block.title })
+    : RL.el("video", { src: block.source, controls: true, loop: true, muted: true, playsinline: true, "aria-label": block.title }));
+
 RL.fold = (title, make) => {
   const details = RL.el("details", { className: "data" }, RL.el("summary", {}, title));
   details.addEventListener("toggle", () => {

@@ -1,0 +1,178 @@
+"""Environments that render to RGB arrays without a display: how they are made, and what is wrong where they do not."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import DependencyNotInstalled
+
+from rl_training.envs.factory import EnvSource
+from rl_training.envs.pools import close_example
+from rl_training.errors import ConfigError, EnvError, install_extra
+from rl_training.views.film import Frame
+
+RENDER_MODE = "rgb_array"
+DEFAULT_FPS = 30.0
+"""Frames per second of an environment whose metadata does not name them."""
+PYGAME_VARIABLES = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+"""Without them pygame prints a line at its import, and SDL looks for a display and a sound card."""
+GL_VARIABLE = "MUJOCO_GL"
+GL_BACKENDS = ("egl", "osmesa")
+"""Ways of MuJoCo to render without a display, the faster one first."""
+GL_TRIAL = (
+    "import importlib, sys;"
+    "context = importlib.import_module('mujoco.' + sys.argv[1]).GLContext(8, 8);"
+    "context.make_current(); context.free()"
+)
+SECONDS_TO_TRY_GL = 60
+GL_REMEDY = (
+    "install EGL (Debian, Ubuntu: apt install libegl1 libgl1) or OSMesa (apt install libosmesa6); the first that works"
+    f" is used, unless {GL_VARIABLE}=egl or {GL_VARIABLE}=osmesa chooses"
+)
+
+
+@dataclass(frozen=True)
+class RenderedSource:
+    """A source of environments that render."""
+
+    source: EnvSource
+    fps: float
+    """Frames per second, by the environment's metadata."""
+    uses_mujoco: bool
+
+
+def with_rendering(source: EnvSource) -> RenderedSource:
+    """The source of the same evaluation environments, in this process, with `render_mode="rgb_array"`.
+
+    A failed environment is not recreated: the film of its episode could not be continued.
+    """
+    settings = source.settings.model_copy(update={"backend": "sync", "max_restarts": 0})
+    plain = replace(source, settings=settings, is_single=True)
+    rendering = replace(plain, arguments={**plain.arguments, "render_mode": RENDER_MODE})
+    with _translate_import_of_opengl():
+        env = plain.make(with_wrappers=False)
+    try:
+        _check_metadata(env, source.env_id)
+        rate, uses_mujoco = env.metadata.get("render_fps"), _uses_mujoco(env)
+        renders_anyway = env.render_mode == RENDER_MODE
+    finally:
+        close_example(env)
+    fps = float(rate) if isinstance(rate, (int, float)) and rate > 0 else DEFAULT_FPS
+    try:
+        example = rendering.make(with_wrappers=False)
+    except ConfigError as error:  # the same arguments without render_mode were accepted
+        if not renders_anyway:
+            raise EnvError(
+                f"environment '{source.env_id}' cannot be filmed: its constructor does not accept"
+                f" render_mode='{RENDER_MODE}'; let it take render_mode and keep it in self.render_mode ({error})"
+            ) from error
+        return RenderedSource(plain, fps, uses_mujoco)
+    mode = example.render_mode
+    close_example(example)
+    if mode != RENDER_MODE:
+        raise EnvError(
+            f"environment '{source.env_id}' cannot be filmed: made with render_mode='{RENDER_MODE}', its render_mode"
+            f" is {mode!r}; let its constructor keep the argument in self.render_mode"
+        )
+    return RenderedSource(rendering, fps, uses_mujoco)
+
+
+@contextlib.contextmanager
+def _translate_import_of_opengl() -> Iterator[None]:
+    """Add the remedy where the user's MUJOCO_GL names a library that is missing: the import of mujoco then fails."""
+    try:
+        yield
+    except EnvError as error:
+        if GL_VARIABLE not in os.environ or "OpenGL" not in str(error):
+            raise
+        raise EnvError(f"{GL_VARIABLE}={os.environ[GL_VARIABLE]} does not work here: {GL_REMEDY}") from error
+
+
+def _check_metadata(env: gym.Env[Any, Any], env_id: str) -> None:
+    modes = env.metadata.get("render_modes") or []
+    if RENDER_MODE not in modes:
+        raise EnvError(
+            f"environment '{env_id}' cannot be filmed: its metadata['render_modes'] is {list(modes)}, without"
+            f" '{RENDER_MODE}'; an environment of your own lists it there and returns an RGB array from render()"
+        )
+
+
+def _uses_mujoco(env: gym.Env[Any, Any]) -> bool:
+    classes = type(env.unwrapped).__mro__
+    return any("mujoco" in f"{base.__module__}.{base.__name__}".lower() for base in classes)
+
+
+@contextlib.contextmanager
+def without_display(uses_mujoco: bool) -> Iterator[None]:
+    """Let environments render without a display during the block: pygame, and MuJoCo unless MUJOCO_GL is set."""
+    variables = {name: value for name, value in PYGAME_VARIABLES.items() if name not in os.environ}
+    if sys.platform == "linux" and "mujoco" in sys.modules and GL_VARIABLE not in os.environ:
+        backend = find_gl_backend()
+        if backend is not None:
+            variables[GL_VARIABLE] = backend
+        elif uses_mujoco:
+            raise EnvError(f"MuJoCo cannot render without a display here: {GL_REMEDY}")
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+
+
+@functools.cache
+def find_gl_backend() -> str | None:
+    """MuJoCo's first backend that renders here without a display.
+
+    Each is tried in a process of its own: the first that is imported decides which OpenGL library a process uses.
+    """
+    for name in GL_BACKENDS:
+        command = [sys.executable, "-c", GL_TRIAL, name]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            tried = subprocess.run(
+                command, env={**os.environ, GL_VARIABLE: name}, capture_output=True, timeout=SECONDS_TO_TRY_GL
+            )
+            if tried.returncode == 0:
+                return name
+    return None
+
+
+@contextlib.contextmanager
+def translate_render_errors(env_id: str, *, uses_mujoco: bool) -> Iterator[None]:
+    """Add the remedy to an error of `render`: a missing package, or a missing OpenGL library."""
+    try:
+        yield
+    except EnvError as error:
+        cause = error.__cause__
+        if isinstance(cause, (DependencyNotInstalled, ImportError)) and "pygame" in str(cause):
+            raise EnvError(f"rendering '{env_id}' needs pygame: {install_extra('video')}") from error
+        if uses_mujoco:
+            chosen = os.environ.get(GL_VARIABLE)
+            raise EnvError(f"{error}\n{GL_VARIABLE} is {chosen or 'not set'}. If OpenGL is missing, {GL_REMEDY}") from (
+                error
+            )
+        raise
+
+
+def check_frame(frame: Any, env_id: str, shape: tuple[int, ...] | None) -> Frame:
+    """The frame if it is an RGB array, of the shape of the first one if there is one."""
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        is_array = isinstance(frame, np.ndarray)
+        what = f"an array of {frame.dtype} {list(frame.shape)}" if is_array else f"a {type(frame).__name__}"
+        raise EnvError(
+            f"environment '{env_id}' cannot be filmed: its render() returned {what}, not an array of uint8"
+            " [height, width, 3]"
+        )
+    if shape is not None and frame.shape != shape:
+        sizes = " and then ".join(f"{width}x{height}" for height, width, _ in (shape, frame.shape))
+        raise EnvError(f"environment '{env_id}' cannot be filmed: its render() returned frames of {sizes} pixels")
+    return frame
