@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from rl_training.cli.output import say
 from rl_training.cli.parsing import StrictCommand, expand_groups
-from rl_training.cli.verbs import data, runs, studies
+from rl_training.cli.verbs import data, importing, runs, studies
 from rl_training.cli.verbs.comparing import compare
 from rl_training.cli.verbs.evaluation import evaluate, plot
 from rl_training.cli.verbs.exporting import export
@@ -69,6 +69,7 @@ def _options(
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")
 app.add_typer(studies.app, name="study")
+app.add_typer(importing.app, name="import")
 _VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "eval": evaluate,

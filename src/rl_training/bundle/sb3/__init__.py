@@ -1,0 +1,1 @@
+"""Imports models of Stable-Baselines3 without unpickling them."""

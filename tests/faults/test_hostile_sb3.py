@@ -1,0 +1,243 @@
+"""Models from strangers: zip files and pickles that are hostile or damaged are refused by name, and run nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sb3_models import (
+    PICKLE_OF_A_SHELL_COMMAND,
+    adam_state,
+    ppo_weights,
+    settings_of,
+    torch_bytes,
+    write_members,
+    write_model,
+)
+
+from rl_training.bundle.sb3.archive import read_archive
+from rl_training.bundle.sb3.conversion import convert
+from rl_training.bundle.sb3.pickle_reader import read_pickle
+from rl_training.bundle.sb3.vecnormalize import read_vecnormalize
+from rl_training.cli import main
+from rl_training.errors import CheckpointError, RLTrainingError
+
+
+class Command:
+    """An object that runs a command when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        import os
+
+        return os.system, ("touch hostile",)
+
+
+def members(**changes: bytes) -> dict[str, bytes]:
+    """The members of a good model, with some replaced."""
+    good = {"data": json.dumps(settings_of("ppo")).encode(), "policy.pth": torch_bytes(ppo_weights(4, 2))}
+    return {**good, **{name.replace("__", "."): data for name, data in changes.items()}}
+
+
+def compressed_inside() -> bytes:
+    """Tensors as torch saves them, but compressed."""
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(torch_bytes(ppo_weights(4, 2)))) as source,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for info in source.infolist():
+            target.writestr(info.filename, source.read(info))
+    return buffer.getvalue()
+
+
+HOSTILE_MEMBERS: dict[str, tuple[Callable[[], dict[str, bytes]], str]] = {
+    "code in policy.pth": (lambda: members(policy__pth=torch_bytes({"a": Command()})), "holds more than tensors"),
+    "a pickle as policy.pth": (lambda: members(policy__pth=PICKLE_OF_A_SHELL_COMMAND), "'policy.pth'"),
+    "code in an optimizer": (
+        lambda: members(policy__optimizer__pth=torch_bytes({"state": Command(), "param_groups": []})),
+        "'policy.optimizer.pth'",
+    ),
+    "no tensors": (lambda: members(policy__pth=torch_bytes([1, 2])), "not tensors by name"),
+    "a text as a tensor": (lambda: members(policy__pth=torch_bytes({"a": "text"})), "not a tensor"),
+    "a tensor larger than the file": (
+        lambda: members(policy__pth=torch_bytes({"a": torch.zeros(1).expand(10**12)})),
+        "more numbers than the file holds",
+    ),
+    "NaN": (lambda: members(policy__pth=torch_bytes({"a": torch.tensor([float("nan")])})), "NaN"),
+    "compressed inside": (lambda: members(policy__pth=compressed_inside()), "compressed inside"),
+    "no JSON": (lambda: members(data=b"\x80\x04."), "'data'"),
+    "JSON without end": (lambda: members(data=b"[" * 100_000), "'data'"),
+    "a JSON list": (lambda: members(data=b"[]"), "not a JSON object"),
+    "a path upwards": (lambda: {**members(), "../escaped": b"x"}, "named '../escaped'"),
+    "an absolute path": (lambda: {**members(), "/tmp/escaped": b"x"}, "named '/tmp/escaped'"),
+    "many members": (lambda: {**members(), **{f"m{n}": b"" for n in range(200)}}, "members"),
+    "no policy": (lambda: {"data": b"{}"}, "no member 'policy.pth'"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / "hostile").exists()
+    assert not (tmp_path.parent / "escaped").exists()
+
+
+@pytest.mark.parametrize("kind", list(HOSTILE_MEMBERS))
+def test_a_hostile_model_is_refused_and_leaves_nothing(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, message = HOSTILE_MEMBERS[kind]
+    path = write_members(tmp_path / "model.zip", make())
+    assert main(["import", "sb3", str(path), "--env", "CartPole-v1"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "model.zip" in said
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.zip"]
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    bomb = {"data": b" " * 60_000_000, "policy.pth": b""}
+    path = write_members(tmp_path / "model.zip", bomb, zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="would unpack to 60,000,000 bytes"):
+        read_archive(path)
+
+
+def test_doubled_and_encrypted_members_and_links_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", b"{}")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("data", b"{}")
+    with pytest.raises(CheckpointError, match="two members named 'data'"):
+        read_archive(path)
+    data = bytearray(write_members(path, members()).read_bytes())
+    for place in (data.find(b"PK\x01\x02") + 8, 6):
+        data[place] |= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="encrypted"):
+        read_archive(path)
+    (tmp_path / "link.zip").symlink_to(path)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_archive(tmp_path / "link.zip")
+
+
+def test_every_truncation_and_many_flipped_bits_are_refused_or_harmless(tmp_path: Path) -> None:
+    optimizers = {"policy": adam_state([torch.zeros(1)], [torch.zeros(1)], 1)}
+    path = write_model(tmp_path / "model.zip", settings_of("ppo"), ppo_weights(4, 2), optimizers)
+    good = path.read_bytes()
+    for end in range(0, len(good), 97):
+        path.write_bytes(good[:end])
+        with pytest.raises(CheckpointError):
+            read_archive(path)
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(good), 300):
+        damaged = bytearray(good)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:  # a flipped bit outside checksummed data may leave the model as it was
+            archive = read_archive(path)
+        except CheckpointError:
+            continue
+        assert archive.weights.keys() == ppo_weights(4, 2).keys()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy_kwargs": [1]},
+        {"policy_class": "text"},
+        {"n_envs": 10**9},
+        {"num_timesteps": 10**30},
+        {"num_timesteps": -5},
+        {"learning_rate": "1e-3"},
+        {"observation_space": {"_shape": "__import__('os').system('touch hostile')"}},
+        {"action_space": {"low": "[", "high": 3}},
+        {"replay_buffer_class": {"__module__": 7}, "replay_buffer_kwargs": "x"},
+        {"clip_range": {"value_schedule": {"a": 1}}},
+        {"gradient_steps": 10**30},
+        {"gae_lambda": None},
+    ],
+)
+def test_settings_of_wrong_types_are_refused_or_left(changes: Any, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.zip", settings_of("ppo", **changes), ppo_weights(4, 2))
+    try:
+        conversion = convert(read_archive(path), None, {"env_id": "CartPole-v1"})
+    except RLTrainingError:
+        return
+    assert conversion.config.num_envs == 1
+    assert 0 <= conversion.global_step <= 10**12
+
+
+def test_optimizers_of_wrong_shapes_are_left(tmp_path: Path) -> None:
+    for broken in ({"state": {}, "param_groups": [7]}, adam_state([torch.zeros(2)], [torch.zeros(2)], 1)):
+        path = write_model(tmp_path / "model.zip", settings_of("ppo"), ppo_weights(4, 2), {"policy": broken})
+        conversion = convert(read_archive(path), None, {"env_id": "CartPole-v1"})
+        assert "optimizer of policy" in dict(conversion.report.left)
+
+
+def test_layers_that_do_not_join_are_refused_before_memory_is_allocated(tmp_path: Path) -> None:
+    weights = ppo_weights(4, 2)
+    for number, shape in ((0, (400_000, 4)), (2, (400_000, 4))):
+        weights[f"mlp_extractor.policy_net.{number}.weight"] = torch.zeros(shape)
+    path = write_model(tmp_path / "model.zip", settings_of("ppo"), weights)
+    with pytest.raises(CheckpointError, match="reads 4 of 400000 outputs"):
+        convert(read_archive(path), None, {"env_id": "CartPole-v1"})
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_names_code_is_refused_by_its_name(protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "v.pkl"
+    path.write_bytes(pickle.dumps({"obs_rms": Command()}, protocol))
+    with pytest.raises(CheckpointError, match=r"'v\.pkl' names '(posix|nt)\.system'.*not run"):
+        read_vecnormalize(Path("v.pkl"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (PICKLE_OF_A_SHELL_COMMAND, "names 'os.system'"),
+        (b"cbuiltins\neval\n(S'1'\ntR.", "names 'builtins.eval'"),
+        (b"\x80\x04\x95", "not a readable pickle"),
+        (b"", "not a readable pickle"),
+        (b"]\x94h\x05.", "not a readable pickle"),
+        (b"Pname\n.", "PERSID"),
+        (b"\x80\x02\x82\x01.", "EXT1"),
+        (b"cnumpy\nndarray\n(S'a'\ntR.", "not a file of VecNormalize"),
+        (b"(i__main__\nX\n.", "INST"),
+        (b"I5\n}b.", "something that is not an object"),
+    ],
+)
+def test_hostile_opcodes_are_refused(data: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "v.pkl"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=message):
+        read_vecnormalize(path)
+
+
+def test_arrays_of_objects_and_of_false_sizes_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="only numbers are read"):
+        read_pickle(pickle.dumps(np.array([None, None]), 4), "this")
+    data = pickle.dumps(np.arange(4.0), 3)
+    false_shape = data.replace(b"K\x04\x85", b"K\x7f\x85")
+    assert false_shape != data
+    with pytest.raises(CheckpointError, match="not a readable pickle"):
+        read_pickle(false_shape, "this")
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_arrays_are_read_as_numpy_reads_them(order: str) -> None:
+    for protocol in (2, 3, 4, 5):
+        for dtype in ("f8", "f4", "i4", "u2"):
+            array = np.asfortranarray(np.arange(6).reshape(2, 3).astype(order + dtype))
+            found = read_pickle(pickle.dumps(array, protocol), "this")
+            np.testing.assert_array_equal(found, array)
+    assert read_pickle(pickle.dumps(np.float64(0.25), 4), "this") == 0.25
