@@ -59,8 +59,8 @@ class Bar:
 BARS = {
     "ppo/cartpole": Bar("last", 475, "all", "500 on 5 of 5 (SB3)"),
     "ppo/pendulum": Bar("last", -250, "all but one", "-172 (RL Zoo)"),
-    "ppo/cart_memory": Bar("last", 475, "all", "500 (RL Zoo, LSTM); without memory 40 to 50"),
-    "ppo/pend_memory": Bar("last", -250, "all but one", "-218 (RL Zoo, LSTM); without memory -1170"),
+    "ppo/cart_memory": Bar("last", 475, "all", "500 (RL Zoo, LSTM); without memory 42"),
+    "ppo/pend_memory": Bar("last", -250, "all but one", "-218 (RL Zoo, LSTM); without memory -1,100"),
     "ppo/masks": Bar("last", 90, "all", "over 90 (sb3-contrib's own test); without masks about 0"),
     "ppo/mask_memory": Bar("last", 9, "all but one", "none here; without memory 2, without masks -1"),
     "a2c/cartpole": Bar("last", 475, "all", "500 on 5 of 5 (SB3)"),
