@@ -21,6 +21,7 @@ from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun
 from rl_training.experiment.timing import TIMING_NAME, TimingFile
 from rl_training.experiment.tracking.settings import check_installed
 from rl_training.experiment.tracking.tracking import Tracking
+from rl_training.experiment.tracking.trust import allow_trackers
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
@@ -72,6 +73,7 @@ def run_training(
     """
     callbacks = CallbackList(callbacks).callbacks  # refuses a callback that cannot be called
     allow_paths_of(config.env_kwargs)  # the user's own, or a checkpoint's that were checked
+    allow_trackers(config.loggers)
     check_installed(config.loggers)
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     execution = choose_execution(config, checkpoint_state, algo_config)

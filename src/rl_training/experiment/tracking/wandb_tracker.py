@@ -28,11 +28,13 @@ class WandbTracker:
     def __init__(self, settings: WandbSettings) -> None:
         self._settings = settings
         self._run: Any = None
+        self._folder = Path("wandb")
 
     def start(self, run: TrackedRun) -> int | None:
         """Begin or continue the run; wandb's files go to `wandb` in the run folder."""
         wandb: Any = importlib.import_module("wandb")
-        last = max((last_step(path) for path in (run.run_dir / "wandb").glob(f"*-{run.id}/*.wandb")), default=-1)
+        self._folder = run.run_dir / "wandb"
+        last = max((last_step(path) for path in self._folder.glob(f"*run-*-{run.id}/*.wandb")), default=-1)
         options = wandb.Settings(
             console="off",  # the terminal is ours
             silent=True,
@@ -75,7 +77,7 @@ class WandbTracker:
     def place(self) -> str | None:
         """The run's page; offline, the command that uploads it."""
         if self._run.offline:
-            return f"offline; to upload: wandb sync {Path(self._run.dir).parent}"
+            return f"offline; to upload: wandb sync {self._folder}/offline-run-*-{self._run.id}"
         return str(self._run.url)
 
 
