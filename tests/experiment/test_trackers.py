@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import small_config
+from conftest import TESTS, small_config
 from run_tools import StopAt
 
 from rl_training.errors import ConfigError
@@ -425,3 +426,14 @@ class TestFailures:
         run_dir = run_training(small_config("ppo", tmp_path, **RUN, loggers=["wandb"])).run_dir
         assert (run_dir / "metrics.jsonl").read_bytes() == plain_metrics
         assert len(told()) == 1
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (TESTS.parent / "docs" / "tracking.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "tracking.md", "exec"), {})
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    scored = [(step, line["eval_return_mean"]) for step, line in file_rows(run_dir) if "eval_return_mean" in line]
+    written = [line.split(",") for line in (tmp_path / "scores.csv").read_text().splitlines()]
+    assert [(int(step), float(score)) for _, step, score in written] == scored
