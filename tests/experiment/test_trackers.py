@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,6 +74,8 @@ def mlflow_runs(store: Path) -> list[Any]:
     """The tracked runs, oldest first."""
     client = mlflow_client(store)
     experiment = client.get_experiment_by_name("rl-training")
+    if experiment is None:
+        return []
     return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
 
 
@@ -245,6 +248,26 @@ class TestTrackedRuns:
         assert_tracked(wandb_rows(run_dir), run_dir)
         assert {record.run_id for record in wandb_records(run_dir, "run")} == {ids["wandb"]}
 
+    def test_two_lines_of_one_step_are_joined(self, tmp_path: Path, store: Path) -> None:
+        class Stop:
+            def on_log(self, trainer: TrainerState, metrics: Any) -> None:
+                if trainer.global_step == 80:
+                    trainer.request_stop("enough")
+
+        config = small_config("ppo", tmp_path, **RUN, loggers=["mlflow", OFFLINE], algo_kwargs={"eval_interval": 64})
+        run_dir = run_training(config, callbacks=[Stop()]).run_dir
+        *before, (first_step, first), (second_step, second) = file_rows(run_dir)
+        assert first_step == second_step == 80
+        assert "eval_return_mean" in second.keys() - first.keys()
+        joined = [*before, (80, {**second, **first})]
+        (run,) = mlflow_runs(store)
+        assert run.data.tags["stop_reason"] == "enough"
+        assert mlflow_rows(store, run) == wandb_rows(run_dir) == joined
+        resume_training(run_dir)
+        (run,) = mlflow_runs(store)
+        assert_tracked(mlflow_rows(store, run), run_dir)
+        assert_tracked(wandb_rows(run_dir), run_dir)
+
     def test_an_interrupted_run_is_killed_for_the_trackers_until_it_is_resumed(
         self, tmp_path: Path, store: Path
     ) -> None:
@@ -403,8 +426,10 @@ class TestFailures:
         config = small_config("ppo", tmp_path, **RUN, loggers=["mlflow"])
 
         def wait_and_break() -> None:
-            while not mlflow_runs(store) or "global_step" not in mlflow_runs(store)[0].data.metrics:
-                pass
+            deadline = time.monotonic() + 60
+            while not any("global_step" in run.data.metrics for run in mlflow_runs(store)):
+                assert time.monotonic() < deadline, "the tracker has not logged anything"
+                time.sleep(0.05)
             shutil.copy(store, aside)
             store.write_bytes(b"damaged" * 1000)
 

@@ -36,6 +36,7 @@ class MlflowTracker:
         self._client: Any = None
         self._run_id = ""
         self._uri = ""
+        self._last_step = -1
 
     def start(self, run: TrackedRun) -> int | None:
         """Begin or continue the run."""
@@ -61,11 +62,13 @@ class MlflowTracker:
         """Add lines; every value is a metric at our step."""
         metric_class: Any = importlib.import_module("mlflow.entities").Metric
         now = int(time.time() * 1000)
-        metrics = [
-            metric_class(_safe(name), float(value), now, int(values["global_step"]))
-            for values in map(finite_values, lines)
-            for name, value in values.items()
-        ]
+        metrics = []
+        for values in map(finite_values, lines):
+            step = int(values["global_step"])
+            if step == self._last_step:  # further values of the same step
+                del values["global_step"]
+            self._last_step = step
+            metrics += [metric_class(_safe(name), float(value), now, step) for name, value in values.items()]
         for batch in _batches(metrics, MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=batch)
 

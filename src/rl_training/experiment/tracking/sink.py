@@ -52,6 +52,8 @@ class TrackerSink:
         self._is_off = False
         self._tracker: Tracker | None = None
         self._last_step = -1
+        self._last_names: set[str] = set()
+        """Names of the values that this process has sent of the last step; empty: an earlier process sent them."""
         self._thread = threading.Thread(target=self._work, name=f"rl_training-{name}", daemon=True)
         self._thread.start()
 
@@ -124,7 +126,7 @@ class TrackerSink:
                 )
             self._tracker = self._make()
             known = self._tracker.start(item.run)
-            self._last_step = -1 if known is None else known
+            self._last_step, self._last_names = -1 if known is None else known, set()
             if self._tracker.place is not None:
                 self._messages.put(f"{self._name}: {self._tracker.place}")
             self._log(item.lines)
@@ -134,13 +136,19 @@ class TrackerSink:
             self._is_off = True
 
     def _log(self, lines: Iterable[Line]) -> None:
-        """Hand over the lines that the tracker does not have."""
+        """Hand over the lines that the tracker does not have; of a second line of one step, what is new in it."""
         new = []
         for line in lines:
             step = line.get("global_step")
-            if step is not None and step > self._last_step:
+            if step is None or step < self._last_step:
+                continue
+            if step > self._last_step:
+                self._last_step, self._last_names = int(step), {"global_step"}
                 new.append(line)
-                self._last_step = int(step)
+            elif self._last_names and line.keys() - self._last_names:  # the closing evaluation, for example
+                names = {"global_step", *line.keys() - self._last_names}
+                new.append({name: value for name, value in line.items() if name in names})
+            self._last_names |= line.keys() if self._last_names else set()
         if new and self._tracker is not None:
             self._tracker.log(new)
 

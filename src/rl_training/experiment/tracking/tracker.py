@@ -46,7 +46,7 @@ class Tracker(Protocol):
         """Begin the tracked run, or continue the one with its id; returns the last step that it has."""
 
     def log(self, lines: Sequence[Line]) -> None:
-        """Add lines; their steps rise and are higher than what `start` returned."""
+        """Add lines; their steps rise, or repeat the last one with further values; all are after `start`'s answer."""
 
     def finish(self, outcome: Outcome) -> None:
         """End the tracked run."""

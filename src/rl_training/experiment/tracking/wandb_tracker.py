@@ -63,10 +63,10 @@ class WandbTracker:
         return last if last >= 0 else None
 
     def log(self, lines: Sequence[Line]) -> None:
-        """Add rows; wandb's own process writes and uploads them."""
+        """Add rows; wandb's own process writes and uploads each when the next step, or the end, comes."""
         for line in lines:
             values = finite_values(line)
-            self._run.log(values, step=int(values["global_step"]), commit=True)
+            self._run.log(values, step=int(values["global_step"]), commit=False)
 
     def finish(self, outcome: Outcome) -> None:
         """End the run with its status and reason in the summary."""
