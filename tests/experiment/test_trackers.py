@@ -142,6 +142,18 @@ class At(Callback):
             self.action()
 
 
+class InterruptWithin(Callback):
+    """A signal between the updates of one step."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.is_sent = step, False
+
+    def on_update_end(self, trainer: TrainerState, result: Any) -> None:
+        if trainer.global_step == self.step and not self.is_sent:
+            self.is_sent = True
+            signal.raise_signal(signal.SIGTERM)
+
+
 class CrashError(Exception):
     pass
 
@@ -272,8 +284,8 @@ class TestTrackedRuns:
         self, tmp_path: Path, store: Path
     ) -> None:
         config = small_config("ppo", tmp_path, **RUN, loggers=["mlflow", OFFLINE])
-        interrupt = At(80, lambda: signal.raise_signal(signal.SIGTERM))
-        run_dir = run_training(config, callbacks=[interrupt]).run_dir
+        run_dir = run_training(config, callbacks=[InterruptWithin(80)]).run_dir
+        assert file_rows(run_dir)[-1][0] == 80
         (run,) = mlflow_runs(store)
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "interrupted")
         assert run.data.tags["stop_reason"] == "interrupted by SIGTERM"
@@ -281,8 +293,7 @@ class TestTrackedRuns:
         resume_training(run_dir)
         (run,) = mlflow_runs(store)
         assert run.info.status == "FINISHED"
-        assert_tracked(mlflow_rows(store, run), run_dir)
-        assert_tracked(wandb_rows(run_dir), run_dir)
+        assert mlflow_rows(store, run) == wandb_rows(run_dir) == file_rows(run_dir)
         assert [record.exit_code for record in wandb_records(run_dir, "exit")] == [255, 0]
 
 
@@ -301,6 +312,18 @@ class TestContinuing:
         assert mlflow_rows(store, new) == file_rows(run_dir)
         assert new.data.tags["mlflow.parentRunId"] == old.info.run_id
         assert new.data.tags["rl_training.id"] == metadata(run_dir)["tracking"]["mlflow"]
+
+    def test_a_run_that_a_callback_ended_within_a_step_is_extended_as_the_same_tracked_run(
+        self, tmp_path: Path, store: Path
+    ) -> None:
+        config = small_config("ppo", tmp_path, **RUN, loggers=["mlflow"])
+        run_dir = run_training(config, callbacks=[StopAt(80, "update")]).run_dir
+        closing = file_rows(run_dir)[-1]
+        resume_training(run_dir)
+        (run,) = mlflow_runs(store)
+        rows = dict(mlflow_rows(store, run))
+        assert rows.pop(80) == closing[1]
+        assert rows == {step: line for step, line in file_rows(run_dir) if step != 80}
 
     def test_a_tracker_that_is_added_on_resume_gets_all_lines_and_the_run_stays_exact(
         self, tmp_path: Path, store: Path

@@ -128,11 +128,11 @@ class Run:
     ) -> None:
         self.setup, self.components, self.folder = setup, components, folder
         self.view, self.origin, self.tracking = view, origin, tracking
-        tracking.report = view.message
         config, algo_config = setup.config, setup.algo_config
         self.checkpoints = CheckpointFolder(folder.checkpoints_dir, config.keep, folder.workspace)
         early_stopping = [EarlyStoppingCallback(algo_config.early_stopping)] if algo_config.early_stopping else []
         state = TrainerState(components.algorithm, folder.run_dir, config=config)
+        tracking.report, tracking.read_stop_reason = view.message, lambda: state.stop_reason
         self.scores = Scores(state, components.evaluator, self.checkpoints)
         self.session = Session(
             config=config,
@@ -238,7 +238,8 @@ class Run:
         is_continued = self.origin.folder is not None and self.origin.state is not None
         kept: dict[str, Any] = self.origin.state.trainer_state if is_continued and self.origin.state else {}
         workspace, first_step = self.folder.workspace, self.origin.first_step
-        trackers = self.tracking.open(self.setup.algo_config.model_dump(mode="json"), kept.get("metrics_bytes", 0))
+        all_settings = self.setup.algo_config.model_dump(mode="json")
+        trackers = self.tracking.open(all_settings, kept.get("metrics_bytes", 0), first_step)
         self._metrics = JsonlSink(run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0), workspace)
         stack.callback(self._metrics.close)
         self._evaluations = EvaluationFile(run_dir / "evaluations.jsonl", kept.get("evaluations_bytes", 0), workspace)

@@ -37,14 +37,17 @@ class TrackerSink:
         beginning: Beginning,
         *,
         discarded: Iterable[Line] = (),
+        is_held: Callable[[], bool] = lambda: False,
         renew: Callable[[], Beginning],
         report: Callable[[str], None],
     ) -> None:
         """Start the thread. `discarded` are lines of a process before that the run will repeat.
 
-        `renew` gives the beginning of another tracked run; `report` shows a message, in the thread of the run.
+        Lines are not handed over while `is_held`. `renew` gives the beginning of another tracked run. `report` shows a
+        message, in the thread of the run.
         """
         self._name, self._make, self._renew, self._report = name, make, renew, report
+        self._is_held = is_held
         self._discarded = {line.get("global_step"): line for line in discarded}
         self._queue: SimpleQueue[Beginning | Line | Outcome] = SimpleQueue()
         self._queue.put(beginning)
@@ -60,7 +63,7 @@ class TrackerSink:
     def write(self, metrics: Mapping[str, float]) -> None:
         """Hand a line over; returns at once."""
         self._show_messages()
-        if self._is_off:
+        if self._is_off or self._is_held():
             return
         before = self._discarded.pop(metrics["global_step"], None)
         if before is not None and _differ(before, metrics):

@@ -39,18 +39,23 @@ class Tracking:
     config: TrainConfig
     folder: TrainingRun
     report: Callable[[str], None] = tell
+    read_stop_reason: Callable[[], str | None] = lambda: None
+    """While the run is being interrupted, lines are not sent: the resumed run sends the complete ones."""
     _sinks: list[TrackerSink] = field(default_factory=list)
 
-    def open(self, algo_kwargs: Mapping[str, Any], keep_bytes: int) -> list[TrackerSink]:
+    def open(self, algo_kwargs: Mapping[str, Any], keep_bytes: int, first_step: int) -> list[TrackerSink]:
         """Start the trackers, before the first `keep_bytes` of `metrics.jsonl` become all that is left of it.
 
-        `algo_kwargs` are all settings of the algorithm, also those that the configuration leaves out.
+        The run goes on at `first_step`. `algo_kwargs` are all settings of the algorithm, also those that the
+        configuration leaves out.
         """
         chosen = [item for item in parse_loggers(self.config.loggers) if isinstance(item, TrackerSettings)]
         if not chosen:
             return []
         try:
             kept, discarded = _split_lines(self._metrics_path, keep_bytes)
+            # The closing line of a process may be of an unfinished iteration: the repeated one may differ.
+            discarded = [line for line in discarded if line.get("global_step") != first_step]
             ids = self._ids(chosen)
             for settings in chosen:
                 run = self._tracked_run(settings, ids[settings.logger], algo_kwargs)
@@ -98,6 +103,7 @@ class Tracking:
             lambda: make(settings),
             beginning,
             discarded=discarded,
+            is_held=lambda: is_interruption(self.read_stop_reason()),
             renew=renew,
             report=lambda text: self.report(text),
         )
