@@ -40,6 +40,7 @@ def needs(name: str) -> pytest.MarkDecorator:
 NEEDS_WANDB, NEEDS_MLFLOW = needs("wandb"), needs("mlflow")
 OFFLINE = {"wandb": {"mode": "offline"}}
 RUN: dict[str, Any] = {"total_timesteps": 128, "log_interval": 16, "checkpoint_interval": 64}
+FREQUENT = {"train_frequency": 2, "gradient_steps": 1}
 Rows = list[tuple[int, dict[str, float]]]
 
 
@@ -143,12 +144,12 @@ class At(Callback):
 
 
 class InterruptWithin(Callback):
-    """A signal between the updates of one step."""
+    """A signal between a step and its update."""
 
     def __init__(self, step: int) -> None:
         self.step, self.is_sent = step, False
 
-    def on_update_end(self, trainer: TrainerState, result: Any) -> None:
+    def on_collect_end(self, trainer: TrainerState, result: Any) -> None:
         if trainer.global_step == self.step and not self.is_sent:
             self.is_sent = True
             signal.raise_signal(signal.SIGTERM)
@@ -283,9 +284,9 @@ class TestTrackedRuns:
     def test_an_interrupted_run_is_killed_for_the_trackers_until_it_is_resumed(
         self, tmp_path: Path, store: Path
     ) -> None:
-        config = small_config("ppo", tmp_path, **RUN, loggers=["mlflow", OFFLINE])
+        config = small_config("dqn", tmp_path, **RUN, loggers=["mlflow", OFFLINE], algo_kwargs=FREQUENT)
         run_dir = run_training(config, callbacks=[InterruptWithin(80)]).run_dir
-        assert file_rows(run_dir)[-1][0] == 80
+        closing = file_rows(run_dir)[-1]
         (run,) = mlflow_runs(store)
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "interrupted")
         assert run.data.tags["stop_reason"] == "interrupted by SIGTERM"
@@ -294,6 +295,7 @@ class TestTrackedRuns:
         (run,) = mlflow_runs(store)
         assert run.info.status == "FINISHED"
         assert mlflow_rows(store, run) == wandb_rows(run_dir) == file_rows(run_dir)
+        assert dict(file_rows(run_dir))[80]["gradient_steps"] > closing[1]["gradient_steps"]
         assert [record.exit_code for record in wandb_records(run_dir, "exit")] == [255, 0]
 
 
@@ -316,13 +318,13 @@ class TestContinuing:
     def test_a_run_that_a_callback_ended_within_a_step_is_extended_as_the_same_tracked_run(
         self, tmp_path: Path, store: Path
     ) -> None:
-        config = small_config("ppo", tmp_path, **RUN, loggers=["mlflow"])
-        run_dir = run_training(config, callbacks=[StopAt(80, "update")]).run_dir
+        config = small_config("dqn", tmp_path, **RUN, loggers=["mlflow"], algo_kwargs=FREQUENT)
+        run_dir = run_training(config, callbacks=[StopAt(80, "collect")]).run_dir
         closing = file_rows(run_dir)[-1]
         resume_training(run_dir)
         (run,) = mlflow_runs(store)
         rows = dict(mlflow_rows(store, run))
-        assert rows.pop(80) == closing[1]
+        assert rows.pop(80) == closing[1] != dict(file_rows(run_dir))[80]
         assert rows == {step: line for step, line in file_rows(run_dir) if step != 80}
 
     def test_a_tracker_that_is_added_on_resume_gets_all_lines_and_the_run_stays_exact(
