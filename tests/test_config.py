@@ -57,6 +57,7 @@ class TestTrainConfig:
             "checkpoint_interval": None,
             "keep": 2,
             "tags": (),
+            "loggers": ("tensorboard",),
             "num_threads": "auto",
             "compile": "auto",
             "init_from": None,

@@ -21,6 +21,7 @@ SPECIAL = {
     "init_from": "str | Path | AlgorithmAPI | None",
     "algo_kwargs": "{config} | Mapping[str, Any] | None",
     "env_kwargs": "Mapping[str, Any] | None",
+    "loggers": "Sequence[str | Mapping[str, Any]]",
 }
 """Types of arguments that accept more than the field of the configuration holds."""
 OPTION_TYPES = {"eval_env": "EnvLike | None"}

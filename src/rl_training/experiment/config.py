@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 from rl_training.errors import ConfigError
 from rl_training.experiment.codec.storable_values import storable_copy
 from rl_training.experiment.registry import get_algorithm_spec, learns_offline, list_algorithm_specs
+from rl_training.experiment.tracking.settings import DEFAULT_LOGGERS, PlainLoggers, plain_loggers
 from rl_training.experiment.yaml_text import MAX_BYTES, is_unedited, parse_yaml
 from rl_training.providers import provided
 from rl_training.validation import FrozenConfig, nearest, suggest
@@ -47,6 +48,8 @@ class TrainConfig(FrozenConfig):
     """Number of newest checkpoints to keep besides the best, or `all`."""
     tags: tuple[str, ...] = ()
     """Labels stored in the run's config.yaml."""
+    loggers: PlainLoggers = DEFAULT_LOGGERS
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, each a name or {name: {key: value}}."""
     num_threads: Annotated[int, Field(gt=0, le=MAX_THREADS)] | Literal["auto"] = "auto"
     """PyTorch threads; `auto`: one, or with large networks and batches up to four of the processors allowed."""
     compile: bool | Literal["auto"] = "auto"
@@ -70,6 +73,8 @@ class TrainConfig(FrozenConfig):
             values["algo_kwargs"] = config_values(values["algo_kwargs"], str(values.get("algo")))
         elif isinstance(values.get("algo_kwargs"), Mapping):
             values["algo_kwargs"] = _with_names(values["algo_kwargs"])
+        if "loggers" in values:
+            values["loggers"] = plain_loggers(values["loggers"])
         super().__init__(**values)
         if self.env_id is None and not learns_offline(self.algo):
             raise ConfigError("missing key 'env_id' for the configuration")

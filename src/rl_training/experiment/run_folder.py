@@ -33,7 +33,8 @@ from rl_training.files import read_limited, remove, replace_synced, translate_wr
 MAX_METADATA_BYTES = 1 << 24
 INTERRUPTED = "interrupted by "
 LOG_FILES = ("metrics.jsonl", "evaluations.jsonl", TIMING_NAME, LOG_NAME)
-RUN_FILES = {"config.yaml", "metadata.json", *LOG_FILES, "tensorboard", "checkpoints", OWNER_FOLDER, STOP_FILE}
+RUN_FOLDERS = ("tensorboard", "wandb", "checkpoints", OWNER_FOLDER)
+RUN_FILES = {"config.yaml", "metadata.json", *LOG_FILES, *RUN_FOLDERS, STOP_FILE}
 """Files and folders that a run writes in its folder."""
 
 

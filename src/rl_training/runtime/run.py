@@ -14,11 +14,14 @@ from rl_training.errors import NonFiniteError, RLTrainingError, failure_note
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import EvaluationFile, JsonlSink, TensorboardSink, latest_metrics
+from rl_training.experiment.logging import EvaluationFile, JsonlSink, MetricSink, TensorboardSink, latest_metrics
 from rl_training.experiment.ownership import Lease
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun
 from rl_training.experiment.timing import TIMING_NAME, TimingFile
+from rl_training.experiment.tracking.settings import check_installed
+from rl_training.experiment.tracking.tracking import Tracking
+from rl_training.experiment.tracking.trust import allow_trackers
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
@@ -70,6 +73,8 @@ def run_training(
     """
     callbacks = CallbackList(callbacks).callbacks  # refuses a callback that cannot be called
     allow_paths_of(config.env_kwargs)  # the user's own, or a checkpoint's that were checked
+    allow_trackers(config.loggers)
+    check_installed(config.loggers)
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     execution = choose_execution(config, checkpoint_state, algo_config)
     env = None if config.env_id is None else EnvSource.parse(config.env_id, config.env_kwargs)
@@ -84,12 +89,13 @@ def run_training(
         origin = Origin(checkpoint_state, resumption, weights)
         folder, stop_reason = origin.open_folder(config, run_suffix, is_restart=is_restart)
         stack.callback(folder.close)
+        tracking = stack.enter_context(Tracking(config, folder))
         with _recording_failure(folder):
             view = make_view(origin.first_step)
             stack.callback(view.close)
             if execution.compile:
                 stack.enter_context(watch_compilation(view.compiling))
-            run = Run(setup, components, folder, view, callbacks, origin)
+            run = Run(setup, components, folder, view, callbacks, origin, tracking)
             run.announce()
             result = run.train(stop_reason)
         # Before the environments are closed, which may fail or hang: the run is complete.
@@ -118,13 +124,15 @@ class Run:
         view: ProgressView,
         callbacks: Sequence[AnyCallback],
         origin: Origin,
+        tracking: Tracking,
     ) -> None:
         self.setup, self.components, self.folder = setup, components, folder
-        self.view, self.origin = view, origin
+        self.view, self.origin, self.tracking = view, origin, tracking
         config, algo_config = setup.config, setup.algo_config
         self.checkpoints = CheckpointFolder(folder.checkpoints_dir, config.keep, folder.workspace)
         early_stopping = [EarlyStoppingCallback(algo_config.early_stopping)] if algo_config.early_stopping else []
         state = TrainerState(components.algorithm, folder.run_dir, config=config)
+        tracking.report, tracking.read_stop_reason = view.message, lambda: state.stop_reason
         self.scores = Scores(state, components.evaluator, self.checkpoints)
         self.session = Session(
             config=config,
@@ -230,14 +238,19 @@ class Run:
         is_continued = self.origin.folder is not None and self.origin.state is not None
         kept: dict[str, Any] = self.origin.state.trainer_state if is_continued and self.origin.state else {}
         workspace, first_step = self.folder.workspace, self.origin.first_step
+        all_settings = self.setup.algo_config.model_dump(mode="json")
+        trackers = self.tracking.open(all_settings, kept.get("metrics_bytes", 0), first_step)
         self._metrics = JsonlSink(run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0), workspace)
         stack.callback(self._metrics.close)
         self._evaluations = EvaluationFile(run_dir / "evaluations.jsonl", kept.get("evaluations_bytes", 0), workspace)
         stack.callback(self._evaluations.close)
         timing = TimingFile(run_dir / TIMING_NAME, self._metrics.path, first_step, workspace)
         stack.callback(timing.close)
-        tensorboard = TensorboardSink(run_dir / "tensorboard", first_step, workspace, lambda: timing.latest)
-        stack.callback(tensorboard.close)
+        sinks: list[MetricSink] = [self._metrics, timing]
+        if "tensorboard" in self.setup.config.loggers:
+            tensorboard = TensorboardSink(run_dir / "tensorboard", first_step, workspace, lambda: timing.latest)
+            stack.callback(tensorboard.close)
+            sinks.append(tensorboard)
         files = (self._metrics, self._evaluations)
         lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in files if file.num_lost_bytes]
         if lost:
@@ -245,7 +258,7 @@ class Run:
             self.view.message(
                 f"shorter than at the checkpoint: {files_lost}; the run resumes without the missing lines"
             )
-        self.session.sinks, self.scores.evaluations = (self._metrics, timing, tensorboard), self._evaluations
+        self.session.sinks, self.scores.evaluations = [*sinks, *trackers], self._evaluations
         self.session.times = timing.times
         self.session.recall_metrics(latest_metrics(run_dir / "metrics.jsonl"))
 

@@ -26,7 +26,7 @@ from rl_training.validation import suggest
 RUNS = Path("runs")
 NO_SETTING = {
     *("seed", "output_dir", "tags", "device", "num_threads", "compile"),
-    *("keep", "log_interval", "checkpoint_interval"),
+    *("keep", "log_interval", "checkpoint_interval", "loggers"),
 }
 """Keys of a configuration in which the runs of a group may differ: none of them changes what is learned."""
 

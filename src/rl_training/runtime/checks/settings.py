@@ -13,6 +13,7 @@ from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Loop, get_algorithm_spec
+from rl_training.experiment.tracking.settings import check_installed
 from rl_training.plugins.given import has_given, is_given_id
 from rl_training.replay.frame_replay import replay_bytes
 from rl_training.replay.transitions import storage_bytes
@@ -57,6 +58,7 @@ class SettingsChecker:
                 f"environment '{config.env_id}' is an object of a Python process, and each run has its own process: put"
                 " its class or function into a module or file, and write module:Name or path/to/file.py:Name"
             )
+        check_installed(config.loggers)
         spec = get_algorithm_spec(config.algo)
         algo_config = spec.parse_kwargs(config.algo_kwargs)
         execution = choose_execution(config, None, algo_config)

@@ -51,6 +51,7 @@ ALGO_FIXED = {
 """Keys of `algo_kwargs` that cannot change, and why."""
 WITHOUT_EFFECT = {
     *("total_timesteps", "output_dir", "eval_episodes", "log_interval", "checkpoint_interval", "keep", "tags"),
+    "loggers",
     *("algo_kwargs.eval_interval", "algo_kwargs.early_stopping", "algo_kwargs.dataset_path"),
 }
 """Keys that do not affect the weights, except through the schedules, whose change the run reports."""

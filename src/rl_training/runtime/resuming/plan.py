@@ -23,6 +23,7 @@ from rl_training.experiment.run_folder import (
     refuse_other_files,
     run_name,
 )
+from rl_training.experiment.tracking.trust import allow_trackers
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import Schedules, saved_early_stop
 from rl_training.runtime.resuming.changes import Change, config_differences, find_changes, refuse_fixed
@@ -131,6 +132,8 @@ def plan_resume(
     config = merge_config(base, values)
     if env is not None:
         give_again(config.env_id, env, eval_env)
+    if "loggers" in values:
+        allow_trackers(config.loggers)
     refuse_untrusted(config, trusted, source.state.metadata)
     found = _check_state(source.state, saved, config)
     schedules = schedules or read_schedules(run, source.state.trainer_state["session"]["global_step"])

@@ -11,6 +11,7 @@ from rl_training.envs.foreign_paths import refuse_unknown_paths
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, resolve_config
 from rl_training.experiment.run_folder import TrainingRun
+from rl_training.experiment.tracking.trust import refuse_unknown_trackers
 from rl_training.plugins.given import find_vector, has_given, is_given_id
 from rl_training.runtime.controls import Schedules
 from rl_training.runtime.resuming.changes import config_differences
@@ -58,14 +59,16 @@ def _edited_error(differences: Mapping[str, tuple[Any, Any]], remedy: str) -> Co
 
 
 def refuse_untrusted(config: TrainConfig, trusted: TrainConfig | None, metadata: Mapping[str, Any]) -> None:
-    """Raise if the environment or the network needs code or paths that the user has not allowed.
+    """Raise if environment, network or loggers need code, paths or servers that the user has not allowed.
 
-    An environment or network that `trusted`, the user's own configuration, names needs no further permission.
+    What `trusted`, the user's own configuration, names needs no further permission.
     """
     is_trusted = trusted is not None and (trusted.env_id, trusted.env_kwargs) == (config.env_id, config.env_kwargs)
     if config.env_id is not None and not is_trusted:
         refuse_unknown_code(config.env_id, config.env_kwargs, metadata)
         refuse_unknown_paths(config.env_kwargs)
+    if trusted is None or trusted.loggers != config.loggers:
+        refuse_unknown_trackers(config.loggers)
     if trusted is None or trusted.algo_kwargs.get("network") != config.algo_kwargs.get("network"):
         refuse_unknown_network(config, metadata)
 

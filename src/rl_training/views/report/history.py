@@ -18,7 +18,7 @@ from rl_training.views.report.lines import finite
 from rl_training.views.report.summary import GroupFacts, run_label
 
 MAX_EVENTS = 200
-PLACES = {"seed", "output_dir", "tags"}
+PLACES = {"seed", "output_dir", "tags", "loggers"}
 """Settings that say which run it is, not how it learns."""
 PART_NAMES = ("collecting", "updating", "evaluating", "saving", "other")
 
