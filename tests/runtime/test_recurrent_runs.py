@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, small_config
+from conftest import TESTS, TRY_ALL, small_config
 from run_tools import assert_same_end
 
 from rl_training import PPO
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Any, Any, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES if TRY_ALL else ["ppo_masks", "ppo_images", "ppo_box", "a2c_masks"])
 def test_the_checks_of_every_algorithm_hold_with_memory(name: str) -> None:
     algorithm_class, config_class, env_id, algo_kwargs = CASES[name]
     check_algorithm(algorithm_class, config_class, Loop.ON_POLICY, env_id=env_id, algo_kwargs=algo_kwargs)
