@@ -163,6 +163,10 @@ class TestWithoutFinalObservations:
         dataset = load(tmp_path, kind, **fields, rews=REWS, indices=np.array([3]))
         assert rows(dataset)["next_obs"] == NEXT_OBS
         assert rows(dataset)["truncated"] == ENDS.tolist()
+        dataset = load(tmp_path, kind, **fields, rews=REWS, indices=np.array([3]), terminal=np.array([NO, YES]))
+        assert rows(dataset)["next_obs"] == NEXT_OBS
+        assert rows(dataset)["terminated"] == [NO, NO, NO, NO, YES]
+        assert rows(dataset)["truncated"] == [NO, NO, YES, NO, NO]
 
     def test_a_complete_file_is_read_as_it_is(self, tmp_path: Path, kind: str) -> None:
         fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "next_obs": WITHOUT_FINALS + 1, "actions": ACTS}
@@ -171,6 +175,18 @@ class TestWithoutFinalObservations:
         dataset = load(tmp_path, kind, **fields, **others)
         assert rows(dataset) == rows(load(tmp_path, kind, **fields))
         assert not any("episodes by" in note for note in dataset.notes)
+
+    def test_flags_of_each_step_need_no_cuts(self, tmp_path: Path, kind: str) -> None:
+        fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS}
+        fields |= {"terminated": ENDS & [NO, NO, YES, NO, NO], "truncated": ENDS & NO}
+        dataset = load(tmp_path, kind, **fields, episode_lengths=np.array([3]))  # of the finished episodes
+        assert rows(dataset) == rows(load(tmp_path, kind, **fields))
+
+    def test_cuts_mark_the_time_limits_that_flags_leave_out(self, tmp_path: Path, kind: str) -> None:
+        fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS, "terminated": ENDS & NO}
+        dataset = load(tmp_path, kind, **fields, episode_lengths=np.array([3, 2]))
+        assert rows(dataset)["next_obs"] == [1, 2, 11]
+        assert rows(dataset)["truncated"] == [NO, YES, YES]
 
 
 class TestFaults:
@@ -200,8 +216,13 @@ class TestFaults:
 
     def test_rewards_without_episode_ends_are_refused(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "data.npz", obs=WITHOUT_FINALS, acts=ACTS, rews=REWS)
-        with pytest.raises(DatasetError, match="lacks terminated"):
+        with pytest.raises(DatasetError, match=r"lacks terminated .*'episode_lengths' can cut episodes"):
             load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
+
+    def test_stacked_episodes_are_refused_with_the_way_to_join_them(self) -> None:
+        fields = {"obs": np.zeros((2, 3, 4)), "acs": np.zeros((2, 3)), "rews": np.zeros((2, 3)), "terminal": [YES, NO]}
+        with pytest.raises(DatasetError, match=r"has shape \(2, 3\).*join stacked episodes .*'episode_lengths'"):
+            TransitionDataset.from_dict(fields)
 
     def test_episodes_as_objects_are_refused_with_the_way_to_convert_them(self, tmp_path: Path) -> None:
         episodes = np.array([np.zeros((4, 1)), np.zeros((3, 1))], object)

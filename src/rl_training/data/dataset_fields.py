@@ -58,7 +58,9 @@ def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
             found[field] = present[0]
     has_ends = "terminated" in found or "dones" in found
     cuts = [name for name in CUT_FIELDS if name in keys]
-    if cuts and ("next_obs" not in found or not has_ends):
+    # 'terminal' may have one flag per episode; a file with the other names and next_obs needs no cuts.
+    has_step_ends = "dones" in found or found.get("terminated") not in (None, "terminal")
+    if cuts and ("next_obs" not in found or not has_step_ends):
         found[cuts[0]] = cuts[0]
     missing = [field for field in ("obs", "actions") if field not in found]
     if missing and "rewards" not in found:
@@ -70,7 +72,8 @@ def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
     if missing:
         wanted = ", ".join(f"{field} (named {' or '.join(map(repr, FIELD_ALIASES[field]))})" for field in missing)
         present_keys = ", ".join(map(repr, sorted(keys)[:12])) or "no field"
-        raise DatasetError(f"{source} lacks {wanted}; it has {present_keys}")
+        remedy = "; 'episode_lengths' can cut episodes without end flags" if missing == ["terminated"] else ""
+        raise DatasetError(f"{source} lacks {wanted}; it has {present_keys}{remedy}")
     return found
 
 
@@ -134,6 +137,8 @@ def check_lengths(fields: Mapping[str, Array], source: str) -> None:
             fault = f"has {len(array):,} rows and obs has {len(obs):,}: give one row per transition"
         elif name in ("rewards", *EPISODE_END_FIELDS) and shape:
             fault = f"has shape {array.shape}: give one number per transition"
+            if name == "rewards":
+                fault += "; join stacked episodes [E, T] end to end, and store their 'episode_lengths'"
         elif 0 in shape:
             fault = f"has rows of shape {shape}: store at least one number per row"
         elif name == "next_obs" and shape != obs.shape[1:]:

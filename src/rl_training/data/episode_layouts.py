@@ -38,6 +38,9 @@ def _split_episodes(fields: MutableMapping[str, Array], source: str) -> Iterator
     """Replace episode starts, flags of whole episodes and final observations by one row per transition."""
     key = next((name for name in CUT_FIELDS if name in fields), None)
     num_obs, num_steps = len(fields["obs"]), len(fields["actions"])
+    if key is not None and _tells_every_end(fields):
+        del fields[key]  # the flags suffice, and lengths may count finished episodes only
+        return
     starts = _starts_from_flags(fields) if key is None else _read_starts(key, fields.pop(key), num_steps, source)
     has_finals = "next_obs" not in fields and num_obs == num_steps + len(starts)
     has_flags = any(name in fields for name in EPISODE_END_FIELDS)
@@ -57,6 +60,15 @@ def _split_episodes(fields: MutableMapping[str, Array], source: str) -> Iterator
         note += ", with one more observation than actions in each, from which 'next_obs' was taken"
     yield note
     yield from _mark_ends(fields, ends, num_steps, source)
+
+
+def _tells_every_end(fields: MutableMapping[str, Array]) -> bool:
+    """Whether flags with one row per observation tell both kinds of episode end."""
+    flags = [fields[name] for name in EPISODE_END_FIELDS if name in fields]
+    is_per_step = len(fields["obs"]) == len(fields["actions"]) and all(
+        flag.shape == fields["actions"].shape[:1] for flag in flags
+    )
+    return is_per_step and ("dones" in fields or {"terminated", "truncated"} <= fields.keys())
 
 
 def _keep_pairs(fields: MutableMapping[str, Array]) -> str:
