@@ -118,6 +118,7 @@ def numbers(printed: str) -> list[float]:
     return [float(word) for word in printed.split()]
 
 
+@pytest.mark.skipif(not TRY_ALL, reason="half a minute of compiling: RL_TRAINING_TEST_ALL=1 runs it")
 def test_two_instruction_sets_share_a_cache_folder_and_compute_the_same(tmp_path):
     here, lesser = losses_on_one_cache(tmp_path, "own-folders")
     assert numbers(lesser) == pytest.approx(numbers(here), rel=1e-4)

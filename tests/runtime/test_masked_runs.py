@@ -277,7 +277,7 @@ def test_a_policy_with_masks_is_not_evaluated_without_them(tmp_path: Path) -> No
     result = run_training(config_of("dqn", tmp_path, world, total_timesteps=48))
     state = load_checkpoint(result.checkpoint_path)
     config = read_config(state, env_kwargs={**world.kwargs, "source": "none"})
-    with pytest.raises(EnvError, match="the policy was trained with action masks, and"):
+    with pytest.raises(EnvError, match="the policy was trained with action masks, which"):
         evaluate_algorithm(config, restore_algorithm(config, state.algorithm_state))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TESTS
+from conftest import TESTS, TRY_ALL
 from run_tools import contents
 from study_tools import (
     BASE,
@@ -191,6 +191,7 @@ def test_a_suspended_worker_is_replaced_and_wakes_up_without_a_trace(
     assert_same_study(study, alone)
 
 
+@pytest.mark.skipif(not TRY_ALL, reason="takes half a minute: RL_TRAINING_TEST_ALL=1 runs it")
 def test_on_a_node_of_another_kind_a_run_is_approximate_unless_it_is_kept_among_like_ones(
     cluster: RayCluster, tmp_path: Path
 ) -> None:

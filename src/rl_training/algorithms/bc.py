@@ -28,6 +28,7 @@ class BCAlgorithm(ReplayAlgorithm[BCConfig]):
 
     actor: ImitationPolicy
     uses_next_obs = False
+    uses_rewards = False
     obeys_masks = True
 
     def __init__(self, config: BCConfig, spaces: Spaces, resources: Resources) -> None:

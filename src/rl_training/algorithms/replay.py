@@ -76,6 +76,8 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
     """The policy that `act` uses, unless it is overridden."""
     uses_next_obs = True
     """Whether the loss uses `next_obs` and `bootstrap_discounts`; if False, neither is computed."""
+    uses_rewards = True
+    """Whether the loss uses `rewards`; if False, a dataset without rewards is accepted."""
     noise_per_step = 0
     """Standard normal tensors of the actions' shape that `gradient_step` takes after the batch."""
 

@@ -90,9 +90,11 @@ class BundlePolicy:
         if rows.shape != (count, options):
             raise ConfigError(f"mask has shape {given.shape}: give one row of {options} per observation")
         parts = np.split(rows, np.cumsum(self.spaces.action.choices)[:-1], 1)
-        permitted = np.stack([part.any(1) for part in parts]).all(0)
+        permitted = np.stack([part.any(1) for part in parts], 1)  # [count, components]
         if not permitted.all():
-            raise ConfigError(f"mask {int(permitted.argmin())} permits no action: permit at least one")
+            row, component = np.argwhere(~permitted)[0].tolist()
+            what = "action" if len(parts) == 1 else f"option of component {component}"
+            raise ConfigError(f"mask{f' {row}' if is_batch else ''} permits no {what}: permit at least one")
         return rows
 
     def _mask_rows(self, mask: Any) -> Array:

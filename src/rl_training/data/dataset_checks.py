@@ -163,7 +163,9 @@ def _advise(dataset: TransitionDataset, behaviour: BehaviourFit | None, findings
     """Suggest an algorithm and settings, most important first."""
     if any(finding.level is Level.ERROR for finding in findings):
         yield "Fix the errors first: training on this dataset would learn from wrong values."
-    if behaviour is not None:
+    if not dataset.has_rewards:
+        yield "Without rewards, only bc can be trained, and the returns above are 0."
+    elif behaviour is not None:
         yield _algorithm(behaviour.determinism, is_continuous=dataset.actions.dtype.kind == "f")
     if any(finding.name == "reward_sparse" for finding in findings):
         yield "Rewards are sparse: use iql with expectile 0.9 and beta 10, and a gamma near 1."

@@ -23,13 +23,28 @@ FIELD_ALIASES: dict[str, tuple[str, ...]] = {
     "masks": ("masks", "action_masks", "action_mask"),
     "next_masks": ("next_masks", "next_action_masks", "next_action_mask"),
 }
+FOREIGN_ALIASES: dict[str, tuple[str, ...]] = {
+    "actions": ("acts", "acs"),
+    "rewards": ("rews",),
+    "terminated": ("terminal",),
+}
+"""Names of other libraries, read only where a field has none of the names above."""
+CUT_FIELDS = ("episode_lengths", "episode_ends", "episode_starts", "indices")
+"""Fields that cut episodes stored end to end; one is read if `next_obs` or the episode ends are missing."""
 EPISODE_END_FIELDS = ("terminated", "truncated", "dones")
+JOIN_EPISODES = (
+    "convert it where you trust it: join the episodes with numpy.concatenate, and save arrays of numbers with"
+    " numpy.savez(FILE, obs=..., actions=..., rewards=..., terminated=..., episode_lengths=...)"
+)
 BLOCK_BYTES = 1 << 22
 """Arrays are processed in blocks of about this size, so that temporary copies stay small."""
 
 
 def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
-    """Map each field to its key; a `DatasetError` if a field is missing or has two keys."""
+    """Map each field to its key; a `DatasetError` if a field is missing or has two keys.
+
+    Rewards may be missing, and without them episode ends too: such a dataset can still be imitated.
+    """
     keys = list(keys)
     found: dict[str, str] = {}
     for field, aliases in FIELD_ALIASES.items():
@@ -38,24 +53,40 @@ def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
             raise DatasetError(f"{source} has both '{present[0]}' and '{present[1]}' for {field}: remove one of them")
         if present:
             found[field] = present[0]
-    missing = [field for field in ("obs", "actions", "rewards") if field not in found]
-    if "terminated" not in found and "dones" not in found:
+    for field, aliases in FOREIGN_ALIASES.items():
+        if field not in found and (present := [alias for alias in aliases if alias in keys]):
+            found[field] = present[0]
+    has_ends = "terminated" in found or "dones" in found
+    cuts = [name for name in CUT_FIELDS if name in keys]
+    # 'terminal' may have one flag per episode; a file with the other names and next_obs needs no cuts.
+    has_step_ends = "dones" in found or found.get("terminated") not in (None, "terminal")
+    if cuts and ("next_obs" not in found or not has_step_ends):
+        found[cuts[0]] = cuts[0]
+    missing = [field for field in ("obs", "actions") if field not in found]
+    if missing and "rewards" not in found:
+        missing.append("rewards")
+    if not has_ends and not cuts and (missing or "rewards" in found):
         missing.append("terminated")
     if "next_masks" in found and "masks" not in found:
         raise DatasetError(f"{source} has '{found['next_masks']}' and no 'masks': store both, or neither")
     if missing:
         wanted = ", ".join(f"{field} (named {' or '.join(map(repr, FIELD_ALIASES[field]))})" for field in missing)
         present_keys = ", ".join(map(repr, sorted(keys)[:12])) or "no field"
-        raise DatasetError(f"{source} lacks {wanted}; it has {present_keys}")
+        remedy = "; 'episode_lengths' can cut episodes without end flags" if missing == ["terminated"] else ""
+        raise DatasetError(f"{source} lacks {wanted}; it has {present_keys}{remedy}")
     return found
 
 
 def stored_dtype(field: str, dtype: np.dtype[Any], source: str) -> np.dtype[Any]:
     """Dtype in which a field is stored: floats float32, images uint8, categories int64, episode end flags bool."""
     if dtype.hasobject:
-        raise DatasetError(f"{field} of {source} is an object array, which needs pickle to load: store numbers")
+        raise DatasetError(f"{field} of {source} is an object array, which needs pickle to load: {JOIN_EPISODES}")
     if dtype.kind not in "biuf":
         raise DatasetError(f"{field} of {source} has dtype {dtype}: store numbers or booleans")
+    if field in CUT_FIELDS:
+        if dtype.kind == "f":
+            raise DatasetError(f"{field} of {source} has dtype {dtype}: store integers")
+        return np.dtype(np.int64)
     if field in EPISODE_END_FIELDS or field in MASK_FIELDS:
         return np.dtype(np.bool_)
     if field == "rewards" or dtype.kind == "f" or (dtype.kind == "b" and field != "actions"):
@@ -74,7 +105,7 @@ def as_stored(field: str, value: Any, source: str) -> Array:
         value = array.reshape(-1)[wrong[0]]
         what = "an action mask" if field in MASK_FIELDS else "an episode end flag"
         raise DatasetError(f"{field}[{wrong[0]}] of {source} is {value}: {what} is 0 or 1")
-    is_column = array.ndim == 2 and array.size == len(array) and field in ("rewards", *EPISODE_END_FIELDS)
+    is_column = array.ndim == 2 and array.size == len(array) and field in ("rewards", *EPISODE_END_FIELDS, *CUT_FIELDS)
     shape = array.shape[:1] if is_column else array.shape
     return np.ascontiguousarray(array, dtype=target).view(np.ndarray).reshape(shape)
 
@@ -106,6 +137,8 @@ def check_lengths(fields: Mapping[str, Array], source: str) -> None:
             fault = f"has {len(array):,} rows and obs has {len(obs):,}: give one row per transition"
         elif name in ("rewards", *EPISODE_END_FIELDS) and shape:
             fault = f"has shape {array.shape}: give one number per transition"
+            if name == "rewards":
+                fault += "; join stacked episodes [E, T] end to end, and store their 'episode_lengths'"
         elif 0 in shape:
             fault = f"has rows of shape {shape}: store at least one number per row"
         elif name == "next_obs" and shape != obs.shape[1:]:

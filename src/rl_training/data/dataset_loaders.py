@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, stored_dtype
+from rl_training.data.dataset_fields import JOIN_EPISODES, as_stored, find_fields, stored_dtype
+from rl_training.data.episode_layouts import complete_fields
 from rl_training.data.minari_datasets import read_minari
 from rl_training.data.npz_files import read_npz
 from rl_training.data.offline_dataset import TransitionDataset
@@ -62,7 +63,10 @@ def save_transition_dataset(path: str | Path, dataset: TransitionDataset) -> Pat
     with translate_write_errors(path, DatasetError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as draft, draft.open("xb") as file:
-            np.savez(file, **dataset.arrays())  # type: ignore[arg-type]
+            fields = dataset.arrays()
+            if not dataset.has_rewards:
+                del fields["rewards"]
+            np.savez(file, **fields)  # type: ignore[arg-type]
     return path
 
 
@@ -95,7 +99,7 @@ def mix_datasets(datasets: Sequence[TransitionDataset], weights: Sequence[float]
         name: np.concatenate([dataset.arrays()[name][rows] for dataset, rows in chosen])
         for name in datasets[0].arrays()
     }
-    return TransitionDataset(**fields, rng=rng)
+    return TransitionDataset(**fields, rng=rng, has_rewards=datasets[0].has_rewards)
 
 
 def _choose_rows(dataset: TransitionDataset, num_wanted: float, rng: np.random.Generator) -> Array:
@@ -110,6 +114,8 @@ def _choose_rows(dataset: TransitionDataset, num_wanted: float, rng: np.random.G
 def _check_same_fields(datasets: Sequence[TransitionDataset]) -> None:
     if len({dataset.masks is None for dataset in datasets}) > 1:
         raise DatasetError("some datasets have action masks and others have none: mix datasets of one environment")
+    if len({dataset.has_rewards for dataset in datasets}) > 1:
+        raise DatasetError("some datasets have rewards and others have none: add them, or remove them everywhere")
     for name in datasets[0].arrays():
         arrays = [dataset.arrays()[name] for dataset in datasets]
         kinds = [f"{array.dtype} of shape {array.shape[1:]}" for array in arrays]
@@ -182,7 +188,8 @@ def _load_pt(path: Path) -> TransitionDataset:
             raise DatasetError(f"'{key}' in {source} is damaged: it is larger than the file; save the file again")
         needed += _converted_bytes(name, tensor, source)
     if "next_obs" not in found:
-        needed += 4 * tensors[found["obs"]].numel()
+        num_copies = 1 if tensors[found["obs"]].shape[:1] == tensors[found["actions"]].shape[:1] else 2
+        needed += num_copies * 4 * tensors[found["obs"]].numel()
     check_data_fits(needed, source, SMALLER)
     return _complete({name: as_stored(name, tensors.pop(key), source) for name, key in found.items()}, source)
 
@@ -211,11 +218,12 @@ def _read_tensors(path: Path) -> dict[str, Any]:
             f"'{path}' cannot be read: {reason}; save a dict of tensors with torch.save, or arrays as npz"
         ) from None
     if not isinstance(content, dict):
-        raise DatasetError(f"'{path}' contains a {type(content).__name__}: save a dict of tensors with torch.save")
+        more = f", or {JOIN_EPISODES}" if isinstance(content, (list, tuple)) else ""
+        kind = type(content).__name__
+        raise DatasetError(f"'{path}' contains a {kind}: save a dict of tensors with torch.save{more}")
     return {str(key): value for key, value in content.items()}
 
 
 def _complete(fields: dict[str, Array], source: str, note: str | None = None) -> TransitionDataset:
-    check_lengths(fields, source)
-    complete, derived = derive_missing(fields)
+    complete, derived = complete_fields(fields, source)
     return TransitionDataset(**complete, notes=(note, *derived) if note else derived)

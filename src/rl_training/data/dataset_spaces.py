@@ -107,12 +107,22 @@ def actions_to_model(actions: Array, spec: ActionSpec, *, clip: bool = False) ->
 
 
 def shape_actions(actions: Array, spec: ActionSpec) -> Array:
-    """Reshape actions to [n, *spec.shape]; a `DatasetError` if the kind or size differs."""
+    """Reshape actions to [n, *spec.shape]; a `DatasetError` if the kind or size differs.
+
+    Whole numbers that are stored as floats count as integers where the action space is discrete.
+    """
+    if actions_as_floats(actions, spec):
+        actions = actions.astype(np.int64)
     is_float = actions.dtype.kind == "f"
     if is_float != (spec.kind is ActionKind.CONTINUOUS):
         remedy = "store each action as an integer" if is_float else "store each action as floats"
         raise DatasetError(
             f"actions are {actions.dtype} and the environment's action space is {spec.kind.value}: {remedy}"
+        )
+    if spec.choices and spec.num_components == 1 and actions.shape[1:] == spec.choices:
+        raise DatasetError(
+            f"actions have rows of shape {actions.shape[1:]}, which look one-hot: store the index of each action, as"
+            " actions.argmax(1) gives it"
         )
     if actions[0].size != spec.num_components or (actions.ndim > 2 and actions.shape[1:] != spec.shape):
         raise DatasetError(
@@ -120,6 +130,13 @@ def shape_actions(actions: Array, spec: ActionSpec) -> Array:
             f" {OTHER_ENV}"
         )
     return actions.reshape(len(actions), *spec.shape)
+
+
+def actions_as_floats(actions: Array, spec: ActionSpec) -> bool:
+    """Whether discrete actions are stored as floats, without a fraction."""
+    if actions.dtype.kind != "f" or spec.kind is ActionKind.CONTINUOUS:
+        return False
+    return not len(rows_where(lambda part: ~((np.abs(part) < MAX_CATEGORIES) & (part == np.rint(part))), actions))
 
 
 def actions_outside(actions: Array, spec: ActionSpec) -> Array:

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from rl_training.data.dataset_fields import evenly_spaced_rows, flat_rows, row_blocks, rows_where
-from rl_training.data.dataset_spaces import actions_outside, describe_bounds, obs_to_model, shape_actions
+from rl_training.data.dataset_spaces import (
+    actions_as_floats,
+    actions_outside,
+    describe_bounds,
+    obs_to_model,
+    shape_actions,
+)
 from rl_training.data.findings import Finding, Level
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
@@ -94,7 +100,11 @@ def check_constants(dataset: TransitionDataset) -> Iterator[Finding]:
 
 
 def check_rewards(dataset: TransitionDataset) -> Iterator[Finding]:
-    """Constant, tiny, huge or sparse rewards."""
+    """Missing, constant, tiny, huge or sparse rewards."""
+    if not dataset.has_rewards:
+        remedy = "use bc, which needs none; to train another algorithm, store 'rewards'"
+        yield Finding(Level.INFO, "no_rewards", "the dataset has no rewards", remedy)
+        return
     rewards = dataset.rewards[np.isfinite(dataset.rewards)]
     if len(rewards) < 2:
         return
@@ -133,6 +143,9 @@ def check_spaces(dataset: TransitionDataset, spaces: Spaces) -> Iterator[Finding
     except DatasetError as error:
         yield Finding(Level.ERROR, "actions_misfit", str(error))
     else:
+        if actions_as_floats(dataset.actions, spaces.action):
+            found = f"actions are whole numbers stored as {dataset.actions.dtype}: they are read as integers"
+            yield Finding(Level.INFO, "actions_as_floats", found)
         yield from _check_actions(actions, spaces.action)
         yield from _check_masks(dataset, actions, spaces)
 

@@ -15,7 +15,7 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 from numpy.lib import format as npy_format
 
-from rl_training.data.dataset_fields import BLOCK_BYTES, find_fields, stored_dtype
+from rl_training.data.dataset_fields import BLOCK_BYTES, JOIN_EPISODES, find_fields, stored_dtype
 from rl_training.errors import DatasetError
 from rl_training.memory import check_data_fits
 from rl_training.replay.transitions import Array
@@ -29,7 +29,7 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Zip local file header: signature, and lengths of the name and extra field before a member's data."""
 HEADER_READERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 OTHER_KINDS = {
-    b"\x80": "a pickle, which can run code and is not opened: save the arrays with numpy.savez",
+    b"\x80": f"a pickle, which can run code and is not opened: {JOIN_EPISODES}",
     b"\x93NUMPY": "a single array (.npy): save all fields in one file with numpy.savez",
     b"\x89HDF": "an HDF5 file: convert it with numpy.savez, or read a Minari dataset with dataset_kind 'minari'",
 }
@@ -94,8 +94,9 @@ def _read_header(path: Path, name: str, info: zipfile.ZipInfo, stream: IO[bytes]
 def _check_fits(path: Path, headers: dict[str, _Header]) -> None:
     """Raise a `DatasetError` if the arrays exceed the free memory, before anything is decompressed."""
     needed = sum(header.memory_bytes for header in headers.values())
-    if "next_obs" not in headers:  # derived from obs
-        needed += math.prod(headers["obs"].shape) * headers["obs"].target.itemsize
+    if "next_obs" not in headers:  # derived from obs, which is copied too if it has final observations
+        num_copies = 1 if headers["obs"].shape[:1] == headers["actions"].shape[:1] else 2
+        needed += num_copies * math.prod(headers["obs"].shape) * headers["obs"].target.itemsize
     remedy = (
         "save it with numpy.savez (not savez_compressed), with next_obs, as float32 in C order, to have it"
         " memory-mapped; or keep fewer transitions"

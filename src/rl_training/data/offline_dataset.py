@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.data.dataset_fields import as_stored, check_lengths, derive_missing, find_fields, find_following
+from rl_training.data.dataset_fields import as_stored, check_lengths, find_fields, find_following
 from rl_training.data.dataset_spaces import actions_to_model, obs_to_model
+from rl_training.data.episode_layouts import complete_fields
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.replay.sequences import Sampling, choose_starts, follow, gather
 from rl_training.replay.transitions import FIELDS, MASK_FIELDS, Array, Transitions
@@ -39,6 +40,8 @@ class TransitionDataset:
     """Valid actions of `obs`, [n, num_options], if the dataset has action masks."""
     next_masks: Array | None
     """Valid actions of `next_obs`."""
+    has_rewards: bool
+    """Whether rewards were recorded; otherwise `rewards` is 0, and only imitation is possible."""
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class TransitionDataset:
         rng: np.random.Generator | None = None,
         device: torch.device | str = "cpu",
         notes: tuple[str, ...] = (),
+        has_rewards: bool = True,
     ) -> None:
         values = (obs, actions, rewards, next_obs, terminated, truncated)
         fields = {name: as_stored(name, value, SOURCE) for name, value in zip(FIELDS, values, strict=True)}
@@ -73,6 +77,7 @@ class TransitionDataset:
             view.flags.writeable = False
             setattr(self, name, view)
         self.notes = notes
+        self.has_rewards = has_rewards
         self._rng = rng if rng is not None else np.random.default_rng(0)
         self._device = torch.device(device)
         self._rows = {name: _as_rows(array) for name, array in self.arrays().items()}
@@ -82,8 +87,7 @@ class TransitionDataset:
         """Build from a mapping with the field names that files use; missing flags and `next_obs` are derived."""
         found = find_fields(fields, SOURCE)
         arrays = {name: as_stored(name, fields[key], SOURCE) for name, key in found.items()}
-        check_lengths(arrays, SOURCE)
-        complete, notes = derive_missing(arrays)
+        complete, notes = complete_fields(arrays, SOURCE)
         return cls(**complete, notes=(*options.pop("notes", ()), *notes), **options)
 
     def __len__(self) -> int:
@@ -238,7 +242,7 @@ class TransitionDataset:
         }
 
     def _changed(self, **changes: Any) -> TransitionDataset:
-        options = {"rng": self._rng, "device": self._device, "notes": self.notes}
+        options = {"rng": self._rng, "device": self._device, "notes": self.notes, "has_rewards": self.has_rewards}
         return TransitionDataset(**{**self.arrays(), **options, **changes})
 
     def _take(self, name: str, index: Array) -> torch.Tensor:

@@ -114,6 +114,8 @@ def evaluate_checkpoint_offline(
     config, algorithm, state = load_algorithm(path, device=device)
     if algorithm.initial_state(1) is not None:
         raise DatasetError("fitted Q evaluation does not support policies with memory: evaluate in an environment")
+    if not dataset.has_rewards:
+        raise DatasetError("fitted Q evaluation estimates returns, and the dataset has no rewards: store 'rewards'")
     check_data(dataset, algorithm.spaces)
     data = dataset.to_model_space(algorithm.spaces)
     with choose_execution(config, state).applied():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import json
 import logging
@@ -44,7 +43,8 @@ class MlflowTracker:
         given = self._settings.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         self._uri = given or f"sqlite:///{beside / DATABASE}"
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # the terminal is ours
-        tracking: Any = importlib.import_module("mlflow.tracking")
+        from mlflow import tracking
+
         with _locked(self._uri):
             self._client = tracking.MlflowClient(tracking_uri=self._uri)
             experiment = self._experiment(beside)
@@ -60,7 +60,8 @@ class MlflowTracker:
 
     def log(self, lines: Sequence[Line]) -> None:
         """Add lines; every value is a metric at our step."""
-        metric_class: Any = importlib.import_module("mlflow.entities").Metric
+        from mlflow.entities import Metric
+
         now = int(time.time() * 1000)
         metrics = []
         for values in map(finite_values, lines):
@@ -68,7 +69,7 @@ class MlflowTracker:
             if step == self._last_step:  # further values of the same step
                 del values["global_step"]
             self._last_step = step
-            metrics += [metric_class(_safe(name), float(value), now, step) for name, value in values.items()]
+            metrics += [Metric(_safe(name), float(value), now, step) for name, value in values.items()]
         for batch in _batches(metrics, MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=batch)
 
@@ -118,9 +119,10 @@ class MlflowTracker:
 
     def _log_settings(self, config: Mapping[str, Any], known: Mapping[str, str]) -> None:
         """Log settings as parameters; those that changed on resume as tags, since parameters cannot change."""
-        param_class: Any = importlib.import_module("mlflow.entities").Param
+        from mlflow.entities import Param
+
         values = {_safe(name): _text(value) for name, value in leaves(config)}
-        new = [param_class(name, value) for name, value in values.items() if name not in known]
+        new = [Param(name, value) for name, value in values.items() if name not in known]
         for batch in _batches(new, MAX_PARAMS):
             self._client.log_batch(self._run_id, params=batch)
         for name in values.keys() & known.keys():

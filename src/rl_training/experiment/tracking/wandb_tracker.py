@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +31,8 @@ class WandbTracker:
 
     def start(self, run: TrackedRun) -> int | None:
         """Begin or continue the run; wandb's files go to `wandb` in the run folder."""
-        wandb: Any = importlib.import_module("wandb")
+        import wandb
+
         self._folder = run.run_dir / "wandb"
         last = max((last_step(path) for path in self._folder.glob(f"*run-*-{run.id}/*.wandb")), default=-1)
         options = wandb.Settings(
@@ -83,7 +83,8 @@ class WandbTracker:
 
 def last_step(path: Path) -> int:
     """The last step in a file of wandb, as far as it can be read; -1 if there is none."""
-    records: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    from wandb.proto import wandb_internal_pb2 as records
+
     last = -1
     try:
         for data in _records(path.read_bytes()):

@@ -46,6 +46,10 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
             " updates consider every action, evaluation only the valid ones"
         )
     algorithm = setup.make_algorithm(spaces)
+    if not recorded.has_rewards and getattr(algorithm, "uses_rewards", True):
+        raise DatasetError(
+            f"{setup.config.algo} learns from rewards, and the dataset has none: store them as 'rewards', or use bc"
+        )
     check_batch_fits(spaces, algo_config.batch_size)
     rng, facts = setup.seeds.replay_generator(), _facts_of(recorded)
     transform = RewardTransformConfig(**algo_config.reward_transform)
@@ -132,7 +136,7 @@ def _facts_of(dataset: TransitionDataset) -> dict[str, float]:
     """Size and raw returns of a dataset, as far as they are finite."""
     returns = dataset.episode_returns()
     facts: dict[str, float] = {"transitions": len(dataset), "episodes": len(returns)}
-    if len(returns):
+    if len(returns) and dataset.has_rewards:
         found = {"return_mean": returns.mean(), "return_min": returns.min(), "return_max": returns.max()}
         facts |= {name: float(value) for name, value in found.items() if math.isfinite(value)}
     return facts

@@ -1,0 +1,349 @@
+"""Demonstrations of others: each published layout gives the transitions worked out by hand, or a remedy."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TESTS
+from gymnasium.spaces import Box, Discrete
+
+from rl_training.cli import main
+from rl_training.data.dataset_checks import check_dataset
+from rl_training.data.dataset_loaders import load_transition_dataset, mix_datasets, save_transition_dataset
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.errors import DatasetError
+from rl_training.spaces.spec import describe_spaces
+
+PUBLISHED = TESTS.parent.parent / "shared" / "demonstrations"
+needs_published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published demonstrations are not here")
+
+# Two episodes, of 3 and 2 steps: observations 0 to 3 and 10 to 12.
+OBS, NEXT_OBS = [0, 1, 2, 10, 11], [1, 2, 3, 11, 12]
+WITH_FINALS = np.array([0, 1, 2, 3, 10, 11, 12], np.float64)[:, None]
+WITHOUT_FINALS = np.array(OBS, np.float64)[:, None]
+ACTS, REWS = np.array([0, 1, 0, 1, 1]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+NO, YES = False, True
+ENDS = np.array([NO, NO, YES, NO, YES])
+
+
+def rows(dataset: TransitionDataset) -> dict[str, list[Any]]:
+    fields = {name: array.tolist() for name, array in dataset.arrays().items()}
+    return fields | {name: dataset.arrays()[name][:, 0].tolist() for name in ("obs", "next_obs")}
+
+
+def load(tmp_path: Path, kind: str, **fields: Any) -> TransitionDataset:
+    """Write the fields as a file of this kind, and read it."""
+    path = tmp_path / f"data.{kind}"
+    if kind == "npz":
+        np.savez(path, **fields)
+    else:
+        torch.save({name: torch.as_tensor(value) for name, value in fields.items()}, path)
+    dataset = load_transition_dataset(kind, dataset_path=path)
+    assert rows(TransitionDataset.from_dict(fields)) == rows(dataset)
+    return dataset
+
+
+@pytest.fixture(params=["npz", "pt"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestFinalObservations:
+    """One more observation than actions in each episode."""
+
+    @pytest.mark.parametrize(
+        "cuts",
+        [
+            {"indices": [3]},
+            {"indices": [0, 3]},
+            {"indices": [0, 3, 5]},
+            {"episode_starts": [1, 0, 0, 1, 0]},
+            {"episode_starts": [YES, NO, NO, YES, NO]},
+            {"episode_ends": [3, 5]},
+            {"episode_ends": [2, 4]},
+            {"episode_ends": [NO, NO, YES, NO, YES]},
+            {"episode_lengths": [3, 2]},
+            {"episode_lengths": [[3], [2]]},
+        ],
+        ids=repr,
+    )
+    def test_imitations_layout(self, tmp_path: Path, kind: str, cuts: dict[str, Any]) -> None:
+        cuts = {name: np.array(value) for name, value in cuts.items()}
+        dataset = load(tmp_path, kind, obs=WITH_FINALS, acts=ACTS, rews=REWS, terminal=np.array([YES, NO]), **cuts)
+        assert rows(dataset) == {
+            "obs": OBS,
+            "actions": [0, 1, 0, 1, 1],
+            "rewards": [1, 2, 3, 4, 5],
+            "next_obs": NEXT_OBS,
+            "terminated": [NO, NO, YES, NO, NO],
+            "truncated": [NO, NO, NO, NO, YES],
+        }
+        assert dataset.obs.dtype == np.float32
+        assert dataset.episodes().tolist() == [[0, 3], [3, 5]]
+        assert dataset.episode_returns().tolist() == [6, 9]
+        notes = " ".join(dataset.notes)
+        assert f"2 episodes by '{next(iter(cuts))}', with one more observation than actions in each" in notes
+        assert "1 of 2 episodes count as terminated, 1 of them with the maximum length of 3" in notes
+
+    def test_truncated_tells_the_time_limits_among_the_ends(self, tmp_path: Path, kind: str) -> None:
+        flags = {"terminal": np.array([YES, YES]), "truncated": np.array([YES, NO])}
+        dataset = load(tmp_path, kind, obs=WITH_FINALS, acts=ACTS, rews=REWS, indices=np.array([3]), **flags)
+        assert rows(dataset)["terminated"] == [NO, NO, NO, NO, YES]
+        assert rows(dataset)["truncated"] == [NO, NO, YES, NO, NO]
+        assert len([note for note in dataset.notes if "time limit" in note]) == 0
+
+    def test_without_flags_every_episode_is_truncated(self, tmp_path: Path, kind: str) -> None:
+        dataset = load(tmp_path, kind, obs=WITH_FINALS, actions=ACTS, rewards=REWS, episode_lengths=np.array([3, 2]))
+        assert rows(dataset)["next_obs"] == NEXT_OBS
+        assert not dataset.terminated.any()
+        assert dataset.truncated.tolist() == ENDS.tolist()
+        assert "all count as truncated" in dataset.notes[-1]
+
+    @pytest.mark.parametrize(
+        ("flags", "terminated"),
+        [
+            ({"dones": ENDS}, ENDS),
+            ({"terminated": ENDS & [NO, NO, YES, NO, NO]}, [NO, NO, YES, NO, NO]),
+            ({"terminated": [NO] * 5, "truncated": ENDS}, [NO] * 5),
+            ({"dones": ENDS, "truncated": [NO, NO, YES, NO, NO]}, [NO, NO, NO, NO, YES]),
+        ],
+        ids=["dones", "terminated", "truncated", "dones and truncated"],
+    )
+    def test_the_flags_of_each_step_cut_episodes_too(
+        self, tmp_path: Path, kind: str, flags: dict[str, Any], terminated: Any
+    ) -> None:
+        flags = {name: np.array(value) for name, value in flags.items()}
+        dataset = load(tmp_path, kind, observations=WITH_FINALS, actions=ACTS, rewards=REWS, **flags)
+        assert (rows(dataset)["obs"], rows(dataset)["next_obs"]) == (OBS, NEXT_OBS)
+        assert dataset.terminated.tolist() == list(terminated)
+        assert dataset.dones.tolist() == ENDS.tolist()
+
+    def test_one_episode_has_no_cuts(self, tmp_path: Path) -> None:
+        fields = {"obs": WITH_FINALS[:4], "acts": ACTS[:3], "rews": REWS[:3], "terminal": np.array([YES])}
+        for cuts in ({}, {"indices": np.array([], np.int64)}):
+            dataset = load(tmp_path, "npz", **fields, **cuts)
+            assert rows(dataset)["next_obs"] == [1, 2, 3]
+            assert rows(dataset)["terminated"] == [NO, NO, YES]
+
+    def test_masks_have_final_rows_too(self, tmp_path: Path, kind: str) -> None:
+        masks = np.eye(7, dtype=np.bool_)
+        dataset = load(
+            tmp_path, kind, obs=WITH_FINALS, acts=ACTS, rews=REWS, masks=masks, episode_lengths=np.array([3, 2])
+        )
+        assert dataset.masks is not None
+        assert dataset.next_masks is not None
+        assert dataset.masks.argmax(1).tolist() == [0, 1, 2, 4, 5]
+        assert dataset.next_masks.argmax(1).tolist() == [1, 2, 3, 5, 6]
+
+
+class TestWithoutFinalObservations:
+    def test_the_last_step_of_a_truncated_episode_is_dropped(self, tmp_path: Path, kind: str) -> None:
+        fields = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS, "episode_starts": np.roll(ENDS, 1)}
+        dataset = load(tmp_path, kind, **fields)
+        assert rows(dataset)["obs"] == [0, 1, 10]
+        assert rows(dataset)["next_obs"] == [1, 2, 11]
+        assert rows(dataset)["truncated"] == [NO, YES, YES]
+        assert "2 of 5 transitions were dropped" in dataset.notes[-1]
+
+    def test_the_last_step_of_a_terminated_episode_is_kept(self, tmp_path: Path, kind: str) -> None:
+        fields = {"obs": WITHOUT_FINALS, "acts": ACTS, "rews": REWS, "indices": np.array([3])}
+        dataset = load(tmp_path, kind, **fields, terminal=np.array([YES, YES]))
+        assert rows(dataset)["obs"] == OBS
+        assert rows(dataset)["terminated"] == ENDS.tolist()
+        assert rows(dataset)["next_obs"][:2] == [1, 2]
+
+    def test_next_obs_of_the_file_is_kept(self, tmp_path: Path, kind: str) -> None:
+        fields = {"obs": WITHOUT_FINALS, "next_obs": np.array(NEXT_OBS, np.float64)[:, None], "acts": ACTS}
+        dataset = load(tmp_path, kind, **fields, rews=REWS, indices=np.array([3]))
+        assert rows(dataset)["next_obs"] == NEXT_OBS
+        assert rows(dataset)["truncated"] == ENDS.tolist()
+        dataset = load(tmp_path, kind, **fields, rews=REWS, indices=np.array([3]), terminal=np.array([NO, YES]))
+        assert rows(dataset)["next_obs"] == NEXT_OBS
+        assert rows(dataset)["terminated"] == [NO, NO, NO, NO, YES]
+        assert rows(dataset)["truncated"] == [NO, NO, YES, NO, NO]
+
+    def test_a_complete_file_is_read_as_it_is(self, tmp_path: Path, kind: str) -> None:
+        fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "next_obs": WITHOUT_FINALS + 1, "actions": ACTS}
+        fields |= {"rewards": REWS, "terminated": ENDS, "truncated": ENDS & NO}
+        others = {"indices": np.array([9, 1]), "episode_starts": np.array([0.5]), "acts": ACTS + 1, "terminal": ENDS}
+        dataset = load(tmp_path, kind, **fields, **others)
+        assert rows(dataset) == rows(load(tmp_path, kind, **fields))
+        assert not any("episodes by" in note for note in dataset.notes)
+
+    def test_flags_of_each_step_need_no_cuts(self, tmp_path: Path, kind: str) -> None:
+        fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS}
+        fields |= {"terminated": ENDS & [NO, NO, YES, NO, NO], "truncated": ENDS & NO}
+        dataset = load(tmp_path, kind, **fields, episode_lengths=np.array([3]))  # of the finished episodes
+        assert rows(dataset) == rows(load(tmp_path, kind, **fields))
+
+    def test_cuts_mark_the_time_limits_that_flags_leave_out(self, tmp_path: Path, kind: str) -> None:
+        fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS, "terminated": ENDS & NO}
+        dataset = load(tmp_path, kind, **fields, episode_lengths=np.array([3, 2]))
+        assert rows(dataset)["next_obs"] == [1, 2, 11]
+        assert rows(dataset)["truncated"] == [NO, YES, YES]
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"indices": [9]}, "indices of .* does not cut 5 actions into episodes: give increasing rows"),
+            ({"indices": [3, 3]}, "give increasing rows of the actions, from 0 to 5"),
+            ({"indices": [-1]}, "does not cut 5 actions"),
+            ({"indices": [3.0]}, "has dtype float64: store integers"),
+            ({"indices": [[3, 4], [1, 2]]}, "give one number per episode"),
+            ({"episode_lengths": [3, 3]}, "whose sum is the number of actions, 5"),
+            ({"episode_lengths": [5, 0]}, "give numbers above 0"),
+            ({"episode_ends": [3, 6]}, "the last one 5"),
+            ({"indices": [1, 3]}, "obs of .* has 7 rows for 5 actions in 3 episodes .by 'indices'.: give 5 rows, or 8"),
+            ({"terminal": [True] * 4}, r"terminated of .* has shape \(4,\): give one flag per transition \(5\) or per"),
+            ({"rews": REWS[:4]}, "rewards of .* has 4 rows and obs has 5"),
+        ],
+        ids=repr,
+    )
+    def test_cuts_that_do_not_fit(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+        fields = {"obs": WITH_FINALS, "acts": ACTS, "rews": REWS, "terminal": [YES, NO]}
+        cuts = {} if any(name in changes for name in ("episode_lengths", "episode_ends")) else {"indices": [3]}
+        np.savez(tmp_path / "data.npz", **{**fields, **cuts, **changes})
+        with pytest.raises(DatasetError, match=message):
+            load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
+
+    def test_rewards_without_episode_ends_are_refused(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "data.npz", obs=WITHOUT_FINALS, acts=ACTS, rews=REWS)
+        with pytest.raises(DatasetError, match=r"lacks terminated .*'episode_lengths' can cut episodes"):
+            load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
+
+    def test_stacked_episodes_are_refused_with_the_way_to_join_them(self) -> None:
+        fields = {"obs": np.zeros((2, 3, 4)), "acs": np.zeros((2, 3)), "rews": np.zeros((2, 3)), "terminal": [YES, NO]}
+        with pytest.raises(DatasetError, match=r"has shape \(2, 3\).*join stacked episodes .*'episode_lengths'"):
+            TransitionDataset.from_dict(fields)
+
+    def test_episodes_as_objects_are_refused_with_the_way_to_convert_them(self, tmp_path: Path) -> None:
+        episodes = np.array([np.zeros((4, 1)), np.zeros((3, 1))], object)
+        np.savez(tmp_path / "data.npz", obs=episodes, acts=ACTS)
+        torch.save([{"obs": torch.zeros(3, 1)}], tmp_path / "data.pt")
+        for kind in ("npz", "pt"):
+            with pytest.raises(DatasetError, match=r"join the episodes with numpy.concatenate.*episode_lengths"):
+                load_transition_dataset(kind, dataset_path=tmp_path / f"data.{kind}")
+
+    def test_infos_of_imitation_are_not_opened(self, tmp_path: Path) -> None:
+        infos = np.array([{}] * 5, object)
+        np.savez(tmp_path / "data.npz", obs=WITH_FINALS, acts=ACTS, infos=infos, indices=[3], terminal=[YES, NO])
+        dataset = load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
+        assert rows(dataset)["next_obs"] == NEXT_OBS
+
+
+class TestNoRewards:
+    def test_final_observations_without_rewards(self, tmp_path: Path, kind: str) -> None:
+        dataset = load(tmp_path, kind, obs=WITH_FINALS, acts=ACTS, indices=np.array([3]), terminal=np.array([YES, NO]))
+        assert not dataset.has_rewards
+        assert rows(dataset)["next_obs"] == NEXT_OBS
+        assert "'rewards' is missing: the file can be imitated (bc)" in dataset.notes[-3]
+
+    def test_pairs_of_observations_and_actions(self, tmp_path: Path, kind: str) -> None:
+        dataset = load(tmp_path, kind, obs=WITHOUT_FINALS, acts=ACTS)
+        assert rows(dataset)["obs"] == OBS
+        assert dataset.terminated.all()
+        assert len(dataset.episodes()) == 5
+
+    def test_it_stays_without_rewards_when_saved_split_or_mixed(self, tmp_path: Path) -> None:
+        fields = {"obs": WITH_FINALS, "acts": ACTS, "indices": np.array([3])}
+        dataset = TransitionDataset.from_dict(fields)
+        mixed = mix_datasets([dataset, dataset], [0.5, 0.5], 0)
+        path = save_transition_dataset(tmp_path / "saved.npz", mixed)
+        assert not load_transition_dataset("npz", dataset_path=path).has_rewards
+        assert not any(part.has_rewards for part in dataset.split_episodes(0.5, 0))
+        rewarded = TransitionDataset.from_dict({**fields, "rews": REWS})
+        with pytest.raises(DatasetError, match="some datasets have rewards and others have none"):
+            mix_datasets([dataset, rewarded], [0.5, 0.5], 0)
+
+    def test_only_bc_is_advised_and_only_bc_trains(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        obs = np.random.default_rng(0).normal(size=(62, 4))
+        np.savez("data.npz", obs=obs, acts=np.arange(60.0) % 2, episode_lengths=[30, 30])
+        data = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=data.npz", "algo_kwargs.batch_size=8"]
+        words = ["CartPole-v1", "--no-preset", "total_timesteps=2", "eval_episodes=1", *data]
+        assert main(["train", "cql", *words]) == 2
+        assert "cql learns from rewards, and the dataset has none" in " ".join(capsys.readouterr().err.split())
+        assert not Path("runs").exists() or not list(Path("runs").iterdir())
+        assert main(["train", "bc", *words]) == 0
+        assert "'rewards' is missing" in capsys.readouterr().err
+        run = str(next(Path("runs").iterdir()))
+        assert main(["eval", run, "--dataset", "data.npz"]) == 2
+        assert "the dataset has no rewards" in capsys.readouterr().err
+        assert main(["data", "check", "data.npz", "--env", "CartPole-v1", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert {"no_rewards", "actions_as_floats"} <= {finding["name"] for finding in report["findings"]}
+        assert "only bc can be trained" in report["advice"][0]
+
+
+class TestDiscreteActions:
+    SPACES = describe_spaces(Box(-20, 20, (1,)), Discrete(2))
+
+    def dataset(self, actions: Any) -> TransitionDataset:
+        return TransitionDataset.from_dict({"obs": WITH_FINALS, "acts": actions, "rews": REWS, "indices": [3]})
+
+    @pytest.mark.parametrize("shape", [(5,), (5, 1)])
+    def test_whole_numbers_stored_as_floats(self, shape: tuple[int, ...]) -> None:
+        dataset = self.dataset(ACTS.astype(np.float64).reshape(shape))
+        assert dataset.to_model_space(self.SPACES).actions.reshape(-1).tolist() == ACTS.tolist()
+        findings = check_dataset(dataset, self.SPACES, thorough=False).findings
+        assert "actions_as_floats" in [finding.name for finding in findings]
+
+    @pytest.mark.parametrize(
+        ("actions", "message"),
+        [
+            (ACTS + 0.5, "store each action as an integer"),
+            (np.where(ACTS, np.nan, 0.0), "store each action as an integer"),
+            (ACTS * 2.0, r"first actions\[1\] = 2; its bounds are 0 to 1"),
+            (np.eye(2)[ACTS], r"look one-hot: store the index of each action, as actions.argmax\(1\)"),
+        ],
+        ids=["fractions", "nan", "outside", "one-hot"],
+    )
+    def test_other_numbers_are_refused(self, actions: Any, message: str) -> None:
+        with pytest.raises(DatasetError, match=message):
+            self.dataset(actions).to_model_space(self.SPACES)
+
+
+@needs_published
+class TestPublished:
+    def test_cartpole_of_imitation(self) -> None:
+        path = PUBLISHED / "cartpole-v1-expert.npz"
+        dataset = load_transition_dataset("npz", dataset_path=path)
+        file = np.load(path, allow_pickle=False)
+        cuts = [0, *file["indices"], len(file["acts"])]
+        assert len(dataset) == 26_964
+        assert dataset.episodes().tolist() == [list(pair) for pair in pairwise(cuts)]
+        assert dataset.episode_returns().max() == 500
+        assert dataset.terminated.sum() == 57
+        finals = file["obs"][np.array(cuts[1:]) + np.arange(57)]
+        np.testing.assert_array_equal(dataset.next_obs[dataset.terminated], finals)
+        assert "15 of them with the maximum length of 500" in dataset.notes[-1]
+        assert check_dataset(dataset).errors == ()
+
+    def test_the_steps_obey_the_physics_of_cartpole(self) -> None:
+        dataset = load_transition_dataset("npz", dataset_path=PUBLISHED / "cartpole-v1-expert.npz")
+        # Euler steps of 0.02 s: position and angle move by the velocities before the step.
+        moved = dataset.obs[:, [0, 2]] + 0.02 * dataset.obs[:, [1, 3]]
+        np.testing.assert_allclose(dataset.next_obs[:, [0, 2]], moved, atol=1e-5)
+
+    @pytest.mark.parametrize(("name", "returns"), [("hopper", [3717.16, 3717.87]), ("halfcheetah", [4067.67, 4001.93])])
+    def test_mujoco(self, name: str, returns: list[float]) -> None:
+        dataset = load_transition_dataset("npz", dataset_path=PUBLISHED / f"{name}-v4-expert.npz")
+        assert dataset.episodes().tolist() == [[0, 1000], [1000, 2000]]
+        np.testing.assert_allclose(dataset.episode_returns(), returns, atol=0.01)
+        assert np.flatnonzero(dataset.truncated).tolist() == [999, 1999]
+        assert not dataset.terminated.any()
+
+    def test_bc_trains_on_cartpole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        data = ["algo_kwargs.dataset_kind=npz", f"algo_kwargs.dataset_path={PUBLISHED / 'cartpole-v1-expert.npz'}"]
+        assert main(["train", "bc", "CartPole-v1", "--no-preset", "total_timesteps=20", *data]) == 0
