@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -32,6 +32,17 @@ MAX_WATCHED = 1024
 SAVED_ATTRIBUTES = f"arrays up to {MAX_ARRAY_BYTES // 1024} KiB and containers up to {MAX_ITEMS:,} items"
 
 
+class FurtherParts(NamedTuple):
+    """What is read beside the observation of a step."""
+
+    mask: Any
+    """Action mask of `obs`, where the environment gives masks; else None."""
+    final_mask: Any
+    """Action mask of `final_obs`; None within an episode."""
+    info: tuple[Any, ...]
+    """Values of the info keys that the algorithm asks for."""
+
+
 class Step(NamedTuple):
     """The result of one step; at an episode end `obs` is the first observation of the next episode."""
 
@@ -43,12 +54,8 @@ class Step(NamedTuple):
     """Last observation of the episode that ended; None within an episode."""
     episode: tuple[float, int] | None = None
     """Return and length of the episode that ended; None within an episode."""
-    mask: Any = None
-    """Action mask of `obs`, where the environment gives masks; else None."""
-    final_mask: Any = None
-    """Action mask of `final_obs`."""
-    info: tuple[Any, ...] = ()
-    """Values of the info keys that the algorithm asks for."""
+    further: FurtherParts | None = None
+    """Masks and info values, where they are read."""
 
 
 class ResumableEnv:
@@ -65,6 +72,7 @@ class ResumableEnv:
         self._reading = reading
         self._masks = reading.mask_reader(env)
         self._mask: Any = None
+        self._reads_more = reading is not NOTHING
         self._core: Any = env.unwrapped
         self._before: dict[str, Any] = {}
         """State before the last reset, on which the start of the episode depends."""
@@ -145,13 +153,10 @@ class ResumableEnv:
             raise
         self._return += reward
         self._length += 1
-        values = self._reading.info_values(info) if self._reading.info_keys else ()
-        if self._masks is not None:
-            self._mask = self._masks.read(obs, info, is_last=bool(has_ended and terminated))
+        further = self._read_more(obs, info, is_last=bool(has_ended and terminated)) if self._reads_more else None
         if not has_ended:
             self._obs = obs
-            return Step(obs, reward, bool(terminated), False, None, None, self._mask, None, values)
-        final_mask = self._mask
+            return Step(obs, reward, bool(terminated), False, None, None, further)
         episode = (self._return, self._length)
         final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array
         try:
@@ -159,8 +164,14 @@ class ResumableEnv:
         except BaseException:
             self.failed_call = "reset"
             raise
-        ends = bool(terminated), bool(truncated)
-        return Step(first_obs, reward, *ends, final_obs, episode, self._mask, final_mask, values)
+        if further is not None:
+            further = FurtherParts(self._mask, further.mask, further.info)
+        return Step(first_obs, reward, bool(terminated), bool(truncated), final_obs, episode, further)
+
+    def _read_more(self, obs: Any, info: Mapping[str, Any], *, is_last: bool) -> FurtherParts:
+        if self._masks is not None:
+            self._mask = self._masks.read(obs, info, is_last=is_last)
+        return FurtherParts(self._mask, None, self._reading.info_values(info))
 
     def state(self) -> dict[str, Any]:
         """The state that `restore` takes."""

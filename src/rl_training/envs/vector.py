@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from rl_training.envs.answers import find_misfit
 from rl_training.envs.masks import NOTHING, StepReading, stack_info
 from rl_training.envs.pools import Arguments, Fault, MakeMember, Member, Pool, close_example, try_to
-from rl_training.envs.resumable import ResumableEnv, Step
+from rl_training.envs.resumable import FurtherParts, ResumableEnv, Step
 from rl_training.envs.workers import AsyncPool
 from rl_training.errors import EnvError
 from rl_training.spaces.spec import Spaces, describe_spaces
@@ -215,15 +215,13 @@ class PooledTrainingEnv(TrainingEnv):
         self, results: list[Any], restarted: dict[int, str]
     ) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Stack the steps of all environments; raises if a result is a `Fault` or does not fit its space."""
-        obs, rewards, terminated, truncated, final_obs, episodes, masks, final_masks, values = zip(
-            *results, strict=True
-        )
+        obs, rewards, terminated, truncated, final_obs, episodes, further = zip(*results, strict=True)
         batch = batch_observations(self.single_observation_space, obs)
         info = self._end_info(final_obs, episodes) if any(episodes) else {}
         if restarted:
             info["restarted"] = restarted
         elif self._reading is not NOTHING:
-            info |= self._read_info(masks, final_masks, values)
+            info |= self._further_info(further)
         raw = np.array(rewards, np.float64)
         shaped = raw if self._transform_rewards is None else self._transform_rewards(raw)
         return batch, shaped, np.array(terminated), np.array(truncated), info
@@ -242,13 +240,11 @@ class PooledTrainingEnv(TrainingEnv):
             "_final_obs": ended,
         }
 
-    def _read_info(
-        self, masks: Sequence[Any], final_masks: Sequence[Any], values: Sequence[tuple[Any, ...]]
-    ) -> dict[str, Any]:
-        info: dict[str, Any] = {"fields": stack_info(values, self._reading.info_keys)}
+    def _further_info(self, further: Sequence[FurtherParts]) -> dict[str, Any]:
+        info: dict[str, Any] = {"fields": stack_info([parts.info for parts in further], self._reading.info_keys)}
         if self.has_masks:
-            last = [mask if final is None else final for mask, final in zip(masks, final_masks, strict=True)]
-            info |= {"masks": np.stack(masks), "next_masks": np.stack(last)}
+            last = [parts.mask if parts.final_mask is None else parts.final_mask for parts in further]
+            info |= {"masks": np.stack([parts.mask for parts in further]), "next_masks": np.stack(last)}
         return info
 
     def _find_faults(self, results: list[Any], error: Exception) -> dict[int, Fault]:

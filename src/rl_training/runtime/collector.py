@@ -123,9 +123,13 @@ class Collector:
                 self._policy_state = self._initial_state  # also of the others: their stored sequence is interrupted
                 continue
             next_obs = self._with_final_obs(obs, info) if "final_obs" in info else obs
-            further = self._further_fields(acted, info) if acted.fields or "fields" in info else {}
-            buffer.add(self._obs, actions, rewards, next_obs, terminated, truncated, **further)
-            self._obs, self._masks = obs, info.get("masks")
+            step = self._obs, actions, rewards, next_obs, terminated, truncated
+            if acted.fields or "fields" in info:
+                buffer.add(*step, **self._further_fields(acted, info))
+                self._masks = info.get("masks")
+            else:
+                buffer.add(*step)
+            self._obs = obs
             if acted.state is not None:
                 self._policy_state = self._after_ends(acted.state, terminated | truncated)
             stored += 1
