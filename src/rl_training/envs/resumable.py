@@ -156,6 +156,8 @@ class ResumableEnv:
         further = self._read_more(obs, info, is_last=bool(has_ended and terminated)) if self._reads_more else None
         if not has_ended:
             self._obs = obs
+            if further is None:
+                return Step(obs, reward, bool(terminated), False)
             return Step(obs, reward, bool(terminated), False, None, None, further)
         episode = (self._return, self._length)
         final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array

@@ -100,14 +100,15 @@ class Collector:
         returns: list[float] = []
         lengths: list[int] = []
         first_step = state.global_step
-        stored = 0
+        stored, is_local = 0, self._device.type == "cpu"  # moving a tensor to its own device takes a microsecond
         while stored < num_steps and not (stored and state.should_stop):
             masks = None if self._masks is None else torch.from_numpy(self._masks).to(self._device)
-            acted = act(torch.from_numpy(self._obs).to(self._device), self._policy_state, masks)
+            obs_tensor = torch.from_numpy(self._obs)
+            acted = act(obs_tensor if is_local else obs_tensor.to(self._device), self._policy_state, masks)
             if self._unchecked is not None:
                 check_acted(acted, self._unchecked, self.num_envs)
                 self._unchecked = None
-            actions = acted.actions.cpu().numpy()
+            actions = (acted.actions if is_local else acted.actions.cpu()).numpy()
             try:
                 env_obs, rewards, terminated, truncated, info = self._envs.step(self._spaces.action.to_env(actions))
             except EnvError:
