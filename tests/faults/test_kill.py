@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TESTS, algorithms_for_faults, small_config
+from conftest import TESTS, TRY_ALL, algorithms_for_faults, small_config
 from run_tools import assert_same_end
 
 from rl_training.experiment.checkpoint_folder import list_checkpoints, read_pointer
@@ -185,7 +185,7 @@ def assert_same_folders(one: Path, other: Path) -> None:
         assert (without_revision(target), score) == (without_revision(other_target), other_score)
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", ALGOS if TRY_ALL else ["ppo", "sac", "iql"])
 def test_a_run_killed_again_and_again_ends_as_one_that_never_was(algo: str, tmp_path: Path) -> None:
     victim = Victim(algo, tmp_path / "killed")
     for kill in plan_of(algo):

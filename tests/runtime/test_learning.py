@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import TRY_ALL
 
 from rl_training.experiment.config import TrainConfig, load_config_file
 from rl_training.experiment.presets import find_preset
@@ -29,6 +30,7 @@ def test_ppo_balances_the_pole(tmp_path: Path) -> None:
     assert score(train_preset("ppo", "CartPole-v1", tmp_path)) >= 475
 
 
+@pytest.mark.skipif(not TRY_ALL, reason="takes half a minute: RL_TRAINING_TEST_ALL=1 runs it")
 def test_dqn_balances_the_pole(tmp_path: Path) -> None:
     assert score(train_preset("dqn", "CartPole-v1", tmp_path), "best") >= 475
 
