@@ -94,12 +94,13 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
 class SyncPool(Pool):
     """All members in this process, run one after the other."""
 
-    def __init__(self, make: MakeMember, size: int, first: Sequence[Member] = ()) -> None:
+    def __init__(self, make: MakeMember, size: int) -> None:
         self.size = size
-        self._make = make
-        self.members: list[Member] = list(first)
+        self.make = make
+        """Makes a member, also in the place of a failed one."""
+        self.members: list[Member] = []
         try:
-            self.members += [make() for _ in range(size - len(first))]
+            self.members += [make() for _ in range(size)]
         except BaseException:
             self.close()
             raise
@@ -128,7 +129,7 @@ class SyncPool(Pool):
         return [(index, fault) for index, fault in faults if fault is not None]
 
     def _make_at(self, index: int) -> None:
-        self.members[index] = self._make()
+        self.members[index] = self.make()
 
 
 class PooledTrainingEnv(TrainingEnv):
@@ -300,10 +301,14 @@ def make_sync(
     find_reading: FindReading = read_nothing,
 ) -> PooledTrainingEnv:
     """Make training environments in this process."""
-    first = make()
-    reading = find_reading(first, make)
-    pool = SyncPool(partial(make_member, make, reading), num_envs, [ResumableEnv(first, reading)])
-    return PooledTrainingEnv(pool, first, max_restarts, transform_rewards, reading)
+    pool = SyncPool(partial(make_member, make), num_envs)
+    first: Any = pool.members[0]
+    # After all are made: had another one been reset before, their attributes would be looked up more slowly.
+    reading = find_reading(first.env, make)
+    if reading is not NOTHING:
+        pool.make = partial(make_member, make, reading)
+        pool.members = [ResumableEnv(member.env, reading) for member in pool.members]  # type: ignore[attr-defined]
+    return PooledTrainingEnv(pool, first.env, max_restarts, transform_rewards, reading)
 
 
 def make_async(
