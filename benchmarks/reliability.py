@@ -29,6 +29,7 @@ from rl_training.experiment.checkpointing import CheckpointState, save_checkpoin
 from rl_training.experiment.config import load_config_file
 from rl_training.experiment.presets import find_preset
 from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.replay.transitions import FIELDS
 from rl_training.runtime import run as runs
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.metrics import ParameterGuard
@@ -100,7 +101,8 @@ def checkpoint_bytes() -> dict[str, float]:
         obs = rng.normal(size=(count, 1, 17)).astype(np.float32)
         actions = rng.uniform(-1, 1, (count, 1, 6)).astype(np.float32)
         for row in range(count):
-            buffer.add(obs[row], actions[row], 0.5, obs[row], False, False)  # type: ignore[arg-type]
+            step = obs[row], actions[row], 0.5, obs[row], False, False
+            buffer.add(dict(zip(FIELDS, step, strict=True)))  # type: ignore[arg-type]
 
     def save(name: str, base: Path | None) -> tuple[Path, float]:
         state = CheckpointState(algorithm.state_dict(), buffer.state_dict(), {}, {})

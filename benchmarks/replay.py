@@ -22,6 +22,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rl_training.replay.frame_replay import FrameReplayBuffer
 from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.replay.transitions import FIELDS
 from rl_training.spaces.spec import describe_spaces
 
 RAW = Path(__file__).parent / "results" / "replay.json"
@@ -37,7 +38,7 @@ def filled(priority_alpha: float | None) -> ReplayBuffer:
     rng, never = np.random.default_rng(1), np.zeros(NUM_ENVS, np.bool_)
     for _ in range(CAPACITY // NUM_ENVS):
         obs, actions = rng.normal(size=(NUM_ENVS, 17)), rng.uniform(-1, 1, (NUM_ENVS, 6))
-        buffer.add(obs, actions, obs[:, 0], obs, never, never)
+        buffer.add(dict(zip(FIELDS, (obs, actions, obs[:, 0], obs, never, never), strict=True)))
     if priority_alpha is not None:
         for _ in range(CAPACITY // BATCH):
             buffer.update_priorities(buffer.sample(BATCH), torch.from_numpy(rng.exponential(size=BATCH)))
@@ -69,7 +70,8 @@ def image_replay() -> dict[str, float]:
     for step in range(FRAMES):
         is_over = step % 1000 == 999
         following = np.concatenate([frames[1:], rng.integers(0, 255, (1, 84, 84), dtype=np.uint8)])
-        buffer.add(frames[None], np.zeros(1), np.zeros(1), following[None], no | is_over, no)
+        step = frames[None], np.zeros(1), np.zeros(1), following[None], no | is_over, no
+        buffer.add(dict(zip(FIELDS, step, strict=True)))
         frames = np.repeat(following[-1:], 4, 0) if is_over else following
     grown = resident_bytes() - before
     return {"image_gigabytes": round(buffer.nbytes / 1e9, 3), "resident_gigabytes": round(grown / 1e9, 3)}

@@ -19,6 +19,7 @@ from rl_training import TrainConfig
 from rl_training.envs.factory import make_env
 from rl_training.errors import EnvError
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
+from rl_training.replay.transitions import FIELDS
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import describe_spaces
 from rl_training.testing.case import TEST_ENVS
@@ -107,3 +108,8 @@ def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
     leading = stored.shape[:-1]
     shapes = {leaf.path[0]: leaf.shape for leaf in spec.leaves}
     return {name: stored[..., spec.columns(name)].reshape(*leading, *shape) for name, shape in shapes.items()}
+
+
+def step_of(*values: Any) -> dict[str, Any]:
+    """A step of every environment for a buffer: observations, actions, rewards, next observations, the two flags."""
+    return dict(zip(FIELDS, values, strict=True))

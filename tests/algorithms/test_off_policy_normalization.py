@@ -68,7 +68,7 @@ def stored(algorithm: Any, steps: dict[str, np.ndarray], **options: Any) -> Repl
     buffer = ReplayBuffer(SPACES, 100, NUM_ENVS, rng=rng, device=algorithm.device, gamma=GAMMA, **options)
     replay = ObservedReplay(buffer, algorithm)
     for step in range(NUM_STEPS):
-        replay.add(*(steps[name][step] for name in FIELDS))
+        replay.add({name: steps[name][step] for name in FIELDS})
     return buffer
 
 
@@ -91,7 +91,7 @@ def test_a_step_lost_with_its_environment_ends_the_running_return() -> None:
     replay = ObservedReplay(stored(algorithm, steps), algorithm)
     replay.truncate_newest()
     for _ in range(2):
-        replay.add(*(steps[name][0] for name in FIELDS))
+        replay.add({name: steps[name][0] for name in FIELDS})
     np.testing.assert_allclose(algorithm.reward_normalizer.running_return.numpy(), steps["rewards"][0], rtol=1e-6)
 
 

@@ -98,7 +98,7 @@ def test_next_masks_of_an_n_step_transition_belong_to_its_last_step() -> None:
     options: dict[str, Any] = {"rng": np.random.default_rng(0), "device": torch.device("cpu")}
     buffer = ReplayBuffer(spaces, 80, 2, n_step=3, **options)
     for t in range(40):
-        buffer.add(**{name: array[t] for name, array in rows.items()})
+        buffer.add({name: array[t] for name, array in rows.items()})
     batch = buffer.sample(500)
     places = {obs.tobytes(): place for place in np.ndindex(40, 2) for obs in [rows["next_obs"][place]]}
     firsts = {obs.tobytes(): place for place in np.ndindex(40, 2) for obs in [rows["obs"][place]]}

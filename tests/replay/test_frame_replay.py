@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import small_config
+from conftest import small_config, step_of
 from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import FrameStackObservation
 from run_tools import StopAt, assert_equal, assert_same_end
@@ -69,7 +69,7 @@ def make_steps(count: int, shape=SHAPES[0], num_envs: int = NUM_ENVS, ending_rat
 
 def fill(buffer: ReplayBuffer, steps) -> None:
     for step in steps:
-        buffer.add(*step)
+        buffer.add(step_of(*step))
 
 
 def assert_same_draws(one: ReplayBuffer, other: ReplayBuffer, count: int = 64) -> None:
@@ -84,8 +84,8 @@ def test_what_is_drawn_is_what_a_plain_replay_draws(shape, options):
     """While it fills, when it is full and as it is overwritten several times; after `truncate_newest` too."""
     frames, plain = (make_buffer(kind, shape, **options) for kind in (FrameReplayBuffer, ReplayBuffer))
     for index, step in enumerate(make_steps(80, shape)):
-        frames.add(*step)
-        plain.add(*step)
+        frames.add(step_of(*step))
+        plain.add(step_of(*step))
         if index % 17 == 16:
             frames.truncate_newest()
             plain.truncate_newest()
@@ -102,7 +102,7 @@ def test_a_frame_is_stored_once(num_envs):
     buffer = make_buffer(FrameReplayBuffer, capacity=60, num_envs=num_envs)
     steps = make_steps(200, num_envs=num_envs)
     for count in range(len(steps)):
-        buffer.add(*steps[count])
+        buffer.add(step_of(*steps[count]))
         kept = steps[max(0, count + 1 - buffer.num_rows) : count + 1]
         shown = {
             (env, frame.tobytes()) for step in kept for i in (0, 3) for env in range(num_envs) for frame in step[i][env]
@@ -118,7 +118,7 @@ def test_frames_that_are_not_a_stack_are_kept_too():
         obs = rng.integers(0, 256, (2, NUM_ENVS, *SHAPES[0]), np.uint8)
         step = (obs[0], np.zeros(NUM_ENVS, np.int64), rng.normal(size=NUM_ENVS), obs[1])
         for buffer in (frames, plain):
-            buffer.add(*step, np.zeros(NUM_ENVS, bool), np.zeros(NUM_ENVS, bool))
+            buffer.add(step_of(*step, np.zeros(NUM_ENVS, bool), np.zeros(NUM_ENVS, bool)))
     assert_same_draws(frames, plain, 500)
 
 
@@ -126,8 +126,8 @@ def test_frames_that_are_not_a_stack_are_kept_too():
 def test_the_smallest_buffers(capacity):
     frames, plain = (make_buffer(kind, capacity=capacity, num_envs=1) for kind in (FrameReplayBuffer, ReplayBuffer))
     for step in make_steps(30, num_envs=1):
-        frames.add(*step)
-        plain.add(*step)
+        frames.add(step_of(*step))
+        plain.add(step_of(*step))
         assert_same_draws(frames, plain)
 
 
@@ -143,8 +143,8 @@ def test_a_restored_buffer_continues_identically(saved_after, options, tmp_path:
     save_checkpoint(tmp_path / "saved", CheckpointState({}, deepcopy(buffer.state_dict()), {}, {}))
     restored.load_state_dict(load_checkpoint(tmp_path / "saved").buffer_state)
     for step in steps[saved_after:]:
-        buffer.add(*step)
-        restored.add(*step)
+        buffer.add(step_of(*step))
+        restored.add(step_of(*step))
         assert_same_draws(buffer, restored, 8)
     one, other = buffer.state_dict(), restored.state_dict()
     assert [part.version for part in one["segments"]] == [part.version for part in other["segments"]]

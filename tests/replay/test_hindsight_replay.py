@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, env_of, small_config
+from conftest import TESTS, env_of, small_config, step_of
 from gymnasium.spaces import Box, Dict, Discrete
 from run_tools import StopAt, assert_same_end
 
@@ -73,7 +73,7 @@ class Steps:
                 array[:, SEEN] = array[:, ACHIEVED] = place
             truncated = self.ended[row] & ~self.terminated[row]
             actions, rewards = np.zeros((NUM_ENVS, 1), np.float32), np.full(NUM_ENVS, -7.0, np.float32)
-            buffer.add(obs, actions, rewards, next_obs, self.terminated[row], truncated)
+            buffer.add(step_of(obs, actions, rewards, next_obs, self.terminated[row], truncated))
 
     def window(self, env: int, row: int, oldest: int, newest: int) -> tuple[int, int]:
         """The first and the last stored row of the episode that a row belongs to."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import env_of, small_config
+from conftest import env_of, small_config, step_of
 from run_tools import StopAt, assert_same_end
 
 from rl_training.envs.factory import make_env
@@ -81,7 +81,7 @@ def fill(buffer: ReplayBuffer, count: int) -> None:
     for step in range(count):
         values = np.array([[10.0 * step], [10.0 * step + 1]], np.float32)
         flags = np.zeros(2, bool)
-        buffer.add(values, np.zeros(2, np.int64), values[:, 0], values + 1, flags, flags)
+        buffer.add(step_of(values, np.zeros(2, np.int64), values[:, 0], values + 1, flags, flags))
 
 
 def test_only_what_is_stored_is_drawn_and_errors_reach_the_transition_they_belong_to():
@@ -134,7 +134,7 @@ def test_weights_scale_each_transition_and_errors_come_back(algo, tmp_path: Path
             action = rng.integers(0, spaces.action.choices[0], 1)
         else:
             action = rng.uniform(-1, 1, (1, *spaces.action.model_shape))
-        buffer.add(obs[0], action, rng.normal(size=1), obs[1], np.zeros(1, bool), np.zeros(1, bool))
+        buffer.add(step_of(obs[0], action, rng.normal(size=1), obs[1], np.zeros(1, bool), np.zeros(1, bool)))
     plain = buffer.sample(32)
 
     def update(batch):

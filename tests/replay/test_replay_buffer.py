@@ -38,7 +38,7 @@ def make_steps(count, ending_rate=0.15):
 
 def fill(buffer, steps, first=0, stop=None):
     for row in range(first, len(steps["rewards"]) if stop is None else stop):
-        buffer.add(*(steps[name][row] for name in FIELDS))
+        buffer.add({name: steps[name][row] for name in FIELDS})
 
 
 def origins(batch):

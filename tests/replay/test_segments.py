@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_tools import stored_rows
-from conftest import small_config
+from conftest import small_config, step_of
 from gymnasium.spaces import Box
 
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, save_checkpoint, verify_checkpoint
@@ -31,7 +31,7 @@ def fill(buffer: ReplayBuffer, count: int, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(count):
         obs = rng.normal(size=(1, 17)).astype(np.float32)
-        buffer.add(obs, obs[:, :6], np.ones(1), obs, np.zeros(1, bool), np.zeros(1, bool))
+        buffer.add(step_of(obs, obs[:, :6], np.ones(1), obs, np.zeros(1, bool), np.zeros(1, bool)))
 
 
 def save(path: Path, buffer: ReplayBuffer, base: Path | None = None) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import step_of
 from gymnasium.spaces import Box, Discrete
 
 from rl_training.algorithms.config import OffPolicyConfig
@@ -42,7 +43,7 @@ def make_buffer(
         obs = numbers[:, None].astype(np.float32)
         flags = [np.array([text[row] == mark for text in ends]) for mark in "Tt"]
         further = {name: numbers.astype(np.float32) for name in fields or ()}
-        buffer.add(obs, numbers, numbers.astype(np.float32), obs + 1, *flags, **further)
+        buffer.add(step_of(obs, numbers, numbers.astype(np.float32), obs + 1, *flags) | further)
     return buffer
 
 
@@ -103,7 +104,7 @@ class TestReplayBuffer:
         buffer.truncate_newest()
         obs = np.array([[2.0]], np.float32)
         flags = np.zeros(1, np.bool_), np.zeros(1, np.bool_)
-        buffer.add(obs, np.array([2]), np.zeros(1, np.float32), obs + 1, *flags)
+        buffer.add(step_of(obs, np.array([2]), np.zeros(1, np.float32), obs + 1, *flags))
         assert drawn(buffer.sample_sequences(100, SEQUENCES)) == {(0, 1), (1,), (2,)}
 
     @pytest.mark.parametrize("sampling", [SEQUENCES, EPISODES], ids=lambda one: one.kind)

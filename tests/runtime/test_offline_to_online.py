@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small_config
+from conftest import small_config, step_of
 from run_tools import StopAt, assert_same_end
 
 from rl_training import TrainConfig
@@ -108,7 +108,7 @@ def test_each_batch_holds_the_share_of_recorded_transitions(ratio: float, own: i
     (batch,) = mixed.sample_batches(8, 1)
     assert batch.obs.sum() == 0  # nothing of its own yet
     ones = np.ones((1, 2), np.float32)
-    mixed.add(ones, ones[:, :1], np.ones(1), ones, np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+    mixed.add(step_of(ones, ones[:, :1], np.ones(1), ones, np.zeros(1, np.bool_), np.zeros(1, np.bool_)))
     for batch in mixed.sample_batches(8, 3):
         assert len(batch.rewards) == 8
         assert batch.rewards.sum() == batch.obs[:, 0].sum() == own
@@ -118,7 +118,7 @@ def test_new_rewards_are_transformed_as_the_recorded_ones_were() -> None:
     mixed, replay = tiny_replay(0.0, scale=0.5, shift=1.0, clip_max=2.0)
     flags, zeros = np.zeros(1, np.bool_), np.zeros((1, 2), np.float32)
     for reward in (-4.0, 1.0, 10.0):
-        mixed.add(zeros, zeros[:, :1], np.array([reward]), zeros, flags, flags)
+        mixed.add(step_of(zeros, zeros[:, :1], np.array([reward]), zeros, flags, flags))
     (rows,) = replay.newest(3)
     assert rows["rewards"][:, 0].tolist() == [-1.0, 1.5, 2.0]
 

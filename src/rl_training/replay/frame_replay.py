@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.replay.segments import Segment, rows_per_segment
-from rl_training.replay.transitions import Array, as_index, copy_rows, storage_bytes
+from rl_training.replay.transitions import Array, Storage, as_index, copy_rows, storage_bytes
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import Spaces
 
@@ -46,27 +46,19 @@ class FrameReplayBuffer(ReplayBuffer):
         """Memory of the rows and of the frame array."""
         return super().nbytes + self._frames.nbytes + self._ref_counts.nbytes
 
-    def add(
-        self,
-        obs: Array,
-        actions: Array,
-        rewards: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-        **further: Array,
-    ) -> None:
-        """Store one step of every environment."""
+    def add(self, step: Storage) -> None:
+        """Store one step of every environment, by field."""
         row, indices = self._position, self._storage["next_obs"]
         expected = indices[row - 1] if self._rows_stored else np.full_like(indices[0], -1)
-        obs_indices = self._store_stacks(obs, expected)
-        next_indices = self._store_stacks(next_obs, np.concatenate([obs_indices[:, 1:], obs_indices[:, -1:]], 1))
+        obs_indices = self._store_stacks(step["obs"], expected)
+        shifted = np.concatenate([obs_indices[:, 1:], obs_indices[:, -1:]], 1)
+        next_indices = self._store_stacks(step["next_obs"], shifted)
         added = np.concatenate([obs_indices, next_indices], None)
         released = self._references(slice(row, row + 1)) if self._rows_stored == self.num_rows else added[:0]
         np.add.at(self._ref_counts, added, 1)
         np.subtract.at(self._ref_counts, released, 1)
         self._free_frames += [int(index) for index in np.unique(released)[::-1] if not self._ref_counts[index]]
-        super().add(obs_indices, actions, rewards, next_indices, terminated, truncated, **further)
+        super().add({**step, "obs": obs_indices, "next_obs": next_indices})
 
     def state_dict(self) -> dict[str, Any]:
         """State of the rows, and the frames in segments of their own."""

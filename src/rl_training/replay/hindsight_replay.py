@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_training.errors import EnvError
 from rl_training.replay.replay_buffer import ReplayBuffer
-from rl_training.replay.transitions import Array, Transitions
+from rl_training.replay.transitions import Array, Storage, Transitions
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import Spaces
 
@@ -64,21 +64,12 @@ class HindsightReplay(ReplayBuffer):
         self._episode_lengths = np.zeros_like(self._steps_before)
         """Length of the episode of each step; 0 while the episode is in progress."""
 
-    def add(
-        self,
-        obs: Array,
-        actions: Array,
-        rewards: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-        **further: Array,
-    ) -> None:
-        """Store one step of every environment."""
+    def add(self, step: Storage) -> None:
+        """Store one step of every environment, by field."""
         row, previous = self._position, self._position - 1
         self._steps_before[row] = np.where(self._dones(previous), 0, self._steps_before[previous] + 1)
         self._episode_lengths[row] = 0
-        super().add(obs, actions, rewards, next_obs, terminated, truncated, **further)
+        super().add(step)
         self._end_episodes(row, self._dones(row))
 
     def truncate_newest(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.replay.sequences import Sampling, pad_to_one_length
-from rl_training.replay.transitions import Array, Storage, Transitions
+from rl_training.replay.transitions import Storage, Transitions
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 
 
@@ -44,19 +44,10 @@ class MixedReplay:
         self._offline_ratio = offline_ratio
         self._transform = transform
 
-    def add(
-        self,
-        obs: Array,
-        actions: Array,
-        rewards: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-        **further: Array,
-    ) -> None:
-        """Store one step of every environment."""
-        rewards = transform_rewards(rewards.astype(np.float32), self._transform)
-        self._replay.add(obs, actions, rewards, next_obs, terminated, truncated, **further)
+    def add(self, step: Storage) -> None:
+        """Store one step of every environment, by field."""
+        rewards = transform_rewards(step["rewards"].astype(np.float32), self._transform)
+        self._replay.add({**step, "rewards": rewards})
 
     def truncate_newest(self) -> None:
         """Mark the newest step of every environment truncated, unless terminated."""

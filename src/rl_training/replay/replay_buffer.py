@@ -14,7 +14,6 @@ from rl_training.replay.prioritized import PrioritizedSampler
 from rl_training.replay.segments import Segment, rows_per_segment
 from rl_training.replay.sequences import Sampling, choose_starts, follow, gather
 from rl_training.replay.transitions import (
-    FIELDS,
     Array,
     StepFields,
     Storage,
@@ -76,21 +75,10 @@ class ReplayBuffer:
         """Bytes of the full buffer."""
         return sum(array.nbytes for array in self._storage.values())
 
-    def add(
-        self,
-        obs: Array,
-        actions: Array,
-        rewards: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-        **further: Array,
-    ) -> None:
-        """Store one step of every environment."""
+    def add(self, step: Storage) -> None:
+        """Store one step of every environment, by field."""
         row = self._position
-        for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
-            self._storage[name][row] = value
-        for name, value in further.items():
+        for name, value in step.items():
             self._storage[name][row] = value
         self._writes += 1
         self._versions[row // self._segment_rows] = self._writes

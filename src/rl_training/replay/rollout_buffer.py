@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from rl_training.replay.transitions import (
-    FIELDS,
-    Array,
     StepFields,
     Storage,
     Transitions,
@@ -42,20 +40,9 @@ class RolloutBuffer:
         """Steps until the rollout is complete."""
         return self.num_steps - self._position
 
-    def add(
-        self,
-        obs: Array,
-        actions: Array,
-        rewards: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-        **further: Array,
-    ) -> None:
-        """Store one step of every environment."""
-        for name, value in zip(FIELDS, (obs, actions, rewards, next_obs, terminated, truncated), strict=True):
-            self._storage[name][self._position] = value
-        for name, value in further.items():
+    def add(self, step: Storage) -> None:
+        """Store one step of every environment, by field."""
+        for name, value in step.items():
             self._storage[name][self._position] = value
         self._position += 1
 

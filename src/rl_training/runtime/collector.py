@@ -34,17 +34,8 @@ Act = Callable[[Tensor, Tensor | None, Tensor | None], ActResult]
 class StepBuffer(Protocol):
     """A buffer that stores one step of every environment at a time."""
 
-    def add(
-        self,
-        obs: Array,
-        actions: Array,
-        rewards: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-        **further: Array,
-    ) -> None:
-        """Store the step: masks and the fields that the algorithm declares are `further` arrays."""
+    def add(self, step: Storage) -> None:
+        """Store the step: the six fields, masks, and what the algorithm declares, by name."""
 
     def truncate_newest(self) -> None:
         """Mark the newest step of every environment truncated, unless terminated."""
@@ -124,12 +115,11 @@ class Collector:
                 self._policy_state = self._initial_state  # also of the others: their stored sequence is interrupted
                 continue
             next_obs = self._with_final_obs(obs, info) if "final_obs" in info else obs
-            step = self._obs, actions, rewards, next_obs, terminated, truncated
+            step = dict(zip(FIELDS, (self._obs, actions, rewards, next_obs, terminated, truncated), strict=True))
             if acted.fields or "fields" in info:
-                buffer.add(*step, **self._further_fields(acted, info))
+                step |= self._further_fields(acted, info)
                 self._masks = info.get("masks")
-            else:
-                buffer.add(*step)
+            buffer.add(step)
             self._obs = obs
             if acted.state is not None:
                 self._policy_state = self._after_ends(acted.state, terminated | truncated)

@@ -152,12 +152,12 @@ class ObservedReplay:
         self._buffer = buffer
         self._algorithm = algorithm
 
-    def add(self, *step: Any, **others: Any) -> None:
-        """Store one step of every environment."""
+    def add(self, step: Storage) -> None:
+        """Store one step of every environment, by field."""
         newest = self._buffer.newest_step()
         if newest is not None:
             self._algorithm.observe(newest)
-        self._buffer.add(*step, **others)
+        self._buffer.add(step)
 
     def truncate_newest(self) -> None:
         """Mark the newest step of every environment truncated, unless terminated."""
