@@ -8,7 +8,7 @@ PACKAGE := $(VENV)/.installed-package
 DEV := $(VENV)/.installed-dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo help test test-all lint proof speed clean
+.PHONY: demo help test test-all lint docs proof speed clean
 
 demo: $(PACKAGE)  ## train PPO on CartPole-v1 and draw its learning curve (default)
 	$(BIN)/rl-training demo
@@ -33,6 +33,10 @@ lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(DEV)  ## build the documentation site: docs/_build/html/index.html
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 proof: $(DEV)  ## train every preset on several seeds and write docs/results.md (hours)
 	$(BIN)/python benchmarks/proof.py
@@ -59,4 +63,4 @@ $(DEV): $(TORCH) pyproject.toml
 	@touch $(PACKAGE) $@
 
 clean:  ## remove .venv and the caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) docs/_build .mypy_cache .ruff_cache .pytest_cache
