@@ -49,6 +49,6 @@ copybutton_prompt_text = "$ "
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_class_signature = "mixed"
+autodoc_type_aliases = {"EnvLike": "EnvLike", "Array": "Array"}
 default_role = "code"
 """Docstrings mark code with single backticks."""

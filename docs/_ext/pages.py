@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -9,19 +10,26 @@ from collections.abc import Iterable, Iterator
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
+from pydantic import BaseModel
 from sphinx.application import Sphinx
 
 from rl_training.cli.settings import Setting, list_settings, schedule_line
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.presets import Preset, describe_presets
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.validation import FrozenConfig
 
-OUTSIDE = {"../README.md": "index.md", "../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md"}
+OUTSIDE = {
+    "../README.md": "index.md",
+    "../CONTRIBUTING.md": "contributing.md",
+    "../CHANGELOG.md": "changelog.md",
+    "../examples": "examples.md",
+}
 """Pages beside the folder `docs`, and the page of the site that a link to them leads to."""
 
 
 class MarkdownDirective(Directive):
-    """A directive with one argument, the name of an algorithm, that becomes Markdown."""
+    """A directive that becomes Markdown; its argument is the name of an algorithm."""
 
     required_arguments = 1
 
@@ -38,11 +46,11 @@ class MarkdownDirective(Directive):
 
 
 class Settings(MarkdownDirective):
-    """`{settings} sac`: every setting with default, values and meaning, from the config classes."""
+    """`{settings} sac`: every setting with default, values and meaning; `{settings} train`: every key of a run."""
 
     def markdown(self, algo: str) -> Iterator[str]:
         """A table for each config class that declares some of the settings, the algorithm's own first."""
-        config_class = get_algorithm_spec(algo).config_class()
+        config_class = TrainConfig if algo == "train" else get_algorithm_spec(algo).config_class()
         settings = list_settings(config_class)
         for owner, names in declared_names(config_class):
             rows = [setting for setting in settings if setting.key.split(".")[0] in names]
@@ -70,8 +78,9 @@ def declared_names(config_class: type[FrozenConfig]) -> Iterator[tuple[type, lis
     """The classes that declare a setting last, from the algorithm's own to the most general, with those settings."""
     seen: set[str] = set()
     for owner in config_class.__mro__:
-        own = owner.__dict__.get("__annotations__", {})
-        names = [name for name in own if name in config_class.model_fields and name not in seen]
+        names = [
+            name for name in inspect.get_annotations(owner) if name in config_class.model_fields and name not in seen
+        ]
         seen.update(names)
         if names:
             yield owner, names
@@ -118,9 +127,23 @@ def lead_inside(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = source[0].replace(f"]({up}{outside}", f"]({up}{page}")
 
 
+def shorten_signature(
+    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """A config class is called with its settings, which have a table; the name of a type stands for the type."""
+    if isinstance(obj, type) and issubclass(obj, BaseModel):
+        return "(**settings)", None
+    return _plain(signature), _plain(returns)
+
+
+def _plain(signature: str | None) -> str | None:
+    return None if signature is None else re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", signature)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     for directive in (Settings, Presets):
         app.add_directive(directive.__name__.lower(), directive)
     app.connect("source-read", lead_inside)
+    app.connect("autodoc-process-signature", shorten_signature)
     return {"parallel_read_safe": True}

@@ -25,7 +25,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState
 from rl_training.spaces.actions import describe_action
-from rl_training.spaces.masks import as_masks
+from rl_training.spaces.given import read_masks
 from rl_training.spaces.spec import describe_spaces
 from rl_training.testing.case import AlgorithmCase
 
@@ -345,7 +345,7 @@ def test_masks_of_an_action_that_starts_elsewhere_count_from_zero() -> None:
 
 def test_masks_are_copied_from_what_the_environment_gives() -> None:
     given = np.ones(5, np.bool_)
-    assert not np.shares_memory(as_masks(given, describe_action(Discrete(5))), given)
+    assert not np.shares_memory(read_masks(given, (5,)), given)
     spec = describe_action(MultiDiscrete([2, 3]))
-    assert as_masks(([1, 0], [0, 1, 1]), spec).tolist() == [True, False, False, True, True]
+    assert read_masks(([1, 0], [0, 1, 1]), spec.choices).tolist() == [True, False, False, True, True]
     assert describe_action(Box(-1.0, 1.0)).num_options == 0

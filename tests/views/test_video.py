@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +285,20 @@ def test_an_interrupted_film_leaves_neither_file_nor_folder(tmp_path: Path, name
     with pytest.raises(KeyboardInterrupt):
         film()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_film_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    run, out = train(tmp_path, "CartPole-v1"), tmp_path / "films"
+    out.mkdir()
+    arguments = ("video", run, "--episodes", "2000", "--out", out / "film.gif")
+    process = subprocess.Popen([sys.executable, "-m", "rl_training", *map(str, arguments)])
+    while not any(found.stat().st_size for found in out.iterdir()):  # SDL has its signal handlers by then
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    assert list(out.iterdir()) == []
 
 
 def test_what_ffmpeg_says_when_it_fails_is_told(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 from rl_training.bundle.program import Program
 from rl_training.bundle.reading import Array
 from rl_training.bundle.spaces import BundleSpaces
-from rl_training.errors import ConfigError, EnvError
+from rl_training.errors import ConfigError
+from rl_training.spaces.given import check_masks, read_state
 
 NO_STATE: EllipsisType = ...
 """Default of `state`: the caller does not ask for the next policy state."""
@@ -65,11 +65,7 @@ class BundlePolicy:
             )
         if state is None:
             return np.zeros((count, size), np.float32)
-        given = np.asarray(state, np.float32)
-        given = given if is_batch else given[None]
-        if given.shape != (count, size):
-            raise ConfigError(f"the policy state has shape {np.shape(state)}, where {(count, size)} is expected")
-        return given
+        return read_state(state, count, (size,), is_batch=is_batch)
 
     def _masks(self, obs: Any, mask: Any, count: int, *, is_batch: bool) -> Array | None:
         use = self.spaces.mask_use
@@ -84,39 +80,4 @@ class BundlePolicy:
             return None
         if use == "none":
             raise ConfigError("mask is given, but this policy does not obey action masks: leave it out")
-        given = self._mask_rows(mask)
-        rows = given if is_batch else given[None]
-        options = self.spaces.action.num_options
-        if rows.shape != (count, options):
-            raise ConfigError(f"mask has shape {given.shape}: give one row of {options} per observation")
-        parts = np.split(rows, np.cumsum(self.spaces.action.choices)[:-1], 1)
-        permitted = np.stack([part.any(1) for part in parts], 1)  # [count, components]
-        if not permitted.all():
-            row, component = np.argwhere(~permitted)[0].tolist()
-            what = "action" if len(parts) == 1 else f"option of component {component}"
-            raise ConfigError(f"mask{f' {row}' if is_batch else ''} permits no {what}: permit at least one")
-        return rows
-
-    def _mask_rows(self, mask: Any) -> Array:
-        """Rows of booleans, from booleans or numbers (0 is invalid), or from one array per component."""
-        action = self.spaces.action
-        if isinstance(mask, (tuple, list)) and _is_one_per_component(mask, action.choices):
-            mask = np.concatenate(mask, -1)
-        try:
-            rows = np.asarray(mask)
-        except ValueError:  # rows of different lengths
-            rows = np.asarray(mask, object)
-        if rows.dtype.kind not in "biuf" or rows.ndim == 0 or rows.shape[-1] != action.num_options:
-            raise EnvError(
-                f"an action mask is {rows.dtype} of shape {rows.shape}: give one boolean for each option,"
-                f" {action.num_options} in all"
-            )
-        return rows.astype(np.bool_)
-
-
-def _is_one_per_component(parts: Sequence[Any], choices: tuple[int, ...]) -> bool:
-    """Whether these are one array [..., n] for each component, not one row for each observation."""
-    try:
-        return len(parts) > 1 and tuple(np.shape(part)[-1] for part in parts) == choices
-    except (ValueError, IndexError):
-        return False
+        return check_masks(mask, count, self.spaces.action.choices, is_batch=is_batch)

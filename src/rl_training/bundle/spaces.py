@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.bundle.reading import MAX_CHOICES, MAX_RANK, Array, Settings, count
-from rl_training.errors import BundleError, EnvError
+from rl_training.errors import BundleError
+from rl_training.spaces.given import read_parts
 
 OBS_DTYPES = ("float32", "uint8", "int64")
 ACTION_DTYPES = {
@@ -83,25 +84,7 @@ class BundleSpaces:
 
     def as_batch(self, obs: Any) -> tuple[list[Array], bool]:
         """The leaves of an observation or a batch, each [B, *shape], and whether it was a batch."""
-        answers = set()
-        leaves = []
-        for leaf in self.observation:
-            try:
-                array = np.asarray(leaf.find(obs))
-            except (KeyError, IndexError, TypeError):
-                raise EnvError(f"the observation has no part '{leaf.name}'") from None
-            shape = array.shape
-            is_one = shape == leaf.shape
-            if not is_one and (not shape or shape[1:] != leaf.shape):
-                what = f"part '{leaf.name}' of the observation has shape" if leaf.path else "observation of shape"
-                raise EnvError(f"{what} {shape} does not fit: expected {leaf.shape}, or {('batch', *leaf.shape)}")
-            answers.add(not is_one)
-            leaves.append((array[None] if is_one else array).astype(leaf.dtype, copy=False))
-        if len(answers) > 1:
-            raise EnvError("some parts of the observation are a batch and others are not")
-        if len({len(leaf) for leaf in leaves}) > 1:
-            raise EnvError("the parts of the observation are batches of different lengths")
-        return leaves, answers.pop()
+        return read_parts(obs, self.observation)
 
     def mask_in(self, obs: Any) -> Any | None:
         """The mask that a Dict observation holds under `action_mask`; None if it holds none."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +28,17 @@ from rl_training.terminal.streams import drop_unwritten
 BAD_INPUT = 2
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: ends a verb as Ctrl-C does, so that it removes half-written files.
+
+    Training and studies have handlers of their own, which save.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
 class Commands(TyperGroup):
     """All verbs. An interrupt ends with a message and exit code 130, which typer would not print."""
 
@@ -33,6 +46,9 @@ class Commands(TyperGroup):
         """Run the verb that was given."""
         try:
             return super().invoke(ctx)
+        except Terminated as signalled:
+            say("interrupted")
+            raise typer.Exit(128 + signalled.number) from None
         except KeyboardInterrupt:
             raise typer.Abort from None
         except SystemExit as error:  # typer itself leaves with typer.Exit
@@ -114,6 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run() -> None:
     """Entry point of the `rl-training` script."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if getattr(signal, name, None) is not None and signal.getsignal(signal.Signals[name]) == signal.SIG_DFL:
+            signal.signal(signal.Signals[name], _exit_on)
     code = main()
     drop_unwritten()
     sys.exit(code)
+
+
+def _exit_on(number: int, frame: FrameType | None) -> None:
+    raise Terminated(number)

@@ -74,15 +74,19 @@ def schedule_line(config_class: type[FrozenConfig]) -> str | None:
     return f"a schedule: {{{', '.join(f'{key}: {_values(value, {})}' for key, value in keys.items())}}} over the run"
 
 
-def _settings(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str) -> Iterator[Setting]:
+def _settings(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str, given: Mapping[str, Any] | None = None
+) -> Iterator[Setting]:
+    """The keys of a mapping; `given` are its values where it stands, if these differ from its own defaults."""
     for name, field in schema["properties"].items():
         nested = _nested(field, definitions)
         meaning = " ".join(field.get("description", "").split())
         is_required = name in schema.get("required", ())
         values = _values(field, definitions)
-        yield Setting(f"{prefix}{name}", field.get("default"), is_required, values, meaning, nested is not None)
+        default = (given or {}).get(name, field.get("default"))
+        yield Setting(f"{prefix}{name}", default, is_required, values, meaning, nested is not None)
         if nested is not None:
-            yield from _settings(nested, definitions, f"{prefix}{name}.")
+            yield from _settings(nested, definitions, f"{prefix}{name}.", default)
 
 
 def _nested(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from rl_training.envs.state.global_generators import seeded_global_generators
 from rl_training.errors import EnvError
 from rl_training.spaces.actions import describe_action
-from rl_training.spaces.masks import MASK_KEY, as_masks, find_fault
+from rl_training.spaces.given import find_fault, read_masks
+from rl_training.spaces.masks import MASK_KEY
 
 Array = npt.NDArray[Any]
 Env = gym.Env[Any, Any]
@@ -63,11 +64,11 @@ class MaskReader:
 
     def read(self, obs: Any, info: Mapping[str, Any], *, is_last: bool = False) -> Array:
         """The mask [num_options]; after the last step of a terminated episode (`is_last`) it may permit nothing."""
-        mask = as_masks(self._find(obs, info), self._action)
+        mask = read_masks(self._find(obs, info), self._action.choices)
         if mask.shape != (self._action.num_options,):
             wanted = (self._action.num_options,)
             raise EnvError(f"its action mask from {self._source.value} has shape {mask.shape}: give shape {wanted}")
-        fault = find_fault(mask, self._action)
+        fault = find_fault(mask, self._action.choices)
         if fault is None:
             return mask
         if is_last:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import EllipsisType
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -13,7 +12,8 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import act_on
-from rl_training.spaces.masks import as_masks, find_fault, mask_in_observation
+from rl_training.spaces.given import check_masks, read_state
+from rl_training.spaces.masks import mask_in_observation
 
 Array = npt.NDArray[Any]
 NO_STATE: EllipsisType = ...
@@ -35,8 +35,7 @@ def predict(
     `mask` marks the valid actions, one row per observation.
     """
     spec = algorithm.spaces.obs
-    is_batch = spec.is_batch(obs)
-    batch = obs if is_batch else spec.as_batch(obs)
+    batch, is_batch = spec.read(obs)
     count = len(spec.as_stored(batch))
     before = _state_before(algorithm, state, count, is_batch=is_batch)
     masks = _masks(algorithm, obs, mask, count, is_batch=is_batch)
@@ -62,11 +61,7 @@ def _state_before(algorithm: Algorithm[Any], state: Any, count: int, *, is_batch
         )
     if state is None:
         return first
-    given = np.asarray(state)
-    expected = tuple(first.shape) if is_batch else tuple(first.shape[1:])
-    if given.shape != expected:
-        raise ConfigError(f"the policy state has shape {given.shape}, where {expected} is expected")
-    given = given if is_batch else given[None]
+    given = read_state(state, count, tuple(first.shape[1:]), is_batch=is_batch)
     return torch.from_numpy(given).to(first)
 
 
@@ -83,12 +78,4 @@ def _masks(algorithm: Algorithm[Any], obs: Any, mask: Any, count: int, *, is_bat
         return None
     if not algorithm.obeys_masks or not spaces.action.choices:
         raise ConfigError("mask is given, but this policy does not obey action masks: leave it out")
-    given = as_masks(mask, spaces.action)
-    rows = given if is_batch else given[None]
-    if rows.shape != (count, spaces.action.num_options):
-        raise ConfigError(f"mask has shape {given.shape}: give one row of {spaces.action.num_options} per observation")
-    for number, row in enumerate(rows):
-        fault = find_fault(row, spaces.action)
-        if fault is not None:
-            raise ConfigError(f"mask{f' {number}' if is_batch else ''} {fault}: permit at least one")
-    return rows
+    return check_masks(mask, count, spaces.action.choices, is_batch=is_batch)

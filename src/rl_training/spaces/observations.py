@@ -18,6 +18,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from rl_training.errors import EnvError
+from rl_training.spaces.given import read_parts
 
 Array = npt.NDArray[Any]
 LeafPath = tuple[str | int, ...]
@@ -39,6 +40,11 @@ class ObsLeaf:
     """Number of categories of each component; empty for numbers."""
     start: tuple[int, ...] = ()
     """First category of each component."""
+
+    @property
+    def dtype(self) -> str:
+        """float32 for numbers, uint8 for bytes and images, int64 for categories."""
+        return "int64" if self.choices else "uint8" if self.is_image or self.scale != 1.0 else "float32"
 
     @property
     def width(self) -> int:
@@ -106,22 +112,30 @@ class ObsSpec:
         """One observation of the environment as a batch of one."""
         return _as_batch(obs) if self.leaves else np.asarray(obs)[None]
 
-    def is_batch(self, obs: Any) -> bool:
-        """Whether `obs` is a batch, not a single observation; raises an `EnvError` if it is neither."""
-        answers: set[bool] = set()
-        for leaf in self.leaves or (ObsLeaf((), self.shape),):
-            name = "/".join(map(str, leaf.path))
-            try:
-                shape = np.shape(leaf.find(obs))
-            except (KeyError, IndexError, TypeError):
-                raise EnvError(f"the observation has no part '{name}'") from None
-            if shape != leaf.shape and (not shape or shape[1:] != leaf.shape):
-                what = f"part '{name}' of the observation has shape" if name else "observation of shape"
-                raise EnvError(f"{what} {shape} does not fit: expected {leaf.shape}, or {('batch', *leaf.shape)}")
-            answers.add(shape != leaf.shape)
-        if len(answers) > 1:
-            raise EnvError("some parts of the observation are a batch and others are not")
-        return answers.pop()
+    @property
+    def parts(self) -> tuple[ObsLeaf, ...]:
+        """The arrays of an observation: its leaves, or the observation as the only one."""
+        if self.leaves:
+            return self.leaves
+        if self.num_categories is not None:
+            return (ObsLeaf((), (), choices=(self.num_categories,), start=(0,)),)
+        return (ObsLeaf((), self.shape, is_image=self.dtype == "uint8"),)
+
+    def read(self, obs: Any) -> tuple[Any, bool]:
+        """Observation or batch given by a user, as a batch for `as_stored`, and whether it was a batch.
+
+        Raises an `EnvError` if it cannot be of the observation space.
+        """
+        arrays, is_batch = read_parts(obs, self.parts)
+        if not self.parts[0].path:
+            return arrays[0], is_batch
+        batch: dict[str | int, Any] = {}
+        for leaf, array in zip(self.leaves, arrays, strict=True):
+            inner = batch
+            for key in leaf.path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[leaf.path[-1]] = array
+        return batch, is_batch
 
     def numbers(self, rows: Array) -> Array:
         """The float numbers in stored rows, [..., numbers], which could be NaN."""

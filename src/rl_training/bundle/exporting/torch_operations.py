@@ -74,7 +74,7 @@ def _cast(x: Tensor, shape: list[int], dtype: str) -> Tensor:
 
 
 TORCH_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "flatten": lambda x: x.to(torch.float32).flatten(1),
+    "flatten": lambda x: (x[:, None] if x.dim() == 1 else x).to(torch.float32).flatten(1),
     "one_hot": _one_hot,
     "scale": lambda x, factor: x * factor,
     "concat": lambda *parts: torch.cat(parts, 1),
