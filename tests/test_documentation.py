@@ -24,11 +24,11 @@ ROOT = TESTS.parent
 SOURCE = ROOT / "src" / "rl_training"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
 ]
 ROOMS = sorted(path.name for path in SOURCE.iterdir() if path.is_dir())
 FOLDERS = ("tests", "benchmarks", "examples", "configs", "src", "docs", *ROOMS)
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -59,12 +59,21 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_can_be_found_from_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    assert [
-        page.name
-        for page in PAGES
-        if page.name != "index.md" and f"({page.name})" not in index and f"(../{page.name})" not in index
-    ] == []
+    """The pages beside `docs` are found as the pages of the site that include them."""
+    found = {ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "docs" / "index.md"}
+    for index in (page for page in PAGES if page.name == "index.md"):
+        found |= {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)\)", index.read_text())}
+    assert [page.relative_to(ROOT).as_posix() for page in PAGES if page not in found] == []
+
+
+def test_there_is_a_page_for_every_algorithm() -> None:
+    """Each says the same things in the same order, and its settings are those of the algorithm."""
+    for spec in list_algorithm_specs():
+        text = (ROOT / "docs" / "algorithms" / f"{spec.name}.md").read_text()
+        headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+        assert headings == ["Update rule", "Measured", "Settings"], spec.name
+        assert all(f"```{{{name}}} {spec.name}\n```" in text for name in ("settings", "presets")), spec.name
+        assert all(f"| {row} |" in text for row in ("Actions", "Use it for", "Use something else", "Paper", "Code"))
 
 
 @every_page
