@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import pytest
 import torch
+from browser_tools import open_browser
 
 from rl_training import TrainConfig
 from rl_training.envs.factory import make_env
@@ -113,3 +115,10 @@ def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
 def step_of(*values: Any) -> dict[str, Any]:
     """A step of every environment for a buffer: observations, actions, rewards, next observations, the two flags."""
     return dict(zip(FIELDS, values, strict=True))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless browser."""
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,12 @@ from rl_training.cli import main
 from rl_training.views.film import open_film
 from rl_training.views.report.server import make_server
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="the tests of the report page need selenium")
-from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
+pytest.importorskip("selenium", reason="the tests of the report page need selenium")
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
 
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    DRIVER is None, reason="the tests of the report page need chromedriver, which is missing"
-)
 PATIENCE_SECONDS = 60.0
-OPTIONS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A browser with an empty profile, whose console and requests are recorded."""
-    options = webdriver.ChromeOptions()
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
