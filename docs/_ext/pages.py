@@ -20,6 +20,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.validation import FrozenConfig
 
 OUTSIDE = {
+    "../README.md#install": "installation.md",
     "../README.md": "index.md",
     "../CONTRIBUTING.md": "contributing.md",
     "../CHANGELOG.md": "changelog.md",
