@@ -69,6 +69,7 @@ class TestFinalObservations:
             {"episode_ends": [2, 4]},
             {"episode_ends": [NO, NO, YES, NO, YES]},
             {"episode_lengths": [3, 2]},
+            {"episode_lengths": [3, 2], "episode_ends": [3, 5]},
             {"episode_lengths": [[3], [2]]},
         ],
         ids=repr,
@@ -201,6 +202,10 @@ class TestFaults:
             ({"episode_lengths": [3, 3]}, "whose sum is the number of actions, 5"),
             ({"episode_lengths": [5, 0]}, "give numbers above 0"),
             ({"episode_ends": [3, 6]}, "the last one 5"),
+            (
+                {"episode_ends": [2, 5], "episode_lengths": [3, 2]},
+                "episode_lengths and episode_ends of .* cut the actions differently: keep one of them",
+            ),
             ({"indices": [1, 3]}, "obs of .* has 7 rows for 5 actions in 3 episodes .by 'indices'.: give 5 rows, or 8"),
             ({"terminal": [True] * 4}, r"terminated of .* has shape \(4,\): give one flag per transition \(5\) or per"),
             ({"rews": REWS[:4]}, "rewards of .* has 4 rows and obs has 5"),

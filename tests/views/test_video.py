@@ -133,6 +133,8 @@ def test_a_picked_episode_is_shown_alone_and_with_its_own_return(
 def test_ties_and_middles_are_the_first_and_the_lower() -> None:
     played = [PlayedEpisode(number, 0, total, 1) for number, total in enumerate([2.0, 5.0, 1.0, 5.0, 1.0, 3.0], 1)]
     assert [picked(played, pick) for pick in ("best", "median", "worst")] == [1, 0, 2]
+    without = [PlayedEpisode(number, 0, total, 1) for number, total in enumerate([float("nan"), 1.0], 1)]
+    assert [picked(without, pick) for pick in ("best", "worst")] == [1, 0]
 
 
 def test_the_verb_prints_what_the_film_shows_and_writes_into_the_run(

@@ -61,7 +61,7 @@ def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
     # 'terminal' may have one flag per episode; a file with the other names and next_obs needs no cuts.
     has_step_ends = "dones" in found or found.get("terminated") not in (None, "terminal")
     if cuts and ("next_obs" not in found or not has_step_ends):
-        found[cuts[0]] = cuts[0]
+        found |= {cut: cut for cut in cuts}
     missing = [field for field in ("obs", "actions") if field not in found]
     if missing and "rewards" not in found:
         missing.append("rewards")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,12 @@ def complete_fields(fields: MutableMapping[str, Array], source: str) -> tuple[di
 
 def _split_episodes(fields: MutableMapping[str, Array], source: str) -> Iterator[str]:
     """Replace episode starts, flags of whole episodes and final observations by one row per transition."""
-    key = next((name for name in CUT_FIELDS if name in fields), None)
+    cuts = {name: fields.pop(name) for name in CUT_FIELDS if name in fields}
+    key = next(iter(cuts), None)
     num_obs, num_steps = len(fields["obs"]), len(fields["actions"])
     if key is not None and _tells_every_end(fields):
-        del fields[key]  # the flags suffice, and lengths may count finished episodes only
-        return
-    starts = _starts_from_flags(fields) if key is None else _read_starts(key, fields.pop(key), num_steps, source)
+        return  # the flags suffice, and lengths may count finished episodes only
+    starts = _starts_from_flags(fields) if key is None else _agreed_starts(cuts, num_steps, source)
     has_finals = "next_obs" not in fields and num_obs == num_steps + len(starts)
     has_flags = any(name in fields for name in EPISODE_END_FIELDS)
     if key is None and not has_finals:
@@ -90,6 +90,15 @@ def _starts_from_flags(fields: MutableMapping[str, Array]) -> Array:
         if name in fields and fields[name].shape == (num_steps,):
             is_end |= fields[name]
     return np.append(0, np.flatnonzero(is_end[:-1]) + 1)
+
+
+def _agreed_starts(cuts: Mapping[str, Array], num_steps: int, source: str) -> Array:
+    """First row of each episode, by one field or by several that say the same."""
+    (key, starts), *others = ((name, _read_starts(name, values, num_steps, source)) for name, values in cuts.items())
+    for other, others_starts in others:
+        if not np.array_equal(starts, others_starts):
+            raise DatasetError(f"{key} and {other} of {source} cut the actions differently: keep one of them")
+    return starts
 
 
 def _read_starts(key: str, values: Array, num_steps: int, source: str) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,11 +164,13 @@ def default_film_path(checkpoint: Path, pick: Pick | None) -> Path:
 
 
 def picked(played: Sequence[PlayedEpisode], pick: Pick) -> int:
-    """Index of the best, median or worst episode by return; of equal ones the first, of two middle ones the lower."""
-    order = sorted(range(len(played)), key=lambda index: played[index].total)
-    place = {"worst": 0, "median": (len(order) - 1) // 2, "best": len(order) - 1}[pick]
-    wanted = played[order[place]].total
-    return next(index for index, episode in enumerate(played) if episode.total == wanted)
+    """Index of the best, median or worst episode by return; of equal ones the first, of two middle ones the lower.
+
+    NaN counts as the worst.
+    """
+    totals = [-math.inf if math.isnan(episode.total) else episode.total for episode in played]
+    place = {"worst": 0, "median": (len(totals) - 1) // 2, "best": len(totals) - 1}[pick]
+    return totals.index(sorted(totals)[place])
 
 
 @contextlib.contextmanager
