@@ -176,6 +176,10 @@ class FailsOnSeed(Walk):
             time.sleep(1000)
         if self.fault == "shape":
             return (np.zeros(3), *result[1:])
+        if self.fault == "nan observation":
+            return (np.full_like(obs, np.nan), *result[1:])
+        if self.fault == "nan reward":
+            return (obs, float("nan"), *result[2:])
         sys.exit(0)
 
 

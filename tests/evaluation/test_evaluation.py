@@ -12,7 +12,7 @@ from run_tools import StopAt
 
 from rl_training.cli import main
 from rl_training.envs.factory import EnvSource
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, NonFiniteError
 from rl_training.evaluation import evaluator
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.experiment.logging import read_metrics
@@ -111,6 +111,21 @@ def test_restarts_of_evaluations_are_counted_over_a_resume(tmp_path: Path) -> No
     (tmp_path / "failed").unlink()
     with pytest.raises(EnvError, match=r"restarts used: 1 of 1"):
         resume_training(stopped.run_dir)
+
+
+@pytest.mark.usefixtures("_fixed_policy")
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("nan observation", r"the observation of evaluation episode \d+ \(seed \d+\) is not finite after 3 steps"),
+        ("nan reward", r"the reward of evaluation episode \d+ \(seed \d+\) is nan at step 3"),
+    ],
+)
+def test_an_evaluation_with_nan_gives_no_score(fault: str, message: str) -> None:
+    evaluator = Evaluator(EnvSource.parse(f"{FAULTY}:FailsOnSeed", failing(fault)), EVAL_SEEDS)
+    with pytest.raises(NonFiniteError, match=message):
+        run_episodes(evaluator)
+    evaluator.close()
 
 
 @pytest.mark.parametrize("fault", ["raise", "exit", "shape"])

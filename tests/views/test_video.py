@@ -315,6 +315,13 @@ def test_what_ffmpeg_says_when_it_fails_is_told(tmp_path: Path) -> None:
     writer.abort()
 
 
+def test_an_ffmpeg_that_cannot_be_started_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "nowhere"))
+    with pytest.raises(RLTrainingError, match=r"ffmpeg cannot be started: .*nowhere.*; check IMAGEIO_FFMPEG_EXE"):
+        record_video(run, num_episodes=1, out=tmp_path / "film.mp4")
+    assert not (tmp_path / "film.mp4").exists()
+
+
 def test_a_missing_encoder_is_named_with_its_extra_and_gif_needs_none(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

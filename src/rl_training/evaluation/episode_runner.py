@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,7 @@ from rl_training.envs.state.global_generators import seeded_global_generators
 from rl_training.envs.state.shared_changes import shared_changes
 from rl_training.envs.vector import batch_observations
 from rl_training.envs.workers import SECONDS_TO_START
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, NonFiniteError
 
 ATTEMPTS_WITH_ITS_SEED = 3
 """Attempts after which a failing episode is run with another seed: its fault is reproducible."""
@@ -45,6 +46,11 @@ class Episode:
     actions: list[Any] = field(default_factory=list)
     """Recorded only if the episode may be retried."""
     attempts: int = 0
+
+    @property
+    def name(self) -> str:
+        """The episode in messages."""
+        return f"evaluation episode {self.index} (seed {self.seed})"
 
     def begin(self, first: EpisodeStep) -> None:
         """Start with the first observation."""
@@ -115,11 +121,14 @@ class EpisodeRunner:
     def batch(self, active: Sequence[Episode]) -> Any:
         """The observations of the episodes as one batch."""
         try:
-            return batch_observations(self.obs_space, [episode.obs for episode in active])
+            batch = batch_observations(self.obs_space, [episode.obs for episode in active])
         except Exception:
             misfits = {episode.member: find_misfit(self.obs_space, episode.obs) for episode in active}
             if not any(misfits.values()):
                 raise
+        else:
+            _check_finite(batch, active)
+            return batch
         for episode in active:
             misfit = misfits[episode.member]
             if misfit is not None:
@@ -143,6 +152,8 @@ class EpisodeRunner:
                 step = self._retry(episode, step, f"at action {np.asarray(action).tolist()}")
             if step is not None:
                 episode.add(step)
+                if not math.isfinite(step.reward):
+                    raise NonFiniteError(f"the reward of {episode.name} is {step.reward} at step {episode.length:,}")
             steps.append(step)
         return steps
 
@@ -220,7 +231,7 @@ class EpisodeRunner:
         return None
 
     def _error(self, episode: Episode, fault: Fault, where: str) -> EnvError:
-        lines = [f"the environment of evaluation episode {episode.index} (seed {episode.seed}) failed {where}:"]
+        lines = [f"the environment of {episode.name} failed {where}:"]
         lines[0] += f" {fault.what}"
         if self.max_restarts:
             lines.append(f"restarts used: {self.num_restarts} of {self.max_restarts} (env_kwargs.max_restarts)")
@@ -229,3 +240,14 @@ class EpisodeRunner:
         error = EnvError("\n".join(lines))
         error.__cause__ = fault.cause
         return error
+
+
+def _check_finite(batch: Any, active: Sequence[Episode]) -> None:
+    """Raise if an observation holds NaN or infinity: a score of it would mean nothing."""
+    if isinstance(batch, (dict, tuple)):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            _check_finite(part, active)
+    elif batch.dtype.kind == "f" and not np.isfinite(batch).all():
+        row = int(np.argwhere(~np.isfinite(batch))[0, 0])
+        episode = active[row]
+        raise NonFiniteError(f"the observation of {episode.name} is not finite after {episode.length:,} steps")

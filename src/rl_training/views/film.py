@@ -152,9 +152,14 @@ class Mp4Writer:
             *("-f", "mp4", "-y", str(self._path)),
         ]
         # A session of its own: Ctrl-C in the terminal must reach this process only, which then ends ffmpeg.
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log, start_new_session=True
-        )
+        try:
+            return subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log, start_new_session=True
+            )
+        except OSError as error:
+            raise RLTrainingError(
+                f"ffmpeg cannot be started: {error}; check IMAGEIO_FFMPEG_EXE, or write a GIF: --out film.gif"
+            ) from error
 
 
 class GifWriter:

@@ -24,6 +24,7 @@ from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fit
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.loops.off_policy import collect_and_update
 from rl_training.runtime.session import Session
+from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.rewards import RewardTransformConfig
 from rl_training.spaces.spec import Spaces
 
@@ -161,6 +162,8 @@ def check_data(data: TransitionDataset, spaces: Spaces, *, is_lenient: bool = Fa
     # A dataset that does not fit the spaces at all is refused by the conversion itself, also with `is_lenient`.
     errors = [finding for finding in findings if finding.level is Level.ERROR and not finding.name.endswith("_misfit")]
     if errors and not is_lenient:
-        more = "`rl-training data check` shows all findings, dataset_check: warn trains anyway"
+        more = "`rl-training data check` shows all findings"
+        if errors[0].name != "actions_outside" or spaces.action.kind is ActionKind.CONTINUOUS:  # these are clipped
+            more += ", dataset_check: warn trains anyway"
         raise DatasetError(f"{errors[0].found}: {errors[0].remedy} ({more})")
     return [f"{finding.level.value}: {finding.found}" for finding in findings if finding.level is not Level.INFO]
