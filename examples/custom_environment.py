@@ -82,7 +82,8 @@ def main() -> None:
     }
     returns = {f"fill up to {level}": return_of_rule(level) for level in (4, 8, 12)}
     for name, agent in agents.items():
-        agent.learn()
+        if agent.learn().stop_reason:  # Ctrl-C: learn() has saved the run, and returns
+            raise SystemExit("stopped")
         returns[name] = agent.evaluate(num_episodes=100)["eval_return_mean"]
     print("mean return of 100 episodes")
     for name, value in sorted(returns.items(), key=lambda item: item[1]):

@@ -44,6 +44,14 @@ def record(path: Path, num_episodes: int) -> None:
     np.savez(path, **columns)
 
 
+def train(agent: BC | TD3BC, last_step: int) -> float:
+    """Train up to a step; the mean return of 20 evaluation episodes."""
+    result = agent.learn(total_timesteps=last_step)
+    if result.stop_reason:  # Ctrl-C: learn() has saved the run, and returns
+        raise SystemExit("stopped")
+    return result.metrics["eval_return_mean"]
+
+
 def main() -> None:
     """Record, check, train, compare."""
     parser = argparse.ArgumentParser()
@@ -64,17 +72,14 @@ def main() -> None:
 
     settings: dict[str, Any] = {"dataset_kind": "npz", "dataset_path": path, "hidden_sizes": [64, 64], "preset": False}
     settings |= {"output_dir": options.output_dir, "eval_episodes": 20, "progress": False}
-    returns = {"the data": report.episodes.returns.mean}
-    bc = BC("Pendulum-v1", total_timesteps=updates, **settings)
-    returns["bc"] = bc.learn().metrics["eval_return_mean"]
+    print("mean return (about -1,200 for random actions, -150 for a good policy)")
+    print(f"  data        {report.episodes.returns.mean:8.1f}")
+    print(f"  bc          {train(BC('Pendulum-v1', **settings), updates):8.1f}")
     # bc_alpha is ten times its default: these actions are not worth much imitation.
     td3_bc = TD3BC("Pendulum-v1", bc_alpha=25.0, online={"after_updates": updates}, **settings)
-    returns["td3_bc"] = td3_bc.learn(total_timesteps=updates).metrics["eval_return_mean"]
-    # The same run continues in the environment: `online` above says after how many updates on the file.
-    returns["fine-tuned"] = td3_bc.learn(total_timesteps=updates + 2_000).metrics["eval_return_mean"]
-    print("mean return (about -1,200 for random actions, -150 for a good policy)")
-    for name, value in returns.items():
-        print(f"  {name:<12}{value:8.1f}")
+    print(f"  td3_bc      {train(td3_bc, updates):8.1f}")
+    # The same run continues: `online` says after how many updates it goes on in the environment.
+    print(f"  fine-tuned  {train(td3_bc, updates + 2_000):8.1f}")
 
 
 if __name__ == "__main__":

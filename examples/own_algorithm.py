@@ -71,29 +71,21 @@ def main() -> None:
     """Check the algorithm, then train it and its parent on the same seeds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--total-timesteps", type=int, default=15_000)
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output-dir", type=Path, default=Path("runs"))
-    options = parser.parse_args()
+    settings = SETTINGS | vars(parser.parse_args())
 
     check_algorithm(MunchausenDQN, MunchausenConfig, Loop.OFF_POLICY)  # raises, with the fault and the remedy
     print("check_algorithm: shapes, seeding, state and exact resume are right")
     for agent_class in (DQN, Munchausen):
         scores = []
-        for seed in range(options.seeds):
-            # Without presets: both algorithms have the same settings.
-            agent = agent_class(
-                "CartPole-v1",
-                preset=False,
-                progress=False,
-                seed=seed,
-                total_timesteps=options.total_timesteps,
-                output_dir=options.output_dir,
-                **SETTINGS,
-            )
-            agent.learn()
+        for seed in range(3):
+            # Without presets, both algorithms have the same settings.
+            agent = agent_class("CartPole-v1", preset=False, progress=False, seed=seed, **settings)
+            if agent.learn().stop_reason:  # Ctrl-C: learn() has saved the run, and returns
+                raise SystemExit("stopped")
             scores.append(agent.evaluate(num_episodes=20)["eval_return_mean"])
         print(f"{agent_class.__name__:<12}" + "".join(f"{score:8.1f}" for score in scores))
-    print("So few seeds are an impression; examples/study_and_comparison.py shows a test.")
+    print("Three seeds are an impression; examples/study_and_comparison.py shows a test.")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ def main() -> None:
         output_dir=options.output_dir,
     )
     results = study.run(jobs=2)
+    if not results.is_complete:  # Ctrl-C, or a run that failed
+        raise SystemExit("not complete: the same command trains what is missing")
     for setting in results.settings:
         scores = "".join(f"{score:8.1f}" for score in setting.scores.values() if score is not None)
         print(f"{setting.setting:<22}{scores}   mean {setting.interval}")
