@@ -18,6 +18,8 @@ from rl_training import BC, TD3BC
 from rl_training.data import load_transition_dataset
 from rl_training.data.dataset_checks import check_dataset
 
+ONLINE_STEPS = 2_000
+
 
 def clumsy_action(obs: Any, rng: np.random.Generator) -> Any:
     """Swing with the motion while the pendulum hangs, hold it when it is up, and err often."""
@@ -79,7 +81,7 @@ def main() -> None:
     td3_bc = TD3BC("Pendulum-v1", bc_alpha=25.0, online={"after_updates": updates}, **settings)
     print(f"  td3_bc      {train(td3_bc, updates):8.1f}")
     # The same run continues: `online` says after how many updates it goes on in the environment.
-    print(f"  fine-tuned  {train(td3_bc, updates + 2_000):8.1f}")
+    print(f"  fine-tuned  {train(td3_bc, updates + ONLINE_STEPS):8.1f}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 python examples/study_and_comparison.py
 
-The study is in runs/learning-rates-12000. Started again, after Ctrl-C or the end, it trains only what is missing.
+The study is in runs/learning-rates-12000-4. Started again, after Ctrl-C or the end, it trains only what is missing.
 """
 
 import argparse
@@ -20,6 +20,7 @@ def main() -> None:
     """Train, compare, write the report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--total-timesteps", type=int, default=12_000)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--output-dir", type=Path, default=Path("runs"))
     options = parser.parse_args()
 
@@ -36,8 +37,8 @@ def main() -> None:
     study = Study(
         base,
         vary={"algo_kwargs.learning_rate": [1e-3, 3e-5]},
-        seeds=range(4),
-        name=f"learning-rates-{options.total_timesteps}",
+        seeds=range(options.seeds),
+        name=f"learning-rates-{options.total_timesteps}-{options.seeds}",
         output_dir=options.output_dir,
     )
     results = study.run(jobs=2)
@@ -47,7 +48,7 @@ def main() -> None:
         scores = "".join(f"{score:8.1f}" for score in setting.scores.values() if score is not None)
         print(f"{setting.setting:<22}{scores}   mean {setting.interval}")
 
-    # On the command line: rl-training compare runs/learning-rates-12000
+    # On the command line: rl-training compare runs/learning-rates-12000-4
     # It also stores the result where the report finds it. With more than two settings, all pairs are compared.
     comparison = compare(study.path)
     assert isinstance(comparison, Comparison)
@@ -55,7 +56,7 @@ def main() -> None:
     print(textwrap.fill(comparison.sentence, 80))
     print(f"difference {comparison.judgement.difference:+.1f} [{low:.1f}, {high:.1f}]")
 
-    # On the command line: rl-training report runs/learning-rates-12000
+    # On the command line: rl-training report runs/learning-rates-12000-4
     page, _ = write_report(find_groups([str(study.path)]), [str(study.path)])
     print(f"report: {page}")
 
