@@ -23,7 +23,7 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 ROOT = TESTS.parent
 SOURCE = ROOT / "src" / "rl_training"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 ROOMS = sorted(path.name for path in SOURCE.iterdir() if path.is_dir())
