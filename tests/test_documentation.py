@@ -23,7 +23,7 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 ROOT = TESTS.parent
 SOURCE = ROOT / "src" / "rl_training"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
 ]
 ROOMS = sorted(path.name for path in SOURCE.iterdir() if path.is_dir())
@@ -60,7 +60,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_can_be_found_from_the_index() -> None:
     """The pages beside `docs` are found as the pages of the site that include them."""
-    found = {ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "docs" / "index.md"}
+    found = {page for page in PAGES if (ROOT / "docs") not in page.parents} | {ROOT / "docs" / "index.md"}
     for index in (page for page in PAGES if page.name == "index.md"):
         found |= {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)\)", index.read_text())}
     assert [page.relative_to(ROOT).as_posix() for page in PAGES if page not in found] == []

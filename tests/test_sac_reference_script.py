@@ -1,4 +1,4 @@
-"""The scripts in examples/ run as they are written."""
+"""The reference scripts in examples/ run as they are written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import TESTS
 EXAMPLES = TESTS.parent / "examples"
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*_reference.py")))
 def test_a_reference_script_runs(name: str, tmp_path: Path) -> None:
     steps = "1300" if name.startswith("dqn") else "300"
     command = [sys.executable, str(EXAMPLES / name), "--total-timesteps", steps, "--seed", "2"]

@@ -24,6 +24,7 @@ OUTSIDE = {
     "../README.md": "index.md",
     "../CONTRIBUTING.md": "contributing.md",
     "../CHANGELOG.md": "changelog.md",
+    "../examples/README.md": "examples.md",
     "../examples": "examples.md",
 }
 """Pages beside the folder `docs`, and the page of the site that a link to them leads to."""
