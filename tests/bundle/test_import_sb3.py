@@ -397,6 +397,20 @@ def test_a_policy_that_would_act_differently_is_refused(changes: Any, message: s
         imported(tmp_path, "ppo", ppo_weights(4, 2), CARTPOLE, **changes)
 
 
+@pytest.mark.parametrize(("key", "value"), [("activation", "relu"), ("layer_norm", True), ("normalize_obs", True)])
+def test_a_setting_that_would_change_the_policy_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    changes = {**CARTPOLE, "algo_kwargs": {key: value}}
+    with pytest.raises(ConfigError, match=f"'algo_kwargs.{key}' follows from the model"):
+        imported(tmp_path, "ppo", ppo_weights(4, 2), changes)
+
+
+def test_statistics_of_another_model_are_refused(tmp_path: Path) -> None:
+    statistics = read_vecnormalize(vecnormalize_file(tmp_path / "v.pkl", 4))
+    array = {":type:": "<class 'numpy.ndarray'>"}
+    with pytest.raises(CheckpointError, match="was trained without VecNormalize"):
+        imported(tmp_path, "ppo", ppo_weights(4, 2), CARTPOLE, statistics, _last_obs=array, _last_original_obs=None)
+
+
 def test_other_spaces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="check --env"):
         imported(tmp_path, "ppo", ppo_weights(4, 2), {"env_id": "Acrobot-v1"})

@@ -429,9 +429,9 @@ class TestFailures:
         run_dir = run_training(small_config("ppo", tmp_path, **RUN, loggers=["mlflow"])).run_dir
         assert (run_dir / "metrics.jsonl").read_bytes() == plain_metrics
         assert metadata(run_dir)["status"] == "finished"
-        assert told() == [
-            "mlflow failed, and the run goes on without it: OSError: No space left on device",
-        ]
+        message = "mlflow failed, and the run goes on without it: OSError: No space left on device"
+        assert told() == [message]
+        assert (run_dir / "run.log").read_text().count(message) == 1
 
     @NEEDS_MLFLOW
     @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:////nowhere/at/all.db", "no-such-scheme://x"])

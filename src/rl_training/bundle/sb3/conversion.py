@@ -30,7 +30,7 @@ from rl_training.bundle.sb3.settings import (
 )
 from rl_training.bundle.sb3.vecnormalize import VecNormalizeState
 from rl_training.envs.factory import EnvSource
-from rl_training.errors import CheckpointError, RLTrainingError
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.config import TrainConfig, resolve_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.normalizer import RewardNormalizer
@@ -50,6 +50,10 @@ LAYOUTS: dict[str, type[Layout]] = {
     "td3": TD3Layout,
     "ddpg": TD3Layout,
 }
+NETWORK_SETTINGS = frozenset(
+    ("activation", "layer_norm", "hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "network", "memory")
+) | frozenset(("normalize_obs", "dueling", "num_quantiles", "num_critics"))
+"""Settings on which the action for an observation depends: they are the model's."""
 MAX_ENVS = 64
 MAX_STEPS = 10**12
 
@@ -70,6 +74,8 @@ class Conversion:
 
 def convert(archive: Archive, statistics: VecNormalizeState | None, changes: Mapping[str, Any]) -> Conversion:
     """Convert a model; `changes` are settings of the run, `env_id` among them, which win over the model's."""
+    for key in sorted(NETWORK_SETTINGS & changes.get("algo_kwargs", {}).keys()):
+        raise ConfigError(f"'algo_kwargs.{key}' follows from the model, which would act differently: remove it")
     report = Report()
     algo = find_algorithm(archive)
     policy = read_policy_settings(archive, algo)
@@ -117,8 +123,15 @@ def _translate_errors(archive: Archive) -> Iterator[None]:
 
 
 def _require_statistics(archive: Archive, statistics: VecNormalizeState | None) -> None:
-    """An on-policy model keeps the original observation only behind VecNormalize."""
-    is_normalized = archive.settings.get("_last_original_obs") is not None and "gae_lambda" in archive.settings
+    """An on-policy model that has been trained keeps the original observation only behind VecNormalize."""
+    if "gae_lambda" not in archive.settings:
+        return
+    is_normalized = archive.settings.get("_last_original_obs") is not None
+    if not is_normalized and statistics is not None and archive.settings.get("_last_obs") is not None:
+        raise CheckpointError(
+            f"'{archive.path}' was trained without VecNormalize, with whose statistics it acts differently: leave"
+            " --vecnormalize out"
+        )
     if is_normalized and statistics is None:
         raise CheckpointError(
             f"'{archive.path}' was trained with VecNormalize, without whose statistics it acts differently: pass"

@@ -82,7 +82,10 @@ class TrackerSink:
         self._thread.join(seconds)
         if self._thread.is_alive() and not self._is_off:
             self._is_off = True
-            self._messages.put(f"{self._name} did not finish in time: the run is complete, the tracked run may not be")
+            self._messages.put(
+                f"{self._name} did not finish in time (can its server be reached?): the run is complete, the tracked"
+                " run may not be"
+            )
         self._show_messages()
 
     def _begin_again(self) -> None:

@@ -61,7 +61,7 @@ class Tracking:
                 run = self._tracked_run(settings, ids[settings.logger], algo_kwargs)
                 self._sinks.append(self._open_one(settings, Beginning(run, kept), discarded))
         except Exception as error:  # a full disk, for example
-            self.report(f"the run goes on without trackers: {type(error).__name__}: {error}")
+            self._warn(f"the run goes on without trackers: {type(error).__name__}: {error}")
         return self._sinks
 
     def __enter__(self) -> Tracking:
@@ -105,8 +105,13 @@ class Tracking:
             discarded=discarded,
             is_held=lambda: is_interruption(self.read_stop_reason()),
             renew=renew,
-            report=lambda text: self.report(text),
+            report=self._warn,
         )
+
+    def _warn(self, text: str) -> None:
+        """Show a message, and keep it in `run.log`: a quiet run shows none."""
+        self.folder.logger.warning(text)
+        self.report(text)
 
     def _ids(self, chosen: Sequence[TrackerSettings]) -> dict[str, str]:
         """The id of each tracked run, in the metadata from its first moment on: a killed run finds it there."""
