@@ -261,6 +261,12 @@ def test_hostile_spaces_are_refused(bundle: bytes, name: str) -> None:
         load_bytes(changed_json(bundle, "spaces.json", HOSTILE_SPACES[name]))
 
 
+def test_golden_pairs_outside_of_the_spaces_are_refused(bundle: bytes) -> None:
+    moved = changed_json(bundle, "spaces.json", lambda spaces: spaces["action"].update(start=[7]))
+    with pytest.raises(BundleError, match="actions outside of the action space"):
+        load_bytes(moved)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused(bundle: bytes, box_bundle: bytes, value: float) -> None:
     for data in (bundle, box_bundle):

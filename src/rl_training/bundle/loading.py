@@ -14,7 +14,7 @@ from rl_training.bundle.policy import BundlePolicy
 from rl_training.bundle.program import ACTION, MASK, NEXT_STATE, OBS, STATE, Program
 from rl_training.bundle.reading import Array, Settings, parse_json, parse_tensors
 from rl_training.bundle.spaces import BundleSpaces, parse_spaces
-from rl_training.errors import BundleError
+from rl_training.errors import BundleError, EnvError
 
 FORMAT = "rl-training policy bundle"
 SCHEMA_VERSION = 1
@@ -77,8 +77,11 @@ def prove(program: Program, spaces: BundleSpaces, golden: dict[str, Array]) -> N
 def replay(program: Program, spaces: BundleSpaces, golden: dict[str, Array]) -> tuple[Array, Array | None]:
     """Actions and next states of the program for the observations of golden pairs."""
     leaves = [golden[f"{OBS}.{index}"] for index in range(len(spaces.observation))]
-    with np.errstate(all="ignore"):
-        return program.run(leaves, golden.get(STATE), golden.get(MASK))
+    try:
+        with np.errstate(all="ignore"):
+            return program.run(leaves, golden.get(STATE), golden.get(MASK))
+    except EnvError as error:
+        raise BundleError(f"its golden pairs do not fit its spaces: {error}") from None
 
 
 def differing(spaces: BundleSpaces, actions: Array, expected: Array, factor: float = 1.0) -> Array:
@@ -126,6 +129,10 @@ def _check_golden(spaces: BundleSpaces, golden: dict[str, Array]) -> int:
         array = golden[name]
         if array.shape != (total, *shape) or array.dtype != np.dtype(dtype):
             raise BundleError(f"{GOLDEN}: '{name}' is {array.dtype} {list(array.shape)}, not {dtype} {[total, *shape]}")
+    if action.start is not None:
+        options = golden[ACTION].astype(np.int64) - action.start
+        if not ((options >= 0) & (options < np.reshape(action.choices, action.shape))).all():
+            raise BundleError(f"{GOLDEN} has actions outside of the action space in {SPACES}")
     return total
 
 
