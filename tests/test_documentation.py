@@ -206,6 +206,64 @@ class TestMasksAndMemory:
         assert agent.learn().metrics["best_eval_return_mean"] >= 5.0
 
 
+class TestGuides:
+    """Recipes and tables for newcomers: their files, commands and configurations run as they stand, only shorter."""
+
+    SMALL = (
+        *("total_timesteps=64", "eval_episodes=1", "num_threads=1", "compile=false", "loggers=[]"),
+        "algo_kwargs.eval_interval=64",
+    )
+    HOW_TO = (ROOT / "docs" / "how-to.md").read_text()
+    D3RLPY = (ROOT / "docs" / "coming-from-d3rlpy.md").read_text()
+
+    @pytest.fixture(autouse=True)
+    def _working_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        for text in blocks(self.HOW_TO, "python"):
+            if text.startswith("# "):
+                Path(text.splitlines()[0].removeprefix("# ")).write_text(text)
+        rows = [f"{i / 60},0.5,0.1,{i / 60},-1,0,{int(i % 20 == 19)}" for i in range(60)]
+        Path("steps.csv").write_text("\n".join(["s0,s1,s2,a0,reward,terminated,truncated", *rows]))
+
+    def train(self, *words: str) -> None:
+        """Train shortly, whatever the words say about the length."""
+        text = Path(words[1]).read_text() if words[0] == "--config" else " ".join(words)
+        small = list(self.SMALL)
+        small += ["algo_kwargs.batch_size=16"] if "dataset" in text else []
+        small += ["algo_kwargs.online.after_updates=32"] if "online" in text else []
+        small += ["algo_kwargs.num_steps=32"] if "ppo" in text else []
+        keys = {setting.partition("=")[0] for setting in small}
+        kept = (word for word in words if word.partition("=")[0] not in keys)
+        assert main(["train", "-q", *kept, *small]) == 0, words
+
+    def test_the_training_commands_of_the_recipes_run(self) -> None:
+        exec(compile(Path("csv_to_npz.py").read_text(), "csv_to_npz.py", "exec"), {})
+        found = [shlex.split(line, comments=True) for line in commands(self.HOW_TO)]
+        elsewhere = ("RUN", "wandb", "--config", "--seeds", "ALE/", "HalfCheetah", "--resume-or-start")
+        lines = {" ".join(words[1:]): words[1:] for words in found if words[0] == "train"}
+        here = [words for line, words in lines.items() if not any(word in line for word in elsewhere)]
+        assert len(here) >= 8
+        for words in here:
+            self.train(*words)
+        assert main(["doctor", "--env", "walk.py:Walk"]) == 0
+
+    def test_a_reward_of_training_only(self, capsys: pytest.CaptureFixture[str]) -> None:
+        (text,) = (text for text in blocks(self.HOW_TO, "python") if "eval_env" in text)
+        exec(compile(text.replace("2048", "512"), "how-to", "exec"), {"__name__": "page"})
+        assert float(capsys.readouterr().out) >= 8.0  # scored by CartPole's own reward
+
+    def test_the_configurations_with_the_numbers_of_others_train(self) -> None:
+        arrays = blocks(self.D3RLPY, "python")[1]
+        exec(compile(arrays, "coming-from-d3rlpy", "exec"), {"__name__": "page"})
+        pages = [self.D3RLPY, *((ROOT / "docs" / f"coming-from-{name}.md").read_text() for name in ("cleanrl", "sb3"))]
+        texts = [text for page in pages for text in blocks(page, "yaml") if "CartPole" in text or "Pendulum" in text]
+        assert len(texts) >= 9
+        for number, text in enumerate(texts):
+            Path(f"{number}.yaml").write_text(text)
+            self.train("--config", f"{number}.yaml")
+
+
 def test_the_readme_lists_every_algorithm() -> None:
     table = (ROOT / "README.md").read_text().partition("## Algorithms")[2].partition("\n## ")[0]
     assert {spec.name for spec in list_algorithm_specs()} <= set(re.findall(r"`(\w+)`", table))
