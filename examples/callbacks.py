@@ -42,11 +42,12 @@ class StopAtTarget:
     """Ends the run when an evaluation reaches a return; for this alone, `early_stopping` needs no code."""
 
     def __init__(self, target: float) -> None:
-        self.target = target
+        self.target, self.is_reached = target, False
 
     def on_eval_end(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
         """Called after each evaluation. The run saves a checkpoint and ends at its next step boundary."""
         if metrics["eval_return_mean"] >= self.target:
+            self.is_reached = True
             trainer.request_stop(f"eval return {metrics['eval_return_mean']:.1f}, target {self.target:g}")
 
 
@@ -81,10 +82,11 @@ def main() -> None:
     agent = PPO("CartPole-v1", eval_interval=2048, **settings)
     record, table = LongestEpisode(), MetricsAsCsv()
     for target in (150.0, 450.0):  # the second learn() continues where the first was stopped
-        result = agent.learn(callbacks=[record, StopAtTarget(target), table], progress=False)
+        stop = StopAtTarget(target)
+        result = agent.learn(callbacks=[record, stop, table], progress=False)
         print(f"stopped: {result.stop_reason or 'all steps are done'}")
-        if result.stop_reason is None:
-            break
+        if not stop.is_reached or result.metrics["global_step"] >= options.total_timesteps:
+            break  # Ctrl-C, which saves the run as a target does; or no step is left
     for name in ("mine.csv", "summary.json"):
         path = result.run_dir / name
         print(f"{len(path.read_text().splitlines())} lines in {path}")

@@ -65,7 +65,8 @@ def main() -> None:
     path = agent.save(result.run_dir / "policy")
     loaded = PPO.load(path, network=HistoryEncoder, env=make_env)
     before, after = (each.evaluate(num_episodes=20)["eval_return_mean"] for each in (agent, loaded))
-    print(f"return {before:.1f} before saving, {after:.1f} after loading {path}")
+    print(f"saved {path}")
+    print(f"return {before:.1f} before saving, {after:.1f} after loading")
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def main() -> None:
     if not results.is_complete:  # Ctrl-C, or a run that failed
         raise SystemExit("not complete: the same command trains what is missing")
     for setting in results.settings:
-        scores = "".join(f"{score:8.1f}" for score in setting.scores.values() if score is not None)
-        print(f"{setting.setting:<22}{scores}   mean {setting.interval}")
+        scores = "".join(f"{score:7.1f}" for score in setting.scores.values() if score is not None)
+        print(f"{setting.setting:<20}{scores}  mean {setting.interval}")
 
     # On the command line: rl-training compare runs/learning-rates-12000-4
     # It also stores the result where the report finds it. With more than two settings, all pairs are compared.

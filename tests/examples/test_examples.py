@@ -90,7 +90,7 @@ def test_offline_training_goes_on_online(tmp_path: Path) -> None:
 def test_a_study_is_compared_and_continued(tmp_path: Path) -> None:
     first = run("study_and_comparison", tmp_path, "--total-timesteps", "600", "--seeds", "2")
     again = run("study_and_comparison", tmp_path, "--total-timesteps", "600", "--seeds", "2")
-    verdict = first[first.index("learning_rate=0.001   ") :]
+    verdict = first[first.index("learning_rate=0.001  ") :]
     assert again.endswith(verdict)
     assert "not distinguishable" in verdict  # two seeds each cannot decide
     assert "started" not in again
