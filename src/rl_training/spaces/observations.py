@@ -7,7 +7,7 @@ first, then those of the images.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -127,15 +127,19 @@ class ObsSpec:
         Raises an `EnvError` if it cannot be of the observation space.
         """
         arrays, is_batch = read_parts(obs, self.parts)
+        return self.nested(arrays), is_batch
+
+    def nested(self, arrays: Sequence[Array]) -> Any:
+        """The parts of a batch as a batch for `as_stored`; Tuples become dictionaries with whole keys."""
         if not self.parts[0].path:
-            return arrays[0], is_batch
+            return arrays[0]
         batch: dict[str | int, Any] = {}
         for leaf, array in zip(self.leaves, arrays, strict=True):
             inner = batch
             for key in leaf.path[:-1]:
                 inner = inner.setdefault(key, {})
             inner[leaf.path[-1]] = array
-        return batch, is_batch
+        return batch
 
     def numbers(self, rows: Array) -> Array:
         """The float numbers in stored rows, [..., numbers], which could be NaN."""

@@ -115,26 +115,12 @@ def answers(
     for start in range(0, len(leaves[0]), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         state = None if states is None else torch.from_numpy(states[rows]).to(algorithm.device)
-        obs = _nested(algorithm, [leaf[rows] for leaf in leaves])
+        obs = algorithm.spaces.obs.nested([leaf[rows] for leaf in leaves])
         chosen, after = act_on(algorithm, obs, state, None if masks is None else masks[rows], deterministic=True)
         actions.append(chosen)
         if after is not None:
             next_states.append(after.cpu().numpy())
     return np.concatenate(actions), np.concatenate(next_states) if next_states else None
-
-
-def _nested(algorithm: Algorithm[Any], leaves: list[Array]) -> Any:
-    """Observation parts as a batch of the environment's observations; Tuples become dictionaries with whole keys."""
-    spec = algorithm.spaces.obs
-    if not spec.leaves or not spec.leaves[0].path:
-        return leaves[0]
-    obs: dict[str | int, Any] = {}
-    for leaf, array in zip(spec.leaves, leaves, strict=True):
-        inner = obs
-        for key in leaf.path[:-1]:
-            inner = inner.setdefault(key, {})
-        inner[leaf.path[-1]] = array
-    return obs
 
 
 def _extremes(spaces: BundleSpaces, obs_space: Space[Any] | None) -> list[Array]:
