@@ -82,7 +82,7 @@ def main() -> None:
     }
     returns = {f"fill up to {level}": return_of_rule(level) for level in (4, 8, 12)}
     for name, agent in agents.items():
-        if agent.learn().stop_reason:  # Ctrl-C: learn() has saved the run, and returns
+        if agent.learn().was_interrupted:  # by Ctrl-C: learn() has saved the run, and returns
             raise SystemExit("stopped")
         returns[name] = agent.evaluate(num_episodes=100)["eval_return_mean"]
     print("mean return of 100 episodes")

@@ -72,7 +72,7 @@ def main() -> None:
     settings |= {"num_envs": 8, "num_steps": 64, "minibatch_size": 128, "learning_rate": 2e-3, "hidden_sizes": [32]}
     for memory in (None, {"kind": "gru", "size": 32, "sequence_length": 16}):
         agent = PPO(Messenger, memory=memory, progress=False, **settings)
-        if agent.learn().stop_reason:  # Ctrl-C: learn() has saved the run, and returns
+        if agent.learn().was_interrupted:  # by Ctrl-C: learn() has saved the run, and returns
             raise SystemExit("stopped")
         rewards = [deliver(agent, seed) for seed in range(200)]
         print(f"{'with' if memory else 'without'} memory: the right door in {np.mean(rewards):.0%} of 200 deliveries")

@@ -49,7 +49,7 @@ def record(path: Path, num_episodes: int) -> None:
 def train(agent: BC | TD3BC, last_step: int) -> float:
     """Train up to a step; the mean return of 20 evaluation episodes."""
     result = agent.learn(total_timesteps=last_step)
-    if result.stop_reason:  # Ctrl-C: learn() has saved the run, and returns
+    if result.was_interrupted:  # by Ctrl-C: learn() has saved the run, and returns
         raise SystemExit("stopped")
     return result.metrics["eval_return_mean"]
 

@@ -81,7 +81,7 @@ def main() -> None:
         for seed in range(3):
             # Without presets, both algorithms have the same settings.
             agent = agent_class("CartPole-v1", preset=False, progress=False, seed=seed, **settings)
-            if agent.learn().stop_reason:  # Ctrl-C: learn() has saved the run, and returns
+            if agent.learn().was_interrupted:  # by Ctrl-C: learn() has saved the run, and returns
                 raise SystemExit("stopped")
             scores.append(agent.evaluate(num_episodes=20)["eval_return_mean"])
         print(f"{agent_class.__name__:<12}" + "".join(f"{score:8.1f}" for score in scores))

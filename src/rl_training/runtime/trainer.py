@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.run_folder import is_interruption
 
 
 @dataclass
@@ -70,6 +71,11 @@ class TrainResult:
     metrics: dict[str, float]
     stop_reason: str | None = None
     """Why the run ended before its last step; None: it did not."""
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C or another signal ended the run, which was saved and can be resumed."""
+        return is_interruption(self.stop_reason)
 
 
 class Trainer(Protocol):

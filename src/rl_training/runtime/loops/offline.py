@@ -144,7 +144,7 @@ def _facts_of(dataset: TransitionDataset) -> dict[str, float]:
 
 
 def _notes_of(setup: RunSetup, dataset: TransitionDataset) -> list[str]:
-    """Messages about where the dataset comes from, and about an online stage that is never reached."""
+    """Messages about where the dataset comes from, and about an online stage that trains nothing."""
     config, online, notes = setup.config, _online_stage(setup.algo_config), []
     if setup.algo_config.dataset_kind == "random":
         notes.append(
@@ -153,6 +153,11 @@ def _notes_of(setup: RunSetup, dataset: TransitionDataset) -> list[str]:
         )
     if online is not None and config.total_timesteps <= online.after_updates:
         notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
+    elif online is not None and config.total_timesteps - online.after_updates <= online.learning_starts:
+        notes.append(
+            f"the online stage has {config.total_timesteps - online.after_updates:,} steps and trains only after"
+            f" online.learning_starts, {online.learning_starts:,}: it changes nothing"
+        )
     return [*notes, *dataset.notes]
 
 
