@@ -30,9 +30,10 @@ extensions = [
     "pages",
 ]
 exclude_patterns = ["_build", "_ext"]
+highlight_language = "none"
 
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 """Anchors as code hosts make them, so that one link works in both places."""
 
 html_theme = "furo"

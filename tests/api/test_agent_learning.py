@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ def test_a_stopped_agent_continues_exactly(name: str, tmp_path: Path) -> None:
     agent = make(small_config(BUILT_IN_CLASSES[name], tmp_path / "parts"))
     first = agent.learn(callbacks=[StopAt(64)])
     assert first.stop_reason == "enough for now"
+    assert not first.was_interrupted
+    assert replace(first, stop_reason="interrupted by SIGINT").was_interrupted
     second = agent.learn()
     assert second.run_dir == first.run_dir == agent.run_dir
     assert second.metrics["global_step"] == expected.metrics["global_step"]

@@ -73,6 +73,11 @@ def test_a_stop_in_either_stage_leaves_no_trace(algo: str, event: str, step: int
     assert_same_end(whole, resume_training(stopped.run_dir))
 
 
+def test_an_online_stage_that_is_too_short_to_train_says_so(tmp_path: Path, capsys: Any) -> None:
+    run_training(two_stages("iql", tmp_path, total_timesteps=70))
+    assert "the online stage has 6 steps and trains only after online.learning_starts, 16" in capsys.readouterr().err
+
+
 def test_a_finished_offline_stage_can_be_extended_into_the_environment(tmp_path: Path, capsys: Any) -> None:
     first = run_training(two_stages("iql", tmp_path, total_timesteps=64))
     assert first.metrics["gradient_steps"] == 64
