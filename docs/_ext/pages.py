@@ -24,8 +24,6 @@ OUTSIDE = {
     "../README.md": "index.md",
     "../CONTRIBUTING.md": "contributing.md",
     "../CHANGELOG.md": "changelog.md",
-    "../examples/README.md": "examples.md",
-    "../examples": "examples.md",
 }
 """Pages beside the folder `docs`, and the page of the site that a link to them leads to."""
 
@@ -127,6 +125,7 @@ def lead_inside(app: Sphinx, name: str, source: list[str]) -> None:
     up = "../" * name.count("/")
     for outside, page in OUTSIDE.items():
         source[0] = source[0].replace(f"]({up}{outside}", f"]({up}{page}")
+    source[0] = re.sub(rf"\]\({re.escape(up)}\.\./examples[^)]*\)", f"]({up}examples.md)", source[0])
 
 
 def shorten_signature(
