@@ -19,7 +19,7 @@ def mathjax_file() -> str:
 
 
 project = "rl_training"
-author = "The rl_training developers"
+author = "the developers of rl_training"
 release = version = rl_training.__version__
 extensions = [
     "myst_parser",
@@ -41,6 +41,7 @@ html_title = "rl_training"
 html_static_path = ["_static", mathjax_file()]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_show_copyright = False
 html_show_search_summary = False
 """The summaries are fetched, which browsers refuse for files."""
 html_copy_source = False

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.optim import Adam
 from rl_training.bundle.sb3.archive import Archive
 from rl_training.bundle.sb3.continuous import CrossQLayout, SACLayout, TD3Layout, TQCLayout
 from rl_training.bundle.sb3.layouts import ActorCriticLayout, Layout, QLayout
 from rl_training.bundle.sb3.networks import BUFFERS, Part
 from rl_training.bundle.sb3.normalization import Normalization, read_normalization
+from rl_training.bundle.sb3.optimizers import load_moments, load_temperature
 from rl_training.bundle.sb3.report import Report
 from rl_training.bundle.sb3.settings import (
+    MAX_STEPS,
     find_algorithm,
     is_number,
     read_bounds,
@@ -55,7 +54,6 @@ NETWORK_SETTINGS = frozenset(
 ) | frozenset(("normalize_obs", "dueling", "num_quantiles", "num_critics"))
 """Settings on which the action for an observation depends: they are the model's."""
 MAX_ENVS = 64
-MAX_STEPS = 10**12
 
 
 @dataclass(frozen=True)
@@ -190,81 +188,15 @@ def _fill(
         module.load_state_dict(part.fill(module.state_dict(), layout.weights))
         report.take(part.member, f"{sum(layout.weights[name].numel() for name in part.sources()):,} numbers")
         if part.optimizer is not None:
-            steps.append(_load_moments(part, members[part.optimizer], module, archive, report))
+            steps.append(load_moments(part, members[part.optimizer], module, archive, report))
         elif part.source_optimizer in archive.optimizers and not part.member.startswith("target_"):
             report.leave(f"optimizer of {part.member}", "its layers differ here: Adam begins anew")
     for name, reason in layout.left.items():
         report.leave(name, reason)
     _refuse_unused(layout, parts, archive)
-    _load_temperature(members, archive, report, steps)
+    load_temperature(members, archive, report, steps)
     _load_statistics(algorithm, members, normalization)
     return max(steps)
-
-
-def _load_moments(part: Part, optimizer: Any, module: nn.Module, archive: Archive, report: Report) -> int:
-    """Load Adam's moments and step count; returns the count."""
-    found = _moments_of(part, archive)
-    what = f"optimizer of {part.member}"
-    if found is None or not isinstance(optimizer, Adam):
-        report.leave(what, "its state is not Adam's, or does not fit: Adam begins anew")
-        return 0
-    step, *both = found
-    moments = [
-        part.moments({name: torch.zeros_like(one) for name, one in module.named_parameters()}, one, power)
-        for power, one in enumerate(both, start=1)
-    ]
-    first, second = (list(moment.values()) for moment in moments)
-    state = optimizer.state_dict()
-    optimizer.load_state_dict({**state, "first": first, "second": second, "step": torch.tensor(float(step))})
-    report.take(what, f"Adam's moments, {step:,} steps")
-    return step
-
-
-def _moments_of(part: Part, archive: Archive) -> tuple[int, dict[str, Tensor], dict[str, Tensor]] | None:
-    """Step count and both moments by the names of SB3's parameters; None unless all of them fit."""
-    state = archive.optimizers.get(part.source_optimizer)
-    groups = state["param_groups"] if state else []
-    keys = groups[0].get("params") if len(groups) == 1 and isinstance(groups[0], dict) else None
-    if state is None or not isinstance(keys, list):
-        return None
-    first, second, steps = {}, {}, set()
-    for name, key in zip(part.parameters, keys, strict=False):
-        entry = state["state"].get(key) if isinstance(key, int) else None
-        if entry is None:
-            continue
-        shape = archive.weights[name].shape
-        moments = [entry.get(kind) for kind in ("exp_avg", "exp_avg_sq")]
-        if not all(isinstance(moment, Tensor) and moment.shape == shape for moment in moments):
-            return None
-        first[name], second[name] = moments
-        steps.add(_step_of(entry))
-    return (steps.pop(), first, second) if len(steps) == 1 else None
-
-
-def _step_of(entry: Mapping[str, Any]) -> int:
-    """Adam's step count, which older versions keep as a number and newer ones as a tensor."""
-    step = entry.get("step", 0)
-    step = float(step) if isinstance(step, Tensor) and step.numel() == 1 else step
-    return int(step) if is_number(step) and 0 <= step <= MAX_STEPS else 0
-
-
-def _load_temperature(members: dict[str, Any], archive: Archive, report: Report, steps: list[int]) -> None:
-    """The entropy temperature and its optimizer."""
-    log_alpha = archive.variables.get("log_ent_coef")
-    if "temperature" not in members or log_alpha is None or log_alpha.numel() != 1:
-        return
-    members["temperature"].load_state_dict({"log_alpha": log_alpha.reshape(())})
-    report.take("temperature", f"alpha {float(log_alpha.exp()):.4g}")
-    state = archive.optimizers.get("ent_coef")
-    entry: dict[str, Any] = next(iter(state["state"].values()), {}) if state else {}
-    moments = [entry.get(kind) for kind in ("exp_avg", "exp_avg_sq")]
-    if all(isinstance(moment, Tensor) and moment.numel() == 1 for moment in moments):
-        first, second = ([moment.reshape(())] for moment in moments if moment is not None)
-        step = _step_of(entry)
-        optimizer = members["alpha_optimizer"]
-        values = {"first": first, "second": second, "step": torch.tensor(float(step))}
-        optimizer.load_state_dict({**optimizer.state_dict(), **values})
-        steps.append(step)
 
 
 def _load_statistics(algorithm: Algorithm[Any], members: dict[str, Any], normalization: Normalization) -> None:

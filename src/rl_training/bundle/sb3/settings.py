@@ -19,6 +19,8 @@ UNCHANGED = {"net_arch", "ortho_init", "n_critics", "n_quantiles", "device", "us
 """Keys of policy_kwargs that show in the weights, or only in their initial values."""
 OF_TRAINING = {"optimizer_class", "optimizer_kwargs", "full_std", "use_expln", "batch_norm_momentum", "batch_norm"}
 OF_LAYOUT = {"log_std_init", "clip_mean", "batch_norm_eps", "renorm_warmup_steps", "features_extractor_kwargs"}
+MAX_STEPS = 10**12
+"""Larger counts of steps are not believed."""
 NUMBER = r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?"
 CONSTANT = re.compile(rf"ConstantSchedule\(val=({NUMBER})\)")
 CLASS_NAME = re.compile(r"<class '([\w.]+)\.(\w+)'>")
