@@ -50,13 +50,14 @@ class Task:
     changes: tuple[str, ...] = ()
     """Settings of `algo_kwargs` that differ from the preset, as KEY=VALUE."""
     dataset: str | None = None
-    """Name of the dataset, offline."""
+    """Name of the dataset, offline; one of `DATA`."""
     remark: str = ""
     """What differs between the two sides nevertheless."""
 
 
 SMALL = "hidden_sizes=[64,64]"
 RANDOM, EXPERT = "Pendulum-v1-random", "Pendulum-v1-expert"
+DATA = {RANDOM: "10,000 steps of random actions", EXPERT: "10,000 steps of a trained SAC agent"}
 NORMALIZED = "normalize_obs=true"
 TASKS = {
     "a2c": Task("a2c/cartpole", "CartPole-v1", 60_000, SB3),
@@ -124,7 +125,8 @@ def panels(algo: str) -> list[Panel]:
     task, record = TASKS[algo], read(RECORD)
     others = record["dqn"]["ours"] if task.peer == OUR_DQN else record[algo]["peer"]
     unit = "updates" if task.dataset else "environment steps"
-    facts = (task.env, unit, task.preset, task.changes, task.dataset, task.remark, EPISODES, task.peer)
+    data = DATA[task.dataset] if task.dataset else None
+    facts = (task.env, unit, task.preset, task.changes, data, task.remark, EPISODES, task.peer)
     return [Panel(*facts, record[algo]["ours"], others)]
 
 
@@ -134,34 +136,38 @@ def final_scores(curves: Curves) -> list[float]:
 
 
 def caption(algo: str) -> str:
-    """One sentence: tasks, settings, seeds, episodes and the last scores of both sides."""
+    """One sentence: tasks, settings, episodes, and the last scores of both sides."""
     parts = panels(algo)
-    first, clauses = parts[0], []
-    for part in parts:
-        settings = f"the settings of `configs/{part.preset}.yaml`"
-        if part.changes:
-            settings += f" with {', '.join(f'`{change}`' for change in part.changes)}"
-        settings += " on both sides" if part.peer != OUR_DQN else ""
-        data = f" from the dataset {part.dataset}" if part.dataset else ""
-        steps = f"{next(iter(part.ours.values()))[-1][0]:,} {part.unit}"
-        remark = f"; {part.remark}" if part.remark else ""
-        clauses.append(f"{part.env}{data}, {settings}, after {steps}: {verdict(part)}{remark}")
-    episodes = f"Mean return of {first.episodes} evaluation episodes of the deterministic policy"
-    return f"{episodes} (mean ± standard deviation over seeds) on {'; on '.join(clauses)}."
+    clauses = [f"on {part.env}, {settings_text(part)}, {verdict(part)}" for part in parts]
+    episodes = f"Mean return of {parts[0].episodes} evaluation episodes (mean ± standard deviation over seeds)"
+    return f"{episodes}: {'; '.join(clauses)}."
+
+
+def settings_text(part: Panel) -> str:
+    """Data and settings of a task, and what differs between the two sides."""
+    text = f"with the settings of `configs/{part.preset}.yaml`"
+    if part.changes:
+        text += f" and {', '.join(f'`{change}`' for change in part.changes)}"
+    text += " on both sides" if part.peer != OUR_DQN else ""
+    data = f"from {part.dataset}, " if part.dataset else ""
+    return f"{data}{text}{f' ({part.remark})' if part.remark else ''}"
 
 
 def verdict(part: Panel) -> str:
     """The last scores of both sides, and which is ahead."""
     sides = [final_scores(part.ours), final_scores(part.others)]
-    ours, others = (f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}" for scores in sides)
+    ours, others = (
+        f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f} ({len(scores)} seeds)" for scores in sides
+    )
+    steps = f"{next(iter(part.ours.values()))[-1][0]:,} {part.unit}"
+    scores = f"after {steps} {OURS} has {ours} and {part.peer} has {others}"
     ahead = statistics.mean(sides[0]) - statistics.mean(sides[1])
-    error = sum(statistics.variance(scores) / len(scores) for scores in sides) ** 0.5
-    scores = f"{OURS} {ours} ({len(sides[0])} seeds), {part.peer} {others} ({len(sides[1])} seeds)"
+    error = sum(statistics.variance(values) / len(values) for values in sides) ** 0.5
     if abs(ahead) < 0.05:
-        return f"{scores}, equal"
-    where = f"{'ahead' if ahead > 0 else 'behind'} by {abs(ahead):.1f}"
+        return f"{scores}: equal"
     within = "within" if abs(ahead) <= error else "more than"
-    return f"{scores}; {OURS} is {where}, {within} the standard error of the difference ({error:.1f})"
+    where = f"{'ahead' if ahead > 0 else 'behind'} by {abs(ahead):.1f}"
+    return f"{scores}: {OURS} is {where}, {within} the standard error of the difference, {error:.1f}"
 
 
 def draw(algo: str, path: str | Path) -> None:
@@ -183,7 +189,7 @@ def draw(algo: str, path: str | Path) -> None:
 def draw_panel(axes: Any, part: Panel) -> None:
     for side, name, curves, line in (("ours", OURS, part.ours, "-"), ("peer", part.peer, part.others, "--")):
         for curve in curves.values():
-            axes.plot(*zip(*curve, strict=True), line, color=COLOURS[side], linewidth=0.7, alpha=0.55)
+            axes.plot(*zip(*curve, strict=True), line, color=COLOURS[side], linewidth=0.8, alpha=0.6)
         steps, means = mean_curve(curves)
         axes.plot(steps, means, line, color=COLOURS[side], linewidth=2.2, label=f"{name}, {len(curves)} seeds")
     axes.set_title(part.env, color=GREY, fontsize=10)
@@ -191,7 +197,7 @@ def draw_panel(axes: Any, part: Panel) -> None:
     axes.set_ylabel(f"mean return of {part.episodes} evaluation episodes", color=GREY, fontsize=8)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.xaxis.get_major_locator().set_params(nbins=6)
+    axes.xaxis.get_major_locator().set_params(nbins=5)
     axes.tick_params(colors=GREY)
     axes.grid(color=GREY, alpha=0.25, linewidth=0.5)
     for name, spine in axes.spines.items():
