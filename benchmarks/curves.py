@@ -58,9 +58,9 @@ class Task:
 SMALL = "hidden_sizes=[64,64]"
 RANDOM, EXPERT = "Pendulum-v1-random", "Pendulum-v1-expert"
 DATA = {RANDOM: "10,000 steps of random actions", EXPERT: "10,000 steps of a trained SAC agent"}
-NORMALIZED = "normalize_obs=true"
+FASTER, SHORT, NORMALIZED = "learning_rate=1e-3", "gamma=0.95", "normalize_obs=true"
 TASKS = {
-    "a2c": Task("a2c/cartpole", "CartPole-v1", 60_000, SB3),
+    "a2c": Task("a2c/cartpole", "CartPole-v1", 100_000, SB3),
     "dqn": Task("dqn/cartpole", "CartPole-v1", 30_000, SB3, ("double=false",)),
     "qrdqn": Task("qrdqn/cartpole", "CartPole-v1", 30_000, CONTRIB),
     "c51": Task(
@@ -77,14 +77,17 @@ TASKS = {
         "her/pointgoal", "PointGoalEnv", 5_000, SB3,
         remark="rl_training recomputes terminations for relabelled goals, Stable-Baselines3 the rewards only",
     ),
-    "bc": Task("bc/pendulum", "Pendulum-v1", 2_000, D3RLPY, ("learning_rate=1e-3", NORMALIZED), EXPERT),
-    "td3_bc": Task("td3_bc/pendulum", "Pendulum-v1", 3_000, D3RLPY, (), RANDOM),
-    "iql": Task("iql/pendulum", "Pendulum-v1", 3_000, D3RLPY, (NORMALIZED,), RANDOM),
+    "bc": Task("bc/pendulum", "Pendulum-v1", 2_000, D3RLPY, (FASTER, NORMALIZED), EXPERT),
+    "td3_bc": Task("td3_bc/pendulum", "Pendulum-v1", 3_000, D3RLPY, (FASTER, SHORT), RANDOM),
+    "iql": Task("iql/pendulum", "Pendulum-v1", 5_000, D3RLPY, (NORMALIZED,), RANDOM),
     "awac": Task(
-        "awac/pendulum", "Pendulum-v1", 3_000, D3RLPY, (NORMALIZED,), RANDOM,
+        "awac/pendulum", "Pendulum-v1", 3_000, D3RLPY, (FASTER, SHORT, NORMALIZED), RANDOM,
         remark="d3rlpy normalizes the advantage weights over the batch, rl_training clips them",
     ),
-    "cql": Task("cql/pendulum", "Pendulum-v1", 1_500, D3RLPY, (NORMALIZED, "backup_mean=true"), RANDOM),
+    "cql": Task(
+        "cql/pendulum", "Pendulum-v1", 2_000, D3RLPY,
+        (FASTER, "actor_learning_rate=1e-3", SHORT, NORMALIZED, "backup_mean=true"), RANDOM,
+    ),
 }  # fmt: skip
 MUJOCO = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5"}
 MUJOCO_ALGOS = ("ppo", "sac", "td3")

@@ -70,8 +70,11 @@ def make_peer(name: str, settings: dict[str, Any], action_space: Any) -> Any:
     }
     if name == "bc":
         return algos.BCConfig(**common, learning_rate=own.get("learning_rate", 1e-3), encoder_factory=encoder)
+    common["gamma"] = own.get("gamma", 0.99)
+    rate = own.get("learning_rate", 3e-4)
+    rates = {"actor_learning_rate": rate, "critic_learning_rate": rate}
     if name == "td3_bc":
-        return algos.TD3PlusBCConfig(**common, **both, alpha=own.get("bc_alpha", 2.5))
+        return algos.TD3PlusBCConfig(**common, **both, **rates, alpha=own.get("bc_alpha", 2.5))
     if name == "iql":
         falling = AdamFactory(lr_scheduler_factory=CosineAnnealingLRFactory(T_max=settings["updates"]))
         return algos.IQLConfig(
@@ -80,16 +83,17 @@ def make_peer(name: str, settings: dict[str, Any], action_space: Any) -> Any:
             value_encoder_factory=encoder,
             actor_optim_factory=falling,
             actor_learning_rate=own.get("actor_learning_rate", {"start": 3e-4})["start"],
-            critic_learning_rate=own.get("learning_rate", 3e-4),
+            critic_learning_rate=rate,
             expectile=own.get("expectile", 0.7),
             weight_temp=own.get("beta", 3.0),
         )
     if name == "awac":
-        return algos.AWACConfig(**common, **both, lam=own.get("awac_lambda", 1.0 / 3.0))
+        return algos.AWACConfig(**common, **both, **rates, lam=own.get("awac_lambda", 1.0 / 3.0))
     assert name == "cql"
     return algos.CQLConfig(
         **common,
         **both,
+        critic_learning_rate=rate,
         actor_learning_rate=own.get("actor_learning_rate", 3e-5),
         temp_learning_rate=own.get("actor_learning_rate", 3e-5),
         alpha_learning_rate=0.0,
