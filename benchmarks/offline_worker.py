@@ -70,7 +70,7 @@ def make_peer(name: str, settings: dict[str, Any], action_space: Any) -> Any:
     }
     if name == "bc":
         return algos.BCConfig(**common, learning_rate=own.get("learning_rate", 1e-3), encoder_factory=encoder)
-    common["gamma"] = own.get("gamma", 0.99)
+    common |= {"gamma": own.get("gamma", 0.99), "tau": own.get("tau", 0.005)}
     rate = own.get("learning_rate", 3e-4)
     rates = {"actor_learning_rate": rate, "critic_learning_rate": rate}
     if name == "td3_bc":
