@@ -7,7 +7,7 @@
 The first environment has stable-baselines3==2.9.2 and sb3-contrib==2.9.2, the second d3rlpy==2.8.0 (torch first).
 Offline, `benchmarks/offline_datasets.py Pendulum-v1` makes the data first. Runs go one by one on one thread; each
 is added to benchmarks/results/curves.json as it ends. PPO, SAC and TD3 have the curves of `benchmarks/mujoco_study.py`.
-The tasks are short. Offline, learning rate, tau and length were chosen on seed 0, one of the three, so that scores rise.
+The tasks are short. Offline, learning rate, tau and length were chosen on seed 0, one of the three, to let scores rise.
 `draw` and `caption` serve the documentation; importing this file imports no torch.
 """
 
@@ -109,6 +109,11 @@ class Panel:
     ours: Curves
     others: Curves
 
+    @property
+    def name(self) -> str:
+        """Our side's name."""
+        return f"{OURS}'s C51" if self.peer == OUR_DQN else OURS
+
 
 def algorithms() -> list[str]:
     """Every algorithm that has curves."""
@@ -164,14 +169,14 @@ def verdict(part: Panel) -> str:
         f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f} ({len(scores)} seeds)" for scores in sides
     )
     steps = f"{next(iter(part.ours.values()))[-1][0]:,} {part.unit}"
-    scores = f"after {steps} {OURS} has {ours} and {part.peer} has {others}"
+    scores = f"after {steps} {part.name} has {ours} and {part.peer} has {others}"
     ahead = statistics.mean(sides[0]) - statistics.mean(sides[1])
     error = sum(statistics.variance(values) / len(values) for values in sides) ** 0.5
     if abs(ahead) < 0.05:
         return f"{scores}: equal"
     within = "within" if abs(ahead) <= error else "more than"
     where = f"{'ahead' if ahead > 0 else 'behind'} by {abs(ahead):.1f}"
-    return f"{scores}: {OURS} is {where}, {within} the standard error of the difference, {error:.1f}"
+    return f"{scores}: {part.name} is {where}, {within} the standard error of the difference, {error:.1f}"
 
 
 def draw(algo: str, path: str | Path) -> None:
@@ -191,7 +196,7 @@ def draw(algo: str, path: str | Path) -> None:
 
 
 def draw_panel(axes: Any, part: Panel) -> None:
-    for side, name, curves, line in (("ours", OURS, part.ours, "-"), ("peer", part.peer, part.others, "--")):
+    for side, name, curves, line in (("ours", part.name, part.ours, "-"), ("peer", part.peer, part.others, "--")):
         for curve in curves.values():
             axes.plot(*zip(*curve, strict=True), line, color=COLOURS[side], linewidth=0.8, alpha=0.6)
         steps, means = mean_curve(curves)

@@ -65,7 +65,7 @@ def test_a_picture_is_small_names_both_sides_and_has_the_same_bytes_each_time(
     text = " ".join(ElementTree.parse(first).getroot().itertext())
     for panel in curves.panels(algo):
         assert panel.env in text
-        assert f"rl_training, {len(panel.ours)} seeds" in text
+        assert f"{panel.name}, {len(panel.ours)} seeds" in text
         assert f"{panel.peer}, {len(panel.others)} seeds" in text
 
 
@@ -73,7 +73,7 @@ def test_a_picture_is_small_names_both_sides_and_has_the_same_bytes_each_time(
 def test_the_figures_of_a_caption_equal_the_data(curves: Any, algo: str) -> None:
     caption = curves.caption(algo)
     said = re.findall(r"(-?[\d.]+) ± ([\d.]+) \((\d+) seeds\)", caption)
-    verdicts = re.findall(r"rl_training is (ahead|behind) by|: (equal)", caption)
+    verdicts = re.findall(r" is (ahead|behind) by|: (equal)", caption)
     panels = curves.panels(algo)
     assert len(said) == 2 * len(panels)
     for index, panel in enumerate(panels):
