@@ -69,9 +69,12 @@ def make_peer(name: str, settings: dict[str, Any], action_space: Any) -> Any:
         "reward_scaler": d3rlpy.preprocessing.MultiplyRewardScaler(settings.get("reward_scale", 1.0)),
     }
     if name == "bc":
-        return algos.BCConfig(**common, learning_rate=1e-3, encoder_factory=encoder)
+        return algos.BCConfig(**common, learning_rate=own.get("learning_rate", 1e-3), encoder_factory=encoder)
+    common |= {"gamma": own.get("gamma", 0.99), "tau": own.get("tau", 0.005)}
+    rate = own.get("learning_rate", 3e-4)
+    rates = {"actor_learning_rate": rate, "critic_learning_rate": rate}
     if name == "td3_bc":
-        return algos.TD3PlusBCConfig(**common, **both, alpha=own.get("bc_alpha", 2.5))
+        return algos.TD3PlusBCConfig(**common, **both, **rates, alpha=own.get("bc_alpha", 2.5))
     if name == "iql":
         falling = AdamFactory(lr_scheduler_factory=CosineAnnealingLRFactory(T_max=settings["updates"]))
         return algos.IQLConfig(
@@ -79,15 +82,18 @@ def make_peer(name: str, settings: dict[str, Any], action_space: Any) -> Any:
             **both,
             value_encoder_factory=encoder,
             actor_optim_factory=falling,
+            actor_learning_rate=own.get("actor_learning_rate", {"start": 3e-4})["start"],
+            critic_learning_rate=rate,
             expectile=own.get("expectile", 0.7),
             weight_temp=own.get("beta", 3.0),
         )
     if name == "awac":
-        return algos.AWACConfig(**common, **both, lam=own.get("awac_lambda", 1.0 / 3.0))
+        return algos.AWACConfig(**common, **both, **rates, lam=own.get("awac_lambda", 1.0 / 3.0))
     assert name == "cql"
     return algos.CQLConfig(
         **common,
         **both,
+        critic_learning_rate=rate,
         actor_learning_rate=own.get("actor_learning_rate", 3e-5),
         temp_learning_rate=own.get("actor_learning_rate", 3e-5),
         alpha_learning_rate=0.0,
@@ -95,7 +101,8 @@ def make_peer(name: str, settings: dict[str, Any], action_space: Any) -> Any:
     )
 
 
-def train_peer(name: str, file: str, env_id: str, settings: dict[str, Any]) -> Predict:
+def load_peer(name: str, file: str, env_id: str, settings: dict[str, Any]) -> tuple[Any, Any]:
+    """The algorithm of d3rlpy, seeded, and its dataset."""
     import d3rlpy
     import torch
 
@@ -106,8 +113,14 @@ def train_peer(name: str, file: str, env_id: str, settings: dict[str, Any]) -> P
     dataset = d3rlpy.dataset.MDPDataset(
         data["obs"], data["actions"], data["rewards"], data["terminated"], data["truncated"]
     )
-    algo = make_peer(name, settings, gymnasium.make(env_id).action_space).create(device="cpu")
-    adapter = d3rlpy.logging.NoopAdapterFactory()
+    return make_peer(name, settings, gymnasium.make(env_id).action_space).create(device="cpu"), dataset
+
+
+def train_peer(name: str, file: str, env_id: str, settings: dict[str, Any]) -> Predict:
+    from d3rlpy.logging import NoopAdapterFactory
+
+    algo, dataset = load_peer(name, file, env_id, settings)
+    adapter = NoopAdapterFactory()
     algo.fit(dataset, settings["updates"], settings["updates"], logger_adapter=adapter, show_progress=False)
     return lambda obs: algo.predict(obs.astype(np.float32))
 
