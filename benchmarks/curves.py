@@ -3,6 +3,7 @@
     python benchmarks/curves.py dqn ddpg --peer-python SB3/bin/python      what is missing of these, ours and SB3's
     python benchmarks/curves.py iql cql --peer-python D3RLPY/bin/python    the offline ones, next to d3rlpy
     python benchmarks/curves.py                                            what is missing of ours
+    python benchmarks/curves.py --pages                                    write pictures and captions into the pages
 
 The first environment has stable-baselines3==2.9.2 and sb3-contrib==2.9.2, the second d3rlpy==2.8.0 (torch first).
 Offline, `benchmarks/offline_datasets.py Pendulum-v1` makes the data first. Runs go one by one on one thread; each
@@ -25,9 +26,11 @@ from typing import Any
 from commands import ONE_THREAD, RESULTS, ROOT, call
 from mujoco_study import EPISODES as MUJOCO_EPISODES
 from mujoco_study import PEER, RAW, read, read_curve
+from pages import write_block
 
 RECORD = RESULTS / "curves.json"
 DATASETS = ROOT / "benchmarks" / "datasets"
+PICTURES = ROOT / "docs" / "images" / "curves"
 PEER_WORKER = Path(__file__).with_name("curves_peer.py")
 SEEDS = (0, 1, 2)
 EPISODES = 20
@@ -221,6 +224,14 @@ def mean_curve(curves: Curves) -> tuple[list[float], list[float]]:
     return [row[0][0] for row in points], [statistics.mean(point[1] for point in row) for row in points]
 
 
+def write_page(algo: str) -> None:
+    """Draw the curves of an algorithm, and put picture and caption into its page."""
+    PICTURES.mkdir(exist_ok=True)
+    draw(algo, PICTURES / f"{algo}.svg")
+    picture = f"![Learning curves of {algo} next to another implementation](../images/curves/{algo}.svg)"
+    write_block(ROOT / "docs" / "algorithms" / f"{algo}.md", "curves", [picture, "", caption(algo)])
+
+
 def settings_of(task: Task, seed: int) -> list[str]:
     """The words of `train` and `config` for one run."""
     words = ["--config", str(ROOT / "configs" / f"{task.preset}.yaml"), "--seed", str(seed)]
@@ -269,8 +280,9 @@ def main() -> None:
     parser.add_argument("algos", nargs="*", default=list(TASKS), help=", ".join(TASKS))
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--peer-python", help="interpreter that has the peer of these algorithms: its runs, too")
+    parser.add_argument("--pages", action="store_true", help="only write pictures and captions into docs/algorithms/")
     arguments = parser.parse_args()
-    for seed in arguments.seeds:
+    for seed in () if arguments.pages else arguments.seeds:
         for algo in arguments.algos:
             done = read(RECORD).get(algo, {})
             if str(seed) not in done.get("ours", {}):
@@ -278,6 +290,8 @@ def main() -> None:
             has_peer = arguments.peer_python and TASKS[algo].peer != OUR_DQN
             if has_peer and str(seed) not in done.get("peer", {}):
                 keep(algo, "peer", seed, run_peer(TASKS[algo], seed, arguments.peer_python))
+    for algo in algorithms() if arguments.pages else ():
+        write_page(algo)
 
 
 if __name__ == "__main__":

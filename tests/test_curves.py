@@ -87,6 +87,17 @@ def test_the_figures_of_a_caption_equal_the_data(curves: Any, algo: str) -> None
         assert "".join(verdicts[index]) == expected
 
 
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_page_has_the_picture_and_the_caption(curves: Any, algo: str) -> None:
+    page = FOLDER.parent / "docs" / "algorithms" / f"{algo}.md"
+    text = page.read_text()
+    assert curves.caption(algo) in text
+    assert f"](../images/curves/{algo}.svg)" in text
+    drawn = " ".join(ElementTree.parse(page.parent / f"../images/curves/{algo}.svg").getroot().itertext())
+    for panel in curves.panels(algo):
+        assert f"{panel.name}, {len(panel.ours)} seeds" in drawn
+
+
 def test_a_caption_says_that_we_are_behind_and_by_how_much(curves: Any) -> None:
     facts = ("CartPole-v1", "environment steps", "dqn/cartpole", ("double=false",), None, "", 20, "Peer 1.0")
     ours = {"0": [[100, 10.0]], "1": [[100, 14.0]]}
