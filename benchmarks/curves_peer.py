@@ -55,7 +55,6 @@ def make_model(settings: dict[str, Any]) -> Any:
     import sb3_contrib
     import stable_baselines3 as sb3
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.noise import NormalActionNoise
 
     name = settings["algo"]
     adam = {"eps": settings["adam_eps"], "betas": (settings["adam_beta1"], settings["adam_beta2"])}
@@ -77,16 +76,24 @@ def make_model(settings: dict[str, Any]) -> Any:
         return sb3_contrib.QRDQN("MlpPolicy", env, policy_kwargs=policy, **own, **common)
     if name == "crossq":  # policy_delay: ours has none
         return sb3_contrib.CrossQ("MlpPolicy", env, policy_delay=1, policy_kwargs=policy, **common)
-    common |= {"tau": settings["tau"]}
-    if name == "ddpg":
+    return make_actor_critic(settings, env, policy, {**common, "tau": settings["tau"]})
+
+
+def make_actor_critic(settings: dict[str, Any], env: Any, policy: dict[str, Any], common: dict[str, Any]) -> Any:
+    """The model of an algorithm with target networks of its critics."""
+    import sb3_contrib
+    import stable_baselines3 as sb3
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    if settings["algo"] == "ddpg":
         size = env.action_space.shape
         noise = NormalActionNoise(np.zeros(size), np.full(size, settings["exploration_noise"]))
         return sb3.DDPG("MlpPolicy", env, action_noise=noise, policy_kwargs=policy, **common)
-    if name == "tqc":
+    if settings["algo"] == "tqc":
         policy |= {"n_quantiles": settings["num_quantiles"], "n_critics": settings["num_critics"]}
         dropped = {"top_quantiles_to_drop_per_net": settings["quantiles_to_drop"]}
         return sb3_contrib.TQC("MlpPolicy", env, policy_kwargs=policy, **dropped, **common)
-    assert name == "her"
+    assert settings["algo"] == "her"
     replay = settings["replay"]
     goals = {"n_sampled_goal": replay["goals_per_step"], "goal_selection_strategy": replay["strategy"]}
     hindsight = {"replay_buffer_class": sb3.HerReplayBuffer, "replay_buffer_kwargs": goals}
