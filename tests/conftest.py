@@ -45,8 +45,10 @@ FAULTY = ("ppo", "dqn", "sac", "iql")
 MEMORY, MIN_MEMORY_BYTES = Path("/dev/shm"), 4 << 30
 TRY_ALL = bool(os.environ.get("RL_TRAINING_TEST_ALL"))
 LONG_FILES = (
-    *("test_ray", "test_study_faults", "test_learning", "test_kill", "test_memory", "test_hostile_files"),
-    *("test_conformance", "test_signals", "test_study_commands", "test_ownership", "test_tuning", "test_tune_faults"),
+    *("test_ray", "test_study_faults", "test_kill", "test_compare_command", "test_signals", "test_learning"),
+    *("test_conformance", "test_tuning", "test_tune_faults", "test_hostile_files", "test_cli", "test_memory"),
+    *("test_sequential", "test_own_network", "test_testing", "test_ownership", "test_study_commands"),
+    *("test_tune_command", "test_bundle_policies", "test_documentation"),
 )
 """Started first, so that no worker is still running one of them at the end."""
 

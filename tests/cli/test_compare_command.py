@@ -155,6 +155,7 @@ class TestUntilDecided:
             (tmp_path / f"{name}.yaml").write_text(dump_yaml({**values, "output_dir": str(tmp_path / "runs")}))
         store_plan(*read_study_file(tmp_path / "long.yaml"))  # one has begun, the other not
         words = ["compare", "short.yaml", "long", "--until-decided", "--looks", "2", "--seeds-per-look", "2", "--json"]
+        words += ["--alpha", "0.1"]
         code, out, error = finish(start([*words, "--jobs", "2"], tmp_path))
         assert code == 0, error
         values = json.loads(out)

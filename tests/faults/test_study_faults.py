@@ -157,13 +157,13 @@ class TestFailingRuns:
         bad = {"env_id": f"{tmp_path / 'env.py'}:FailingEnv", "algo_kwargs": PPO}
         base = {**BASE, "algo": "ppo", "total_timesteps": 512}
         (tmp_path / "env.py").write_text(FAILING_ENV)
-        path = write_study(tmp_path, base=base, vary=[good, bad], seeds="0,1")
-        code, out, error = finish(start(["study", "run", str(path), "--jobs", "2"], tmp_path))
+        path = write_study(tmp_path, base=base, vary=[bad, good], seeds="0")
+        code, out, error = finish(start(["study", "run", str(path), "--jobs", "1"], tmp_path))
         assert code == 1, error
-        assert "2 of 4 runs finished" in out
-        assert out.count("the wheels came off") == 2
+        assert "1 of 2 runs finished" in out
+        assert out.count("the wheels came off") == 1
         states = [read_run(run.run_dir).state for run in Study.from_file(path).runs()]
-        assert sorted(states) == ["failed", "failed", "finished", "finished"]
+        assert states == ["failed", "finished"]
 
     def test_a_run_whose_process_always_dies_is_given_up(self, tmp_path: Path) -> None:
         (tmp_path / "env.py").write_text(
