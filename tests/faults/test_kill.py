@@ -215,7 +215,8 @@ def test_a_run_that_goes_online_is_killed_in_both_stages(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("algo", "first", "every", "kwargs", "status"),
     [
-        ("ppo", 1, 1, {}, "finished"),
+        # Two checkpoints begin an odd number of operations apart: together they are killed at each operation of one.
+        ("ppo", 1, 1 if TRY_ALL else 2, {}, "finished"),
         ("dqn", 12, 5, {"learning_starts": 8, "buffer_capacity": 30}, "finished"),
         ("dqn", 30, 2, {"learning_starts": 8, "early_stopping": {"target_value": 1.0}}, "stopped"),
     ],
