@@ -21,9 +21,9 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(DEV) lint  ## lint, types and the whole test suite
 	$(PYTEST)
 
-# Everything that takes longer: every algorithm in the tests of faults, then the suite as on three other machines, each
-# time in another random order (its seed is printed; `-p randomly --randomly-seed=SEED` repeats it).
-test-all: $(DEV) lint  ## every algorithm in the fault tests, then the suite on three imitated machines
+# Everything that takes longer: every variant of the tests that try a few by default, then the suite as on three other
+# machines, each time in another random order (its seed is printed; `-p randomly --randomly-seed=SEED` repeats it).
+test-all: $(DEV) lint  ## every variant of every test, then the suite on three imitated machines
 	RL_TRAINING_TEST_ALL=1 $(PYTEST)
 	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -p randomly
 	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -p randomly

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+<<<<<<< HEAD
 from collections.abc import Iterator
+=======
+import shutil
+>>>>>>> b17-diet
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +47,26 @@ BOX_TESTED = ("sac", "bc", "cql")
 """Tested on Box actions although they also accept Discrete ones."""
 FAULTY = ("ppo", "dqn", "sac", "iql")
 """The algorithms of the fault tests: one for each loop and each kind of action. `RL_TRAINING_TEST_ALL=1`: all."""
+MEMORY, MIN_MEMORY_BYTES = Path("/dev/shm"), 4 << 30
 TRY_ALL = bool(os.environ.get("RL_TRAINING_TEST_ALL"))
 LONG_FILES = (
-    *("test_ray", "test_study_faults", "test_learning", "test_kill", "test_memory", "test_hostile_files"),
-    *("test_conformance", "test_signals", "test_study_commands", "test_ownership", "test_tuning", "test_tune_faults"),
+    *("test_ray", "test_study_faults", "test_kill", "test_compare_command", "test_signals", "test_learning"),
+    *("test_conformance", "test_tuning", "test_tune_faults", "test_hostile_files", "test_cli", "test_memory"),
+    *("test_sequential", "test_own_network", "test_testing", "test_ownership", "test_study_commands"),
+    *("test_tune_command", "test_bundle_policies", "test_documentation"),
 )
 """Started first, so that no worker is still running one of them at the end."""
+
+
+def pytest_configure() -> None:
+    """Put temporary folders into memory, if it has room for them and programs in it may run (compiled graphs do).
+
+    Runs sync their files again and again: waiting for a disk takes longer than training a small run.
+    """
+    if not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK) or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        return
+    if shutil.disk_usage(MEMORY).free > MIN_MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from conftest import TESTS
+from conftest import TESTS, TRY_ALL
 
 REPETITIONS = 1000
 ERROR = math.sqrt(0.05 * 0.95 / REPETITIONS)
 """Monte Carlo error of a rate of 5 %."""
+Cell = tuple[str, int, int]
+SMALL_CELL = 25
+"""Runs of an algorithm in a comparison that takes a fraction of a second to simulate."""
 
 
 def load_coverage() -> Any:
@@ -36,3 +41,11 @@ coverage = load_coverage()
 
 def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+def cells(
+    seeds: Iterable[int], names: Iterable[str] = coverage.SAMPLERS, *, num_looks: int = 1, large: Iterable[Cell] = ()
+) -> list[Cell]:
+    """Distribution, seeds and tasks of the simulations to make: the small ones and `large`, or really all."""
+    every = itertools.product(names, seeds, coverage.TASKS)
+    return [cell for cell in every if TRY_ALL or cell in large or cell[1] * cell[2] * num_looks <= SMALL_CELL]

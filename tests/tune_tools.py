@@ -22,7 +22,7 @@ PAID = f"{Path(__file__)}:PaidEnv"
 PPO = {"num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "hidden_sizes": [4], "eval_interval": 8}
 BASE = {
     **{"algo": "ppo", "env_id": PAID, "total_timesteps": 64, "eval_episodes": 1, "num_threads": 1, "device": "cpu"},
-    **{"compile": False, "algo_kwargs": PPO, "env_kwargs": {"pay": 1.0}},
+    **{"compile": False, "checkpoint_interval": 32, "algo_kwargs": PPO, "env_kwargs": {"pay": 1.0}},
 }
 SMALL = {"trials": 4, "batch": 2, "finalists": 1, "race_seeds": 1, "final_seeds": 2}
 

@@ -28,6 +28,13 @@ from rl_training.runtime.workflows import (
 )
 
 ALGOS = [spec.name for spec in list_algorithm_specs()]
+LOOPS = algorithms_for_faults()
+"""The algorithms of tests of what the loops do, whichever algorithm they run."""
+STOPS = {
+    "before-the-updates-of-the-first-best": ("collect", 64, LOOPS),
+    "within-the-updates-of-the-first-best": ("update", 64, ALGOS),
+    "within-the-last-updates": ("update", 192, LOOPS),
+}
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -68,13 +75,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tra
     return train
 
 
-@pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize(
-    ("event", "step"),
+    ("algo", "event", "step"),
     [
-        pytest.param("collect", 64, id="before-the-updates-of-the-first-best"),
-        pytest.param("update", 64, id="within-the-updates-of-the-first-best"),
-        pytest.param("update", 192, id="within-the-last-updates"),
+        pytest.param(algo, event, step, id=f"{name}-{algo}")
+        for name, (event, step, algos) in STOPS.items()
+        for algo in algos
     ],
 )
 def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
@@ -92,7 +98,7 @@ def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
     assert evaluate_checkpoint(resumed.run_dir)["eval_return_mean"] == whole.metrics["eval_return_mean"]
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", LOOPS)
 def test_a_finished_run_can_be_extended_in_place(algo: str, tmp_path: Path) -> None:
     changes = {"log_interval": 32, "checkpoint_interval": 64, "algo_kwargs": {"eval_interval": 32}}
     whole = run_training(small_config(algo, tmp_path / "whole", total_timesteps=192, **changes))
@@ -116,7 +122,7 @@ def test_prediction_fits_the_action_space_alone_and_in_a_batch(algo: str, tmp_pa
     np.testing.assert_allclose(alone, actions[2], rtol=1e-4)
 
 
-@pytest.mark.parametrize("algo", algorithms_for_faults())
+@pytest.mark.parametrize("algo", LOOPS)
 def test_training_leaves_the_global_generators_alone(algo: str, tmp_path: Path) -> None:
     torch.manual_seed(5)
     np.random.seed(5)
@@ -126,7 +132,7 @@ def test_training_leaves_the_global_generators_alone(algo: str, tmp_path: Path) 
     assert before[1] == np.random.get_state()[1].tolist()
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", LOOPS)
 def test_the_number_of_updates_does_not_depend_on_the_number_of_environments(algo: str, tmp_path: Path) -> None:
     counts = set()
     for num_envs in (1, 4):

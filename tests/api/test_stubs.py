@@ -31,12 +31,12 @@ steps: float = loaded.learn(total_timesteps=9).metrics["global_step"]
 SETTINGS = """
 [mypy]
 strict = true
-follow_imports = silent
-
-[mypy-torch.*,numpy.*,gymnasium.*,rich.*]
 follow_imports = skip
+
+[mypy-rl_training.*,pydantic.*]
+follow_imports = silent
 """
-"""Without the large libraries, whose types the classes do not need."""
+"""Without the other libraries, whose types the classes do not need."""
 WRONG = {
     'PPO("CartPole-v1", env_idd=1)': 'Unexpected keyword argument "env_idd" for "PPO"; did you mean "env_id"?',
     'PPO("CartPole-v1", learning_rat=1)': 'Unexpected keyword argument "learning_rat" for "PPO"; did you mean',

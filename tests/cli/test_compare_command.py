@@ -151,20 +151,21 @@ class TestUntilDecided:
     def test_it_trains_the_missing_seeds_and_stops_when_decided(self, tmp_path: Path) -> None:
         for name, steps in (("short", 1), ("long", 32)):
             kwargs = {**PPO, "num_steps": steps * 8, "minibatch_size": steps * 8}
-            values = {"name": name, "base": {**BASE, "algo_kwargs": kwargs}, "seeds": "0..2"}
+            values = {"name": name, "base": {**BASE, "algo_kwargs": kwargs}, "seeds": "0,1"}
             (tmp_path / f"{name}.yaml").write_text(dump_yaml({**values, "output_dir": str(tmp_path / "runs")}))
         store_plan(*read_study_file(tmp_path / "long.yaml"))  # one has begun, the other not
-        words = ["compare", "short.yaml", "long", "--until-decided", "--looks", "2", "--seeds-per-look", "3", "--json"]
+        words = ["compare", "short.yaml", "long", "--until-decided", "--looks", "2", "--seeds-per-look", "2", "--json"]
+        words += ["--alpha", "0.1"]
         code, out, error = finish(start([*words, "--jobs", "2"], tmp_path))
         assert code == 0, error
         values = json.loads(out)
         assert values["planned"]
-        assert values["look"] == 2  # 3 against 3 decides nothing
-        assert {len(scores) for scores in values["scores"].values()} == {6}
-        assert open_study(tmp_path / "runs" / "short").plan.seeds == (0, 1, 2, 3, 4, 5)
+        assert values["look"] == 2  # 2 against 2 decides nothing
+        assert {len(scores) for scores in values["scores"].values()} == {4}
+        assert open_study(tmp_path / "runs" / "short").plan.seeds == (0, 1, 2, 3)
         folder = tmp_path / "runs" / "comparisons" / "short__vs__long__planned"
         assert len((folder / "looks.jsonl").read_text().splitlines()) == 2
-        assert "look 1 of 2: 3 seeds each" in error
+        assert "look 1 of 2: 2 seeds each" in error
         # Again: nothing is trained, and the result is the same.
         again = json.loads(finish(start(words, tmp_path))[1])
         assert {**again, "times": 1, "picture": values["picture"]} == values

@@ -207,7 +207,7 @@ class TestObjects:
 class TestWorkers:
     def test_a_partial_is_sent_to_worker_processes(self, tmp_path: Path) -> None:
         make = functools.partial(Counter, 3)
-        config = small_config("ppo", tmp_path, env_id=make, num_envs=2, env_kwargs={"backend": "async"})
+        config = small_config("ppo", tmp_path, env_id=make, env_kwargs={"backend": "async"})
         whole = run_training(config, run_suffix="whole")
         part = run_training(config, run_suffix="part", callbacks=[StopAt(40, "collect")])
         assert_same_end(whole, resume_training(part.run_dir))

@@ -33,6 +33,7 @@ from rl_training.runtime.workflows import resume_training
 
 ALGOS = algorithms_for_faults()
 KILLS_IN_ALL = 27
+NUM_KILLS_FROM_OUTSIDE = 3 if TRY_ALL else 2
 KILLS_OF_EACH = max(5, -(-KILLS_IN_ALL // len(ALGOS)))
 PATIENCE_SECONDS = 120
 STEPS = 256
@@ -185,7 +186,7 @@ def assert_same_folders(one: Path, other: Path) -> None:
         assert (without_revision(target), score) == (without_revision(other_target), other_score)
 
 
-@pytest.mark.parametrize("algo", ALGOS if TRY_ALL else ["ppo", "sac", "iql"])
+@pytest.mark.parametrize("algo", ALGOS if TRY_ALL else ["sac", "iql"])
 def test_a_run_killed_again_and_again_ends_as_one_that_never_was(algo: str, tmp_path: Path) -> None:
     victim = Victim(algo, tmp_path / "killed")
     for kill in plan_of(algo):
@@ -214,7 +215,8 @@ def test_a_run_that_goes_online_is_killed_in_both_stages(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("algo", "first", "every", "kwargs", "status"),
     [
-        ("ppo", 1, 1, {}, "finished"),
+        # Two checkpoints begin an odd number of operations apart: together they are killed at each operation of one.
+        ("ppo", 1, 1 if TRY_ALL else 2, {}, "finished"),
         ("dqn", 12, 5, {"learning_starts": 8, "buffer_capacity": 30}, "finished"),
         ("dqn", 30, 2, {"learning_starts": 8, "early_stopping": {"target_value": 1.0}}, "stopped"),
     ],
@@ -243,7 +245,7 @@ def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(
 def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:
     chance = random.Random(5)
     victim = Victim("ppo", tmp_path / "killed", total_timesteps=20_000, checkpoint_interval=256, log_interval=64)
-    for _ in range(3):
+    for _ in range(NUM_KILLS_FROM_OUTSIDE):
         process = victim.live()
         wait_until(lambda: victim.has_checkpoint() and victim.is_running() and victim.has_new_lines(), process)
         time.sleep(chance.uniform(0.0, 1.5))

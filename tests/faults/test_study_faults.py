@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import TRY_ALL
 from run_tools import contents
 from study_tools import BASE, PPO, assert_same_study, finish, live_workers, start, train_alone, wait_until, write_study
 
@@ -19,7 +20,7 @@ from rl_training.experiment.owner import read_owner
 from rl_training.studies.catalog import read_run
 from rl_training.studies.study import Study
 
-NUM_KILLS = 20
+NUM_KILLS = 20 if TRY_ALL else 8
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
@@ -31,17 +32,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_one_and_two_jobs_give_the_runs_of_single_commands(tmp_path: Path, alone: dict[str, Path]) -> None:
-    for jobs in ("1", "2"):
+    for jobs, seeds, num_runs in (("1", "0", 2), ("2", "0,1", 4)):
         folder = tmp_path / jobs
         folder.mkdir()
-        path = write_study(folder)
+        path = write_study(folder, seeds=seeds)
         code, out, error = finish(start(["study", "run", str(path), "--jobs", jobs], folder))
         assert code == 0, error
-        assert "6 of 6 runs finished" in out
+        assert f"{num_runs} of {num_runs} runs finished" in out
         assert_same_study(Study.from_file(path), alone)
 
 
-def test_twenty_kills_of_workers_and_drivers_change_nothing(tmp_path: Path, alone: dict[str, Path]) -> None:
+def test_kills_of_workers_and_drivers_change_nothing(tmp_path: Path, alone: dict[str, Path]) -> None:
     chance = random.Random(7)
     path = write_study(tmp_path)
     study = Study.from_file(path)
@@ -73,12 +74,12 @@ def test_twenty_kills_of_workers_and_drivers_change_nothing(tmp_path: Path, alon
 
 
 def test_two_drivers_share_the_work(tmp_path: Path, alone: dict[str, Path]) -> None:
-    path = write_study(tmp_path)
+    path = write_study(tmp_path, seeds="0,1")
     command = ["study", "run", str(path), "--jobs", "1"]
-    drivers = [start([*command, *words], tmp_path) for words in ([], ["--shard", "2/3"])]
+    drivers = [start([*command, *words], tmp_path) for words in ([], ["--shard", "2/2"])]
     ends = [finish(driver) for driver in drivers]
     assert [code for code, _, _ in ends] == [0, 0], ends
-    assert "6 of 6 runs finished" in ends[0][1]
+    assert "4 of 4 runs finished" in ends[0][1]
     assert "2 of 2 runs finished" in ends[1][1]
     study = Study.from_file(path)
     assert {read_run(run.run_dir).attempt for run in study.runs()} == {1}
@@ -86,7 +87,7 @@ def test_two_drivers_share_the_work(tmp_path: Path, alone: dict[str, Path]) -> N
 
 
 def test_ctrl_c_stops_all_runs_saved_and_the_printed_command_continues(tmp_path: Path, alone: dict[str, Path]) -> None:
-    path = write_study(tmp_path)
+    path = write_study(tmp_path, seeds="0,1")
     study = Study.from_file(path)
     driver = start(["study", "run", str(path), "--jobs", "2"], tmp_path)
     wait_until(lambda: len(live_workers(study)) == 2, driver)
@@ -117,7 +118,7 @@ def test_the_workers_of_a_killed_driver_save_and_end(tmp_path: Path) -> None:
 
 
 def test_a_suspended_worker_is_replaced_and_cannot_disturb_the_winner(tmp_path: Path, alone: dict[str, Path]) -> None:
-    path = write_study(tmp_path)
+    path = write_study(tmp_path, seeds="0")
     study = Study.from_file(path)
     driver = start(["study", "run", str(path), "--jobs", "2"], tmp_path, RL_TRAINING_STALE_SECONDS="2")
     run_dir, pid = wait_until(lambda: list(live_workers(study).items()), driver)[0]
@@ -156,13 +157,13 @@ class TestFailingRuns:
         bad = {"env_id": f"{tmp_path / 'env.py'}:FailingEnv", "algo_kwargs": PPO}
         base = {**BASE, "algo": "ppo", "total_timesteps": 512}
         (tmp_path / "env.py").write_text(FAILING_ENV)
-        path = write_study(tmp_path, base=base, vary=[good, bad], seeds="0,1")
-        code, out, error = finish(start(["study", "run", str(path), "--jobs", "2"], tmp_path))
+        path = write_study(tmp_path, base=base, vary=[bad, good], seeds="0")
+        code, out, error = finish(start(["study", "run", str(path), "--jobs", "1"], tmp_path))
         assert code == 1, error
-        assert "2 of 4 runs finished" in out
-        assert out.count("the wheels came off") == 2
+        assert "1 of 2 runs finished" in out
+        assert out.count("the wheels came off") == 1
         states = [read_run(run.run_dir).state for run in Study.from_file(path).runs()]
-        assert sorted(states) == ["failed", "failed", "finished", "finished"]
+        assert states == ["failed", "finished"]
 
     def test_a_run_whose_process_always_dies_is_given_up(self, tmp_path: Path) -> None:
         (tmp_path / "env.py").write_text(

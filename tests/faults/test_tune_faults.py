@@ -22,7 +22,7 @@ from rl_training.studies.tuning.tune_plan import TuneRequest, find_plan
 from rl_training.studies.tuning.tuner import Tuning
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-KILLS = (0.0, 0.5, 1.0) if not TRY_ALL else tuple(0.15 * number for number in range(10))
+KILLS = (0.0, 0.7) if not TRY_ALL else tuple(0.15 * number for number in range(10))
 """Seconds after the first worker began at which the tuner is killed."""
 SLOW = {**BASE, "env_kwargs": {"pay": 1.0, "seconds": 0.005}, "checkpoint_interval": 8}
 

@@ -87,7 +87,7 @@ def cluster() -> Iterator[RayCluster]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The runs of the small study, each trained by itself."""
     folder = tmp_path_factory.mktemp("alone")
-    return train_alone(Study.from_file(write_study(folder)).runs(), folder / "runs")
+    return train_alone(Study.from_file(write_study(folder, seeds="0,1")).runs(), folder / "runs")
 
 
 def run_on(cluster: RayCluster, path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
@@ -129,7 +129,10 @@ def kill_raylet(cluster: RayCluster, pid: int) -> None:
     cluster.tell("add")
 
 
-@pytest.mark.parametrize("kills", [[], [kill_worker, remove_node], [kill_ray_worker, kill_raylet]], ids=len)
+KILLS = [[kill_worker, remove_node], [kill_ray_worker, kill_raylet]]
+
+
+@pytest.mark.parametrize("kills", [[], *KILLS] if TRY_ALL else KILLS, ids=len)
 def test_whatever_dies_the_study_ends_as_if_nothing_had(
     kills: list[Any], cluster: RayCluster, tmp_path: Path, alone: dict[str, Path]
 ) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coverage_tools import ERROR, REPETITIONS, coverage, generator
+from conftest import TRY_ALL
+from coverage_tools import ERROR, REPETITIONS, cells, coverage, generator
 from scipy import integrate, stats
 
 from rl_training.studies.statistics import compare_means, sequential_test
@@ -17,6 +18,9 @@ from rl_training.studies.statistics.kernel import Stages
 from rl_training.studies.statistics.scores import TaskRuns, pair
 
 Block = tuple[dict[str, Any], dict[str, Any]]
+NUM_COMPARISONS = 12 if TRY_ALL else 6
+LARGE = (("normal", 10, 1), ("lognormal", 3, 5), ("unequal spread", 5, 5))
+"""Simulations with more runs than most that are made by default."""
 
 
 def drawn_blocks(seed: int, shift: float, sizes: list[tuple[int, int]], tasks: int = 1) -> list[Block]:
@@ -78,13 +82,13 @@ def test_the_first_looks_are_the_same_however_many_blocks_follow() -> None:
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_zero_is_outside_of_the_interval_exactly_if_decided(tasks: int) -> None:
     decided = 0
-    for seed in range(12):
+    for seed in range(NUM_COMPARISONS):
         blocks = drawn_blocks(seed, (0.0, 1.0, 2.0)[seed % 3], [(5, 5)] * 3, tasks)
         result = sequential_test(blocks, 3, generator(seed), num_permutations=1000)
         assert (result.decided_at is not None) == (not result.interval[0] <= 0 <= result.interval[1])
         assert (result.decided_at is not None) == (result.p_value <= 0.05)
         decided += result.decided_at is not None
-    assert 3 <= decided <= 10
+    assert NUM_COMPARISONS / 4 <= decided <= 10 / 12 * NUM_COMPARISONS
 
 
 def test_intervals_of_later_looks_lie_within_those_of_earlier_ones() -> None:
@@ -126,9 +130,7 @@ def test_the_guard_solves_the_integrals_of_the_normal_test() -> None:
     assert guard.p_values(1, np.array([2.1]))[0] == pytest.approx(0.025 + outside, abs=1e-6)
 
 
-@pytest.mark.parametrize("tasks", coverage.TASKS)
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-@pytest.mark.parametrize("name", coverage.SAMPLERS)
+@pytest.mark.parametrize(("name", "seeds", "tasks"), cells([3, 5, 10], num_looks=4, large=LARGE))
 def test_four_looks_call_equal_algorithms_different_in_five_percent_at_most(name: str, seeds: int, tasks: int) -> None:
     rates = coverage.rejections(
         name, generator(3), seeds=seeds, tasks=tasks, num_looks=4, repetitions=REPETITIONS, num_permutations=400

@@ -301,8 +301,14 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in packages:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
+            found[name] = _version(name)
     return found
+
+
+@functools.cache
+def _version(package: str) -> str:
+    """The version of a package, which each checkpoint asks for: reading it takes longer than writing a small one."""
+    return version(package)
 
 
 def package_versions() -> dict[str, str]:
