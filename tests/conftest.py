@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-<<<<<<< HEAD
-from collections.abc import Iterator
-=======
 import shutil
->>>>>>> b17-diet
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
