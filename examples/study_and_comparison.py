@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rl_training import TrainConfig
 from rl_training.studies import Study, compare
-from rl_training.studies.comparison.verdict import Comparison
 from rl_training.studies.groups import find_groups
 from rl_training.views.report.page import write_report
 
@@ -50,11 +49,10 @@ def main() -> None:
 
     # On the command line: rl-training compare runs/learning-rates-12000-4
     # It also stores the result where the report finds it. With more than two settings, all pairs are compared.
-    comparison = compare(study.path)
-    assert isinstance(comparison, Comparison)
-    low, high = comparison.judgement.interval
-    print(textwrap.fill(comparison.sentence, 80))
-    print(f"difference {comparison.judgement.difference:+.1f} [{low:.1f}, {high:.1f}]")
+    for pair in compare(study.path).pairs:
+        low, high = pair.judgement.interval
+        print(textwrap.fill(pair.sentence, 80))
+        print(f"difference {pair.judgement.difference:+.1f} [{low:.1f}, {high:.1f}]")
 
     # On the command line: rl-training report runs/learning-rates-12000-4
     page, _ = write_report(find_groups([str(study.path)]), [str(study.path)])

@@ -137,6 +137,13 @@ def test_an_estimate_that_has_not_converged_is_reported(capsys: Any) -> None:
     assert capsys.readouterr().err == ""
 
 
+def test_the_change_left_is_extrapolated_from_the_drift() -> None:
+    # The distance from the end shrinks by exp(-0.05 * 0.01) per update: by exp(-0.5) in the last 1,000 of 10,000.
+    assert fitted_q._change_left(-2.0, 0.99, 10_000) == pytest.approx(2.0 / (np.exp(0.5) - 1.0))
+    assert fitted_q._change_left(4.9, 0.99, 200) == pytest.approx(4.9 / (np.exp(0.01) - 1.0))
+    assert fitted_q._change_left(2.0, 0.5, 10_000) == 2.0
+
+
 def test_discounting_by_hand() -> None:
     assert discounted_return(np.array([1.0, 2.0, 4.0]), 0.5) == 1 + 1 + 1
 

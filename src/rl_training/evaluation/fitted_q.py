@@ -28,7 +28,7 @@ from rl_training.terminal.streams import tell
 HELD_OUT = 0.2
 MAX_DRIFT = 0.01
 MAX_DRIFT_OF_INTERVAL = 0.1
-"""The estimate has converged if its drift is within this fraction of the estimate, or that of its interval."""
+"""The estimate has converged if the change left is within this fraction of the estimate, or that of its interval."""
 BOOTSTRAP_SAMPLES = 1000
 TAU = 0.05
 """Polyak coefficient. The Q-values converge like exp(-TAU * (1 - gamma) * updates): 1 % at 10,000 for gamma 0.99."""
@@ -46,7 +46,7 @@ class OfflineScore:
     fqe_drift: float
     """Change of the estimate over the last tenth of the updates."""
     fqe_converged: bool
-    """Whether the drift is at most 1 % of the estimate or 10 % of its interval."""
+    """Whether the change left, by the drift, is at most 1 % of the estimate or 10 % of its interval."""
     behaviour_return_mean: float
     """Mean discounted return recorded in these episodes, up to their ends."""
     tail_weight: float
@@ -142,13 +142,16 @@ def fitted_q_evaluation(
         if update == num_updates * 9 // 10:
             earlier = unit * float(fit.estimate(first_obs, first_masks).mean())
         fit.update(batch_size)
-    score = _score(unit * fit.estimate(first_obs, first_masks), earlier, held_out, algorithm.config.gamma, seed)
+    estimates = unit * fit.estimate(first_obs, first_masks)
+    score = _score(estimates, earlier, held_out, algorithm.config.gamma, seed, num_updates)
     if not score.fqe_converged:
         tell(_describe_drift(score, num_updates))
     return score
 
 
-def _score(estimates: Array, earlier: float, held_out: TransitionDataset, gamma: float, seed: int) -> OfflineScore:
+def _score(
+    estimates: Array, earlier: float, held_out: TransitionDataset, gamma: float, seed: int, num_updates: int
+) -> OfflineScore:
     """The score from the estimates at the first states, and their mean `earlier` in the fit."""
     starts, stops = held_out.episodes().T
     mean = float(estimates.mean())
@@ -162,12 +165,23 @@ def _score(estimates: Array, earlier: float, held_out: TransitionDataset, gamma:
         fqe_return_low=low,
         fqe_return_high=high,
         fqe_drift=drift,
-        fqe_converged=abs(drift) <= max(MAX_DRIFT * abs(mean), MAX_DRIFT_OF_INTERVAL * (high - low)),
+        fqe_converged=_change_left(drift, gamma, num_updates)
+        <= max(MAX_DRIFT * abs(mean), MAX_DRIFT_OF_INTERVAL * (high - low)),
         behaviour_return_mean=float(recorded),
         tail_weight=float(tail_weight),
         held_out_episodes=len(estimates),
         gamma=gamma,
     )
+
+
+def _change_left(drift: float, gamma: float, num_updates: int) -> float:
+    """How far the estimate has still to go, at least the drift: after few updates a small drift means nothing.
+
+    A distance that shrinks like exp(-rate * updates) is drift / (exp(rate * num_updates / 10) - 1) after a drift over
+    the last tenth of them.
+    """
+    rate = TAU * max(1.0 - gamma, 1e-4)
+    return abs(drift) * max(1.0, 1.0 / math.expm1(min(100.0, rate * num_updates / 10)))
 
 
 def _describe_drift(score: OfflineScore, num_updates: int) -> str:

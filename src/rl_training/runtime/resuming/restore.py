@@ -101,7 +101,8 @@ def _describe_progress(progress: TrainingProgress, config: AlgorithmConfig) -> s
     zero = [name for name, rate in given.items() if not any(value_at(rate, end) for end in ends)]
     if zero:
         remedy = "use --schedules restart (in Python: schedules='restart')"
-        text += f"; {' and '.join(zero)} stays 0, so nothing more is learned: {remedy}"
+        effect = "nothing more is learned" if len(zero) == len(given) else "what it trains no longer changes"
+        text += f"; {' and '.join(zero)} stays 0, so {effect}: {remedy}"
     return text
 
 

@@ -65,6 +65,11 @@ class Comparison:
     """What the budgets count."""
 
     @property
+    def pairs(self) -> tuple[Comparison, ...]:
+        """One pair, itself; a comparison of more than two arms has several."""
+        return (self,)
+
+    @property
     def spread_unit(self) -> str:
         """Unit of differences and margins; nothing for one task, whose differences are in units of the metric."""
         return "" if len(self.a.by_task) == 1 else " standard deviations"
