@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rl_training.terminal.progress import LARGEST_BAR, ProgressView, fit
@@ -60,7 +59,8 @@ class NotebookView(ProgressView):
 
     def _draw(self, activity: str | None = None) -> None:
         """Replace the text; the first one is a new output of the cell."""
-        display: Callable[..., Any] = importlib.import_module("IPython.display").display
+        from IPython.display import display
+
         done = min(1.0, self._done / self._total) if self._total else 0.0
         bar = ("█" * round(done * LARGEST_BAR)).ljust(LARGEST_BAR, "░")
         parts = self._parts if activity is None else [*self._parts[:1], activity]
