@@ -57,8 +57,9 @@ def test_many_runs_in_one_process_do_not_grow(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(TESTS), str(tmp_path), str(NUM_RUNS)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     sizes = json.loads(answer.stdout)
-    grown = (sizes[-1] - sizes[19]) / 1e6
-    print(f"grew by {grown:.1f} MB over {NUM_RUNS - 20} runs after the first 20")
+    # Medians: the allocator returns memory when it likes, so single sizes jump by some MB.
+    grown = (np.median(sizes[-20:]) - np.median(sizes[20:40])) / 1e6
+    print(f"grew by {grown:.1f} MB over {NUM_RUNS - 40} runs")
     assert grown < MAX_GROWTH_MB
 
 

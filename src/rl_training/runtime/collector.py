@@ -115,7 +115,8 @@ class Collector:
                 self._policy_state = self._initial_state  # also of the others: their stored sequence is interrupted
                 continue
             next_obs = self._with_final_obs(obs, info) if "final_obs" in info else obs
-            step = dict(zip(FIELDS, (self._obs, actions, rewards, next_obs, terminated, truncated), strict=True))
+            step: Storage = {"obs": self._obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
+            step["terminated"], step["truncated"] = terminated, truncated
             if acted.fields or "fields" in info:
                 step |= self._further_fields(acted, info)
                 self._masks = info.get("masks")
