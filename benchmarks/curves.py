@@ -149,11 +149,12 @@ def final_scores(curves: Curves) -> list[float]:
 
 
 def caption(algo: str) -> str:
-    """One sentence: tasks, settings, episodes, and the last scores of both sides."""
+    """Tasks, settings, episodes, and the last scores of both sides; what was chosen after a look at results."""
     parts = panels(algo)
     clauses = [f"on {part.env}, {settings_text(part)}, {verdict(part)}" for part in parts]
     episodes = f"Mean return of {parts[0].episodes} evaluation episodes (mean ± standard deviation over seeds)"
-    return f"{episodes}: {'; '.join(clauses)}."
+    chosen = " Learning rate, tau and number of updates were chosen on seed 0." if parts[0].dataset else ""
+    return f"{episodes}: {'; '.join(clauses)}.{chosen}"
 
 
 def settings_text(part: Panel) -> str:
