@@ -1,7 +1,7 @@
 """A process that holds a Ray cluster on this machine; it reads a command per line and answers each with a line of JSON.
 
 `add` (with variables as JSON) adds a node with one processor, `remove PID` and `kill PID` end the node of that raylet,
-`clear` ends all nodes but the head, `count` gives the number of nodes that are alive. At the end of its input it ends
+`clear` ends all nodes but the head, `nodes` gives the ids of those that are alive. At the end of its input it ends
 the cluster.
 """
 
@@ -43,8 +43,8 @@ def carry_out(cluster: Cluster, command: str, rest: str) -> Any:
     elif command == "clear":
         for node in list(cluster.worker_nodes):
             cluster.remove_node(node, allow_graceful=False)
-    elif command == "count":
-        return sum(node["Alive"] for node in cluster.global_state.node_table())
+    elif command == "nodes":
+        return [node["NodeID"] for node in cluster.global_state.node_table() if node["Alive"]]
     return None
 
 

@@ -229,7 +229,7 @@ def test_a_folder_that_a_node_does_not_share_is_named(cluster: RayCluster, tmp_p
     hide = f"mount -t tmpfs none {tmp_path / 'runs'} && exec {join}"
     if executable is None or subprocess.run([executable, "-m", "true"], check=False, capture_output=True).returncode:
         pytest.skip("mount namespaces cannot be made here")
-    num_nodes = cluster.tell("count")["answer"]
+    before = set(cluster.tell("nodes")["answer"])  # one that a test before has killed may still be among them
     node = subprocess.Popen(
         [executable, "-m", "sh", "-c", hide],
         env={**os.environ, **cluster.variables},
@@ -238,7 +238,7 @@ def test_a_folder_that_a_node_does_not_share_is_named(cluster: RayCluster, tmp_p
         start_new_session=True,
     )
     try:
-        wait_until(lambda: cluster.tell("count")["answer"] > num_nodes)
+        wait_until(lambda: set(cluster.tell("nodes")["answer"]) - before)
         code, _, error = finish(run_on(cluster, path))
         assert code == 2, error
         assert "is not the same folder on" in error
