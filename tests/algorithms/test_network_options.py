@@ -289,7 +289,7 @@ def test_ppo_with_two_networks_and_two_rates_equals_torch(space: Any) -> None:
     config = PPOConfig(minibatch_size=1000, update_epochs=4, **TWO_NETWORKS)
     algorithm = on_policy(PPOAlgorithm, config, space)
     copy, batch = TorchActorCritic(algorithm, RATES), make_rollout(space)
-    obs, _, _, _, actions, old_log_probs, advantages, returns = algorithm.prepare(batch)[0]
+    obs, actions, old_log_probs, advantages, returns, *_ = algorithm.prepare(batch)[0]
     norms = []
     for _ in range(4):
         log_probs, entropies = copy.log_probs_and_entropy(obs, actions)
@@ -308,7 +308,7 @@ def test_a2c_with_two_networks_and_two_rates_equals_torch() -> None:
     algorithm = on_policy(A2CAlgorithm, A2CConfig(**TWO_NETWORKS), space)
     algorithm.progress = 0.5
     copy, batch = TorchActorCritic(algorithm, (RATES[0], RATES[1] / 2)), make_rollout(space)
-    obs, *_, actions, _, advantages, returns = algorithm.prepare(batch)[0]
+    obs, actions, _, advantages, returns, *_ = algorithm.prepare(batch)[0]
     log_probs, entropies = copy.log_probs_and_entropy(obs, actions)
     value_loss = (copy.value(obs).squeeze(-1) - returns).square().mean()
     copy.step(-(advantages * log_probs).mean(), value_loss, entropies.mean())

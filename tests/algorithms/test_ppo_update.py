@@ -83,7 +83,7 @@ def log_prob_and_entropy(space, params, obs, actions):
 
 
 def losses(space, params, samples, config, clip=0.2):
-    obs, *_, actions, old_log_probs, advantages, returns = samples
+    obs, actions, old_log_probs, advantages, returns = samples
     log_probs, entropy = log_prob_and_entropy(space, params, obs, actions)
     advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
     ratio = np.exp(log_probs - old_log_probs)
@@ -111,11 +111,11 @@ def test_losses_away_from_the_old_policy_equal_numpy(space):
     algorithm = shake(make(space, ent_coef=0.3, vf_coef=0.7))
     batch = make_rollout(space, num_steps=20)
     samples, _ = algorithm.prepare(batch)
-    samples[5] += 0.4 * torch.randn(40, generator=torch.Generator().manual_seed(3))
+    samples.log_probs.add_(0.4 * torch.randn(40, generator=torch.Generator().manual_seed(3)))
     params, as_arrays = arrays(algorithm.policy), [field.numpy() for field in samples if field is not None]
     expected = losses(space, params, as_arrays, algorithm.config)
     assert 0.2 < expected.metrics[4] < 0.8
-    metrics = algorithm._minibatch_step(*samples, torch.tensor(0.2)).numpy()
+    metrics = algorithm._minibatch_step(samples, torch.tensor(0.2)).numpy()
     np.testing.assert_allclose(metrics[:5], expected.metrics, rtol=1e-5, atol=1e-5)
     gradients = numeric_gradient(lambda p: losses(space, p, as_arrays, algorithm.config).total, params)
     assert metrics[5] == pytest.approx(norm(gradients), rel=1e-5)
@@ -167,8 +167,8 @@ def test_advantages_at_a_truncation_use_the_value_of_the_true_final_observation(
     samples, _ = algorithm.prepare(batch)
     # A_2 = 3 + 0.5 * 8 - 6 = 1; A_1 = 2 + 0.5 * 10 - 2 = 5 (10 is the final observation, 6 the next episode's first);
     # A_0 = (1 + 0.5 * 2 - 1) + 0.25 * 5 = 2.25; each return is the advantage plus the value.
-    assert samples[6].tolist() == [2.25, 5.0, 1.0]
-    assert samples[7].tolist() == [3.25, 7.0, 7.0]
+    assert samples.advantages.tolist() == [2.25, 5.0, 1.0]
+    assert samples.returns.tolist() == [3.25, 7.0, 7.0]
 
 
 @pytest.mark.parametrize(("target_kl", "steps"), [(1e-4, 2), (1e4, 10), (None, 10)])
@@ -244,4 +244,4 @@ def test_rewards_are_scaled_by_the_deviation_of_the_running_return_over_two_roll
         samples, _ = algorithm.prepare(rollout)
         expected = np.clip(rewards / np.std(returns), -10, 10)
         assert expected.max() == 10.0
-        np.testing.assert_allclose(samples[6].view(200, 2), expected, atol=1e-5)
+        np.testing.assert_allclose(samples.advantages.view(200, 2), expected, atol=1e-5)

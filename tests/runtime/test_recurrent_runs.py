@@ -232,11 +232,10 @@ class WatchRollouts:
 
         def watched(batch: Any) -> Any:
             samples, _ = algorithm.prepare(batch)
-            obs, masks, states, starts, actions, log_probs, *_ = samples
             with torch.no_grad():
-                outputs, _ = algorithm.policy(obs, masks, states, starts)
-                again, _ = algorithm.policy.head.log_prob_and_entropy(outputs, actions)
-            self.differences.append((again - log_probs).abs().max().item())
+                outputs, _ = algorithm.evaluate(samples)
+                again, _ = algorithm.policy.head.log_prob_and_entropy(outputs, samples.actions)
+            self.differences.append((again - samples.log_probs).abs().max().item())
             self.num_ends += int(batch.dones.sum())
             return update(batch)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import Fraction, Scheduled
-from rl_training.algorithms.on_policy import OnPolicyActorCritic, OnPolicyActorCriticConfig
+from rl_training.algorithms.on_policy import OnPolicyActorCritic, OnPolicyActorCriticConfig, Samples
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.returns import explained_variance, gae
 from rl_training.algorithms.tune import Tune
@@ -59,7 +59,7 @@ class A2CAlgorithm(OnPolicyActorCritic[A2CConfig]):
             metrics = self._step(batch.obs, batch.masks, batch.actions, rewards, batch.next_obs, *ends)
         else:
             samples, explained = self.prepare(batch)
-            metrics = self._sequence_step(explained, *samples)
+            metrics = self._sequence_step(samples, explained)
         if self.policy.preprocessor is not None:  # after the update: the rollout belongs to the old statistics
             self.policy.preprocessor.update_statistics(batch.obs.flatten(0, 1))
         return UpdateResult(dict(zip(STEP_METRICS, metrics.unbind(), strict=True)))
@@ -87,21 +87,10 @@ class A2CAlgorithm(OnPolicyActorCritic[A2CConfig]):
             explained = explained_variance(values, returns)
         return self._descend(outputs, values, actions.flatten(0, 1), advantages, returns, explained)
 
-    def _sequence_step(
-        self,
-        explained: Tensor,
-        obs: Tensor,
-        masks: Tensor | None,
-        states: Tensor,
-        starts: Tensor,
-        actions: Tensor,
-        _: Tensor,
-        advantages: Tensor,
-        returns: Tensor,
-    ) -> Tensor:
+    def _sequence_step(self, samples: Samples, explained: Tensor) -> Tensor:
         """The same on a rollout cut into sequences [S, L, ...], for a policy with memory."""
-        outputs, values = self.policy(obs, masks, states, starts)
-        return self._descend(outputs, values, actions, advantages, returns, explained)
+        outputs, values = self.evaluate(samples)
+        return self._descend(outputs, values, samples.actions, samples.advantages, samples.returns, explained)
 
     def _descend(
         self, outputs: Tensor, values: Tensor, actions: Tensor, advantages: Tensor, returns: Tensor, explained: Tensor

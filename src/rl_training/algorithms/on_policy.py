@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
@@ -23,9 +23,26 @@ from rl_training.models.recurrent import RecurrentActorCritic
 from rl_training.replay.transitions import StepField, StepFields, Transitions
 from rl_training.spaces.spec import Spaces
 
-Samples = list[Any]
-"""Transitions [B, ...] or sequences [S, L, ...]: observations, masks, states before each sequence, episode starts,
-actions, log-probabilities, advantages, returns. Masks are None without masks, states and starts without memory."""
+
+class Samples(NamedTuple):
+    """Input of a gradient step: transitions [B, ...] of a rollout or, with memory, sequences [S, L, ...] of it."""
+
+    obs: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    """Log-probabilities of the actions under the policy that collected them."""
+    advantages: Tensor
+    returns: Tensor
+    masks: Tensor | None = None
+    """Valid actions, [..., num_options], if there are masks."""
+    states: Tensor | None = None
+    """With memory: the state before each sequence, [S, state_size]."""
+    starts: Tensor | None = None
+    """With memory: where, within a sequence, another episode begins, [S, L]."""
+
+    def rows(self, index: Tensor | slice) -> Samples:
+        """The transitions or sequences at an index, or in a slice."""
+        return Samples(*(None if field is None else field[index] for field in self))  # type: ignore[arg-type]
 
 
 class OnPolicyActorCriticConfig(ActorCriticConfig, OnPolicyConfig):
@@ -153,18 +170,29 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
         explained = explained_variance(values.flatten(), returns.flatten())
         if self.memory is not None:
             return self._sequences(batch, advantages, returns), explained
-        flat = [flat_obs, flat_masks, None, None, flat_actions, log_probs, advantages.flatten(), returns.flatten()]
+        flat = Samples(flat_obs, flat_actions, log_probs, advantages.flatten(), returns.flatten(), flat_masks)
         return flat, explained
 
     def _sequences(self, batch: Transitions, advantages: Tensor, returns: Tensor) -> Samples:
         """A rollout as sequences, which begin in the states that were stored with their first steps."""
         assert self.config.memory is not None
         length = self.config.memory.length_in(len(batch.rewards))
-        states = batch.extras["states"][::length].flatten(0, 1)
-        masks = None if batch.masks is None else cut(batch.masks, length)
-        fields = [batch.actions, batch.extras["log_probs"], advantages, returns]
-        starts = episode_starts(batch.dones, length)
-        return [cut(batch.obs, length), masks, states, starts, *(cut(field, length) for field in fields)]
+        return Samples(
+            obs=cut(batch.obs, length),
+            actions=cut(batch.actions, length),
+            log_probs=cut(batch.extras["log_probs"], length),
+            advantages=cut(advantages, length),
+            returns=cut(returns, length),
+            masks=None if batch.masks is None else cut(batch.masks, length),
+            states=batch.extras["states"][::length].flatten(0, 1),
+            starts=episode_starts(batch.dones, length),
+        )
+
+    def evaluate(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        """The policy's raw outputs and the values of the samples' observations, as the policy is now."""
+        if samples.states is None:
+            return self.policy(samples.obs, samples.masks)  # type: ignore[no-any-return]
+        return self.policy(samples.obs, samples.masks, samples.states, samples.starts)  # type: ignore[no-any-return]
 
     def _next_values(self, batch: Transitions, values: Tensor) -> Tensor:
         """V of the next states: the next row's values, but V(next_obs) at truncations and in the last row."""

@@ -61,7 +61,7 @@ class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
         samples, explained = self.prepare(batch)
         steps: list[Tensor] = []
         for minibatch in self._minibatches(samples):
-            steps.append(self._step(*minibatch, clip))
+            steps.append(self._step(minibatch, clip))
             if config.target_kl is not None and steps[-1][APPROX_KL] > 1.5 * config.target_kl:
                 break
         if self.policy.preprocessor is not None:  # after the update: the log-probabilities belong to the old statistics
@@ -72,36 +72,25 @@ class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
 
     def _minibatches(self, samples: Samples) -> Iterator[Samples]:
         """Shuffled samples in each epoch, about `minibatch_size` transitions at a time."""
-        memory, size, num_samples = self.config.memory, self.config.minibatch_size, len(samples[0])
+        memory, size, num_samples = self.config.memory, self.config.minibatch_size, len(samples.obs)
         size = size if memory is None else max(1, size // memory.length_in(self.config.num_steps))
         for _ in range(self.config.update_epochs):
             order = torch.randperm(num_samples, generator=self.generator, device=self.device)
-            shuffled = [None if field is None else field[order] for field in samples]
+            shuffled = samples.rows(order)
             for start in range(0, num_samples, size):
-                yield [None if field is None else field[start : start + size] for field in shuffled]
+                yield shuffled.rows(slice(start, start + size))
 
-    def _minibatch_step(
-        self,
-        obs: Tensor,
-        masks: Tensor | None,
-        states: Tensor | None,
-        starts: Tensor | None,
-        actions: Tensor,
-        old_log_probs: Tensor,
-        advantages: Tensor,
-        returns: Tensor,
-        clip: Tensor,
-    ) -> Tensor:
+    def _minibatch_step(self, samples: Samples, clip: Tensor) -> Tensor:
         """One gradient step on transitions [B, ...] or sequences; returns the metrics of `STEP_METRICS`."""
-        config = self.config
-        outputs, values = self.policy(obs, masks) if states is None else self.policy(obs, masks, states, starts)
-        log_probs, entropies = self.policy.head.log_prob_and_entropy(outputs, actions)
+        config, advantages = self.config, samples.advantages
+        outputs, values = self.evaluate(samples)
+        log_probs, entropies = self.policy.head.log_prob_and_entropy(outputs, samples.actions)
         if config.normalize_advantage and advantages.numel() > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        log_ratio = log_probs - old_log_probs
+        log_ratio = log_probs - samples.log_probs
         ratio = log_ratio.exp()
         policy_loss = clipped_surrogate_loss(ratio, advantages, clip)
-        value_loss = F.mse_loss(values, returns)
+        value_loss = F.mse_loss(values, samples.returns)
         entropy = entropies.mean()
         loss = policy_loss + config.vf_coef * value_loss  # PPO eq. 9
         if config.ent_coef:
