@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rl_training import TrainConfig
 from rl_training.envs.factory import make_env
 from rl_training.errors import EnvError
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
-from rl_training.replay.transitions import FIELDS
+from rl_training.replay.transitions import FIELDS, Transitions
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import describe_spaces
 from rl_training.testing.case import TEST_ENVS
@@ -130,6 +131,15 @@ def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
 def step_of(*values: Any) -> dict[str, Any]:
     """A step of every environment for a buffer: observations, actions, rewards, next observations, the two flags."""
     return dict(zip(FIELDS, values, strict=True))
+
+
+def as_collected(algorithm: Any, rollout: Transitions) -> Transitions:
+    """The rollout with the fields that `act` stores beside its steps; the algorithm's generator stays as it is."""
+    state = algorithm.generator.get_state()
+    masks = [None] * len(rollout.obs) if rollout.masks is None else rollout.masks
+    rows = [algorithm.act(obs, explore=True, mask=mask).fields for obs, mask in zip(rollout.obs, masks, strict=True)]
+    algorithm.generator.set_state(state)
+    return replace(rollout, extras={name: torch.stack([row[name] for row in rows]) for name in rows[0]})
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import as_collected
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy_reference import numeric_gradient
 from test_ppo_update import arrays, log_prob_and_entropy, make_rollout, network, norm, shake, tensors
@@ -60,7 +61,7 @@ def test_a_whole_update_equals_numpy(space, gae_lambda):
         return policy_loss + 0.4 * value_loss - 0.03 * entropy
 
     expected, gradient = losses(before), numeric_gradient(loss, before)
-    metrics = {name: value.item() for name, value in algorithm.update(rollout).metrics.items()}
+    metrics = {name: value.item() for name, value in algorithm.update(as_collected(algorithm, rollout)).metrics.items()}
     for name, wanted in zip(("policy_loss", "value_loss", "entropy"), expected, strict=True):
         assert metrics[name] == pytest.approx(wanted, abs=1e-5)
     assert metrics["grad_norm"] == pytest.approx(norm(gradient), abs=1e-5)
@@ -80,13 +81,13 @@ def test_normalized_advantages_do_not_depend_on_the_scale_of_their_spread():
     log_probs, _ = log_prob_and_entropy(SPACES[0], arrays(algorithm.policy), obs, actions)
     scaled = (advantages - advantages.mean()) / advantages.std(ddof=1)
     for rule, wanted in ((algorithm, scaled), (plain, advantages)):
-        loss = rule.update(rollout).metrics["policy_loss"].item()
+        loss = rule.update(as_collected(rule, rollout)).metrics["policy_loss"].item()
         assert loss == pytest.approx(-(wanted * log_probs).mean(), abs=1e-5)
 
 
 def test_rewards_and_observations_are_scaled_when_asked_to():
     algorithm = make(normalize_reward=True, normalize_obs=True)
-    rollout = make_rollout(SPACES[0])
+    rollout = as_collected(algorithm, make_rollout(SPACES[0]))
     algorithm.update(rollout)
     normalizer = algorithm.policy.preprocessor.normalizer
     np.testing.assert_allclose(normalizer.mean, rollout.obs.flatten(0, 1).double().mean(0), atol=1e-6)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import TRY_ALL
+from conftest import TRY_ALL, as_collected
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy_reference import BATCH, StepWatch, arrays, doubles, make_algorithm, make_batch, mlp, small
 from test_c51_update import SUPPORT, numpy_log_probs, numpy_projection
@@ -368,6 +368,7 @@ def test_an_on_policy_update_with_masks_leaves_invalid_actions_out(algorithm_cla
     flat = with_masks(make_batch(CHOICES))
     rollout = type(flat).from_tensors({k: v.unflatten(0, (BATCH // 2, 2)) for k, v in flat.tensors().items()})
     rollout.next_obs[:-1] = torch.where(rollout.dones[:-1, :, None], rollout.next_obs[:-1], rollout.obs[1:])
+    rollout = as_collected(algorithm, rollout)
     with torch.no_grad():
         logits = algorithm.policy(flat.obs)[0].double().numpy()
     probs = probabilities(logits, flat.masks.numpy())

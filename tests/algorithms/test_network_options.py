@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from conftest import TRY_ALL, env_of
+from conftest import TRY_ALL, as_collected, env_of
 from gymnasium.spaces import Box, Discrete
 from numpy_reference import assert_compiled_equals_plain, make_algorithm, make_batch, small
 from test_ppo_update import make_rollout
@@ -205,7 +205,7 @@ def test_equal_settings_of_policy_and_value_function_change_no_bit(space: Any, s
     )
     for algorithm in (plain, other):
         assert isinstance(algorithm.policy.networks, StackedPolicyAndValue)
-        algorithm.update(make_rollout(space))
+        algorithm.update(as_collected(algorithm, make_rollout(space)))
     for name, tensor in networks_of(plain)["policy"].items():
         assert torch.equal(tensor, networks_of(other)["policy"][name])
 
@@ -288,7 +288,7 @@ TWO_NETWORKS: dict[str, Any] = {
 def test_ppo_with_two_networks_and_two_rates_equals_torch(space: Any) -> None:
     config = PPOConfig(minibatch_size=1000, update_epochs=4, **TWO_NETWORKS)
     algorithm = on_policy(PPOAlgorithm, config, space)
-    copy, batch = TorchActorCritic(algorithm, RATES), make_rollout(space)
+    copy, batch = TorchActorCritic(algorithm, RATES), as_collected(algorithm, make_rollout(space))
     obs, actions, old_log_probs, advantages, returns, *_ = algorithm.prepare(batch)[0]
     norms = []
     for _ in range(4):
@@ -307,7 +307,8 @@ def test_a2c_with_two_networks_and_two_rates_equals_torch() -> None:
     space = Discrete(3)
     algorithm = on_policy(A2CAlgorithm, A2CConfig(**TWO_NETWORKS), space)
     algorithm.progress = 0.5
-    copy, batch = TorchActorCritic(algorithm, (RATES[0], RATES[1] / 2)), make_rollout(space)
+    copy = TorchActorCritic(algorithm, (RATES[0], RATES[1] / 2))
+    batch = as_collected(algorithm, make_rollout(space))
     obs, actions, _, advantages, returns, *_ = algorithm.prepare(batch)[0]
     log_probs, entropies = copy.log_probs_and_entropy(obs, actions)
     value_loss = (copy.value(obs).squeeze(-1) - returns).square().mean()
@@ -345,6 +346,6 @@ def test_a_compiled_update_of_two_networks_equals_a_plain_one() -> None:
         make_algorithm(PPOAlgorithm, config, action_space=Discrete(3), compile=flag) for flag in (False, True)
     )
     for algorithm in (plain, compiled):
-        algorithm.update(make_rollout(Discrete(3)))
+        algorithm.update(as_collected(algorithm, make_rollout(Discrete(3))))
     for name, tensor in networks_of(plain)["policy"].items():
         torch.testing.assert_close(networks_of(compiled)["policy"][name], tensor, rtol=1e-3, atol=1e-5)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import as_collected
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy_reference import numeric_gradient
 
@@ -109,7 +110,7 @@ def norm(gradients):
 @for_every_action_space
 def test_losses_away_from_the_old_policy_equal_numpy(space):
     algorithm = shake(make(space, ent_coef=0.3, vf_coef=0.7))
-    batch = make_rollout(space, num_steps=20)
+    batch = as_collected(algorithm, make_rollout(space, num_steps=20))
     samples, _ = algorithm.prepare(batch)
     samples.log_probs.add_(0.4 * torch.randn(40, generator=torch.Generator().manual_seed(3)))
     params, as_arrays = arrays(algorithm.policy), [field.numpy() for field in samples if field is not None]
@@ -124,7 +125,8 @@ def test_losses_away_from_the_old_policy_equal_numpy(space):
 @for_every_action_space
 def test_a_whole_update_with_one_minibatch_equals_numpy(space):
     algorithm = shake(make(space, ent_coef=0.3, learning_rate=1e-2, adam_eps=0.1))
-    config, batch, params = algorithm.config, make_rollout(space), arrays(algorithm.policy)
+    config, params = algorithm.config, arrays(algorithm.policy)
+    batch = as_collected(algorithm, make_rollout(space))
     rewards, terminated = batch.rewards.double().numpy(), batch.terminated.numpy()
     values, next_values = (network(params, obs.double().numpy(), 1)[..., 0] for obs in (batch.obs, batch.next_obs))
     deltas = rewards + config.gamma * next_values * ~terminated - values
@@ -164,7 +166,7 @@ def test_advantages_at_a_truncation_use_the_value_of_the_true_final_observation(
         terminated=torch.zeros(3, 1, dtype=torch.bool),
         truncated=torch.tensor([[False], [True], [False]]),
     )
-    samples, _ = algorithm.prepare(batch)
+    samples, _ = algorithm.prepare(as_collected(algorithm, batch))
     # A_2 = 3 + 0.5 * 8 - 6 = 1; A_1 = 2 + 0.5 * 10 - 2 = 5 (10 is the final observation, 6 the next episode's first);
     # A_0 = (1 + 0.5 * 2 - 1) + 0.25 * 5 = 2.25; each return is the advantage plus the value.
     assert samples.advantages.tolist() == [2.25, 5.0, 1.0]
@@ -174,7 +176,7 @@ def test_advantages_at_a_truncation_use_the_value_of_the_true_final_observation(
 @pytest.mark.parametrize(("target_kl", "steps"), [(1e-4, 2), (1e4, 10), (None, 10)])
 def test_target_kl_ends_the_update_with_the_first_minibatch_that_exceeds_it(target_kl, steps):
     algorithm = make(target_kl=target_kl, update_epochs=10, learning_rate=0.1)
-    assert algorithm.update(make_rollout(ACTION_SPACES[0])).gradient_steps == steps
+    assert algorithm.update(as_collected(algorithm, make_rollout(ACTION_SPACES[0]))).gradient_steps == steps
 
 
 @pytest.mark.parametrize(("progress", "rate", "clip"), [(0.0, 1e-3, 0.2), (0.5, 5e-4, 0.15), (1.0, 0.0, 0.1)])
@@ -185,7 +187,7 @@ def test_the_update_uses_the_learning_rate_and_clip_of_this_point_of_the_run(pro
     algorithm.global_step, algorithm.progress = 100, progress
     before, clips, step = arrays(algorithm.policy), [], algorithm._step
     algorithm._step = lambda *samples: (clips.append(samples[-1].item()), step(*samples))[1]
-    algorithm.update(make_rollout(ACTION_SPACES[0]))
+    algorithm.update(as_collected(algorithm, make_rollout(ACTION_SPACES[0])))
     assert algorithm.optimizer.state_dict()["learning_rate"].item() == pytest.approx(rate, abs=1e-9)
     assert clips == pytest.approx([clip] * len(clips), abs=1e-7)
     unmoved = all(np.array_equal(a, b) for a, b in zip(arrays(algorithm.policy), before, strict=True))
@@ -214,7 +216,7 @@ def test_observation_statistics_cover_every_rollout_and_stand_still_while_acting
     for rollout in rollouts:
         rollout.obs.mul_(3.0).add_(2.0)
         # The policy that is improved is the one that acted, so the ratio of the first step is 1.
-        assert algorithm.update(rollout).metrics["approx_kl"].abs() < 1e-6
+        assert algorithm.update(as_collected(algorithm, rollout)).metrics["approx_kl"].abs() < 1e-6
     seen = torch.cat([rollout.obs.flatten(0, 1) for rollout in rollouts]).double().numpy()
     algorithm.act(torch.full((4, 3), 1e3), explore=True)
     normalizer = algorithm.policy.preprocessor.normalizer
@@ -241,7 +243,7 @@ def test_rewards_are_scaled_by_the_deviation_of_the_running_return_over_two_roll
             running = 0.9 * running + reward
             returns.extend(running)
             running = np.where(done, 0.0, running)
-        samples, _ = algorithm.prepare(rollout)
+        samples, _ = algorithm.prepare(as_collected(algorithm, rollout))
         expected = np.clip(rewards / np.std(returns), -10, 10)
         assert expected.max() == 10.0
         np.testing.assert_allclose(samples.advantages.view(200, 2), expected, atol=1e-5)

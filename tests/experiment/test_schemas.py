@@ -11,7 +11,7 @@ import pytest
 from conftest import FAULTY, TESTS, as_observation
 from run_tools import assert_equal
 
-from rl_training.experiment.checkpointing import SCHEMA_VERSION, load_checkpoint
+from rl_training.experiment.checkpointing import SCHEMA_VERSION, load_checkpoint, save_checkpoint
 from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
 
 FIXTURES = TESTS / "fixtures"
@@ -49,6 +49,19 @@ def test_it_goes_on_to_its_end_the_same_way_each_time(expected: Path, tmp_path: 
     assert_equal(ends[0].buffer_state, ends[1].buffer_state)
     reasons = ends[0].metadata["inexact_reasons"]  # the fixture was written on another kind of machine, perhaps
     assert [reason for reason in reasons if not reason.startswith("another machine: ")] == []
+
+
+def test_an_unfinished_rollout_without_the_fields_of_this_version_begins_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = load_checkpoint(FIXTURES / "schema_4" / "ppo")
+    rows = {name: np.zeros((3, *array.shape[1:]), array.dtype) for name, array in state.buffer_state["storage"].items()}
+    state.buffer_state.update(position=3, storage=rows)
+    save_checkpoint(tmp_path / "old", state)
+    end = load_checkpoint(resume_training(tmp_path / "old", output_dir=tmp_path / "runs").checkpoint_path)
+    lost = "its first 3 steps are left out: another version stored them with other fields"
+    assert lost in end.metadata["inexact_reasons"]
+    assert lost in capfd.readouterr().err
 
 
 @every_fixture

@@ -233,7 +233,7 @@ class WatchRollouts:
         def watched(batch: Any) -> Any:
             samples, _ = algorithm.prepare(batch)
             with torch.no_grad():
-                outputs, _ = algorithm.evaluate(samples)
+                outputs, _ = algorithm.policy(samples.obs, samples.masks, samples.states, samples.starts)
                 again, _ = algorithm.policy.head.log_prob_and_entropy(outputs, samples.actions)
             self.differences.append((again - samples.log_probs).abs().max().item())
             self.num_ends += int(batch.dones.sum())

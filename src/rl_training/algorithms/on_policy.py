@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCriticConfig
@@ -13,15 +13,15 @@ from rl_training.algorithms.base import ActResult, Algorithm, Resources
 from rl_training.algorithms.config import Fraction, HiddenSizes, OnPolicyConfig
 from rl_training.algorithms.optim import Adam, JointAdam
 from rl_training.algorithms.returns import explained_variance, gae
-from rl_training.algorithms.sequences import MemoryConfig, cut, episode_starts
 from rl_training.algorithms.tune import Tune
 from rl_training.models.actor_critic import ActorCritic
-from rl_training.models.memory import MemorySpec
+from rl_training.models.memory import MemoryKind, MemorySpec
 from rl_training.models.mlp import Activation
 from rl_training.models.normalizer import RewardNormalizer
 from rl_training.models.recurrent import RecurrentActorCritic
 from rl_training.replay.transitions import StepField, StepFields, Transitions
 from rl_training.spaces.spec import Spaces
+from rl_training.validation import FrozenConfig
 
 
 class Samples(NamedTuple):
@@ -43,6 +43,21 @@ class Samples(NamedTuple):
     def rows(self, index: Tensor | slice) -> Samples:
         """The transitions or sequences at an index, or in a slice."""
         return Samples(*(None if field is None else field[index] for field in self))  # type: ignore[arg-type]
+
+
+class MemoryConfig(FrozenConfig):
+    """Recurrent memory of a policy and of its value function."""
+
+    kind: MemoryKind = "lstm"
+    """`lstm` or `gru`."""
+    size: PositiveInt = 64
+    """Length of the hidden vector."""
+    sequence_length: PositiveInt = 32
+    """Steps over which gradients flow back; at most `num_steps`, which must be a multiple of it."""
+
+    def length_in(self, num_steps: int) -> int:
+        """Length of the sequences of a rollout."""
+        return min(self.sequence_length, num_steps)
 
 
 class OnPolicyActorCriticConfig(ActorCriticConfig, OnPolicyConfig):
@@ -127,72 +142,45 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
         """Sample from the policy, or without `explore` take its deterministic action."""
         head, memory = self.policy.head, self.memory
         if memory is None:
-            outputs, _ = self.policy(obs, mask)
-            return ActResult(head.sample(outputs, self.generator) if explore else head.mode(outputs))
-        state = memory.initial_state(len(obs)) if state is None else state
-        outputs, values, next_state = memory.step(obs, state, mask)
+            next_state, remembered = None, {}
+            outputs, values = self.policy(obs, mask)
+        else:
+            state = memory.initial_state(len(obs)) if state is None else state
+            outputs, values, next_state = memory.step(obs, state, mask)
+            remembered = {"states": state}
         if not explore:
             return ActResult(head.mode(outputs), next_state)
-        actions = head.sample(outputs, self.generator)
-        log_probs, _ = head.log_prob_and_entropy(outputs, actions)
-        return ActResult(actions, next_state, {"states": state, "values": values, "log_probs": log_probs})
+        fields = {"outputs": outputs, "values": values, **remembered}
+        return ActResult(head.sample(outputs, self.generator), next_state, fields)
 
     def initial_state(self, count: int) -> Tensor | None:
         """With memory: its state at the start of an episode."""
         return None if self.memory is None else self.memory.initial_state(count)
 
     def step_fields(self) -> StepFields:
-        """With memory: the state before the step, its value and the log-probability of its action."""
-        if self.memory is None:
-            return {}
-        return {"states": StepField((self.memory.state_size,)), "values": StepField(), "log_probs": StepField()}
-
-    def normalized_rewards(self, batch: Transitions) -> Tensor:
-        """The rewards of a rollout [T, N], normalized with `normalize_reward`."""
-        return self.reward_normalizer(batch.rewards, batch.dones) if self.config.normalize_reward else batch.rewards
+        """The policy's raw outputs and the value, of which `prepare` makes samples; with memory, the state before."""
+        fields = {"outputs": StepField((self.policy.head.num_outputs,)), "values": StepField()}
+        return fields if self.memory is None else {**fields, "states": StepField((self.memory.state_size,))}
 
     @torch.no_grad()
     def prepare(self, batch: Transitions) -> tuple[Samples, Tensor]:
-        """The samples of a rollout, and the explained variance."""
-        rewards = self.normalized_rewards(batch)
-        if self.memory is None:
-            flat_obs, flat_actions = batch.obs.flatten(0, 1), batch.actions.flatten(0, 1)
-            flat_masks = None if batch.masks is None else batch.masks.flatten(0, 1)
-            outputs, flat_values = self.policy(flat_obs, flat_masks)
-            log_probs, _ = self.policy.head.log_prob_and_entropy(outputs, flat_actions)
-            values = flat_values.view_as(rewards)
-        else:
-            values = batch.extras["values"]
-        factors = {"gamma": self.config.gamma, "gae_lambda": self.config.gae_lambda}
+        """The samples of a rollout, and the explained variance of its returns."""
+        config, values = self.config, batch.extras["values"]
+        rewards = self.reward_normalizer(batch.rewards, batch.dones) if config.normalize_reward else batch.rewards
+        factors = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
         next_values = self._next_values(batch, values)
         advantages = gae(rewards, values, next_values, batch.terminated, batch.truncated, **factors)
         returns = advantages + values
+        length = None if config.memory is None else config.memory.length_in(len(rewards))
+        obs, actions, outputs = (cut(field, length) for field in (batch.obs, batch.actions, batch.extras["outputs"]))
+        log_probs, _ = self.policy.head.log_prob_and_entropy(outputs, actions)
+        masks = None if batch.masks is None else cut(batch.masks, length)
+        samples = Samples(obs, actions, log_probs, cut(advantages, length), cut(returns, length), masks)
         explained = explained_variance(values.flatten(), returns.flatten())
-        if self.memory is not None:
-            return self._sequences(batch, advantages, returns), explained
-        flat = Samples(flat_obs, flat_actions, log_probs, advantages.flatten(), returns.flatten(), flat_masks)
-        return flat, explained
-
-    def _sequences(self, batch: Transitions, advantages: Tensor, returns: Tensor) -> Samples:
-        """A rollout as sequences, which begin in the states that were stored with their first steps."""
-        assert self.config.memory is not None
-        length = self.config.memory.length_in(len(batch.rewards))
-        return Samples(
-            obs=cut(batch.obs, length),
-            actions=cut(batch.actions, length),
-            log_probs=cut(batch.extras["log_probs"], length),
-            advantages=cut(advantages, length),
-            returns=cut(returns, length),
-            masks=None if batch.masks is None else cut(batch.masks, length),
-            states=batch.extras["states"][::length].flatten(0, 1),
-            starts=episode_starts(batch.dones, length),
-        )
-
-    def evaluate(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """The policy's raw outputs and the values of the samples' observations, as the policy is now."""
-        if samples.states is None:
-            return self.policy(samples.obs, samples.masks)  # type: ignore[no-any-return]
-        return self.policy(samples.obs, samples.masks, samples.states, samples.starts)  # type: ignore[no-any-return]
+        if length is None:
+            return samples, explained
+        states, starts = batch.extras["states"][::length].flatten(0, 1), episode_starts(batch.dones, length)
+        return samples._replace(states=states, starts=starts), explained
 
     def _next_values(self, batch: Transitions, values: Tensor) -> Tensor:
         """V of the next states: the next row's values, but V(next_obs) at truncations and in the last row."""
@@ -205,3 +193,20 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
             states = batch.extras["states"][rows]
             next_values[rows] = self.memory.next_values(batch.obs[rows], states, batch.next_obs[rows])
         return next_values
+
+
+def cut(field: Tensor, length: int | None) -> Tensor:
+    """Cut a rollout [T, N, ...] into sequences of `length` steps, [T / length * N, length, ...]; None: into steps."""
+    if length is None:
+        return field.flatten(0, 1)
+    return field.reshape(-1, length, *field.shape[1:]).transpose(1, 2).flatten(0, 1)
+
+
+def episode_starts(dones: Tensor, length: int) -> Tensor:
+    """Where, within sequences [S, length] of a rollout with flags [T, N], a step begins another episode.
+
+    The first step of a sequence never counts: the state stored with it is right already.
+    """
+    starts = torch.zeros_like(cut(dones, length))
+    starts[:, 1:] = cut(dones, length)[:, :-1]
+    return starts

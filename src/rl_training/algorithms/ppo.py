@@ -83,7 +83,7 @@ class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
     def _minibatch_step(self, samples: Samples, clip: Tensor) -> Tensor:
         """One gradient step on transitions [B, ...] or sequences; returns the metrics of `STEP_METRICS`."""
         config, advantages = self.config, samples.advantages
-        outputs, values = self.evaluate(samples)
+        outputs, values = self.policy(samples.obs, samples.masks, samples.states, samples.starts)
         log_probs, entropies = self.policy.head.log_prob_and_entropy(outputs, samples.actions)
         if config.normalize_advantage and advantages.numel() > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)

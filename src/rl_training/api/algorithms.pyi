@@ -17,10 +17,10 @@ from rl_training.algorithms.ddpg import DDPGConfig
 from rl_training.algorithms.dqn import DQNConfig
 from rl_training.algorithms.her import HERConfig
 from rl_training.algorithms.iql import IQLConfig
+from rl_training.algorithms.on_policy import MemoryConfig
 from rl_training.algorithms.ppo import PPOConfig
 from rl_training.algorithms.qrdqn import QRDQNConfig
 from rl_training.algorithms.sac import SACConfig
-from rl_training.algorithms.sequences import MemoryConfig
 from rl_training.algorithms.td3 import TD3Config
 from rl_training.algorithms.td3_bc import TD3BCConfig
 from rl_training.algorithms.tqc import TQCConfig

@@ -147,8 +147,13 @@ class ActorCritic(ObsNetwork):
         else:
             self.networks = PolicyAndValue(*sizes, mlp_spec, value_spec)
 
-    def forward(self, obs: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The policy's raw outputs [B, num_outputs], invalid options masked, and the state values [B]."""
+    def forward(
+        self, obs: Tensor, mask: Tensor | None = None, state: Tensor | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The policy's raw outputs [B, num_outputs], invalid options masked, and the state values [B].
+
+        `state` and `starts` are None: they are for a policy with memory.
+        """
         inputs = obs if self.preprocessor is None else self.preprocessor(obs)
         outputs, values = self.networks(self.features(inputs))
         return outputs if mask is None else masked(outputs, mask), values

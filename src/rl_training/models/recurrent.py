@@ -45,14 +45,15 @@ class RecurrentActorCritic(ActorCritic):
         """The state at the start of an episode, zeros [count, state_size]."""
         return torch.zeros(count, self.state_size, device=next(self.parameters()).device)
 
-    def forward(  # type: ignore[override]
-        self, obs: Tensor, mask: Tensor | None, state: Tensor, starts: Tensor | None = None
+    def forward(
+        self, obs: Tensor, mask: Tensor | None = None, state: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The policy's raw outputs [S, L, num_outputs] and values [S, L] of sequences [S, L, ...].
 
         `state` [S, state_size] is the state before the first step of each sequence; `starts` [S, L] marks the steps
         at which another episode begins.
         """
+        assert state is not None
         outputs, values, _ = self._remember(obs.transpose(0, 1), state, None if starts is None else starts.T)
         outputs = outputs.transpose(0, 1)
         return outputs if mask is None else masked(outputs, mask), values.T

@@ -19,7 +19,7 @@ from rl_training.spaces.spec import Spaces
 
 
 class RolloutBuffer:
-    """Filled step by step, read as one [T, N] batch, then cleared."""
+    """Filled step by step, read as one [T, N] batch."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class RolloutBuffer:
         self.num_steps = num_steps
         self._device = device
         self._storage = allocate(spaces, num_steps, num_envs, fields=fields)
-        self._extra_names = tuple(fields or ())
+        self._extra_names = frozenset(fields or ())
         self._position = 0
 
     @property
@@ -58,14 +58,11 @@ class RolloutBuffer:
         yield {name: array[rows] for name, array in self._storage.items()}
 
     def rollout(self) -> Transitions:
-        """The complete rollout, [T, N], sharing the buffer's memory until the next `add`."""
+        """The complete rollout, [T, N], which shares the buffer's memory until the next `add`; another one begins."""
         tensors = {name: torch.from_numpy(array).to(self._device) for name, array in self._storage.items()}
         extras = {name: tensors.pop(name) for name in self._extra_names}
-        return Transitions(**tensors, extras=extras)
-
-    def clear(self) -> None:
-        """Discard the stored steps."""
         self._position = 0
+        return Transitions(**tensors, extras=extras)
 
     def state_dict(self) -> dict[str, Any]:
         """The steps stored so far."""
@@ -74,8 +71,13 @@ class RolloutBuffer:
             "storage": {name: array[: self._position] for name, array in self._storage.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._position = as_index(state["position"], self.num_steps)
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Restore what `state_dict` returned; returns why a rollout begins anew instead, if it does."""
+        position = as_index(state["position"], self.num_steps)
+        if not self._extra_names.issubset(state["storage"]):
+            lost = f"its first {position} steps are left out: another version stored them with other fields"
+            return [lost] if position else []
+        self._position = position
         for name, array in self._storage.items():
             copy_rows(name, state["storage"][name], array[: self._position])
+        return []

@@ -117,8 +117,10 @@ class Collector:
             next_obs = self._with_final_obs(obs, info) if "final_obs" in info else obs
             step: Storage = {"obs": self._obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
             step["terminated"], step["truncated"] = terminated, truncated
-            if acted.fields or "fields" in info:
-                step |= self._further_fields(acted, info)
+            for name, field in acted.fields.items():
+                step[name] = (field if is_local else field.cpu()).numpy()
+            if "fields" in info:
+                step |= self._fields_of_info(info)
                 self._masks = info.get("masks")
             buffer.add(step)
             self._obs = obs
@@ -149,9 +151,9 @@ class Collector:
         """Close the environments."""
         self._envs.close()
 
-    def _further_fields(self, acted: ActResult, info: dict[str, Any]) -> Storage:
-        """Masks, requested info and what the algorithm stores with the step."""
-        fields: Storage = {name: tensor.cpu().numpy() for name, tensor in acted.fields.items()}
+    def _fields_of_info(self, info: dict[str, Any]) -> Storage:
+        """Masks and requested info."""
+        fields: Storage = {}
         if self._info_fields:
             check_info(info["fields"], self._info_fields)
             fields |= info["fields"]

@@ -46,5 +46,4 @@ def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Colle
         if buffer.steps_left:
             break  # a stop was requested within the rollout, which is saved as far as it is
         session.updated(algorithm.update(buffer.rollout()))
-        buffer.clear()
         session.end_iteration()

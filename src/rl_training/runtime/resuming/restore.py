@@ -65,19 +65,21 @@ def restore(
 ) -> None:
     """Load the state of every component, and report why the run is not bit-exact from here on, if it is not."""
     saved = checkpoint_state.trainer_state["session"]
-    env_reasons = _load_state(checkpoint_state, components, session, resumption.schedules if resumption else "stretch")
+    schedules = resumption.schedules if resumption else "stretch"
+    env_reasons, buffer_reasons = _load_state(checkpoint_state, components, session, schedules)
     for name in session.callbacks.unclaimed:
         lost = f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have"
         view.message(f"{lost}: it is dropped; to keep it, resume with that callback (callbacks=[...] or --callback)")
     if env_reasons:
         components.buffer.truncate_newest()  # the next step may belong to another episode
     _report("The environments are not in the exact state in which the run stopped:", env_reasons, view)
+    _report("The rollout begins again:", buffer_reasons, view)
     machine_reasons = _machine_reasons(checkpoint_state, components)
     _report("From here on the results differ in their last bits:", machine_reasons, view)
     shared_reasons = _shared_reasons(saved, env_reasons)
     _report("New environments, as each evaluation makes, differ from those before the stop:", shared_reasons, view)
     change_reasons = _report_changes(resumption.changes if resumption else (), view)
-    reasons = [*session.inexact_reasons, *machine_reasons, *shared_reasons, *change_reasons]
+    reasons = [*session.inexact_reasons, *buffer_reasons, *machine_reasons, *shared_reasons, *change_reasons]
     session.inexact_reasons = list(dict.fromkeys(reasons))
     if session.training_progress.state_dict() != saved["training_progress"]:
         view.message(_describe_progress(session.training_progress, components.algorithm.config))
@@ -108,18 +110,18 @@ def _describe_progress(progress: TrainingProgress, config: AlgorithmConfig) -> s
 
 def _load_state(
     checkpoint_state: CheckpointState, components: RunComponents, session: Session, schedules: Schedules
-) -> list[str]:
-    """Load every component; returns why the environments could not be restored exactly."""
+) -> tuple[list[str], list[str]]:
+    """Load every component; returns why the environments, and why the buffer, could not be restored exactly."""
     saved, env_reasons = checkpoint_state.trainer_state, []
     with translate_state_errors():
         components.algorithm.load_state_dict(checkpoint_state.algorithm_state)
-        components.buffer.load_state_dict(checkpoint_state.buffer_state)
+        buffer_reasons = components.buffer.load_state_dict(checkpoint_state.buffer_state) or []
         session.load_state_dict(saved["session"], schedules)
         if components.collector is not None:
             env_reasons = components.collector.load_state_dict(saved["collector"])
             session.train_restarts = components.collector.num_restarts
         session.state.env_restarts = session.num_restarts
-    return env_reasons
+    return env_reasons, buffer_reasons
 
 
 def _machine_reasons(checkpoint_state: CheckpointState, components: RunComponents) -> list[str]:
