@@ -26,7 +26,7 @@ import numpy as np
 from rl_training.algorithms.optim import Adam
 from rl_training.cli import main
 from rl_training.envs.factory import load_code
-from rl_training.envs.vector import PooledTrainingEnv
+from rl_training.envs.parallel.vector import PooledTrainingEnv
 from rl_training.evaluation import evaluator
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.replay import segments

@@ -25,7 +25,7 @@ from rl_training import PPO, SAC, TrainConfig
 from rl_training.algorithms.base import ActResult
 from rl_training.envs import register_env
 from rl_training.envs.factory import make_vector_env
-from rl_training.envs.vector import TrainingEnv
+from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.plugins import given

@@ -16,7 +16,7 @@ from rl_training.algorithms.base import ActResult
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.ppo import PPOAlgorithm
 from rl_training.envs.factory import make_vector_env
-from rl_training.envs.vector import TrainingEnv
+from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError
 from rl_training.evaluation.prediction import predict
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec, list_algorithm_specs, registered

@@ -37,8 +37,8 @@ from gymnasium.wrappers import (
 from run_tools import StopAt, assert_same_end
 
 from rl_training.diagnostics.resume_check import check_resume
-from rl_training.envs.resumable import ResumableEnv
 from rl_training.envs.rewards import RewardClipWrapper, RewardScaleWrapper
+from rl_training.envs.single.resumable import ResumableEnv
 from rl_training.envs.state import ale_rng
 from rl_training.envs.state.attributes import capture_attributes, restore_attributes
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -300,7 +300,7 @@ def test_hostile_emulator_bytes_cannot_be_loaded_from_a_state() -> None:
     make_atari().close()
     code = (
         "import gymnasium as gym, ale_py, numpy as np; gym.register_envs(ale_py);"
-        "from rl_training.envs.resumable import ResumableEnv; env = ResumableEnv(gym.make('ALE/Pong-v5'));"
+        "from rl_training.envs.single.resumable import ResumableEnv; env = ResumableEnv(gym.make('ALE/Pong-v5'));"
         "env.reset(0); env.step(0); state = env.state(); assert state['custom_state'] is None;"
         "state['custom_state'] = np.zeros(14438, np.uint8)\n"
         "try:\n    env.restore(state)\nexcept AttributeError:\n    print('refused')"

@@ -21,8 +21,8 @@ from run_tools import StopAt, assert_same_end
 from rl_training.algorithms.base import ActResult
 from rl_training.diagnostics.env_doctor import check_environment
 from rl_training.envs.factory import make_vector_env
+from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
-from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.codec.tree_codec import unpack

@@ -15,7 +15,7 @@ from torch import Tensor
 from rl_training.algorithms.base import ActResult
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.given.vector_env import make_given_vector
-from rl_training.envs.vector import TrainingEnv
+from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.replay.rollout_buffer import RolloutBuffer
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.trainer import TrainerState

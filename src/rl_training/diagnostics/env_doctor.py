@@ -14,12 +14,12 @@ import numpy as np
 from rl_training.data.findings import Finding, Level
 from rl_training.diagnostics.env_probe import STEPS_TRACED, ProbeResult, probe
 from rl_training.diagnostics.resume_check import check_resume, sample_actions
-from rl_training.envs.answers import REMEDIES
 from rl_training.envs.factory import EnvSource, make_env, make_vector_env
-from rl_training.envs.pools import describe_error
+from rl_training.envs.parallel.pools import describe_error
+from rl_training.envs.parallel.vector import MakeEnv
+from rl_training.envs.single.answers import REMEDIES
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.shared_changes import shared_changes
-from rl_training.envs.vector import MakeEnv
 from rl_training.envs.wrapping.valid_actions import make_valid
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs

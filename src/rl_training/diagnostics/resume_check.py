@@ -14,11 +14,11 @@ from typing import Any
 import gymnasium as gym
 import torch
 
-from rl_training.envs.pools import Fault, Pool
-from rl_training.envs.resumable import ResumableEnv, Step
+from rl_training.envs.parallel.pools import Fault, Pool
+from rl_training.envs.parallel.vector import MakeEnv, make_limited, make_member
+from rl_training.envs.parallel.workers import AsyncPool
+from rl_training.envs.single.resumable import ResumableEnv, Step
 from rl_training.envs.state.attributes import is_same
-from rl_training.envs.vector import MakeEnv, make_limited, make_member
-from rl_training.envs.workers import AsyncPool
 from rl_training.experiment.codec.tree_codec import unpack
 from rl_training.experiment.codec.tree_packing import pack
 

@@ -12,16 +12,29 @@ import gymnasium as gym
 import numpy as np
 from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rl_training.envs.construction import construct, translate_construction_errors
-from rl_training.envs.episodes import EpisodeEnv
 from rl_training.envs.given.vector_env import make_given_vector
 from rl_training.envs.given.worker_code import WorkerCode
-from rl_training.envs.masks import NOTHING, StepReading, find_mask_source
-from rl_training.envs.native_vector import EnvPoolNativeEnv, NativeTrainingEnv, check_has_batch, make_gymnasium_batch
-from rl_training.envs.pools import Pool
+from rl_training.envs.parallel.native_vector import (
+    EnvPoolNativeEnv,
+    NativeTrainingEnv,
+    check_has_batch,
+    make_gymnasium_batch,
+)
+from rl_training.envs.parallel.pools import Pool
+from rl_training.envs.parallel.vector import (
+    Array,
+    MakeEnv,
+    RewardTransform,
+    SyncPool,
+    TrainingEnv,
+    make_async,
+    make_sync,
+)
+from rl_training.envs.parallel.workers import AsyncPool
 from rl_training.envs.rewards import apply_reward_wrappers
-from rl_training.envs.vector import Array, MakeEnv, RewardTransform, SyncPool, TrainingEnv, make_async, make_sync
-from rl_training.envs.workers import AsyncPool
+from rl_training.envs.single.construction import construct, translate_construction_errors
+from rl_training.envs.single.episodes import EpisodeEnv
+from rl_training.envs.single.masks import NOTHING, StepReading, find_mask_source
 from rl_training.envs.wrapping.atari import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
 from rl_training.envs.wrapping.wrapper_list import WrapperCall, apply_wrappers, find_wrappers, read_wrappers
 from rl_training.errors import ConfigError, EnvError

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_training.envs.factory import EnvSource
-from rl_training.envs.pools import describe_error
+from rl_training.envs.parallel.pools import describe_error
 from rl_training.errors import EnvError
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 

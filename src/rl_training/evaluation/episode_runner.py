@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.envs.answers import find_misfit
-from rl_training.envs.episodes import EpisodeStep
 from rl_training.envs.factory import EnvSource
-from rl_training.envs.pools import Fault, Pool, close_example
+from rl_training.envs.parallel.pools import Fault, Pool, close_example
+from rl_training.envs.parallel.vector import batch_observations
+from rl_training.envs.parallel.workers import SECONDS_TO_START
+from rl_training.envs.single.answers import find_misfit
+from rl_training.envs.single.episodes import EpisodeStep
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.global_generators import seeded_global_generators
 from rl_training.envs.state.shared_changes import shared_changes
-from rl_training.envs.vector import batch_observations
-from rl_training.envs.workers import SECONDS_TO_START
 from rl_training.errors import EnvError, NonFiniteError
 
 ATTEMPTS_WITH_ITS_SEED = 3

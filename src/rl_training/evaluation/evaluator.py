@@ -13,8 +13,8 @@ from gymnasium import Space
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.envs.episodes import EpisodeStep
 from rl_training.envs.factory import EnvSource
+from rl_training.envs.single.episodes import EpisodeStep
 from rl_training.evaluation.episode_runner import Episode, EpisodeRunner
 from rl_training.evaluation.reference_scores import normalized_score
 from rl_training.replay.transitions import Array

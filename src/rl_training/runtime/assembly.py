@@ -14,8 +14,8 @@ from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.goal_rewards import GoalRewards
-from rl_training.envs.pools import describe_error
-from rl_training.envs.vector import TrainingEnv
+from rl_training.envs.parallel.pools import describe_error
+from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.evaluation.evaluator import SUCCESS_RATE, Evaluator
 from rl_training.experiment.config import TrainConfig

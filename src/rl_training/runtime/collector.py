@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import ActResult, Algorithm
-from rl_training.envs.vector import TrainingEnv
+from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.errors import EnvError, NonFiniteError
 from rl_training.replay.transitions import FIELDS, Array, Storage
 from rl_training.runtime.checks.acting import check_acted, check_info

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.error import DependencyNotInstalled
 
 from rl_training.envs.factory import EnvSource
-from rl_training.envs.pools import close_example
+from rl_training.envs.parallel.pools import close_example
 from rl_training.errors import ConfigError, EnvError, install_extra
 from rl_training.views.film import Frame
 

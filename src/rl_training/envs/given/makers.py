@@ -16,9 +16,9 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from rl_training.envs.construction import construct
-from rl_training.envs.masks import find_mask_source
-from rl_training.envs.pools import close_example, describe_error
+from rl_training.envs.parallel.pools import close_example, describe_error
+from rl_training.envs.single.construction import construct
+from rl_training.envs.single.masks import find_mask_source
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.global_generators import seeded_global_generators
 from rl_training.envs.wrapping.valid_actions import make_valid

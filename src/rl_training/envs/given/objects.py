@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from rl_training.envs.given.makers import Maker, maker_from_vector, maker_of, plain_name
 from rl_training.envs.given.vector_env import check_vector
-from rl_training.envs.pools import close_example
+from rl_training.envs.parallel.pools import close_example
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.given import GivenEnv, is_given_id, new_id, put_given
 from rl_training.plugins.user_code import load_code

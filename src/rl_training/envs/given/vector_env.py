@@ -13,15 +13,9 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import iterate
 
-from rl_training.envs.answers import find_misfit
 from rl_training.envs.given.autoreset import REMEDY, resets_within_step
-from rl_training.envs.masks import NOTHING, StepReading
-from rl_training.envs.pools import Fault, Member, describe_error
-from rl_training.envs.resumable import ResumableEnv
-from rl_training.envs.state.attributes import capture_attributes, is_same, restore_attributes, restore_generator
-from rl_training.envs.state.global_generators import drawn_from, global_generators
-from rl_training.envs.state.unsaved_state import unsaved_state
-from rl_training.envs.vector import (
+from rl_training.envs.parallel.pools import Fault, Member, describe_error
+from rl_training.envs.parallel.vector import (
     Array,
     PooledTrainingEnv,
     RewardTransform,
@@ -29,6 +23,12 @@ from rl_training.envs.vector import (
     TrainingEnv,
     batch_observations,
 )
+from rl_training.envs.single.answers import find_misfit
+from rl_training.envs.single.masks import NOTHING, StepReading
+from rl_training.envs.single.resumable import ResumableEnv
+from rl_training.envs.state.attributes import capture_attributes, is_same, restore_attributes, restore_generator
+from rl_training.envs.state.global_generators import drawn_from, global_generators
+from rl_training.envs.state.unsaved_state import unsaved_state
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.plugins.user_code import trace_from_user
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from rl_training.envs.resumable import NO_RESET
+from rl_training.envs.single.resumable import NO_RESET
 from rl_training.envs.state.ale_rng import is_atari
 from rl_training.errors import ConfigError, EnvError, install_extra
 from rl_training.spaces.observations import MIN_IMAGE_SIDE

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs.masks import MaskReader, MaskSource
+from rl_training.envs.single.masks import MaskReader, MaskSource
 from rl_training.spaces.actions import describe_action
 
 

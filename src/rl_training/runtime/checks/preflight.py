@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_training.algorithms.config import AlgorithmConfig, OfflineConfig, OfflineToOnlineConfig, OffPolicyConfig
-from rl_training.envs.construction import newer_version
+from rl_training.envs.single.construction import newer_version
 from rl_training.envs.wrapping.trust import listed_wrappers
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.loops.off_policy import UpdateRatio, updates_due

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_training.envs.construction import is_registered
+from rl_training.envs.single.construction import is_registered
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec
 from rl_training.plugins.extras import missing_for_unknown

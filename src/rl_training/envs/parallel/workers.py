@@ -20,7 +20,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from rl_training.envs.pools import Arguments, Fault, MakeMember, Member, Pool
+from rl_training.envs.parallel.pools import Arguments, Fault, MakeMember, Member, Pool
 from rl_training.errors import EnvError
 
 SECONDS_TO_START = 120.0
@@ -33,7 +33,7 @@ LONG_COMMANDS = ("restore",)
 """Commands that may replay a whole episode. Their last argument is a progress callback; each call restarts the
 timeout."""
 STOP_SIGNALS = {signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
-PRELOADED = ["__main__", "rl_training.envs.workers", "rl_training.envs.factory"]
+PRELOADED = ["__main__", "rl_training.envs.parallel.workers", "rl_training.envs.factory"]
 ANSWER, FAULT, SIGN_OF_LIFE, GONE = "answer", "fault", "sign of life", "gone"
 
 

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from rl_training.envs.answers import find_misfit
-from rl_training.envs.masks import NOTHING, StepReading, stack_info
-from rl_training.envs.pools import Arguments, Fault, MakeMember, Member, Pool, close_example, try_to
-from rl_training.envs.resumable import FurtherParts, ResumableEnv, Step
-from rl_training.envs.workers import AsyncPool
+from rl_training.envs.parallel.pools import Arguments, Fault, MakeMember, Member, Pool, close_example, try_to
+from rl_training.envs.parallel.workers import AsyncPool
+from rl_training.envs.single.answers import find_misfit
+from rl_training.envs.single.masks import NOTHING, StepReading, stack_info
+from rl_training.envs.single.resumable import FurtherParts, ResumableEnv, Step
 from rl_training.errors import EnvError
 from rl_training.spaces.spec import Spaces, describe_spaces
 

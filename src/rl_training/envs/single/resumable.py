@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from rl_training.envs.answers import check, explain_reset, explain_step, find_misfit
-from rl_training.envs.masks import NOTHING, StepReading
+from rl_training.envs.single.answers import check, explain_reset, explain_step, find_misfit
+from rl_training.envs.single.masks import NOTHING, StepReading
 from rl_training.envs.state import ale_rng
 from rl_training.envs.state.attributes import (
     MAX_ARRAY_BYTES,

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rl_training.envs.pools import describe_error
+from rl_training.envs.parallel.pools import describe_error
+from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.envs.state.attributes import capture_attributes, is_same, restore_attributes
-from rl_training.envs.vector import TrainingEnv
 from rl_training.errors import EnvError, install_extra
 from rl_training.plugins.user_code import trace_from_user
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards

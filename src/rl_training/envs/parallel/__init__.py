@@ -1,0 +1,1 @@
+"""Many environments stepped as one: in this process, in worker processes, or by one simulator."""

@@ -1,0 +1,1 @@
+"""One environment: making it, reading it, replaying it to a saved state."""
