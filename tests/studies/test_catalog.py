@@ -16,6 +16,7 @@ import pytest
 from conftest import small_config
 from run_tools import StopAt, contents
 
+from rl_training.cli import main
 from rl_training.errors import ConfigError
 from rl_training.experiment.owner import process_status, read_owner, this_machine
 from rl_training.experiment.ownership import acquire
@@ -33,6 +34,7 @@ from rl_training.studies.catalog import (
     list_runs,
     read_run,
 )
+from rl_training.studies.records import load_runs
 from rl_training.studies.run_names import find_run
 
 NAME = "ppo__CartPole-v1__seed1__x"
@@ -249,13 +251,32 @@ class TestDamagedFiles:
         assert (info.name, info.step) == (NAME, 0)
 
     @pytest.mark.parametrize(
-        "beat", [[], 5, {"step": "x", "rate": "y"}, {"step": None, "rate": None}, {"rate": float("nan")}]
+        "beat",
+        [
+            *([], 5, {"step": "x", "rate": "y"}, {"step": None, "rate": None}, {"rate": float("nan")}),
+            *(pytest.param({"step": number, "rate": number}) for number in (HUGE, -HUGE)),
+        ],
     )
     def test_a_damaged_heartbeat_tells_nothing(self, tmp_path: Path, beat: Any) -> None:
         run_dir = make_run(tmp_path)
         own(run_dir, beat=beat)
         info = read_run(run_dir)
         assert (info.state, info.step, info.rate) == ("running", 0, None)
+
+    def test_numbers_that_no_float_holds_do_not_end_the_list(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        logged, owned, stored = (make_run(tmp_path, name) for name in ("logged", "owned", "stored"))
+        (logged / "metrics.jsonl").write_text(f'{{"global_step": {HUGE}, "loss": 1}}\n')
+        own(owned, beat={"step": HUGE, "total": HUGE, "rate": HUGE})
+        (stored / "metadata.json").write_text(json.dumps({"seed": HUGE, "total_timesteps": HUGE, "attempt": HUGE}))
+        for words in ([str(tmp_path)], [str(tmp_path), "step=0"], ["show", str(logged)], ["show", str(stored)]):
+            assert main(["runs", *words]) == 0
+            assert "0" * 30 not in capsys.readouterr().out
+            assert main(["runs", *words, "--json"]) == 0
+        (record,) = load_runs(logged)
+        assert record.metrics == []
+        assert "line 1" in str(record.damage)
 
     @pytest.mark.parametrize(
         "text", ["", "step_5", "../../x", "step_000000000005 1.0 wrong\n", "step_000000000005 x\n"]

@@ -16,6 +16,8 @@ from rl_training.errors import RLTrainingError
 from rl_training.files import AppendedFile, translate_write_errors
 
 METRIC_TYPES = {int, float, type(None)}
+LONGEST_NUMBER = 20
+"""Digits of a whole number in a line of metrics, with its sign."""
 
 
 class MetricSink(Protocol):
@@ -128,6 +130,13 @@ def latest_metrics(path: Path) -> dict[str, float]:
     return found
 
 
+def _whole_number(text: str) -> int:
+    """A whole number that a float holds too: a larger one is damage, and would end whoever divides by it."""
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError
+    return int(text)
+
+
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a `metrics.jsonl`; an incomplete last line is left out."""
     with path.open("rb") as file:
@@ -135,7 +144,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                metrics = json.loads(line)
+                metrics = json.loads(line, parse_int=_whole_number)
             except (ValueError, RecursionError):
                 metrics = None
             if not isinstance(metrics, dict) or not {*map(type, metrics.values())} <= METRIC_TYPES:

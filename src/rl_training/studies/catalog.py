@@ -30,6 +30,8 @@ DEEPEST = 4
 TAIL_BYTES = 1 << 16
 LARGEST_SCORE = 1e300
 """Means and intervals of larger scores overflow."""
+LARGEST_COUNT = 1 << 63
+"""A larger number of steps is damage: divided, it overflows."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class RunReader:
             algo=self._text("algo"),
             env_id=self._text("env_id"),
             seed=self._number("seed"),
-            step=max(step for step in steps if isinstance(step, int)),
+            step=max(step for step in map(_count, steps) if step is not None),
             total=self._number("total_timesteps"),
             last_eval=self._last_score(logged if state == "finished" else None),
             best_eval=None if best is None else _finite(best.score),
@@ -163,8 +165,7 @@ class RunReader:
 
     def _number(self, name: str) -> int | None:
         value = self.metadata.get(name)
-        value = self.config.get(name) if value is None else value
-        return value if isinstance(value, int) else None
+        return _count(self.config.get(name) if value is None else value)
 
 
 def read_run(run_dir: Path) -> RunInfo:
@@ -276,6 +277,10 @@ def format_age(seconds: float | None) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f}{unit}"
     return f"{seconds:.0f}s"
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < LARGEST_COUNT else None
 
 
 def _finite(value: Any) -> float | None:

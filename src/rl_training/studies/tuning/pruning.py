@@ -86,7 +86,7 @@ def read_evaluations(run_dir: Path, every_steps: int) -> dict[int, float]:
     with contextlib.suppress(OSError):
         text = (run_dir / "evaluations.jsonl").read_text(encoding="utf-8", errors="replace")
         for line in text.split("\n")[:-1]:  # what follows the last line break is incomplete
-            with contextlib.suppress(ValueError, TypeError, KeyError, statistics.StatisticsError):
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
                 values = json.loads(line)
                 mean = statistics.fmean(values["returns"])
                 if math.isfinite(mean):
