@@ -32,6 +32,7 @@ from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.replay import segments
 
 FILE_OPERATIONS = ("fsync", "link", "mkdir", "rename", "replace", "rmdir", "truncate", "unlink")
+DEFAULT_HANDLERS = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
 
 class EndlessEnv(gym.Env[Any, Any]):
@@ -124,6 +125,8 @@ def run(order: dict[str, Any]) -> int:
     if order.get("kill"):
         kind, count = order["kill"]
         number = signal.Signals[order.get("signal", "SIGKILL")]
+        if number in DEFAULT_HANDLERS:  # a suite under `nohup`, or in the background of a script, ignores them
+            signal.signal(number, DEFAULT_HANDLERS[number])
         trap = Trap(count, number, order.get("to_group", False), order.get("times", 1))
         set_trap(kind, trap, order.get("resume"))
     if order.get("resume"):

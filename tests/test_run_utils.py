@@ -71,6 +71,13 @@ def test_a_run_folder_holds_its_config_and_metadata(tmp_path: Path) -> None:
     assert {"command", "versions", "git_commit", "seed", "status"} <= metadata.keys()
 
 
+def test_metadata_names_the_build_of_torch_that_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    run = create_training_run(small_config("ppo", tmp_path))
+    metadata = json.loads((run.run_dir / "metadata.json").read_text())
+    assert metadata["versions"]["torch"] == "2.13.0+cu130"
+
+
 def test_an_existing_run_folder_is_never_reused(tmp_path: Path) -> None:
     config = small_config("ppo", tmp_path)
     create_training_run(config, run_suffix="x")

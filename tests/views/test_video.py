@@ -294,7 +294,9 @@ def test_a_signal_ends_a_film_and_leaves_nothing(tmp_path: Path, number: signal.
     run, out = train(tmp_path, "CartPole-v1"), tmp_path / "films"
     out.mkdir()
     arguments = ("video", run, "--episodes", "2000", "--out", out / "film.gif")
-    process = subprocess.Popen([sys.executable, "-m", "rl_training", *map(str, arguments)])
+    heard = f"import signal; signal.signal({int(number)}, signal.SIG_DFL)"  # a suite under `nohup` ignores SIGHUP
+    script = f"{heard}; from rl_training.cli import run; run()"
+    process = subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)])
     while not any(found.stat().st_size for found in out.iterdir()):  # SDL has its signal handlers by then
         assert process.poll() is None
         time.sleep(0.05)

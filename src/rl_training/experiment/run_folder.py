@@ -297,11 +297,15 @@ def now() -> str:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of the packages that are installed; others are left out."""
+    """Versions of the packages that are installed; others are left out.
+
+    A loaded package says its version itself: builds of torch differ in it (`2.13.0+cu130`), their distributions do not.
+    """
     found = {}
     for name in packages:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = _version(name)
+            own = getattr(sys.modules.get(name), "__version__", None)
+            found[name] = _version(name) if own is None else str(own)
     return found
 
 
