@@ -26,7 +26,9 @@ def test_learn_evaluate_predict_save_load(algo: str, tmp_path: Path) -> None:
     result = agent.learn()
     assert agent.evaluate()["eval_return_mean"] == result.metrics["eval_return_mean"]
     assert agent.evaluate(num_episodes=4)["eval_episodes"] == 4
+    assert str(agent.algorithm) == algo
     obs = np.full(OBS_SHAPE[algo], 0.1)
+    assert isinstance(agent.predict(obs), np.ndarray if algo == "sac" else int)
     path = agent.save(tmp_path / "saved")
     loaded = CLASSES[algo].load(path)
     assert np.array_equal(loaded.predict(obs), agent.predict(obs))

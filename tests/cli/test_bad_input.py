@@ -426,7 +426,7 @@ class TestOutput:
     def test_existing_run_folder_is_left_alone(self, refuse: Refuse) -> None:
         assert main(["train", *PAIR, *SMALL, "--run-suffix", "a"]) == 0
         message = refuse("train", *PAIR, *SMALL, "--run-suffix", "a")
-        assert message == "run folder 'out/ppo__CartPole-v1__seed0__a' exists already: choose another suffix"
+        assert message.startswith("run folder 'out/ppo__CartPole-v1__seed0__a' exists already: add --resume-or-start")
 
     @pytest.mark.parametrize("place", ["file", "file/below"])
     def test_folder_that_is_a_file(self, refuse: Refuse, tmp_path: Path, place: str) -> None:

@@ -248,7 +248,7 @@ class TestOtherProcesses:
         assert "register_env('python:lambda', make)" in " ".join(capsys.readouterr().err.split())
         assert main(["doctor", "--env", "python:lambda"]) == 1
         assert "this process does not have it" in " ".join(capsys.readouterr().out.split())
-        assert PPO.load(finished, progress=False).predict([0.0, 0.5]).shape == ()
+        assert PPO.load(finished, progress=False).predict([0.0, 0.5]) in (0, 1)
 
     def test_load_takes_it_again(self, finished: Path) -> None:
         agent = PPO.load(finished, env=lambda: Counter(6), progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TESTS, small_config
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from rl_training.algorithms.base import ActResult
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
@@ -21,6 +22,7 @@ from rl_training.errors import ConfigError, EnvError
 from rl_training.evaluation.prediction import predict
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec, list_algorithm_specs, registered
 from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.runtime.assembly import refusal_of
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState
@@ -262,23 +264,22 @@ def test_algorithms_that_do_not_obey_masks_are_refused_with_the_remedy(tmp_path:
     with registered(spec):
         with pytest.raises(EnvError, match="mask_blind does not obey action masks, and environment") as caught:
             run_training(small_config("mask_blind", tmp_path, **settings))
-        assert "use ppo, a2c, dqn, qrdqn, c51, sac, bc or cql, or set env_kwargs.action_masks=false" in str(
+        assert "use a2c, bc, c51, cql, dqn, ppo, qrdqn or sac, or set env_kwargs.action_masks=false" in str(
             caught.value
         )
         assert not list(tmp_path.iterdir())
         run_training(small_config("mask_blind", tmp_path, **settings, env_kwargs={"action_masks": False}))
 
 
-def test_the_algorithms_that_the_remedy_names_obey_masks() -> None:
-    space = describe_spaces(Box(-1.0, 1.0), Discrete(3))
-    obeying = set()
-    for spec in list_algorithm_specs():
-        algorithm_class = spec.algorithm_class()
-        with contextlib.suppress(EnvError):
-            algorithm_class.check_spaces(space)
-            assert algorithm_class.for_spaces(space).obeys_masks, spec.name
-            obeying.add(spec.name)
-    assert obeying == {"ppo", "a2c", "dqn", "qrdqn", "c51", "sac", "bc", "cql"}
+def test_the_remedy_names_the_algorithms_that_obey_masks_with_these_observations() -> None:
+    plain = describe_spaces(Box(-1.0, 1.0), Discrete(3))
+    goals = describe_spaces(
+        Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), Box(-1.0, 1.0))), Discrete(3)
+    )
+    for spaces, names in ((plain, set()), (goals, {"her"})):
+        masked = replace(spaces, has_masks=True)
+        obeying = {spec.name for spec in list_algorithm_specs() if refusal_of(spec.name, masked) is None}
+        assert obeying == {"ppo", "a2c", "dqn", "qrdqn", "c51", "sac", "bc", "cql"} | names
 
 
 def masked_policy(action: str = "discrete") -> Any:

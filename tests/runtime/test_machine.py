@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import small_config
+from checkpoint_tools import forge_manifest
+from conftest import TESTS, small_config
 from run_tools import StopAt
 
-from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
+from rl_training.plugins.user_code import fingerprints, load_code
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 
@@ -43,3 +45,25 @@ def test_a_run_resumed_on_the_same_machine_is_exact(tmp_path):
     run_dir = run_training(small_config("ppo", tmp_path), callbacks=[StopAt(40, "update")]).run_dir
     resume_training(run_dir)
     assert exactness(run_dir) == ("exact", [])
+
+
+def test_a_run_resumed_with_a_changed_file_of_its_environment_is_approximate(tmp_path, capsys):
+    env_id = f"{TESTS / 'toy_envs.py'}:NoisyEnv"
+    run_dir = run_training(small_config("ppo", tmp_path, env_id=env_id), callbacks=[StopAt(40, "update")]).run_dir
+    forge_manifest(
+        resolve_checkpoint(run_dir), lambda manifest: manifest["metadata"]["code"].update({env_id: "0" * 16})
+    )
+    resume_training(run_dir)
+    reason = f"other code: the file of '{env_id}' has changed since the checkpoint"
+    assert exactness(run_dir) == ("approximate", [reason])
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "num_known"),
+    [(["toy_envs.py:NoisyEnv"], 1), (["toy_envs:NoisyEnv"], 1), (["CartPole-v1", "gymnasium.wrappers:ClipReward"], 0)],
+)
+def test_code_of_the_user_has_a_checksum(names, num_known, monkeypatch):
+    monkeypatch.chdir(TESTS)
+    load_code("toy_envs")
+    assert len(fingerprints(names)) == num_known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,11 @@ class TestAnOlderCheckpoint:
     def test_into_another_folder_is_a_fork_that_names_its_parent(self, run: Path, tmp_path: Path) -> None:
         before = contents(run)
         older = run / "checkpoints" / "step_000000000032"
-        fork = resume_training(older, output_dir=tmp_path / "forks", callbacks=[StopAt(48, "update")])
+        with pytest.raises(ConfigError, match=r"run_suffix 'b' names a new run folder.*add --output-dir"):
+            resume_training(older, run_suffix="b", rewind=True)
+        forks = tmp_path / "forks"
+        fork = resume_training(older, output_dir=forks, run_suffix="b", callbacks=[StopAt(48, "update")])
+        assert fork.run_dir == forks / "ppo__CartPole-v1__seed1__b"
         assert contents(run) == before
         parent = {"checkpoint": str(older.resolve()), "global_step": 32}
         assert metadata_of(fork.run_dir)["parent"] == parent
@@ -336,9 +341,12 @@ class TestResumeOrStart:
         config = short(tmp_path / "runs", total_timesteps=64)
         with pytest.raises(ZeroDivisionError):
             run_training(config, run_suffix="job", callbacks=[FailOnce()])
-        assert self.call(tmp_path) == 0
         (run_dir,) = (tmp_path / "runs").iterdir()
+        with pytest.raises(CheckpointError, match="ended before its first checkpoint; to start it again: `") as caught:
+            resume_training(run_dir)
+        assert main(shlex.split(str(caught.value).split("`")[1])[1:]) == 0
         assert [line["global_step"] for line in read_metrics(run_dir / "metrics.jsonl")] == [16, 32, 48, 64]
+        assert self.call(tmp_path) == 0
         (run_dir / "checkpoints").rename(run_dir / "notes")
         assert self.call(tmp_path) == 2
 

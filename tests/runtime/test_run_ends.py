@@ -53,6 +53,35 @@ def test_a_run_that_failed_in_on_train_end_reports_the_same_once_resumed(tmp_pat
     assert {"eval_return_mean", "policy_loss"} <= whole.metrics.keys()
 
 
+@pytest.mark.parametrize(
+    ("algo", "total", "num_envs", "settings", "last", "told"),
+    [
+        ("ppo", 100, 2, {"num_steps": 64, "minibatch_size": 32}, 128, "num_steps 64 x num_envs 2"),
+        ("ppo", 120, 2, {"num_steps": 64, "minibatch_size": 32}, 128, None),
+        ("dqn", 17, 4, {}, 20, "num_envs 4: lower num_envs"),
+        ("dqn", 40, 4, {}, 40, None),
+        ("iql", 17, 4, {}, 17, None),
+        ("iql", 17, 4, {"online": {"after_updates": 12}}, 20, "num_envs 4"),
+    ],
+)
+def test_a_run_that_ends_late_says_so_and_its_progress_has_the_true_end(
+    algo: str,
+    total: int,
+    num_envs: int,
+    settings: dict[str, Any],
+    last: int,
+    told: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = small_config(algo, tmp_path, total_timesteps=total, num_envs=num_envs, algo_kwargs=settings)
+    assert run_training(config).metrics["global_step"] == last
+    said = capsys.readouterr().err
+    assert f"step {last}/{last}" in said
+    assert (f"WARNING: the run ends at step {last} instead of total_timesteps {total}" in said) == (told is not None)
+    assert (told or "") in said
+
+
 def test_the_last_step_has_one_line_with_losses_and_evaluation(tmp_path: Path) -> None:
     values: dict[str, Any] = {"log_interval": 16, "checkpoint_interval": 16, "algo_kwargs": {"eval_interval": 48}}
     short = run_training(small_config("ppo", tmp_path, total_timesteps=64, **values), run_suffix="short")

@@ -81,6 +81,8 @@ class Resources:
     num_envs: int = 1
     compile: bool = False
     """Whether to compile each update into one graph."""
+    algo: str = ""
+    """Registered name of the algorithm."""
 
 
 class Algorithm(ABC, Generic[ConfigT]):
@@ -113,6 +115,11 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.global_step = 0
         self.progress = 0.0
         self.counters: dict[str, int] = {}
+        self._algo = resources.algo
+
+    def __str__(self) -> str:
+        """The registered name, as the configuration has it."""
+        return self._algo or type(self).__name__
 
     @classmethod
     def for_spaces(cls, spaces: Spaces) -> type[Algorithm[Any]]:

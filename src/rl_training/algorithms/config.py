@@ -128,6 +128,10 @@ class AlgorithmConfig(FrozenConfig):
         """Estimated gradient steps of a run; None: unknown, and `compile: auto` does not compile."""
         return None
 
+    def last_step(self, total_timesteps: int, num_envs: int) -> int:
+        """The step at which a run of `total_timesteps` ends: the last collection is completed."""
+        return total_timesteps
+
     def search_spaces(self, total_timesteps: int, num_envs: int) -> dict[str, Tune]:
         """Search spaces by field, for runs of this length; `rl-training tune` reads them."""
         return spaces_of(type(self))
@@ -142,6 +146,10 @@ class OnPolicyConfig(AlgorithmConfig):
 
     num_steps: Annotated[PositiveInt, Tune(choices=(32, 64, 128, 256, 512, 1024, 2048))] = 2048
     """Steps of each environment per rollout."""
+
+    def last_step(self, total_timesteps: int, num_envs: int) -> int:
+        """The end of the rollout in which the run ends."""
+        return _completed(total_timesteps, self.num_steps * num_envs)
 
     def search_spaces(self, total_timesteps: int, num_envs: int) -> dict[str, Tune]:
         """Without rollouts of more than a tenth of the run: it would end late, and have too few evaluations."""
@@ -217,6 +225,10 @@ class OffPolicyConfig(AlgorithmConfig):
     def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
         """Environment steps times updates per step."""
         return total_timesteps * self.gradient_steps // self.train_frequency
+
+    def last_step(self, total_timesteps: int, num_envs: int) -> int:
+        """Every environment takes the last step."""
+        return _completed(total_timesteps, num_envs)
 
     def has_schedules(self) -> bool:
         """Also the exponent of the importance weights."""
@@ -329,3 +341,14 @@ class OfflineToOnlineConfig(OfflineConfig):
             return total_timesteps
         offline = min(total_timesteps, self.online.after_updates)
         return offline + (total_timesteps - offline) * self.online.gradient_steps // self.online.train_frequency
+
+    def last_step(self, total_timesteps: int, num_envs: int) -> int:
+        """Online, every environment takes the last step."""
+        if self.online is None or total_timesteps <= self.online.after_updates:
+            return total_timesteps
+        return self.online.after_updates + _completed(total_timesteps - self.online.after_updates, num_envs)
+
+
+def _completed(steps: int, size: int) -> int:
+    """`steps`, rounded up to a multiple of `size`."""
+    return -(-steps // size) * size

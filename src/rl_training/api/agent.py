@@ -143,9 +143,7 @@ class AlgorithmAPI:
             return evaluate_algorithm(self.config, self._trained(), num_episodes, self._metadata)
 
     @overload
-    def predict(
-        self, obs: npt.ArrayLike, *, mask: npt.ArrayLike | None = None, deterministic: bool = True
-    ) -> npt.NDArray[Any]: ...
+    def predict(self, obs: npt.ArrayLike, *, mask: npt.ArrayLike | None = None, deterministic: bool = True) -> Any: ...
 
     @overload
     def predict(
@@ -155,7 +153,7 @@ class AlgorithmAPI:
         state: npt.ArrayLike | None,
         mask: npt.ArrayLike | None = None,
         deterministic: bool = True,
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]: ...
+    ) -> tuple[Any, npt.NDArray[Any] | None]: ...
 
     def predict(
         self,
@@ -165,7 +163,7 @@ class AlgorithmAPI:
         state: Any = NO_STATE,
         mask: npt.ArrayLike | None = None,
     ) -> Any:
-        """Action for one observation, or actions for a batch of observations; reads no files."""
+        """Action for one observation (an int for Discrete), or actions for a batch of them; reads no files."""
         return predict(self._trained(), obs, state=state, mask=mask, deterministic=deterministic)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:

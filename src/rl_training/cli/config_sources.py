@@ -11,7 +11,7 @@ from rl_training.cli.options import ResumeOptions, TrainOptions, find_in_working
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_training.experiment.config import ResolvedConfig
+    from rl_training.experiment.config import ResolvedConfig, TrainConfig
 
 FLAGS = ("output_dir", "total_timesteps", "num_envs", "eval_episodes", "seed", "device")
 """Options that set the configuration key of the same name."""
@@ -50,6 +50,11 @@ def resolve(options: TrainOptions, usage: str = TRAIN_USAGE) -> ResolvedConfig:
     return resolved
 
 
+def load_config(path: str | Path) -> TrainConfig:
+    """The configuration that `train --config PATH` trains: the file's values, over a preset only if it names no run."""
+    return resolve(TrainOptions(config=Path(path))).config
+
+
 def read_resume(options: ResumeOptions) -> tuple[Path, dict[str, Any]]:
     """The run or checkpoint to resume, and the keyword arguments of `plan_resume`."""
     from rl_training.experiment.config import parse_overrides
@@ -60,7 +65,13 @@ def read_resume(options: ResumeOptions) -> tuple[Path, dict[str, Any]]:
     changes, flags = parse_overrides(words), _flags_of(options)
     _refuse_twice(changes, flags)
     path = find_run(run, options.checkpoint)
-    return path, {**flags, "changes": changes, "rewind": options.rewind, "schedules": options.schedules}
+    return path, {
+        **flags,
+        "changes": changes,
+        "rewind": options.rewind,
+        "schedules": options.schedules,
+        "run_suffix": options.run_suffix,
+    }
 
 
 def _read_words(options: TrainOptions) -> tuple[dict[str, str], dict[str, Any]]:

@@ -264,6 +264,7 @@ class ResumeOptions:
     checkpoint: CheckpointPath = None
     total_timesteps: ResumeTotalTimesteps = None
     output_dir: ResumeOutputDir = None
+    run_suffix: RunSuffix = None
     eval_episodes: EvalEpisodes = None
     device: Device = None
     schedules: Schedules = None

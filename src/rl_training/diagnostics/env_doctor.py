@@ -22,9 +22,10 @@ from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.shared_changes import shared_changes
 from rl_training.envs.wrapping.valid_actions import make_valid
 from rl_training.errors import RLTrainingError
-from rl_training.experiment.registry import AlgorithmSpec, list_algorithm_specs
+from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.memory import available_memory
 from rl_training.replay.frame_replay import replay_bytes
+from rl_training.runtime.assembly import refusal_of
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces, describe_spaces
 
@@ -106,7 +107,7 @@ def _check_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
         for space in (env.observation_space, env.action_space)
     ]
     yield Finding(Level.OK, "spaces", f"observations {names[0]}, actions {names[1]}")
-    refusals = {spec.name: _refusal(spec, spaces) for spec in list_algorithm_specs()}
+    refusals = {spec.name: refusal_of(spec.name, spaces) for spec in list_algorithm_specs()}
     fitting = [name for name, refusal in refusals.items() if refusal is None]
     if fitting:
         yield Finding(Level.OK, "algorithms", f"supported by {', '.join(fitting)}")
@@ -114,17 +115,6 @@ def _check_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
         yield Finding(
             Level.ERROR, "algorithms", "no algorithm supports its spaces", "; ".join(filter(None, refusals.values()))
         )
-
-
-def _refusal(spec: AlgorithmSpec, spaces: Spaces) -> str | None:
-    """The error with which an algorithm refuses these spaces; None if it accepts them."""
-    try:
-        spec.algorithm_class().check_spaces(spaces)
-    except RLTrainingError as error:
-        return str(error)
-    if spaces.has_masks and not spec.algorithm_class().for_spaces(spaces).obeys_masks:
-        return f"{spec.name} does not obey action masks"
-    return None
 
 
 def _check_actions(spaces: Spaces) -> Iterator[Finding]:
@@ -199,7 +189,7 @@ def _remedy_for_scale(spaces: Spaces) -> str:
     names = [
         spec.name
         for spec in list_algorithm_specs()
-        if _refusal(spec, spaces) is None and "normalize_obs" in spec.config_class().model_fields
+        if refusal_of(spec.name, spaces) is None and "normalize_obs" in spec.config_class().model_fields
     ]
     return f"set algo_kwargs.normalize_obs=true ({', '.join(names)}), or {by_wrapper}" if names else by_wrapper
 

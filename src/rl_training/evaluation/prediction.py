@@ -12,6 +12,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import act_on
+from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.given import check_masks, read_state
 from rl_training.spaces.masks import mask_in_observation
 
@@ -28,7 +29,7 @@ def predict(
     state: Any = NO_STATE,
     mask: npt.ArrayLike | None = None,
 ) -> Any:
-    """Environment action for one observation, or actions for a batch.
+    """Environment action for one observation (an int for a Discrete space), or actions for a batch.
 
     With `state` the result is a pair: the actions, and the policy state to pass with the next observations. Pass
     `state=None` at the first step of an episode. A policy with memory requires it; for others the next state is None.
@@ -40,12 +41,12 @@ def predict(
     before = _state_before(algorithm, state, count, is_batch=is_batch)
     masks = _masks(algorithm, obs, mask, count, is_batch=is_batch)
     actions, after = act_on(algorithm, batch, before, masks, deterministic=deterministic)
+    is_discrete = algorithm.spaces.action.kind is ActionKind.DISCRETE
+    answer = actions if is_batch else int(actions[0]) if is_discrete else actions[0]
     if state is NO_STATE:
-        return actions if is_batch else actions[0]
+        return answer
     next_state = None if after is None else after.cpu().numpy()
-    if is_batch or next_state is None:
-        return actions if is_batch else actions[0], next_state
-    return actions[0], next_state[0]
+    return answer, next_state if is_batch or next_state is None else next_state[0]
 
 
 def _state_before(algorithm: Algorithm[Any], state: Any, count: int, *, is_batch: bool) -> Tensor | None:

@@ -28,6 +28,11 @@ class Best(NamedTuple):
     score: float
 
 
+def is_run_folder(path: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """The numbered checkpoints in a run's `checkpoints/`, newest first."""
     named = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name)]

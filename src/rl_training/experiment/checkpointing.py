@@ -12,6 +12,8 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ from rl_training.experiment.checkpoint_folder import (
     CHECKPOINT_NAME,
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    is_run_folder,
     list_checkpoints,
     read_pointer,
 )
@@ -101,7 +104,25 @@ def resolve_checkpoint(path: str | Path) -> Path:
         raise _with_fallback(f"'{path / MANIFEST}' is missing, or is not a regular file", path.parent, damaged=path)
     if any(list_checkpoints(folder)):
         raise _with_fallback(f"'{folder / 'last'}' is missing", folder)
-    raise CheckpointError(f"'{path}' is neither a checkpoint nor a run folder with one")
+    raise CheckpointError(f"'{path}' is neither a checkpoint nor a run folder with one{_restart_remedy(path)}")
+
+
+def _restart_remedy(path: Path) -> str:
+    """The command that starts a run again that ended before its first checkpoint; empty for another folder."""
+    suffix = re.search(r"__seed[0-9]+__(.+)", path.absolute().name)
+    if suffix is None or not is_run_folder(path):
+        return ""
+    words = [
+        "train",
+        "--config",
+        str(path / "config.yaml"),
+        "--output-dir",
+        str(path.parent),
+        "--run-suffix",
+        suffix[1],
+    ]
+    command = shlex.join(["rl-training", *words, "--resume-or-start"])
+    return f": the run ended before its first checkpoint; to start it again: `{command}`"
 
 
 def _follow_pointer(pointer: Path) -> Path:

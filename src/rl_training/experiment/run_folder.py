@@ -288,7 +288,10 @@ def _make_new_folder(config: TrainConfig, suffix: str | None, *, is_restart: boo
                 return folder, False
         except OSError as error:
             raise RLTrainingError(f"cannot create run folder '{folder}': {error.strerror}") from None
-    raise RunExistsError(f"run folder '{folder}' exists already: choose another suffix")
+    raise RunExistsError(
+        f"run folder '{folder}' exists already: add --resume-or-start to continue it (in Python:"
+        " DefaultExperimentManager().resume_or_start), or choose another suffix"
+    )
 
 
 def now() -> str:

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,6 +92,26 @@ def code_for(env_id: str) -> str | None:
     entry_point = spec.entry_point
     module = entry_point.partition(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", None)
     return None if module is None or module == "__main__" or module.startswith(FILE_MODULE) else module
+
+
+def fingerprints(names: Iterable[str]) -> dict[str, str]:
+    """By name (an environment id or `source:name`): a checksum of the user's or a package's file that defines it."""
+    found = {}
+    for name in names:
+        source, attribute = split_source(name)
+        source = source if attribute else code_for(name) or ""
+        if source and not is_given_id(name) and source.partition(".")[0] not in NOT_THE_USERS:
+            found[name] = _fingerprint(str(find_file(source)) if source.endswith(".py") else source)
+    return {name: checksum for name, checksum in found.items() if checksum}
+
+
+@functools.cache
+def _fingerprint(source: str) -> str:
+    """Checksum of the file of a loaded module or file, when this process asked first; empty if there is none."""
+    file = source if source.endswith(".py") else getattr(sys.modules.get(source), "__file__", None)
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
+    return ""
 
 
 def plugin_of(env_id: str) -> str | None:

@@ -19,7 +19,7 @@ from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.evaluation.evaluator import SUCCESS_RATE, Evaluator
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.runtime.checks.acting import initial_state_of
 from rl_training.runtime.checks.memory import check_networks_fit
 from rl_training.runtime.collector import Collector
@@ -48,12 +48,13 @@ class RunSetup:
 
     def make_algorithm(self, spaces: Spaces) -> Algorithm[Any]:
         """The run's algorithm for these spaces, checked."""
-        algorithm_class = get_algorithm_spec(self.config.algo).algorithm_class()
-        algorithm_class.check_spaces(spaces)
-        if spaces.has_masks and not algorithm_class.for_spaces(spaces).obeys_masks:
+        get_algorithm_spec(self.config.algo).algorithm_class().check_spaces(spaces)
+        if refusal_of(self.config.algo, spaces) is not None:
+            fitting = [spec.name for spec in list_algorithm_specs() if refusal_of(spec.name, spaces) is None]
+            remedy = f"use {' or '.join([', '.join(fitting[:-1]), *fitting[-1:]])}, or set" if fitting else "set"
             raise EnvError(
-                f"{self.config.algo} does not obey action masks, and environment '{self.config.env_id}' gives them: use"
-                " ppo, a2c, dqn, qrdqn, c51, sac, bc or cql, or set env_kwargs.action_masks=false"
+                f"{self.config.algo} does not obey action masks, and environment '{self.config.env_id}' gives them:"
+                f" {remedy} env_kwargs.action_masks=false"
             )
         compile_updates = self.execution.compile
         return make_algorithm(self.config, self.algo_config, spaces, self.seeds, compile_updates=compile_updates)
@@ -118,6 +119,17 @@ def try_to_close(owner: Collector | Evaluator | GoalRewards | TrainingEnv | None
     return None
 
 
+def refusal_of(algo: str, spaces: Spaces) -> str | None:
+    """The error with which an algorithm refuses these spaces, or their action masks; None if it accepts them."""
+    algorithm_class = get_algorithm_spec(algo).algorithm_class()
+    try:
+        algorithm_class.check_spaces(spaces)
+    except RLTrainingError as error:
+        return str(error)
+    obeys = not spaces.has_masks or algorithm_class.for_spaces(spaces).obeys_masks
+    return None if obeys else f"{algo} does not obey action masks"
+
+
 def check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | None) -> None:
     """Raise a `ConfigError` if early stopping watches a metric that evaluations do not have."""
     if algo_config.early_stopping is None:
@@ -136,7 +148,7 @@ def make_algorithm(
     """The algorithm of a run with its initial weights; state that no checkpoint would hold is an error here."""
     device = resolve_device(config.device)
     generator = seeds.policy_generator(device)
-    resources = Resources(device, generator, config.num_envs, compile_updates)
+    resources = Resources(device, generator, config.num_envs, compile_updates, config.algo)
     algorithm_class = get_algorithm_spec(config.algo).algorithm_class().for_spaces(spaces)
     with check_networks_fit(algo_config, spaces, device):
         algorithm = algorithm_class(algo_config, spaces, resources)

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.config import AlgorithmConfig
+from rl_training.envs.wrapping.trust import listed_wrappers
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import MAX_THREADS, TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.encoders import IMAGE_FEATURES
+from rl_training.plugins.user_code import fingerprints
 from rl_training.processors import usable_processors
 
 WORK_FOR_TWO_THREADS = 8_000_000
@@ -200,6 +202,21 @@ def machine_differences(saved: Mapping[str, object], now: Mapping[str, str]) -> 
         for name in names
         if saved.get(name) != now.get(name)
     ]
+
+
+def code_facts(config: TrainConfig) -> dict[str, str]:
+    """Checksums of the files that define the environment, its wrappers and the network, by their names."""
+    wrappers = [call.name for call in listed_wrappers(config.env_kwargs)]
+    network = config.algo_kwargs.get("network")
+    names = [config.env_id, network if isinstance(network, str) else None, *wrappers]
+    return fingerprints(name for name in names if name is not None)
+
+
+def code_differences(saved: object, now: Mapping[str, str]) -> list[str]:
+    """The code that is not the same as when the checkpoint was written, as reasons why a run is not bit-exact."""
+    known = saved if isinstance(saved, Mapping) else {}
+    changed = [name for name in now if name in known and known[name] != now[name]]
+    return [f"other code: the file of '{name}' has changed since the checkpoint" for name in changed]
 
 
 @functools.cache

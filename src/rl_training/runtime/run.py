@@ -26,7 +26,7 @@ from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.checks.preflight import learning_warnings
 from rl_training.runtime.controls import EarlyStoppingCallback, stop_on_signals
-from rl_training.runtime.execution import choose_execution, machine_facts, watch_compilation
+from rl_training.runtime.execution import choose_execution, code_facts, machine_facts, watch_compilation
 from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
 from rl_training.runtime.loops.offline import assemble_offline, offline_loop
 from rl_training.runtime.loops.on_policy import assemble_on_policy, on_policy_loop
@@ -161,7 +161,7 @@ class Run:
                 self.view.stopping()
             state.request_stop(INTERRUPTED + what)
 
-        lease.read_progress = lambda: {"step": state.global_step, "total": self.session.training_progress.total}
+        lease.read_progress = lambda: {"step": state.global_step, "total": self.session.last_step}
         lease.on_request = interrupt
 
     def summary(self) -> dict[str, Any]:
@@ -304,6 +304,7 @@ class Run:
                 "execution": {"num_threads": execution.num_threads, "compile": execution.compile},
                 "global_step": session.state.global_step,
                 "machine": machine_facts(components.algorithm.device),
+                "code": code_facts(self.setup.config),
                 "exactness": self._exactness(),
                 "inexact_reasons": [*session.inexact_reasons, *self._env_reasons()],
             },

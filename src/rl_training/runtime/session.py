@@ -114,6 +114,12 @@ class Session:
         return self.state.global_step < self.training_progress.total
 
     @property
+    def last_step(self) -> int:
+        """The step at which the run ends, which may be later than `total_timesteps`."""
+        last: int = self.state.algorithm.config.last_step(self.training_progress.total, self.config.num_envs)
+        return last
+
+    @property
     def steps_to_next_event(self) -> int:
         """Steps until the next log line, evaluation, checkpoint or the end, whichever comes first."""
         step = self.state.global_step
@@ -128,7 +134,8 @@ class Session:
         """Call `on_train_start`; a new offline run reports its dataset of `dataset_size` transitions as collected."""
         self.callbacks.on_train_start(self.state)
         self.callbacks.state_dict()  # raises if it cannot be saved, before any step is taken
-        self.view.watch(lambda: (self.state.global_step, self.training_progress.total, self._latest))
+        last_step = self.last_step
+        self.view.watch(lambda: (self.state.global_step, last_step, self._latest))
         if dataset_size is not None:
             self._is_within_iteration = True
             self.callbacks.on_collect_end(self.state, CollectResult(dataset_size))
@@ -212,7 +219,7 @@ class Session:
             if is_best:
                 self.scores.offer_best(path)
         if self._pending is None:
-            self.view.update(self.state.global_step, self.training_progress.total, self._latest)
+            self.view.update(self.state.global_step, self.last_step, self._latest)
 
     def finish(self) -> TrainResult:
         """End the run: save, and evaluate the last policy unless the run was interrupted."""
@@ -229,7 +236,7 @@ class Session:
             self._name_stop()
         if self._last_logged_step != self.state.global_step:
             self._log()
-        self.view.update(self.state.global_step, self.training_progress.total, self._latest)
+        self.view.update(self.state.global_step, self.last_step, self._latest)
         counts = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count}
         metrics = {**counts, **self._latest, **self.scores.metrics()}
         return TrainResult(self.state.run_dir, path, metrics, self.state.stop_reason)
@@ -285,7 +292,7 @@ class Session:
 
     def _evaluate(self) -> bool:
         """Evaluate the policy; returns whether it is the best so far."""
-        self.view.update(self.state.global_step, self.training_progress.total, self._latest)
+        self.view.update(self.state.global_step, self.last_step, self._latest)
         started = perf_counter()
         try:
             is_best = self.scores.evaluate(self._watch_evaluation, self._evaluated)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
+from rl_training.experiment.checkpoint_folder import is_run_folder as is_run_folder
 from rl_training.experiment.config import leaves, load_config_file
 from rl_training.experiment.owner import Owner, is_alive, read_heartbeat, read_owner
 from rl_training.experiment.run_folder import TrainingRun
@@ -171,11 +172,6 @@ class RunReader:
 def read_run(run_dir: Path) -> RunInfo:
     """What a run folder tells of its run."""
     return RunReader(run_dir).info()
-
-
-def is_run_folder(path: Path) -> bool:
-    """Whether a folder is that of a run."""
-    return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
 
 
 def find_run_folders(folder: Path) -> list[Path]:

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl_training.algorithms.config import AlgorithmConfig, OfflineConfig, OfflineToOnlineConfig, OffPolicyConfig
+from rl_training.algorithms.config import (
+    AlgorithmConfig,
+    OfflineConfig,
+    OfflineToOnlineConfig,
+    OffPolicyConfig,
+    OnPolicyConfig,
+)
 from rl_training.envs.single.construction import newer_version
 from rl_training.envs.wrapping.trust import listed_wrappers
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.loops.off_policy import UpdateRatio, updates_due
 
+LATE = 0.1
+"""A run that ends later than `total_timesteps` by this fraction says so."""
 STATISTICS = {
     "gymnasium.wrappers:NormalizeObservation": "normalize_obs",
     "gymnasium.wrappers:NormalizeReward": "normalize_reward",
@@ -19,12 +27,20 @@ STATISTICS = {
 
 
 def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset_size: int | None) -> list[str]:
-    """Warnings: no gradient step, batches that repeat transitions, an outdated environment version."""
+    """Warnings: a run that ends late, no gradient step, batches that repeat transitions, an outdated environment."""
     total, found = config.total_timesteps, []
     newest = None if config.env_id is None else newer_version(config.env_id)
     if newest is not None:
         found.append(f"environment '{config.env_id}' is out of date: use '{newest}'")
     found += _resetting_statistics(config.env_kwargs)
+    last_step = algo_config.last_step(total, config.num_envs)
+    if last_step >= (1 + LATE) * total:
+        rollout = f"num_steps {algo_config.num_steps:,} x " if isinstance(algo_config, OnPolicyConfig) else ""
+        found.append(
+            f"the run ends at step {last_step:,} instead of total_timesteps {total:,}, since it completes its last"
+            f" collection of {rollout}num_envs {config.num_envs:,}: lower {'algo_kwargs.num_steps or ' * bool(rollout)}"
+            "num_envs"
+        )
     if isinstance(algo_config, OffPolicyConfig):
         found += _without_updates(algo_config, total, config.num_envs, "learning_starts")
         found += _repeating(algo_config.batch_size, min(algo_config.buffer_capacity, total), "the replay buffer")

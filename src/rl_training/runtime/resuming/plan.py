@@ -52,6 +52,8 @@ class ResumePlan:
     resumption: Resumption
     again: Callable[[], ResumePlan]
     """Makes the same plan again, from what the run folder holds then."""
+    run_suffix: str | None = None
+    """End of the name of a new folder; None: date and time."""
 
     @property
     def checkpoint_path(self) -> Path:
@@ -105,6 +107,7 @@ def plan_resume(
     trusted: TrainConfig | None = None,
     env: EnvLike | None = None,
     eval_env: EnvLike | None = None,
+    run_suffix: str | None = None,
     **flags: Any,
 ) -> ResumePlan:
     """Read a checkpoint and plan how its run resumes: in its own folder, unless `output_dir` is given.
@@ -113,11 +116,13 @@ def plan_resume(
     `fall_back`, the newest intact checkpoint of the run replaces a damaged one; with `rewind`, checkpoints and metrics
     newer than this checkpoint are discarded. Code and paths that `trusted`, the user's own configuration, names need
     no further permission. `env` (and `eval_env`) give an environment again whose id begins with `python:`.
+    `run_suffix` ends the name of the new folder in `output_dir`.
     """
     _check_schedules(schedules)
     again = partial(
         plan_resume, path, fall_back=fall_back, rewind=rewind, schedules=schedules, changes=changes, trusted=trusted
     )
+    again = partial(again, run_suffix=run_suffix)
     if flags.get("output_dir") is None and "output_dir" not in (changes or {}):  # a fork only reads the run
         refuse_owned(run_folder_of(Path(path)))
     pointer = TrainingRun(run_folder_of(Path(path))).read_pointer()
@@ -125,6 +130,7 @@ def plan_resume(
     saved = read_config(source.state)
     values = {**(changes or {}), **{key: value for key, value in flags.items() if value is not None}}
     run = _open_run_folder(source, values)
+    _check_suffix(run_suffix, run)
     base = saved if run is None else read_last_config(run, saved, values)
     if run is not None and not (rewind or source.is_fallback):
         refuse_to_discard(run, source.checkpoint_path)
@@ -138,7 +144,7 @@ def plan_resume(
     found = _check_state(source.state, saved, config)
     schedules = schedules or read_schedules(run, source.state.trainer_state["session"]["global_step"])
     resumption = Resumption(source.checkpoint_path, run, schedules, found, pointer)
-    plan = ResumePlan(config, source.state, resumption, partial(again, **flags))
+    plan = ResumePlan(config, source.state, resumption, partial(again, **flags), run_suffix)
     _refuse_unused(plan, is_fork=source.run_dir is not None and run is None)
     return plan
 
@@ -151,6 +157,15 @@ def run_folder_of(path: Path) -> Path:
 def _check_schedules(schedules: Schedules | None) -> None:
     if schedules is not None and schedules not in get_args(Schedules):
         raise ConfigError(f"bad value {schedules!r} for schedules: should be {', '.join(get_args(Schedules))}")
+
+
+def _check_suffix(run_suffix: str | None, run: TrainingRun | None) -> None:
+    check_suffix(run_suffix)
+    if run_suffix is not None and run is not None:
+        raise ConfigError(
+            f"run_suffix '{run_suffix}' names a new run folder, and '{run.run_dir}' is resumed in place: add"
+            " --output-dir FOLDER (in Python: output_dir=...), or leave it out"
+        )
 
 
 def _open_run_folder(source: ResumeSource, values: dict[str, Any]) -> TrainingRun | None:
@@ -203,6 +218,7 @@ def resume_training(
     callbacks: Sequence[AnyCallback] | None = None,
     env: EnvLike | None = None,
     eval_env: EnvLike | None = None,
+    run_suffix: str | None = None,
 ) -> TrainResult:
     """Resume training from a checkpoint or a run folder. A run that is over is returned as it ended.
 
@@ -219,6 +235,7 @@ def resume_training(
         eval_episodes=eval_episodes,
         env=env,
         eval_env=eval_env,
+        run_suffix=run_suffix,
         **flags,
     )
     return run_plan(plan, callbacks=callbacks)
@@ -230,7 +247,13 @@ def run_plan(plan: ResumePlan, *, callbacks: Sequence[AnyCallback] | None = None
     if plan.is_over:
         return _ended_result(plan)
     try:
-        return run_training(plan.config, checkpoint_state=plan.state, callbacks=callbacks, resumption=plan.resumption)
+        return run_training(
+            plan.config,
+            run_suffix=plan.run_suffix,
+            checkpoint_state=plan.state,
+            callbacks=callbacks,
+            resumption=plan.resumption,
+        )
     except RunChangedError:  # between reading the checkpoint and becoming the owner
         return run_plan(plan.again(), callbacks=callbacks)
 

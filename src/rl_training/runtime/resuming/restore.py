@@ -14,7 +14,7 @@ from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.runtime.assembly import RunComponents
 from rl_training.runtime.controls import Schedules
-from rl_training.runtime.execution import machine_differences, machine_facts
+from rl_training.runtime.execution import code_differences, code_facts, machine_differences, machine_facts
 from rl_training.runtime.resuming.changes import Change
 from rl_training.runtime.resuming.saved_state import translate_state_errors
 from rl_training.runtime.session import Session, TrainingProgress
@@ -74,12 +74,15 @@ def restore(
         components.buffer.truncate_newest()  # the next step may belong to another episode
     _report("The environments are not in the exact state in which the run stopped:", env_reasons, view)
     _report("The rollout begins again:", buffer_reasons, view)
+    code_reasons = code_differences(checkpoint_state.metadata.get("code"), code_facts(session.config))
+    _report("From here on the run may differ from one that was never stopped:", code_reasons, view)
     machine_reasons = _machine_reasons(checkpoint_state, components)
     _report("From here on the results differ in their last bits:", machine_reasons, view)
     shared_reasons = _shared_reasons(saved, env_reasons)
     _report("New environments, as each evaluation makes, differ from those before the stop:", shared_reasons, view)
     change_reasons = _report_changes(resumption.changes if resumption else (), view)
-    reasons = [*session.inexact_reasons, *buffer_reasons, *machine_reasons, *shared_reasons, *change_reasons]
+    reasons = [*session.inexact_reasons, *buffer_reasons, *code_reasons, *machine_reasons]
+    reasons += [*shared_reasons, *change_reasons]
     session.inexact_reasons = list(dict.fromkeys(reasons))
     if session.training_progress.state_dict() != saved["training_progress"]:
         view.message(_describe_progress(session.training_progress, components.algorithm.config))
