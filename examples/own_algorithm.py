@@ -18,7 +18,7 @@ from rl_training.algorithms.optim import descend
 from rl_training.algorithms.replay import Batch
 from rl_training.api.agent import AlgorithmAPI
 from rl_training.experiment.registry import AlgorithmSpec, Loop, register_algorithm
-from rl_training.spaces.masks import masked
+from rl_training.models.actions import masked
 from rl_training.testing import check_algorithm
 
 SETTINGS: dict[str, Any] = {"learning_rate": 1e-3, "target_update_interval": 200, "learning_starts": 1000}

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
-from rl_training.spaces.actions import describe_action
+from rl_training.spaces.spec import describe_action
 
 ACTION_SPACES = {
     "discrete": lambda: Discrete(5),

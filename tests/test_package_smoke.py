@@ -22,6 +22,7 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 SOURCE = TESTS.parent / "src" / "rl_training"
 README = (TESTS.parent / "README.md").read_text()
 PYPROJECT = (TESTS.parent / "pyproject.toml").read_text()
+NUMPY_ONLY = {f"rl_training.spaces.{name}" for name in ("given", "observations", "actions")}
 LEAVES = {"errors", "exports", "providers", "processors", "validation", "files", "memory", "terminal", "plugins"}
 """What every room may import: modules and rooms that know nothing of reinforcement learning."""
 MAY_IMPORT = {
@@ -73,16 +74,22 @@ def test_each_room_imports_only_what_lies_below_it(room: str) -> None:
 
 
 def test_a_bundle_is_loaded_without_the_rest_of_the_package() -> None:
-    """Of the other rooms it needs one module, which imports NumPy only."""
+    """Of the other rooms it needs what spaces are made of, which imports NumPy only."""
     for path in (SOURCE / "bundle").glob("*.py"):
         assert imported_rooms(path) <= {"bundle", "errors", "spaces"}, path
         text = path.read_text()
         assert "rl_training.bundle.exporting" not in text, path
-        assert set(re.findall(r"rl_training\.spaces\.\w+", text)) <= {"rl_training.spaces.given"}, path
-    given = SOURCE / "spaces" / "given.py"
-    assert imported_rooms(given) == {"errors"}
-    assert "import torch" not in given.read_text()
-    assert "gymnasium" not in given.read_text()
+        assert set(re.findall(r"rl_training\.spaces\.\w+", text)) <= NUMPY_ONLY, path
+
+
+def test_spaces_need_no_torch_and_those_of_bundles_numpy_only() -> None:
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
+    answer = {}
+    for names in (NUMPY_ONLY, {f"rl_training.spaces.{path.stem}" for path in (SOURCE / "spaces").glob("[a-z]*.py")}):
+        command = [sys.executable, "-c", code, *names]
+        loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        answer[len(names)] = {"torch", "gymnasium", "pydantic"} & set(loaded)
+    assert list(answer.values()) == [set(), {"gymnasium", "pydantic"}]
 
 
 def test_every_room_has_a_rule_and_at_most_fifteen_files() -> None:

@@ -23,8 +23,8 @@ from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.ppo import PPOAlgorithm, PPOConfig
 from rl_training.algorithms.qrdqn import QRDQNAlgorithm, QRDQNConfig
 from rl_training.algorithms.sac import SACAlgorithm, SACConfig
+from rl_training.models.actions import masked, random_actions
 from rl_training.models.actor_critic import CategoricalHead
-from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import describe_spaces
 
 CHOICES = Discrete(4)
@@ -328,7 +328,7 @@ def test_random_actions_are_uniform_over_the_valid_ones(name, make_generator):
     space, choices, rows = RANDOM_SPACES[name]
     spec, count = describe_spaces(Box(-1.0, 1.0), space).action, 20_000
     masks = torch.tensor(rows, dtype=torch.bool).repeat(count, 1)
-    actions = spec.random_actions(2 * count, make_generator(), masks)
+    actions = random_actions(spec, 2 * count, make_generator(), masks)
     assert actions.shape == (2 * count, *spec.model_shape)
     assert actions.dtype == torch.int64
     for row, mask in enumerate(np.array(rows, float)):

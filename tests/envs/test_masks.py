@@ -21,14 +21,14 @@ from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError
 from rl_training.evaluation.prediction import predict
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec, list_algorithm_specs, registered
+from rl_training.models.actions import random_actions
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime.assembly import refusal_of
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState
-from rl_training.spaces.actions import describe_action
 from rl_training.spaces.given import read_masks
-from rl_training.spaces.spec import describe_spaces
+from rl_training.spaces.spec import describe_action, describe_spaces
 from rl_training.testing.case import AlgorithmCase
 
 ENVS = TESTS / "masked_envs.py"
@@ -49,7 +49,7 @@ def recorded(envs: TrainingEnv, num_steps: int, seed: int = 0) -> dict[str, np.n
     collector.reset(list(range(envs.num_envs)))
 
     def act(obs: Any, state: Any, mask: Any) -> Any:
-        return ActResult(spaces.action.random_actions(len(obs), rng, mask))
+        return ActResult(random_actions(spaces.action, len(obs), rng, mask))
 
     collector.collect(act, buffer, num_steps, TrainerState(None, None))  # type: ignore[arg-type]
     (rows,) = buffer.newest(num_steps)
@@ -246,7 +246,7 @@ def test_a_restored_environment_has_the_saved_mask(name: str, source: str, backe
         assert reasons == []
         assert np.array_equal(second.current_masks(), before)
         assert before is not None
-        actions = first.spaces.action.random_actions(2, np.random.default_rng(3), torch.from_numpy(before)).numpy()
+        actions = random_actions(first.spaces.action, 2, np.random.default_rng(3), torch.from_numpy(before)).numpy()
         one, other = (envs.step(actions)[-1] for envs in (first, second))
         for key in ("masks", "next_masks"):
             assert np.array_equal(one[key], other[key])
@@ -341,7 +341,7 @@ def test_predict_finds_the_mask_in_a_dict_observation() -> None:
 def test_masks_of_an_action_that_starts_elsewhere_count_from_zero() -> None:
     with contextlib.closing(make(action="started")) as envs:
         spec = envs.spaces.action
-    assert spec.to_env(spec.random_actions(9, np.random.default_rng(0), torch.eye(5).bool()[[0] * 9]).numpy())[0] == -2
+    assert spec.to_env(random_actions(spec, 9, np.random.default_rng(0), torch.eye(5).bool()[[0] * 9]).numpy())[0] == -2
 
 
 def test_masks_are_copied_from_what_the_environment_gives() -> None:

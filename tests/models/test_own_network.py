@@ -30,7 +30,8 @@ from rl_training.models.own_network import find_network, make_encoder
 from rl_training.runtime.checks.memory import count_weights
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
-from rl_training.spaces.observations import ObsSpec, describe_observation
+from rl_training.spaces.observations import ObsSpec
+from rl_training.spaces.spec import describe_observation
 from rl_training.testing import check_algorithm
 
 FILE = """

@@ -24,8 +24,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.replay.hindsight_replay import HindsightReplay, find_goals
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
-from rl_training.spaces.observations import describe_observation
-from rl_training.spaces.spec import describe_spaces
+from rl_training.spaces.spec import describe_observation, describe_spaces
 
 POINT, BITS = env_of("her"), "rl_training.envs.goals:BitFlipEnv"
 HERE = str(TESTS / "replay" / "test_hindsight_replay.py")

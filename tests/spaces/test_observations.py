@@ -19,7 +19,8 @@ from rl_training.models.encoders import ObsNetwork, make_preprocessor
 from rl_training.models.mlp import MLPSpec
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import load_algorithm, predict, resume_training
-from rl_training.spaces.observations import ObsSpec, describe_observation
+from rl_training.spaces.observations import ObsSpec
+from rl_training.spaces.spec import describe_observation
 
 IMAGE = Box(0, 255, (40, 44, 3), np.uint8)
 NESTED = Dict(

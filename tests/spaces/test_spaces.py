@@ -6,6 +6,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from rl_training.errors import EnvError
+from rl_training.models.actions import executed, random_actions
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces, describe_spaces
 
@@ -84,14 +85,14 @@ def test_a_half_bounded_box_is_clipped_but_not_scaled(low, high, clipped):
 def test_the_action_that_is_executed_is_the_one_that_meets_the_environment(space):
     spec = action_spec(space)
     model = torch.from_numpy(np.random.default_rng(0).normal(0, 4, (50, *spec.model_shape)).astype(np.float32))
-    executed = spec.executed(model)
-    np.testing.assert_array_equal(spec.to_env(executed.numpy()), spec.to_env(model.numpy()))
-    np.testing.assert_allclose(spec.to_model(spec.to_env(model.numpy())), executed, atol=1e-6)
+    within = executed(spec, model)
+    np.testing.assert_array_equal(spec.to_env(within.numpy()), spec.to_env(model.numpy()))
+    np.testing.assert_allclose(spec.to_model(spec.to_env(model.numpy())), within, atol=1e-6)
 
 
 def test_a_discrete_action_is_executed_as_it_is():
     choice = torch.tensor([0, 2])
-    assert action_spec(Discrete(3)).executed(choice) is choice
+    assert executed(action_spec(Discrete(3)), choice) is choice
 
 
 @pytest.mark.parametrize("start", [0, 5, -2])
@@ -184,13 +185,13 @@ def test_an_unsupported_observation_space_is_named(space):
 
 @pytest.mark.parametrize("generator", [torch.Generator().manual_seed(0), np.random.default_rng(0)])
 def test_random_actions_cover_the_space_with_either_kind_of_generator(generator):
-    bounded = action_spec(Box(np.float32([-2.0, 5.0]), np.float32([0.0, 9.0]))).random_actions(500, generator)
-    half_bounded = action_spec(Box(3.0, np.inf, (1,))).random_actions(500, generator)
-    choices = action_spec(MultiDiscrete([3, 2])).random_actions(200, generator)
+    bounded = random_actions(action_spec(Box(np.float32([-2.0, 5.0]), np.float32([0.0, 9.0]))), 500, generator)
+    half_bounded = random_actions(action_spec(Box(3.0, np.inf, (1,))), 500, generator)
+    choices = random_actions(action_spec(MultiDiscrete([3, 2])), 200, generator)
     assert bounded.dtype == half_bounded.dtype == torch.float32
     assert -1.0 <= bounded.min() < -0.95
     assert 0.95 < bounded.max() <= 1.0
     assert 3.0 <= half_bounded.min() < 3.1
     assert 4.9 < half_bounded.max() <= 5.0
     assert len(choices.unique(dim=0)) == 6
-    assert action_spec(Discrete(4)).random_actions(100, generator).unique().tolist() == [0, 1, 2, 3]
+    assert random_actions(action_spec(Discrete(4)), 100, generator).unique().tolist() == [0, 1, 2, 3]

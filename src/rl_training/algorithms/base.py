@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.config import AlgorithmConfig, Scheduled
 from rl_training.algorithms.optim import Adam
 from rl_training.errors import ConfigError
+from rl_training.models.actions import executed, random_actions
 from rl_training.models.mlp import MLPSpec
 from rl_training.models.own_network import find_network
 from rl_training.replay.transitions import StepFields, Transitions
@@ -214,7 +215,7 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def random_actions(self, count: int, mask: Tensor | None = None) -> Tensor:
         """Model actions sampled uniformly from the valid actions, for warm-up."""
-        return self.spaces.action.random_actions(count, self.generator, mask)
+        return random_actions(self.spaces.action, count, self.generator, mask)
 
     def add_exploration_noise(self, actions: Tensor, amount: float, mask: Tensor | None = None) -> Tensor:
         """Add Gaussian noise of standard deviation `amount` (Box), or take a random action with that probability."""
@@ -222,7 +223,7 @@ class Algorithm(ABC, Generic[ConfigT]):
             return self.replace_at_random(actions, amount, mask)
         noise = torch.empty_like(actions).normal_(generator=self.generator)
         # Clipped before and after: noise on an action beyond a bound would be lost on the way back to the bound.
-        return self.spaces.action.executed(self.spaces.action.executed(actions) + amount * noise)
+        return executed(self.spaces.action, executed(self.spaces.action, actions) + amount * noise)
 
     def replace_at_random(self, actions: Tensor, probability: float, mask: Tensor | None = None) -> Tensor:
         """Replace each action by a random valid one with this probability."""

@@ -11,9 +11,9 @@ from rl_training.algorithms.cql import CQLAlgorithm, CQLConfig
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.errors import ConfigError
+from rl_training.models.actions import masked
 from rl_training.models.critics import QNetwork
 from rl_training.models.mlp import frozen_copy
-from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 BOX_ONLY = (

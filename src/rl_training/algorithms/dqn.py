@@ -15,10 +15,10 @@ from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.tune import Tune
 from rl_training.errors import EnvError
+from rl_training.models.actions import masked
 from rl_training.models.critics import QNetwork
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.actions import ActionKind
-from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 

@@ -18,10 +18,10 @@ from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.soft_actor_critic import SACBaseConfig, SoftActorCritic
 from rl_training.algorithms.tune import Tune
 from rl_training.errors import EnvError
+from rl_training.models.actions import masked
 from rl_training.models.critics import EnsembleCritic, EnsembleQNetwork
 from rl_training.models.policies import CategoricalPolicy, SquashedGaussianPolicy
 from rl_training.spaces.actions import ActionKind
-from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 DISCRETE_ENTROPY_FRACTION = 0.3

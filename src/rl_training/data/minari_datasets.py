@@ -20,8 +20,8 @@ from rl_training.data.recorded_observations import as_observations, recorded_spe
 from rl_training.errors import DatasetError
 from rl_training.memory import check_data_fits
 from rl_training.replay.transitions import FIELDS, Array
-from rl_training.spaces.observations import ObsSpec, describe_observation
-from rl_training.spaces.spec import describe_spaces
+from rl_training.spaces.observations import ObsSpec
+from rl_training.spaces.spec import describe_observation, describe_spaces
 
 DAMAGED = "it is damaged; download or record it again"
 ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)

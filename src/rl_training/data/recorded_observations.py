@@ -16,7 +16,8 @@ from gymnasium import Space, spaces
 from rl_training.data.dataset_fields import row_blocks, rows_where
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import Array
-from rl_training.spaces.observations import FLOAT_BYTES, LeafPath, ObsLeaf, ObsSpec, describe_observation
+from rl_training.spaces.observations import FLOAT_BYTES, LeafPath, ObsLeaf, ObsSpec
+from rl_training.spaces.spec import describe_observation
 
 MAX_BYTE = 255
 

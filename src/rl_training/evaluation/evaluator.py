@@ -17,9 +17,9 @@ from rl_training.envs.factory import EnvSource
 from rl_training.envs.single.episodes import EpisodeStep
 from rl_training.evaluation.episode_runner import Episode, EpisodeRunner
 from rl_training.evaluation.reference_scores import normalized_score
+from rl_training.models.actions import random_actions
 from rl_training.replay.transitions import Array
-from rl_training.spaces.actions import describe_action
-from rl_training.spaces.spec import Spaces, describe_spaces
+from rl_training.spaces.spec import Spaces, describe_action, describe_spaces
 
 MAX_ENVS = 8
 MAX_EPISODE_STEPS = 100_000
@@ -166,7 +166,7 @@ def _random_action(space: Space[Any], mask: Array | None, rng: np.random.Generat
     if mask is None:
         return space.sample()
     action = describe_action(space)
-    return action.to_env(action.random_actions(1, rng, torch.from_numpy(mask[None])).numpy())[0]
+    return action.to_env(random_actions(action, 1, rng, torch.from_numpy(mask[None])).numpy())[0]
 
 
 def act_in(algorithm: Algorithm[Any], active: Sequence[Episode], obs: Any) -> Array:

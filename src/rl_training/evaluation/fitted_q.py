@@ -16,6 +16,7 @@ from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import bootstrap_discounts
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
+from rl_training.models.actions import executed
 from rl_training.models.critics import EnsembleCritic, QNetwork
 from rl_training.models.encoders import make_preprocessor
 from rl_training.models.mlp import MLPSpec, frozen_copy
@@ -111,7 +112,8 @@ class _Fit:
 
     def _actions(self, obs: Tensor, masks: Tensor | None) -> Tensor:
         """The policy's actions as the environment executes them: the dataset holds no action beyond the bounds."""
-        return self._algorithm.spaces.action.executed(self._algorithm.act(obs, explore=False, mask=masks).actions)
+        actions = self._algorithm.act(obs, explore=False, mask=masks).actions
+        return executed(self._algorithm.spaces.action, actions)
 
 
 def fitted_q_evaluation(

@@ -13,8 +13,7 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.errors import ConfigError
 from rl_training.evaluation.evaluator import act_on
 from rl_training.spaces.actions import ActionKind
-from rl_training.spaces.given import check_masks, read_state
-from rl_training.spaces.masks import mask_in_observation
+from rl_training.spaces.given import check_masks, mask_in, read_state
 
 Array = npt.NDArray[Any]
 NO_STATE: EllipsisType = ...
@@ -69,7 +68,7 @@ def _state_before(algorithm: Algorithm[Any], state: Any, count: int, *, is_batch
 def _masks(algorithm: Algorithm[Any], obs: Any, mask: Any, count: int, *, is_batch: bool) -> Array | None:
     spaces = algorithm.spaces
     if mask is None and spaces.has_masks:
-        mask = mask_in_observation(obs, spaces.obs)
+        mask = mask_in(obs, spaces.obs.parts)
         if mask is None:
             raise ConfigError(
                 "this policy was trained with action masks: pass mask=…, one boolean for each action (all true permits"

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.models.actions import masked
 from rl_training.models.encoders import ObsNetwork, make_preprocessor
 from rl_training.models.mlp import MLP, EnsembleMLP, MLPSpec
 from rl_training.spaces.actions import ActionKind, ActionSpec
-from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)

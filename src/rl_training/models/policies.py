@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.models.actions import masked
 from rl_training.models.actor_critic import HALF_LOG_TWO_PI, CategoricalHead
 from rl_training.models.encoders import ObsNetwork
 from rl_training.models.mlp import MLPSpec
 from rl_training.spaces.actions import ActionKind
-from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 PolicyKind = Literal["deterministic", "gaussian"]

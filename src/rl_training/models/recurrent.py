@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_training.models.actions import masked
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.memory import EnsembleMemory, MemorySpec
 from rl_training.models.mlp import MLPSpec
-from rl_training.spaces.masks import masked
 from rl_training.spaces.spec import Spaces
 
 

@@ -17,6 +17,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.recorded_observations import to_recorded
 from rl_training.envs.factory import EnvSource
 from rl_training.memory import check_data_fits
+from rl_training.models.actions import random_actions
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.replay.transitions import FIELDS, MASK_FIELDS, storage_bytes
 from rl_training.runtime.collector import Act, Collector
@@ -79,7 +80,7 @@ def record_random(
     rng = np.random.default_rng(action_seed)
 
     def make_act(spaces: Spaces) -> Act:
-        return lambda obs, _, mask: ActResult(spaces.action.random_actions(len(obs), rng, mask))
+        return lambda obs, _, mask: ActResult(random_actions(spaces.action, len(obs), rng, mask))
 
     return record_transitions(env_id, env_kwargs, num_steps, seed, make_act)
 

@@ -10,16 +10,10 @@ import enum
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
-import torch
-from gymnasium import Space
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from torch import Tensor
 
-from rl_training.errors import EnvError
-from rl_training.spaces.observations import Array
+from rl_training.spaces.given import Array
 
 
 def _nothing() -> Array:
@@ -91,38 +85,6 @@ class ActionSpec:
         """Dtype of an action in model space."""
         return "float32" if self.kind is ActionKind.CONTINUOUS else "int64"
 
-    def executed(self, actions: Tensor) -> Tensor:
-        """The model actions [B, ...] that the environment executes: continuous ones moved onto their bounds.
-
-        `to_env` gives the same action for `executed(actions)` as for `actions`.
-        """
-        if self.kind is not ActionKind.CONTINUOUS:
-            return actions
-        if self.is_bounded:
-            return actions.clamp(-1.0, 1.0)
-        low, high = (torch.from_numpy(bound.reshape(-1)).to(actions) for bound in (self.low, self.high))
-        return actions.clamp(low, high)
-
-    def random_actions(
-        self, count: int, generator: torch.Generator | np.random.Generator, masks: Tensor | None = None
-    ) -> Tensor:
-        """Model actions [count, ...] sampled uniformly: Box actions from `random_range`, others from all options.
-
-        With `masks` [count, num_options], from the valid options only.
-        """
-        if self.kind is ActionKind.CONTINUOUS:
-            actions = _sample_uniform(generator, (count, *self.model_shape))
-            if self.is_bounded:
-                return actions
-            center, half_width = (torch.from_numpy(part).to(actions) for part in self.random_range)
-            return center + half_width * actions
-        if masks is None:
-            columns = [_sample_integers(generator, n, count) for n in self.choices]
-        else:  # the largest of uniform numbers, one for each option
-            keys = _sample_uniform(generator, (count, self.num_options)).to(masks.device).masked_fill(~masks, -2.0)
-            columns = [part.argmax(-1) for part in torch.split(keys, list(self.choices), -1)]
-        return columns[0] if self.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
-
     def to_env(self, actions: Array) -> Array:
         """Turn a batch of model actions [B, ...] into a batch that `env.step` takes."""
         shaped = actions.reshape(-1, *self.shape)
@@ -142,37 +104,3 @@ class ActionSpec:
             span = np.where(self.high > self.low, self.high - self.low, 1.0)
             shaped = (shaped - self.low) / span * 2.0 - 1.0
         return shaped.reshape(batch, -1).astype(np.float32)
-
-
-def _sample_uniform(generator: torch.Generator | np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Float32 numbers in [-1, 1], on the generator's device."""
-    if isinstance(generator, np.random.Generator):
-        return torch.from_numpy(generator.uniform(-1.0, 1.0, shape).astype(np.float32))
-    return torch.empty(shape, device=generator.device).uniform_(-1.0, 1.0, generator=generator)
-
-
-def _sample_integers(generator: torch.Generator | np.random.Generator, n: int, count: int) -> Tensor:
-    """Integers [count] from 0 to n - 1, on the generator's device."""
-    if isinstance(generator, np.random.Generator):
-        return torch.from_numpy(generator.integers(0, n, count))
-    return torch.randint(n, (count,), generator=generator, device=generator.device)
-
-
-def describe_action(space: Space[Any]) -> ActionSpec:
-    """Read an action space, or raise an `EnvError` that says what is supported."""
-    if isinstance(space, Discrete):
-        start = np.asarray(int(space.start))
-        return ActionSpec(ActionKind.DISCRETE, (), str(space.dtype), (int(space.n),), start)
-    if isinstance(space, MultiDiscrete):
-        choices = tuple(int(n) for n in space.nvec.reshape(-1))
-        start = np.asarray(space.start, dtype=np.int64)
-        return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
-    if isinstance(space, MultiBinary):
-        choices, start = (2,) * prod(space.shape), np.zeros(space.shape, np.int64)
-        return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
-    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
-        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        return ActionSpec(ActionKind.CONTINUOUS, tuple(space.shape), str(space.dtype), low=low, high=high)
-    raise EnvError(
-        f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats"
-    )

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from rl_training.errors import ConfigError, EnvError
 
 Array = npt.NDArray[Any]
+MASK_KEY = "action_mask"
+"""Key of the mask in an environment's info, and in a Dict observation."""
 
 
 class Part(Protocol):
@@ -104,6 +106,11 @@ def check_masks(mask: Any, count: int, choices: tuple[int, ...], *, is_batch: bo
         if fault is not None:
             raise ConfigError(f"mask{f' {number}' if is_batch else ''} {fault}: permit at least one")
     return rows
+
+
+def mask_in(obs: Any, parts: Sequence[Part]) -> Any | None:
+    """The mask that a Dict observation holds under `action_mask`; None if it holds none."""
+    return obs[MASK_KEY] if any(part.path == (MASK_KEY,) for part in parts) else None
 
 
 def _is_one_per_component(parts: Sequence[Any], choices: tuple[int, ...]) -> bool:

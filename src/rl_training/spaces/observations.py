@@ -7,20 +7,15 @@ first, then those of the images.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from rl_training.errors import EnvError
-from rl_training.spaces.given import read_parts
+from rl_training.spaces.given import Array, read_parts
 
-Array = npt.NDArray[Any]
 LeafPath = tuple[str | int, ...]
 FLOAT_BYTES = 4
 MIN_IMAGE_SIDE = 36
@@ -223,50 +218,6 @@ def stored_as(leaves: tuple[ObsLeaf, ...]) -> tuple[tuple[int, ...], str]:
     num_pixels = sum(leaf.width for leaf in leaves if leaf.is_image)
     num_numbers = sum(leaf.width for leaf in leaves if not leaf.is_image)
     return ((FLOAT_BYTES * num_numbers + num_pixels,), "uint8") if num_pixels else ((num_numbers,), "float32")
-
-
-def describe_observation(space: Space[Any]) -> ObsSpec:
-    """Read an observation space, or raise an `EnvError` that says what is supported."""
-    if isinstance(space, Discrete):
-        if space.start != 0:
-            raise EnvError(
-                f"observation space {space} starts at {space.start}; only Discrete spaces from 0 are supported"
-            )
-        return ObsSpec((), "int64", int(space.n))
-    if isinstance(space, Box):
-        return ObsSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")
-    if isinstance(space, MultiBinary):
-        return ObsSpec(tuple(space.shape), "float32")
-    leaves = tuple(sorted(find_leaves(space), key=lambda leaf: leaf.is_image))
-    if not leaves:
-        raise EnvError(f"observation space {space} is empty")
-    return ObsSpec(*stored_as(leaves), leaves=leaves)
-
-
-def find_leaves(space: Space[Any], path: LeafPath = ()) -> Iterator[ObsLeaf]:
-    """The leaves of a Dict or Tuple, in the order of the space."""
-    if isinstance(space, Dict):
-        for key, inner in space.spaces.items():
-            yield from find_leaves(inner, (*path, key))
-    elif isinstance(space, Tuple):
-        for index, inner in enumerate(space.spaces):
-            yield from find_leaves(inner, (*path, index))
-    elif isinstance(space, Box):
-        is_bytes = space.dtype == np.uint8
-        is_image = is_bytes and is_image_shape(space.shape)
-        yield ObsLeaf(path, tuple(space.shape), is_image, 1 / 255 if is_bytes and not is_image else 1.0)
-    elif isinstance(space, MultiBinary):
-        yield ObsLeaf(path, tuple(space.shape))
-    elif isinstance(space, Discrete):
-        yield ObsLeaf(path, (), choices=(int(space.n),), start=(int(space.start),))
-    elif isinstance(space, MultiDiscrete):
-        choices, start = (tuple(int(n) for n in array.reshape(-1)) for array in (space.nvec, space.start))
-        yield ObsLeaf(path, tuple(space.shape), choices=choices, start=start)
-    else:
-        raise EnvError(
-            f"observation space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or Dict and"
-            " Tuple of these"
-        )
 
 
 def _as_batch(obs: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import model_validator
 
 from rl_training.errors import ConfigError
-from rl_training.spaces.observations import Array
+from rl_training.spaces.given import Array
 from rl_training.validation import FrozenConfig
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from rl_training.errors import EnvError
-from rl_training.spaces.actions import ActionKind, ActionSpec, describe_action
-from rl_training.spaces.observations import ObsSpec, check_sizes, describe_observation
+from rl_training.spaces.actions import ActionKind, ActionSpec
+from rl_training.spaces.observations import LeafPath, ObsLeaf, ObsSpec, check_sizes, is_image_shape, stored_as
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,70 @@ class Spaces:
 def describe_spaces(observation_space: Space[Any], action_space: Space[Any], *, has_masks: bool = False) -> Spaces:
     """Read the two spaces of an environment, or raise an `EnvError` that says what is supported."""
     return Spaces(describe_observation(observation_space), describe_action(action_space), has_masks)
+
+
+def describe_observation(space: Space[Any]) -> ObsSpec:
+    """Read an observation space, or raise an `EnvError` that says what is supported."""
+    if isinstance(space, Discrete):
+        if space.start != 0:
+            raise EnvError(
+                f"observation space {space} starts at {space.start}; only Discrete spaces from 0 are supported"
+            )
+        return ObsSpec((), "int64", int(space.n))
+    if isinstance(space, Box):
+        return ObsSpec(tuple(space.shape), "uint8" if space.dtype == np.uint8 else "float32")
+    if isinstance(space, MultiBinary):
+        return ObsSpec(tuple(space.shape), "float32")
+    leaves = tuple(sorted(find_leaves(space), key=lambda leaf: leaf.is_image))
+    if not leaves:
+        raise EnvError(f"observation space {space} is empty")
+    return ObsSpec(*stored_as(leaves), leaves=leaves)
+
+
+def find_leaves(space: Space[Any], path: LeafPath = ()) -> Iterator[ObsLeaf]:
+    """The leaves of a Dict or Tuple, in the order of the space."""
+    if isinstance(space, Dict):
+        for key, inner in space.spaces.items():
+            yield from find_leaves(inner, (*path, key))
+    elif isinstance(space, Tuple):
+        for index, inner in enumerate(space.spaces):
+            yield from find_leaves(inner, (*path, index))
+    elif isinstance(space, Box):
+        is_bytes = space.dtype == np.uint8
+        is_image = is_bytes and is_image_shape(space.shape)
+        yield ObsLeaf(path, tuple(space.shape), is_image, 1 / 255 if is_bytes and not is_image else 1.0)
+    elif isinstance(space, MultiBinary):
+        yield ObsLeaf(path, tuple(space.shape))
+    elif isinstance(space, Discrete):
+        yield ObsLeaf(path, (), choices=(int(space.n),), start=(int(space.start),))
+    elif isinstance(space, MultiDiscrete):
+        choices, start = (tuple(int(n) for n in array.reshape(-1)) for array in (space.nvec, space.start))
+        yield ObsLeaf(path, tuple(space.shape), choices=choices, start=start)
+    else:
+        raise EnvError(
+            f"observation space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or Dict and"
+            " Tuple of these"
+        )
+
+
+def describe_action(space: Space[Any]) -> ActionSpec:
+    """Read an action space, or raise an `EnvError` that says what is supported."""
+    if isinstance(space, Discrete):
+        start = np.asarray(int(space.start))
+        return ActionSpec(ActionKind.DISCRETE, (), str(space.dtype), (int(space.n),), start)
+    if isinstance(space, MultiDiscrete):
+        choices = tuple(int(n) for n in space.nvec.reshape(-1))
+        start = np.asarray(space.start, dtype=np.int64)
+        return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
+    if isinstance(space, MultiBinary):
+        choices, start = (2,) * prod(space.shape), np.zeros(space.shape, np.int64)
+        return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
+    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        return ActionSpec(ActionKind.CONTINUOUS, tuple(space.shape), str(space.dtype), low=low, high=high)
+    raise EnvError(
+        f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats"
+    )
 
 
 def require_bounded_box(spaces: Spaces, algorithm: str, alternatives: str) -> None:

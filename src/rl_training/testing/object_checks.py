@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import ActResult, Algorithm, UpdateResult
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.registry import Loop
-from rl_training.spaces.actions import ActionKind, describe_action
-from rl_training.spaces.spec import Spaces
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces, describe_action
 from rl_training.testing.case import AlgorithmCase, check, fail, set_progress
 from rl_training.testing.comparison import first_difference, no_global_randomness, saved_state, unsaved_attributes
 
@@ -98,7 +98,7 @@ def check_masks(case: AlgorithmCase) -> None:
         acted = algorithm.act(case.obs(64), algorithm.initial_state(64), explore=explore, mask=masks)
         chosen = acted.actions.reshape(64, -1) + torch.tensor(starts)
         if not masks.gather(1, chosen).all():
-            fail(f"act(explore={explore}) takes actions that the mask forbids", "use rl_training.spaces.masks.masked")
+            fail(f"act(explore={explore}) takes actions that the mask forbids", "use rl_training.models.actions.masked")
 
 
 def _check_acted(algorithm: Algorithm[Any], acted: Any, count: int) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.spaces.masks import masked
+from rl_training.models.actions import masked
 
 
 def _one_hot(x: Tensor, choices: list[int], start: list[int]) -> Tensor:

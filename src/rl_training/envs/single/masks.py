@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from rl_training.envs.state.global_generators import seeded_global_generators
 from rl_training.errors import EnvError
-from rl_training.spaces.actions import describe_action
-from rl_training.spaces.given import find_fault, read_masks
-from rl_training.spaces.masks import MASK_KEY
+from rl_training.spaces.given import MASK_KEY, find_fault, read_masks
+from rl_training.spaces.spec import describe_action
 
 Array = npt.NDArray[Any]
 Env = gym.Env[Any, Any]

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.single.masks import MaskReader, MaskSource
-from rl_training.spaces.actions import describe_action
+from rl_training.spaces.spec import describe_action
 
 
 class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
