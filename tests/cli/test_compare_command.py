@@ -14,6 +14,7 @@ from study_tools import finish, start
 
 from rl_training.cli import main
 from rl_training.experiment.yaml_text import dump_yaml
+from rl_training.studies.comparison.looks import PlannedComparison
 from rl_training.studies.plan import read_study_file
 from rl_training.studies.study_folder import open_study, store_plan
 
@@ -25,7 +26,7 @@ BASE = {
 KEYS = {
     *("verdict", "scores", "difference", "interval", "p_value", "prob_a_beats_b", "more_seeds", "measure"),
     *("sentence", "a", "b", "metric", "mode", "margin", "alpha", "notes", "runs", "picture", "planned", "look"),
-    *("prob_interval", "times"),
+    *("prob_interval", "times", "steps"),
 }
 
 
@@ -70,13 +71,16 @@ def refuse(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 class TestResult:
     def test_the_screen_has_every_score_the_difference_and_the_verdict(self, studies: Path, answer: Answer) -> None:
         text = answer("compare", "low", "high")
-        assert text.startswith("high is better\n")
+        assert text.startswith("high is better than low\n")
         for seed in range(6):
             assert f"seed {seed}: {100 + seed}.0" in text
             assert f"seed {seed}: {200 + seed}.0" in text
         assert "difference -100 [" in text
         assert "probability that low beats high: 0.00 [" in text
-        assert "voids the level of the test" in text
+        assert "permutation" not in text  # terms of statistics are for --explain
+        explained = " ".join(answer("compare", "low", "high", "--explain").split())
+        for words in ("permutation test", "voids it", "Student's t", "the 95 % interval"):
+            assert words in explained
         assert max(map(len, text.splitlines())) <= 80
 
     def test_the_json_has_the_promised_keys(self, studies: Path, answer: Answer) -> None:
@@ -88,6 +92,14 @@ class TestResult:
         assert values["interval"][1] < 0
         assert values["more_seeds"] is None
         assert values["measure"] == "last"
+        assert values["steps"] == {"CartPole-v1": [10_000, 10_000]}
+
+    def test_steps_are_those_that_the_runs_reached(self, studies: Path, answer: Answer) -> None:
+        """A study of 12,000 steps with rollouts of 16,384 trains 16,384."""
+        for name in ("low", "high"):
+            for file in Path("runs", name).glob("*/*s.jsonl"):
+                file.write_text(file.read_text().replace('"global_step": 10000', '"global_step": 16384'))
+        assert "  CartPole-v1, 16,384 steps (planned: 10,000)\n" in answer("compare", "low", "high")
 
     def test_the_result_and_its_picture_are_stored_beside_the_studies(self, studies: Path, answer: Answer) -> None:
         values = answer("compare", "low", "high", "--json")
@@ -118,8 +130,9 @@ class TestResult:
         many = answer("compare", "grid", "--json")
         assert [pair["verdict"] for pair in many["pairs"]] == ["b_better", "b_better", "undecided"]
         text = answer("compare", "grid")
-        assert "gamma=0.99 is better than gamma=0.9: difference" in " ".join(text.split())
-        assert "step-down by the maximum" in text
+        assert text.startswith("gamma=0.98 is better than gamma=0.9\ngamma=0.99 is better than gamma=0.9\n")
+        assert "gamma=0.9 - gamma=0.99: difference -9" in text
+        assert "step-down by the maximum" in answer("compare", "grid", "--explain")
 
     def test_files_of_others_are_kept(self, studies: Path, answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
         folder = studies / "runs" / "comparisons" / "low__vs__high"
@@ -141,7 +154,7 @@ class TestResult:
 
     def test_an_equal_pair_is_equal_within_a_margin(self, studies: Path, answer: Answer) -> None:
         write_finished_study(Path("runs/same"), {seed: 101.0 + seed for seed in range(6)})
-        assert answer("compare", "low", "same", "--margin", "20").startswith("equal within 20\n")
+        assert answer("compare", "low", "same", "--margin", "20").startswith("low and same are equal within 20\n")
         undecided = answer("compare", "low", "same", "--json")
         assert undecided["verdict"] == "undecided"
         assert undecided["more_seeds"] > 0
@@ -183,7 +196,7 @@ class TestUntilDecided:
         answer(*words, "--looks", "3", "--seeds-per-look", "2")
         for option, value in (("--alpha", "0.1"), ("--measure", "best"), ("--looks", "2"), ("--margin", "3")):
             message = refuse(*words, option, value)
-            assert "frozen before its first look" in message
+            assert "frozen when it began" in message
             assert f"leave {option} out" in " ".join(message.split())
         answer(*words, "--looks", "3")
         values = answer(*words, "--name", "another", "--looks", "1", "--seeds-per-look", "6", "--json")
@@ -213,12 +226,54 @@ class TestUntilDecided:
             assert found == ["a_better", "b_better"]
         assert len(list(Path("runs/comparisons").iterdir())) == 4
 
-    def test_a_plan_without_a_look_can_be_corrected(
-        self, studies: Path, answer: Answer, refuse: Callable[..., str]
+    def test_a_plan_is_frozen_before_its_first_look(
+        self,
+        studies: Path,
+        answer: Answer,
+        refuse: Callable[..., str],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
+        """While another process drives the comparison, and after it died within the first look."""
         words = ["compare", "low", "high", "--until-decided", "--looks", "1", "--seeds-per-look", "6"]
-        assert "did you mean 'eval_return_mean'" in refuse(*words, "--metric", "eval_return_men")
-        assert answer(*words, "--metric", "eval_return_mean", "--json")["verdict"] == "b_better"
+        assert "did you mean 'eval_return_mean'" in refuse(*words, "--metric", "eval_return_men")  # nothing is stored
+        folder = Path("runs/comparisons/low__vs__high__planned")
+        assert not folder.exists()
+        seen: list[str] = []
+
+        def look(planned: PlannedComparison, number: int) -> Any:
+            seen.extend([refuse(*words, "--alpha", "0.1", "--measure", "best"), refuse(*words)])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(PlannedComparison, "look", look)
+        assert main(words) == 130
+        monkeypatch.undo()
+        monkeypatch.chdir(studies)
+        capsys.readouterr()
+        assert "measure is last there and best here, alpha is 0.05 there and 0.1 here" in seen[0]
+        assert "leave --measure, --alpha out" in seen[0]
+        assert "comparison 'runs/comparisons/low__vs__high__planned' is driven by process" in seen[1]
+        assert "looks is 1 there and 2 here" in refuse(*words[:4], "--looks", "2")
+        assert answer(*words, "--json")["look"] == 1
+
+    def test_code_of_a_studys_folder_runs_only_if_it_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuse: Callable[..., str]
+    ) -> None:
+        """A folder that came from elsewhere may hold any code; a study file that is named means its own."""
+        monkeypatch.chdir(tmp_path)
+        Path("mine.py").write_text("open('ran', 'w')")
+        for name, plugins in (("a", ["mine.py"]), ("b", [])):
+            study = {"name": name, "base": {**BASE, "env_id": "theirs.py:Env"}, "seeds": "0,1", "plugins": plugins}
+            Path(f"{name}.yaml").write_text(dump_yaml(study))
+            store_plan(*read_study_file(Path(f"{name}.yaml")))
+        words = ["--until-decided", "--looks", "1", "--seeds-per-look", "4"]
+        message = refuse("compare", "a", "b", *words)
+        assert "study 'runs/a' would run code that this command does not name" in message
+        assert "--plugin mine.py --plugin theirs.py:Env" in message
+        assert not Path("ran").exists()
+        message = refuse("compare", "a.yaml", "b", *words)  # its own code is allowed, and missing
+        assert "would run code" not in message
+        assert "theirs.py" in message
 
     def test_an_edited_study_file_is_refused(self, studies: Path, answer: Answer, refuse: Callable[..., str]) -> None:
         size = ["--until-decided", "--looks", "1", "--seeds-per-look", "6"]

@@ -12,8 +12,7 @@ from finished_studies import write_finished_study
 
 from rl_training.errors import ConfigError
 from rl_training.studies.comparison.looks import LookPlan, PlannedComparison, plan_arm
-from rl_training.studies.comparison.run_scores import ScoreRule
-from rl_training.studies.comparison.scores import ScoreTable, score_arms
+from rl_training.studies.comparison.run_scores import ScoreRule, ScoreTable, score_arms
 from rl_training.studies.comparison.verdict import Comparison, Verdict, compare_many, compare_two
 from rl_training.studies.groups import RunGroup, group_of_word
 from rl_training.studies.study import Study
@@ -165,7 +164,7 @@ class TestVerdict:
         table = score_arms(arms_of(tmp_path, LOW, HIGH), ScoreRule())
         found = compared(table)
         assert found.verdict is Verdict.B_BETTER
-        assert found.sentence == "second is better"
+        assert found.sentence == "second is better than first"
         assert found.judgement.difference == -100
         low, high = found.judgement.interval
         assert low < -100 < high < 0
@@ -185,7 +184,7 @@ class TestVerdict:
         table = score_arms(arms_of(tmp_path, LOW, {seed: 101.0 + seed for seed in range(6)}), ScoreRule())
         found = compared(table, margin=20.0)
         assert found.verdict is Verdict.EQUIVALENT
-        assert found.sentence == "equal within 20"
+        assert found.sentence == "first and second are equal within 20"
         assert compared(table).verdict is Verdict.UNDECIDED
         assert compared(table, margin=1.0).verdict is Verdict.UNDECIDED
 
@@ -196,7 +195,8 @@ class TestVerdict:
         assert found.more_seeds is not None
         assert 3 <= found.more_seeds <= 20
         assert found.sentence == (
-            f"not distinguishable: about {found.more_seeds} more seeds each would decide a difference of 2 (80 %)"
+            f"first and second are not distinguishable: about {found.more_seeds} more seeds each would decide a"
+            " difference of 2 (80 %)"
         )
 
     def test_three_against_three_can_decide_nothing(self, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ class TestVerdict:
         same = dict.fromkeys(range(5), 500.0)
         found = compared(score_arms(arms_of(tmp_path, same, same), ScoreRule()))
         assert found.judgement.p_value == 1
-        assert found.sentence.startswith("not distinguishable: the means are equal; give --margin")
+        assert "not distinguishable: the means are equal; give --margin" in found.sentence
         assert found.more_seeds is None
         assert compared(score_arms([*_reopened(tmp_path)], ScoreRule()), margin=5.0).verdict is Verdict.EQUIVALENT
 
@@ -254,13 +254,19 @@ def _reopened(folder: Path) -> list[RunGroup]:
     return [group_of_word(str(folder / name)) for name in ("first", "second")]
 
 
+def begun(folder: Path, plan: LookPlan) -> PlannedComparison:
+    planned = PlannedComparison(folder, plan)
+    planned.begin()
+    return planned
+
+
 class TestPlannedLooks:
     def planned(self, folder: Path, looks: int = 3, **options: object) -> PlannedComparison:
         studies = [Study.open(folder / name) for name in ("first", "second")]
         place = folder / "comparisons" / "one"
         arms = [plan_arm(study.plan.name, study, [""], looks * 4, place) for study in studies]
         plan = LookPlan(*arms, ScoreRule(), {"CartPole-v1": 10_000}, looks=looks, seeds_per_look=4, **options)  # type: ignore[arg-type]
-        return PlannedComparison.freeze(place, plan)
+        return begun(place, plan)
 
     def equal_arms(self, folder: Path, count: int = 12) -> None:
         generator = np.random.default_rng(3)
@@ -292,7 +298,7 @@ class TestPlannedLooks:
         arms = [plan_arm(study.plan.name, study, [""], 8, place) for study in studies]
         rule = ScoreRule(failed="worst")
         plan = LookPlan(*arms, rule, {"CartPole-v1": 10_000}, looks=2, seeds_per_look=4)  # type: ignore[arg-type]
-        found = PlannedComparison.freeze(place, plan).look(2)
+        found = begun(place, plan).look(2)
         assert found.a.runs["ppo__CartPole-v1__seed5__run"] == 50  # of the first look
 
     def test_a_repeated_look_gives_the_same_and_is_recorded_once(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `compare` prints: every score, the difference with its interval, and the verdict."""
+"""What `compare` prints: the verdict in one sentence, every score, and the difference with its interval."""
 
 from __future__ import annotations
 
@@ -11,43 +11,54 @@ from rl_training.cli.study_report import cell_lines
 
 if TYPE_CHECKING:
     from rl_training.studies.comparison.looks import LookPlan
-    from rl_training.studies.comparison.scores import ArmScores
+    from rl_training.studies.comparison.run_scores import ScoreTable
     from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
 
 
-def comparison_lines(comparison: Comparison) -> list[str]:
-    """The comparison of two arms."""
+def comparison_lines(result: Comparison | ManyComparisons) -> list[str]:
+    """The comparison of two arms, or of all pairs of several."""
+    first = result.pairs[0]
+    verdicts = [pair.sentence for pair in result.pairs]
+    lines = [*verdicts, f"  score: {first.rule}", *_score_lines(result.table)]
+    for pair in result.pairs:
+        names = "" if len(result.pairs) == 1 else f"{pair.a.name} - {pair.b.name}: "
+        judgement = pair.judgement
+        difference = f"difference {judgement.difference:+.4g}{first.spread_unit} {interval_text(judgement.interval)}"
+        lines.append(f"  {names}{difference}, p = {p_text(judgement.p_value)}")
+    if len(result.pairs) == 1:
+        probability = f"{first.prob_a_beats_b:.2f} {interval_text(first.prob_interval)}"
+        lines.append(f"  probability that {first.a.name} beats {first.b.name}: {probability}")
+    return lines + [f"  note: {note}" for note in result.notes]
+
+
+def explanation_lines(result: Comparison | ManyComparisons, *, is_planned: bool) -> list[str]:
+    """What the figures are, and when they hold."""
     from rl_training.studies.comparison.verdict import percent
 
-    lines = [comparison.sentence, *_score_lines((comparison.a, comparison.b), comparison)]
-    judgement = comparison.judgement
-    unit = "" if len(comparison.a.by_task) == 1 else " (in standard deviations of each task)"
-    lines.append(
-        f"  difference {judgement.difference:+.4g} {interval_text(judgement.interval)}{unit},"
-        f" p = {p_text(judgement.p_value)} ({percent(1 - comparison.alpha)} interval and p-value of a permutation test"
-        " over runs)"
-    )
-    lines.append(
-        f"  probability that {comparison.a.name} beats {comparison.b.name}: {comparison.prob_a_beats_b:.2f}"
-        f" {interval_text(comparison.prob_interval)}"
-    )
-    return lines + [f"  note: {note}" for note in comparison.notes]
-
-
-def many_lines(result: ManyComparisons) -> list[str]:
-    """The comparison of all pairs of several arms."""
-    from rl_training.studies.comparison.verdict import Verdict
-
-    lines = _score_lines(result.arms, result.pairs[0])
-    for pair in result.pairs:
-        judgement = pair.judgement
-        better = {Verdict.A_BETTER: (pair.a, pair.b), Verdict.B_BETTER: (pair.b, pair.a)}.get(pair.verdict)
-        names = f"{pair.a.name} and {pair.b.name}"
-        verdict = f"{better[0].name} is better than {better[1].name}" if better else f"{names}: {pair.sentence}"
-        numbers = f"{judgement.difference:+.4g} {interval_text(judgement.interval)}"
-        lines.append(f"  {verdict}: difference {numbers}, adjusted p = {p_text(judgement.p_value)}")
-    lines.append("  adjusted for all pairs (step-down by the maximum); the intervals are those of each pair alone")
-    return lines + [f"  note: {note}" for note in result.notes]
+    first = result.pairs[0]
+    level, alpha = percent(1 - first.alpha), percent(first.alpha)
+    lines = [
+        "mean [low, high]: the mean over runs, and its 95 % interval of Student's t",
+        f"difference [low, high], p: permutation test over runs. p is the probability of so large a difference if both"
+        f" arms were equal; the {level} interval holds the differences that the test does not reject",
+    ]
+    if first.spread_unit:
+        lines.append("standard deviations: of all runs of a task; with several tasks, averaged over them")
+    if len(result.pairs) > 1:
+        lines.append(
+            f"several pairs: p is adjusted for all of them (step-down by the maximum), so that any wrong verdict has a"
+            f" probability of at most {alpha}; the intervals are those of each pair alone"
+        )
+    else:
+        lines.append("probability that one beats the other: of two runs, one of each arm (Mann and Whitney's U)")
+    if is_planned:
+        lines.append(f"planned looks share the {alpha}: the interval and p hold at all looks together")
+    else:
+        lines.append(
+            f"ad hoc: {alpha} is the probability of calling equal arms different at one look. Comparing again after"
+            " adding seeds voids it; plan the looks: --until-decided"
+        )
+    return ["", *(f"  {line}" for line in lines)]
 
 
 def look_line(look: int, plan: LookPlan, comparison: Comparison) -> str:
@@ -63,13 +74,16 @@ def look_line(look: int, plan: LookPlan, comparison: Comparison) -> str:
     )
 
 
-def _score_lines(arms: Sequence[ArmScores], comparison: Comparison) -> list[str]:
+def _score_lines(table: ScoreTable) -> list[str]:
     from rl_training.studies.statistics import mean_interval
 
-    lines = [f"  score: {comparison.rule}"]
-    for task, budget in comparison.budgets.items():
-        lines.append(f"  {task}, {budget:,} {comparison.unit}")
-        for arm in arms:
+    lines = []
+    for task, budget in table.budgets.items():
+        first, last = table.steps[task]
+        reached = f"{last:,}" if first == last else f"{first:,} to {last:,}"
+        planned = "" if (first, last) == (budget, budget) else f" (planned: {budget:,})"
+        lines.append(f"  {task}, {reached} {table.unit}{planned}")
+        for arm in table.arms:
             scores = arm.by_task[task]
             lines.append(f"    {arm.name}: mean {mean_interval(list(scores.values()))}, {len(scores)} runs")
             cells = [f"{_seed(name)} {score:.1f}" for name, score in scores.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -111,6 +112,38 @@ class Study:
         if safe_name(name) != name:
             raise ConfigError(f"bad value {name!r} for --fork: use letters, digits and . _ - only")
         return self._of(replace(self.plan, name=name, threads=()), self.path.parent / name)
+
+    def code(self) -> list[str]:
+        """The code that its runs import, as --plugin arguments: plugins, callbacks, and what their settings name."""
+        from rl_training.envs.wrapping.trust import listed_wrappers
+        from rl_training.envs.wrapping.wrapper_list import GYMNASIUM
+        from rl_training.plugins.user_code import SHIPPED, split_source
+
+        named: dict[str, None] = {}
+        for run in self.runs():
+            config = run.config
+            texts = [config.env_id, config.algo_kwargs.get("network")]
+            texts += [call.name for call in listed_wrappers(config.env_kwargs)]
+            named |= dict.fromkeys(text for text in texts if isinstance(text, str) and ":" in text)
+        of_settings = [text for text in named if split_source(text)[0] not in (*SHIPPED, GYMNASIUM)]
+        return [*self.plan.plugins, *self.plan.callbacks, *of_settings]
+
+    def refuse_unnamed_code(self, named: Sequence[str]) -> None:
+        """Raise a `ConfigError` for code of a study's folder that the user has not named: it may come from anywhere."""
+        from rl_training.plugins.user_code import split_source
+
+        def places(text: str, folder: str) -> set[str]:
+            sources = {text, split_source(text)[0]}
+            return {str(Path(folder, item).resolve()) if item.endswith(".py") else item for item in sources}
+
+        known = {place for text in named for place in places(text, "")}
+        unknown = [text for text in self.code() if not places(text, self.plan.working_dir) & known]
+        if unknown:
+            words = " ".join(f"--plugin {shlex.quote(text)}" for text in unknown)
+            raise ConfigError(
+                f"training further seeds of study '{self.path}' would run code that this command does not name: review"
+                f" it, then pass {words}"
+            )
 
     def check(self, *, extend: bool = False) -> list[SettingNeeds]:
         """Check every setting in a process of its own, without training; returns what a run of each needs."""

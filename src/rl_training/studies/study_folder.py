@@ -11,8 +11,9 @@ from pathlib import Path
 
 import yaml
 
-from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.errors import ConfigError, RLTrainingError, RunOwnedError
 from rl_training.experiment.config import load_signed_file
+from rl_training.experiment.ownership import Lease, acquire
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml, sign
 from rl_training.files import is_file, replace_synced, translate_write_errors, write_new
 from rl_training.studies.plan import Plan, PlannedRun, is_extension, plan_differences
@@ -70,13 +71,8 @@ def store_plan(plan: Plan, path: Path, *, is_extended: bool = False) -> StudyFol
     is_other = path.is_dir() and any(not child.name.startswith((".", PLAN_FILE)) for child in path.iterdir())
     if is_other or (path.exists() and not path.is_dir()):
         raise ConfigError(f"'{path}' exists and is not a study: move it away, or give the study another name")
-    text = _text(plan)
-    with translate_write_errors(path / PLAN_FILE), removed_on_failure(path):
-        path.mkdir(parents=True, exist_ok=True)
-        try:
-            create_file(path / PLAN_FILE, text)
-        except FileExistsError:  # another process began it at the same moment
-            return _continue(plan, open_study(path), is_extended=is_extended)
+    if not freeze(path / PLAN_FILE, _text(plan)):  # another process began it at the same moment
+        return _continue(plan, open_study(path), is_extended=is_extended)
     return StudyFolder(path, plan)
 
 
@@ -103,23 +99,43 @@ def refuse_changed(plan: Plan, stored: StudyFolder, *, is_extended: bool = False
     )
 
 
-def create_file(path: Path, text: str) -> None:
-    """Write a new file, complete from its first moment on; a `FileExistsError` if it exists."""
+def freeze(path: Path, text: str) -> bool:
+    """Create a plan file with its folder, complete from its first moment on; False if there is one already."""
     draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    try:
-        write_new(draft, text.encode())
+    with translate_write_errors(path), _removed_on_failure(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(draft, path)  # unlike a rename, it does not replace
+            write_new(draft, text.encode())
+            try:
+                os.link(draft, path)  # unlike a rename, it does not replace
+            except FileExistsError:
+                raise
+            except OSError:  # no hard links here
+                write_new(path, text.encode())
         except FileExistsError:
-            raise
-        except OSError:  # no hard links here
-            write_new(path, text.encode())
-    finally:
-        draft.unlink(missing_ok=True)
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+    return True
 
 
 @contextmanager
-def removed_on_failure(path: Path) -> Iterator[None]:
+def driven_alone(path: Path, what: str) -> Iterator[Lease]:
+    """Be the only process that drives `what`, such as a tuning, in the folder `path`; else a `ConfigError`."""
+    try:
+        lease = acquire(path)
+    except RunOwnedError as error:
+        raise ConfigError(
+            f"{what} '{path}' is driven by {error.owner}, which is still alive: wait for it to end, or end it"
+        ) from None
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+@contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
     """Remove the folders that the block makes if it fails: nothing is left behind."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_training.studies.comparison.scores import ArmScores
+from rl_training.studies.comparison.run_scores import ArmScores
 from rl_training.studies.comparison.verdict import Comparison, ManyComparisons, percent
 from rl_training.studies.statistics import mean_interval
 from rl_training.views.figures import new_figure, save_figure

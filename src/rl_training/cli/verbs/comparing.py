@@ -7,14 +7,14 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from rl_training.cli.arguments import output_file, positive_number
 from rl_training.cli.command_lines import program_command, wrap_command
 from rl_training.cli.completion import complete_run
-from rl_training.cli.options import NUMBER, AsJson, LaunchOptions, Quiet
+from rl_training.cli.options import NUMBER, AsJson, LaunchOptions, Plugins, Quiet
 from rl_training.cli.output import say, show
 from rl_training.cli.verbs.studies import launch_words, launcher_in
 from rl_training.errors import ConfigError, RLTrainingError
@@ -86,6 +86,9 @@ Name = Annotated[
     str | None,
     typer.Option("--name", metavar="NAME", help="Name of the comparison's folder (default: the names of the arms)."),
 ]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Add what the figures are: intervals, p-values, and when they hold.")
+]
 Picture = Annotated[
     Path | None,
     typer.Option(
@@ -112,6 +115,8 @@ class CompareOptions(LaunchOptions):
     seeds_per_look: SeedsPerLook = None
     name: Name = None
     out: Picture = None
+    plugin: Plugins = None
+    explain: Explain = False
     quiet: Quiet = False
     as_json: AsJson = False
 
@@ -127,7 +132,7 @@ class CompareOptions(LaunchOptions):
 
 
 def compare(arms: Arms, options: CompareOptions) -> None:
-    """Compare algorithms or settings by whole runs: difference, interval, and one verdict.
+    """Compare algorithms or settings by whole runs: one verdict, then the figures.
 
     With --until-decided, trains seeds in planned looks; again, after any stop, it continues.
     """
@@ -143,7 +148,7 @@ def compare(arms: Arms, options: CompareOptions) -> None:
         except KeyboardInterrupt:  # while it plans or computes; training handles signals by itself
             _leave(arms, options, signal.SIGINT)
         return
-    of_training = {field.name for field in fields(LaunchOptions)} | {"looks", "seeds_per_look"}
+    of_training = {field.name for field in fields(LaunchOptions)} | {"looks", "seeds_per_look", "plugin"}
     for field in fields(options):
         if field.name in of_training and getattr(options, field.name) != field.default:
             option = "--" + field.name.replace("_", "-")
@@ -162,73 +167,68 @@ def _check_picture(path: Path) -> None:
 def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
     import numpy as np
 
-    from rl_training.cli.comparison_report import comparison_lines, many_lines
-    from rl_training.studies.comparison.arms import find_arms
-    from rl_training.studies.comparison.folder import folder_of
-    from rl_training.studies.comparison.scores import score_arms
+    from rl_training.studies.comparison.arms import find_arms, folder_of
+    from rl_training.studies.comparison.run_scores import score_arms
     from rl_training.studies.comparison.verdict import compare_many, compare_two
 
     groups = find_arms(words)
     rule, generator = options.rule(), np.random.default_rng(0)
     table = score_arms(groups, rule)
-    level = options.given("alpha", "margin")
-    folder = folder_of(groups, words, options.name)
-    if len(groups) == 2:
-        pair = compare_two(table, rule, generator, **level)
-        _show(pair, comparison_lines(pair), folder, options)
-    else:
-        many = compare_many(table, rule, generator, **level)
-        _show(many, many_lines(many), folder, options)
+    test = compare_two if len(groups) == 2 else compare_many
+    result = test(table, rule, generator, **options.given("alpha", "margin"))
+    _show(result, folder_of(groups, words, options.name), options)
 
 
 def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
-    from rl_training.cli.comparison_report import comparison_lines, look_line
-    from rl_training.studies.comparison.looks import is_decided
-    from rl_training.studies.comparison.planning import PLAN_OPTIONS, plan_comparison
-    from rl_training.studies.comparison.training import train_look
+    from rl_training.cli.comparison_report import look_line
+    from rl_training.studies.comparison.looks import PLAN_OPTIONS, plan_comparison
 
     if len(words) != 2:
         raise ConfigError(f"--until-decided compares two arms, and {len(words)} are named: name two")
     planned = plan_comparison(words, options.given(*PLAN_OPTIONS), options.name)
-    plan = planned.plan
-    comparison = None
-    for look in range(1, plan.looks + 1):
-        if look > len(planned.recorded()):
-            with results_alone():  # Ray prints to standard output
-                driver = train_look(planned, look, lambda folder: launcher_in(folder, options))
-            if driver is not None:
-                _leave(words, options, driver.interrupted_by)
-        comparison = planned.look(look)
-        say(look_line(look, plan, comparison))
-        if is_decided(comparison):
-            break
-    assert comparison is not None
-    lines = comparison_lines(comparison)
-    lines.append(f"  planned: look {look} of {plan.looks}, {plan.seeds_per_look} seeds each; plan in {planned.folder}")
-    _show(comparison, lines, planned.folder, options, look)
+    with results_alone():  # Ray prints to standard output
+        decided = planned.run(
+            lambda folder: launcher_in(folder, options),
+            [*(options.plugin or ()), *_code_of_files(words)],
+            lambda look, comparison: say(look_line(look, planned.plan, comparison)),
+        )
+    if decided is None:
+        _leave(words, options, planned.interrupted_by)
+    look, comparison = decided
+    end = f"planned: look {look} of {planned.plan.looks}, {planned.plan.seeds_per_look} seeds each"
+    _show(comparison, planned.folder, options, look, [f"  {end}; plan in {planned.folder}"])
+
+
+def _code_of_files(words: Sequence[str]) -> list[str]:
+    """The code of the study files among the arms: whoever names a file means its code too."""
+    from rl_training.studies.study import Study
+
+    return [text for word in words if is_file(Path(word)) for text in Study.from_file(word).code()]
 
 
 def _show(
     result: Comparison | ManyComparisons,
-    lines: list[str],
     folder: Path,
     options: CompareOptions,
     look: int | None = None,
+    more_lines: Sequence[str] = (),
 ) -> None:
     """Store the result, draw it, and print it; `look` is that of a planned comparison."""
-    from rl_training.studies.comparison.folder import read_result, store_result
+    from rl_training.cli.comparison_report import comparison_lines, explanation_lines
+    from rl_training.studies.comparison.arms import read_result, store_result
     from rl_training.studies.comparison.looks import PLAN_FILE
-    from rl_training.studies.comparison.verdict import AD_HOC
 
     if look is None and is_file(folder / PLAN_FILE):
         raise ConfigError(f"'{folder}' is a planned comparison: give another --name, or add --until-decided")
-    values = result.as_dict() | {"planned": look is not None, "look": look}
     times = int(read_result(folder).get("times") or 0) + 1
-    if look is None:
-        again = f" (it has been compared {times} times)" if times > 1 else ""
-        lines.append(f"  {AD_HOC}{again}")
+    lines = [*comparison_lines(result), *more_lines]
+    if look is None and times > 1:
+        lines.append(
+            f"  compared {times} times: a verdict after added seeds errs more often; plan them: --until-decided"
+        )
+    lines += explanation_lines(result, is_planned=look is not None) if options.explain else []
     picture = _draw(result, folder, options.out)
-    values |= {"picture": picture, "times": times}
+    values = result.as_dict() | {"planned": look is not None, "look": look, "picture": picture, "times": times}
     try:
         store_result(folder, values)
     except RLTrainingError as error:
@@ -239,7 +239,7 @@ def _show(
 
 def _draw(result: Comparison | ManyComparisons, folder: Path, out: Path | None) -> str | None:
     """Draw the scores and the difference; None, with the reason on the screen, if that fails."""
-    from rl_training.studies.comparison.folder import PICTURE
+    from rl_training.studies.comparison.arms import PICTURE
     from rl_training.views.comparison_plot import plot_comparison
     from rl_training.views.figures import check_target
 
@@ -269,9 +269,10 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def _leave(words: Sequence[str], options: CompareOptions, signal_number: int | None) -> None:
-    name = [] if options.name is None else ["--name", options.name]
-    command = program_command("compare", *words, "--until-decided", *name, *launch_words(options))
+def _leave(words: Sequence[str], options: CompareOptions, signal_number: int | None) -> NoReturn:
+    own = [] if options.name is None else ["--name", options.name]
+    own += [word for plugin in options.plugin or () for word in ("--plugin", plugin)]
+    command = program_command("compare", *words, "--until-decided", *own, *launch_words(options))
     text = "\n".join(f"  {line}" for line in wrap_command(command, 2))
     say(f"stopped, all runs saved; to continue:\n{text}")
     raise typer.Exit(128 + (signal_number or 0))

@@ -1,11 +1,13 @@
-"""A comparison in planned looks: the plan is frozen at the first look, and every look is recorded."""
+"""A comparison in planned looks: its plan is frozen when it begins, one process drives it, every look is recorded."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,21 +20,27 @@ from rl_training.experiment.config import load_signed_file
 from rl_training.experiment.timing import read_lines
 from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.files import is_file, replace_synced, translate_write_errors
-from rl_training.studies.catalog import is_run_folder
-from rl_training.studies.comparison.run_scores import ScoreRule
-from rl_training.studies.comparison.scores import ArmScores, ScoreTable, score_arms
+from rl_training.studies.catalog import is_run_folder, read_run
+from rl_training.studies.comparison.arms import folder_of
+from rl_training.studies.comparison.run_scores import ArmScores, ScoreRule, ScoreTable, complete_curve, score_arms
 from rl_training.studies.comparison.verdict import ALPHA, Comparison, Judgement, Verdict, check_level, judge, percent
-from rl_training.studies.groups import RunGroup
-from rl_training.studies.plan import PlannedRun
+from rl_training.studies.driver import Driver, is_complete
+from rl_training.studies.groups import RunGroup, groups_of_word
+from rl_training.studies.launching.launchers import Launcher
+from rl_training.studies.plan import PlannedRun, is_extension
 from rl_training.studies.records import RunRecord
 from rl_training.studies.statistics import sequential_test
 from rl_training.studies.study import Study
+from rl_training.studies.study_folder import PLAN_FILE as STUDY_FILE
+from rl_training.studies.study_folder import driven_alone, freeze, open_study, refuse_changed
 
 PLAN_FILE = "plan.yaml"
 LOOKS_FILE = "looks.jsonl"
 LEAST_RUNS = 2
 LOOKS = 4
 SEEDS_PER_LOOK = 5
+RULE_OPTIONS = ("metric", "measure", "mode", "failed")
+PLAN_OPTIONS = (*RULE_OPTIONS, "margin", "alpha", "looks", "seeds_per_look")
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class LookPlan:
-    """What is decided before the first look, and never changed."""
+    """What is decided when the comparison begins, and never changed."""
 
     a: PlannedArm
     b: PlannedArm
@@ -90,6 +98,12 @@ class LookPlan:
     def seeds_of(self, arm: PlannedArm, look: int) -> tuple[int, ...]:
         """The seeds that are new at a look; looks count from 1."""
         return arm.seeds[(look - 1) * self.seeds_per_look : look * self.seeds_per_look]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the command, by name."""
+        known = {**vars(self.rule), **vars(self)}
+        return {name: known[name] for name in PLAN_OPTIONS}
 
     def values(self) -> dict[str, Any]:
         """The plan as stored."""
@@ -129,6 +143,10 @@ class PlannedComparison:
 
     def __init__(self, folder: Path, plan: LookPlan) -> None:
         self.folder, self.plan = folder, plan
+        self.interrupted_by: signal.Signals | None = None
+        """The signal that stopped it; all its runs are saved."""
+        self._check: Callable[[], None] = lambda: None
+        """Raises if another process drives the comparison."""
 
     @classmethod
     def open(cls, folder: Path) -> PlannedComparison | None:
@@ -139,13 +157,83 @@ class PlannedComparison:
         values = load_signed_file(file, "a comparison", "begin another comparison with --name NAME")
         return cls(folder, LookPlan.from_values(values))
 
-    @classmethod
-    def freeze(cls, folder: Path, plan: LookPlan) -> PlannedComparison:
-        """Store a new plan; it replaces one at which nobody has looked yet."""
-        with translate_write_errors(folder / PLAN_FILE):
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_synced(folder / PLAN_FILE, sign(dump_yaml(plan.values())).encode())
-        return cls(folder, plan)
+    def begin(self) -> None:
+        """Store the plan; one that another process stored a moment ago must be the same."""
+        if not freeze(self.folder / PLAN_FILE, sign(dump_yaml(self.plan.values()))):
+            stored = self.open(self.folder)
+            assert stored is not None
+            stored.refuse_changed(self.plan.options)
+
+    def refuse_changed(self, given: Mapping[str, Any]) -> None:
+        """Raise a `ConfigError` that names the options that differ from the frozen ones."""
+        frozen = self.plan.options
+        other = [name for name, value in given.items() if frozen[name] != value]
+        if other:
+            listed = ", ".join(
+                f"{name} is {'not set' if frozen[name] is None else frozen[name]} there and {given[name]} here"
+                for name in other
+            )
+            words = ", ".join(f"--{name.replace('_', '-')}" for name in other)
+            raise ConfigError(
+                f"the plan of this comparison was frozen when it began ('{self.folder}'): {listed}; leave {words} out,"
+                " or begin another comparison with --name NAME"
+            )
+
+    def run(
+        self,
+        launch: Callable[[Path], Launcher],
+        named_code: Sequence[str] = (),
+        on_look: Callable[[int, Comparison], None] = lambda look, comparison: None,
+    ) -> tuple[int, Comparison] | None:
+        """Train and judge one look after the other until one decides; None if a signal stopped it.
+
+        `launch` makes the launcher for a folder of studies; `named_code` is code that the user has named, so that the
+        runs of the studies may import it.
+        """
+        with self._driven():
+            for look in range(1, self.plan.looks + 1):
+                if look > len(self.recorded()):
+                    driver = self._train(look, launch, named_code)
+                    if driver is not None:
+                        self.interrupted_by = driver.interrupted_by
+                        return None
+                comparison = self.look(look)
+                on_look(look, comparison)
+                if is_decided(comparison):
+                    break
+        return look, comparison
+
+    @contextlib.contextmanager
+    def _driven(self) -> Iterator[None]:
+        """Be the only process that drives it; nothing happens if there is nothing left to do."""
+        lines = self.recorded()
+        if len(lines) == self.plan.looks or (lines and lines[-1].get("verdict") != Verdict.UNDECIDED.value):
+            yield
+            return
+        with driven_alone(self.folder, "comparison") as lease:
+            self._check = lease.check
+            yield
+
+    def _train(self, look: int, launch: Callable[[Path], Launcher], named_code: Sequence[str]) -> Driver | None:
+        """Train what is not finished of a look; returns the driver that a signal interrupted, if one was."""
+        arms: dict[Path, list[PlannedArm]] = {}
+        for arm in (self.plan.a, self.plan.b):
+            arms.setdefault(self.study_of(arm).path, []).append(arm)
+        for members in arms.values():
+            study = self.study_of(members[0])
+            seeds = [seed for arm in members for seed in self.plan.seeds_of(arm, look)]
+            new = [seed for seed in dict.fromkeys(seeds) if seed not in study.plan.seeds]
+            study = study.with_seeds(new)
+
+            def is_of_look(run: PlannedRun, members: list[PlannedArm] = members) -> bool:
+                return any(arm.owns(run, self.plan.seeds_of(arm, look)) for arm in members)
+
+            if not all(_is_done(run) for run in study.runs() if is_of_look(run)):
+                study.refuse_unnamed_code(named_code)
+                driver = study.drive(launch(study.path.parent), extend=bool(new), only=is_of_look)
+                if driver.interrupted_by is not None:
+                    return driver
+        return None
 
     def recorded(self) -> list[dict[str, Any]]:
         """The looks so far, up to the first line that cannot be read: it and those after it are recorded again."""
@@ -201,10 +289,11 @@ class PlannedComparison:
         return table
 
     def _record(self, tables: Sequence[ScoreTable], number: int, comparison: Comparison) -> None:
-        """Record a look, unless it is recorded already, as by another process a moment ago."""
+        """Record a look, unless it is recorded already."""
         known = self.recorded()
         if len(known) >= number:
             return
+        self._check()
         result = comparison.as_dict()
         line = {
             "look": number,
@@ -231,8 +320,12 @@ def _joined(tables: Sequence[ScoreTable]) -> ScoreTable:
             for task in arm.by_task
         }
         arms.append(ArmScores(arm.name, by_task))
+    steps = {task: [table.steps[task] for table in tables] for task in tables[0].steps}
+    ends = {
+        task: (min(first for first, _ in of_task), max(last for _, last in of_task)) for task, of_task in steps.items()
+    }
     notes = dict.fromkeys(note for table in tables for note in table.notes)
-    return replace(tables[0], arms=tuple(arms), notes=tuple(notes))
+    return replace(tables[0], arms=tuple(arms), steps=ends, notes=tuple(notes))
 
 
 def _refuse_changed_scores(look: int, table: ScoreTable, line: Mapping[str, Any]) -> None:
@@ -250,3 +343,104 @@ def _refuse_changed_scores(look: int, table: ScoreTable, line: Mapping[str, Any]
 
 def _text(score: float | None) -> str:
     return "no score" if score is None else f"score {score:g}"
+
+
+@dataclass(frozen=True)
+class StudyArm:
+    """An arm whose study can train further seeds."""
+
+    name: str
+    study: Study
+    settings: tuple[str, ...]
+    """Labels of the settings, one for each environment."""
+
+    def budgets(self) -> dict[str, int]:
+        """total_timesteps of each environment."""
+        runs = [run for run in self.study.runs() if run.setting in self.settings]
+        return {run.config.env_id or "offline": run.config.total_timesteps for run in runs}
+
+
+def plan_comparison(words: Sequence[str], given: Mapping[str, Any], name: str | None = None) -> PlannedComparison:
+    """The frozen plan of two arms, or a new one with the options `given`, which is frozen now; its studies begin.
+
+    Raises a `ConfigError` if `given` differs from a frozen plan.
+    """
+    found = [find_study_arm(word) for word in words]
+    if found[0].name == found[1].name:
+        raise ConfigError(f"both arms are called '{found[0].name}': fork one of the studies under another name")
+    arms = [
+        RunGroup(arm.name, (), arm.study.path, arm.settings[0] if len(arm.settings) == 1 else arm.name) for arm in found
+    ]
+    folder = folder_of(arms, words, name, is_planned=True)
+    budgets = [arm.budgets() for arm in found]
+    if budgets[0] != budgets[1]:
+        texts = [
+            f"'{arm.name}' has {', '.join(f'{steps:,} steps of {task}' for task, steps in budget.items())}"
+            for arm, budget in zip(found, budgets, strict=True)
+        ]
+        raise ConfigError(f"{' and '.join(texts)}: plan studies of the same environments and total_timesteps")
+    known = PlannedComparison.open(folder)
+    if known is not None:
+        _refuse_other_arms(known, found)
+        known.refuse_changed(given)
+        return known
+    rule = ScoreRule(**{key: value for key, value in given.items() if key in RULE_OPTIONS})
+    sizes = {"looks": LOOKS, "seeds_per_look": SEEDS_PER_LOOK}
+    rest = sizes | {key: value for key, value in given.items() if key not in RULE_OPTIONS}
+    num_seeds = rest["looks"] * rest["seeds_per_look"]
+    a, b = (plan_arm(arm.name, arm.study, arm.settings, num_seeds, folder) for arm in found)
+    planned = PlannedComparison(folder, LookPlan(a, b, rule, budgets[0], **rest))
+    for arm in found:
+        arm.study.begin()
+    _check_metric(planned)
+    planned.begin()
+    return planned
+
+
+def find_study_arm(word: str) -> StudyArm:
+    """The arm that a word means: a study, settings of one, or a study file, which may not have begun yet."""
+    if is_file(Path(word)):
+        study = _begun(Study.from_file(word))
+        settings = tuple(dict.fromkeys(run.setting for run in study.runs()))
+        if len({run.config.env_id for run in study.runs()}) < len(settings):
+            names = ", ".join(f"'{study.path}:{setting}'" for setting in settings[:6])
+            raise ConfigError(f"'{word}' has {len(settings):,} settings: begin it, and name one of them, as {names}")
+        return StudyArm(study.plan.name, study, settings)
+    groups = groups_of_word(word)
+    if groups[0].study is None:
+        raise ConfigError(f"--until-decided trains further seeds of studies, and '{word}' is none: name a study")
+    name = groups[0].name if len(groups) == 1 else Path(word).name
+    return StudyArm(name, Study.open(groups[0].study), tuple(group.setting or "" for group in groups))
+
+
+def _begun(study: Study) -> Study:
+    """The study as it is in its folder, if it has begun: earlier looks may have added seeds to those of its file."""
+    if not is_file(study.path / STUDY_FILE):
+        return study
+    stored = open_study(study.path)
+    if not is_extension(study.plan, stored.plan):
+        refuse_changed(study.plan, stored)
+    return Study.open(study.path)
+
+
+def _refuse_other_arms(known: PlannedComparison, found: Sequence[StudyArm]) -> None:
+    for planned, arm in zip((known.plan.a, known.plan.b), found, strict=True):
+        suffixes = {run.suffix for run in arm.study.runs() if run.setting in arm.settings}
+        is_same_study = known.study_of(planned).path.resolve() == arm.study.path.resolve()
+        if not is_same_study or suffixes != {*planned.suffixes}:
+            raise ConfigError(
+                f"the plan in '{known.folder}' compares '{known.plan.a.name}' with '{known.plan.b.name}', in this"
+                " order: name these, or begin another comparison with --name NAME"
+            )
+
+
+def _check_metric(planned: PlannedComparison) -> None:
+    """Raise a `ConfigError` for a metric that the finished runs of the first look do not have."""
+    for arm in (planned.plan.a, planned.plan.b):
+        for run in planned.arm_at(arm, 1).runs:
+            if is_complete(run.info):
+                complete_curve(run, planned.plan.rule.metric)
+
+
+def _is_done(run: PlannedRun) -> bool:
+    return is_run_folder(run.run_dir) and is_complete(read_run(run.run_dir))

@@ -1,15 +1,19 @@
-"""The score of one run: a rule that makes one number of its curve, and checks that the curve is complete."""
+"""Scores of whole runs, by a rule that is the same for all runs of all arms, and what to know about them."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.registry import learns_offline
 from rl_training.studies.catalog import last_line
+from rl_training.studies.driver import is_complete
+from rl_training.studies.groups import RunGroup
 from rl_training.studies.records import RunRecord
 from rl_training.validation import suggest
 
@@ -124,3 +128,206 @@ def mean_over_steps(steps: Sequence[int], values: Sequence[float], budget: int) 
 
 def _evaluations_first(name: str) -> tuple[bool, str]:
     return not name.startswith("eval_"), name
+
+
+@dataclass(frozen=True)
+class ArmScores:
+    """The scores of one arm of a comparison."""
+
+    name: str
+    by_task: Mapping[str, Mapping[str, float]]
+    """Environment id → name of the run folder → score."""
+
+    @property
+    def values(self) -> dict[str, list[float]]:
+        """The scores of each task, in the order of the runs."""
+        return {task: list(scores.values()) for task, scores in self.by_task.items()}
+
+    @property
+    def runs(self) -> dict[str, float]:
+        """Score of each run by the name of its folder."""
+        return {name: score for scores in self.by_task.values() for name, score in scores.items()}
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """The scores of all arms, the budget of each task, and what a reader has to know about them."""
+
+    arms: tuple[ArmScores, ...]
+    budgets: Mapping[str, int]
+    """Steps that the runs of a task were planned for."""
+    steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """First and last of the steps at which the runs of a task were scored: a rollout may end after the budget."""
+    notes: tuple[str, ...] = ()
+    unit: str = "steps"
+    """What the budgets count: `steps`, or `updates` of offline runs."""
+    observed: Mapping[str, Sequence[float]] | None = None
+    """Scores of each task without those of failed runs."""
+
+
+def score_arms(
+    arms: Sequence[RunGroup], rule: ScoreRule, earlier: Mapping[str, Sequence[float]] | None = None
+) -> ScoreTable:
+    """The scores of all runs of all arms.
+
+    A failed run gets the worst score of these runs and of the `earlier` scores of its task. Raises a `ConfigError` for
+    a run that is not complete, for one that failed (unless it counts as the worst), and for arms that cannot be
+    compared: none is left out silently.
+    """
+    _refuse_incomparable(arms)
+    failed = _failed_runs(arms, rule)
+    runs = [run for arm in arms for run in arm.runs]
+    tasks = sorted({_task(run) for run in runs})
+    budgets = {task: min(budget_of(run) for run in runs if _task(run) == task) for task in tasks}
+    scored = _score_runs([run for run in runs if run.run_dir not in failed], rule, budgets)
+    observed = {task: [score.value for score in _of_task(task, runs, scored)] for task in tasks}
+    known = {task: [*observed[task], *(earlier or {}).get(task, ())] for task in tasks}
+    worst = {task: _worst(task, known[task], rule) for task in tasks} if failed else {}
+    found = []
+    for arm in arms:
+        by_task: dict[str, dict[str, float]] = {task: {} for task in tasks}
+        for label, run in label_runs(arm.runs).items():
+            task = _task(run)
+            by_task[task][label] = worst[task] if run.run_dir in failed else scored[run.run_dir].value
+        found.append(ArmScores(arm.name, by_task))
+    unit = "updates" if all(map(_counts_updates, runs)) else "steps"
+    reached = {task: [score.step for score in _of_task(task, runs, scored)] or [budgets[task]] for task in tasks}
+    steps = {task: (min(found_steps), max(found_steps)) for task, found_steps in reached.items()}
+    notes = tuple(_notes(arms, rule, budgets, failed, scored))
+    return ScoreTable(tuple(found), budgets, steps, notes, unit, observed)
+
+
+def _score_runs(runs: Sequence[RunRecord], rule: ScoreRule, budgets: Mapping[str, int]) -> dict[Path, RunScore]:
+    """Score every run at the common budget; longer runs are cut where the last of the others ended."""
+    limits = dict(budgets)
+    for run in runs:
+        if budget_of(run) == budgets[_task(run)]:
+            limits[_task(run)] = max(limits[_task(run)], complete_curve(run, rule.metric)[0][-1])
+    return {run.run_dir: score_run(run, rule, budgets[_task(run)], limits[_task(run)]) for run in runs}
+
+
+def _of_task(task: str, runs: Sequence[RunRecord], scored: Mapping[Path, RunScore]) -> list[RunScore]:
+    return [scored[run.run_dir] for run in runs if run.run_dir in scored and _task(run) == task]
+
+
+def label_runs(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
+    """The runs in the order of their seeds, by the names of their folders; by their paths if two have one name."""
+    ordered = sorted(runs, key=lambda run: (run.seed is None, run.seed or 0, str(run.run_dir)))
+    labels = {run.run_dir.name: run for run in ordered}
+    return labels if len(labels) == len(ordered) else {str(run.run_dir): run for run in ordered}
+
+
+def _counts_updates(run: RunRecord) -> bool:
+    kwargs = run.settings.get("algo_kwargs")
+    is_online_later = isinstance(kwargs, Mapping) and kwargs.get("online") is not None
+    return learns_offline(run.info.algo or "") and not is_online_later
+
+
+def _task(run: RunRecord) -> str:
+    return run.info.env_id or "offline"
+
+
+def _refuse_incomparable(arms: Sequence[RunGroup]) -> None:
+    names = [run.run_dir.resolve() for arm in arms for run in arm.runs]
+    twice = next((path for path in names if names.count(path) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"run '{twice.name}' is in two arms: compare different runs")
+    for arm in arms:
+        if not arm.runs:
+            raise ConfigError(f"'{arm.name}' has no runs yet")
+        if arm.missing:
+            raise ConfigError(
+                f"'{arm.name}' has runs that were never started: {_listed(arm.missing)}; train them first"
+                f" (`rl-training study run {arm.study}`)"
+            )
+    tasks = [{_task(run) for run in arm.runs} for arm in arms]
+    for arm, other in zip(arms, tasks, strict=True):
+        if other != tasks[0]:
+            raise ConfigError(
+                f"'{arms[0].name}' was trained on {_listed(sorted(tasks[0]))} and '{arm.name}' on"
+                f" {_listed(sorted(other))}: compare runs on the same environments"
+            )
+
+
+def _failed_runs(arms: Sequence[RunGroup], rule: ScoreRule) -> set[Path]:
+    """Folders of the failed runs that count as the worst; raises a `ConfigError` for any other incomplete run."""
+    failed: set[Path] = set()
+    for arm in arms:
+        for run in arm.runs:
+            if is_complete(run.info):
+                continue
+            if run.info.state != "failed":
+                raise ConfigError(
+                    f"run '{run.run_dir}' is not finished ({run.info.state} at step {run.info.step:,}): finish it first"
+                    f" (`rl-training resume {run.run_dir}`), or leave it out by naming the others"
+                )
+            if rule.failed == "refuse":
+                raise ConfigError(
+                    f"run '{run.run_dir}' failed ({(run.info.reason or 'no reason given').splitlines()[0]}): give"
+                    " --failed worst to count failed runs as the worst score, or mend and resume it"
+                )
+            failed.add(run.run_dir)
+    return failed
+
+
+def _worst(task: str, scores: Sequence[float], rule: ScoreRule) -> float:
+    if not scores:
+        raise ConfigError(f"every run on {task} failed: there is no score to compare")
+    return min(scores) if rule.mode == "max" else max(scores)
+
+
+def _notes(
+    arms: Sequence[RunGroup],
+    rule: ScoreRule,
+    budgets: Mapping[str, int],
+    failed: set[Path],
+    scored: Mapping[Path, RunScore],
+) -> Iterator[str]:
+    """What a reader has to know before believing the scores."""
+    if rule.measure in BIASED:
+        yield BIASED[rule.measure]
+    for arm in arms:
+        yield from _notes_of_arm(arm, budgets, failed, scored)
+    for task in budgets:
+        steps = {arm.name: sorted({score.step for score in _of_task(task, arm.runs, scored)}) for arm in arms}
+        if len({tuple(found) for found in steps.values() if found}) > 1:
+            texts = [f"{name} at step {_range(found)}" for name, found in steps.items() if found]
+            yield f"the last evaluations that count on {task}: {', '.join(texts)}"
+    for key in ("env_kwargs", "eval_episodes"):
+        values = {arm.name: {repr(run.settings.get(key)) for run in arm.runs} for arm in arms}
+        if len(set(map(frozenset, values.values()))) > 1:
+            yield f"the arms differ in {key}: their scores may not mean the same"
+
+
+def _notes_of_arm(
+    arm: RunGroup, budgets: Mapping[str, int], failed: set[Path], scored: Mapping[Path, RunScore]
+) -> Iterator[str]:
+    bad = [run.run_dir.name for run in arm.runs if run.run_dir in failed]
+    if len(bad) == len(arm.runs):
+        yield f"all runs of {arm.name} failed and count as the worst score"
+    elif bad:
+        yield f"{arm.name}: {_listed(bad)} failed and count as the worst score"
+    longer = sorted({budget_of(run) for run in arm.runs if budget_of(run) > budgets[_task(run)]})
+    if longer:
+        budget = min(budgets.values())
+        yield (
+            f"{arm.name} was planned for {longer[0]:,} steps and is scored at {budget:,}: its schedules were stretched"
+            " over the longer run"
+        )
+    early = [run for run in arm.runs if run.info.state == "stopped" and run.run_dir in scored]
+    if early:
+        yield (
+            f"{arm.name}: {len(early)} of {len(arm.runs)} runs stopped early by their own rule; the evaluation that"
+            " ended a run was selected, which biases its score"
+        )
+    inexact = [run.run_dir.name for run in arm.runs if run.info.exactness == "approximate"]
+    if inexact:
+        yield f"{arm.name}: {_listed(inexact)} was resumed approximately, not bit for bit"
+
+
+def _range(steps: Sequence[int]) -> str:
+    return f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from rl_training.errors import ConfigError
-from rl_training.studies.comparison.run_scores import ScoreRule
-from rl_training.studies.comparison.scores import ArmScores, ScoreTable
+from rl_training.studies.comparison.run_scores import ArmScores, ScoreRule, ScoreTable
 from rl_training.studies.statistics import compare_means, probability_of_improvement, runs_needed, step_down
 
 ALPHA = 0.05
@@ -21,7 +20,6 @@ POWER = 0.8
 """Probability with which the advised number of seeds decides."""
 MOST_SEEDS = 10_000
 """An advice beyond this number of seeds is given as `more than`."""
-AD_HOC = "ad hoc: comparing again after adding seeds voids the level of the test; plan the looks: --until-decided"
 
 
 class Verdict(Enum):
@@ -49,8 +47,7 @@ class Judgement:
 class Comparison:
     """Two arms, compared."""
 
-    a: ArmScores
-    b: ArmScores
+    table: ScoreTable
     rule: ScoreRule
     judgement: Judgement
     prob_a_beats_b: float
@@ -59,10 +56,21 @@ class Comparison:
     alpha: float
     smallest_p: float = 0.0
     """Smallest p-value that so many runs can give."""
-    notes: tuple[str, ...] = ()
-    budgets: Mapping[str, int] = field(default_factory=dict)
-    unit: str = "steps"
-    """What the budgets count."""
+
+    @property
+    def a(self) -> ArmScores:
+        """The first arm."""
+        return self.table.arms[0]
+
+    @property
+    def b(self) -> ArmScores:
+        """The second arm."""
+        return self.table.arms[1]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know before believing the scores."""
+        return self.table.notes
 
     @property
     def pairs(self) -> tuple[Comparison, ...]:
@@ -102,12 +110,14 @@ class Comparison:
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        name = {Verdict.A_BETTER: self.a.name, Verdict.B_BETTER: self.b.name}.get(self.verdict)
-        if name is not None:
-            return f"{name} is better"
+        names = f"{self.a.name} and {self.b.name}"
+        if self.verdict is Verdict.A_BETTER:
+            return f"{self.a.name} is better than {self.b.name}"
+        if self.verdict is Verdict.B_BETTER:
+            return f"{self.b.name} is better than {self.a.name}"
         if self.verdict is Verdict.EQUIVALENT:
-            return f"equal within {self.margin:g}{self.spread_unit}"
-        return f"not distinguishable: {self._advice()}"
+            return f"{names} are equal within {self.margin:g}{self.spread_unit}"
+        return f"{names} are not distinguishable: {self._advice()}"
 
     def _advice(self) -> str:
         if not self.decided_difference:
@@ -143,6 +153,7 @@ class Comparison:
             "mode": self.rule.mode,
             "margin": self.margin,
             "alpha": self.alpha,
+            "steps": {task: list(ends) for task, ends in self.table.steps.items()},
             "notes": list(self.notes),
             "runs": [*self.a.runs, *self.b.runs],
         }
@@ -193,23 +204,9 @@ def judge(
     smallest_p: float = 0.0,
 ) -> Comparison:
     """The comparison of two arms whose difference has been tested."""
-    a, b = table.arms
-    first, second = (a, b) if rule.mode == "max" else (b, a)
+    first, second = table.arms if rule.mode == "max" else table.arms[::-1]
     improvement = probability_of_improvement(first.values, second.values, generator)
-    return Comparison(
-        a,
-        b,
-        rule,
-        judgement,
-        improvement.value,
-        improvement.interval,
-        margin,
-        alpha,
-        smallest_p,
-        table.notes,
-        table.budgets,
-        table.unit,
-    )
+    return Comparison(table, rule, judgement, improvement.value, improvement.interval, margin, alpha, smallest_p)
 
 
 @dataclass(frozen=True)
@@ -218,8 +215,17 @@ class ManyComparisons:
 
     pairs: tuple[Comparison, ...]
     """Their `p_value` is the adjusted one."""
-    arms: tuple[ArmScores, ...]
-    notes: tuple[str, ...]
+    table: ScoreTable
+
+    @property
+    def arms(self) -> tuple[ArmScores, ...]:
+        """All arms."""
+        return self.table.arms
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know before believing the scores."""
+        return self.table.notes
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -255,7 +261,7 @@ def compare_many(
             p_value = max(_of_pair(adjusted, a.name, b.name), result.p_value)
             judgement = Judgement(result.difference, result.interval, p_value, p_value <= alpha)
             pairs.append(replace(alone, judgement=judgement))
-    return ManyComparisons(tuple(pairs), table.arms, table.notes)
+    return ManyComparisons(tuple(pairs), table)
 
 
 def _of_pair(adjusted: Mapping[tuple[str, str], float], a: str, b: str) -> float:

@@ -13,11 +13,10 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_signed_file, merge_layers, resolve_config
 from rl_training.experiment.run_folder import safe_name
 from rl_training.experiment.yaml_text import dump_yaml, sign
-from rl_training.files import translate_write_errors
 from rl_training.studies.launching.checking import SettingsCheck
 from rl_training.studies.plan import Plan, make_plan, plan_differences, read_tune_file
 from rl_training.studies.settings import CHOSEN_BY_TUNING, Setting, identity, nested, value_text
-from rl_training.studies.study_folder import create_file, removed_on_failure
+from rl_training.studies.study_folder import freeze
 from rl_training.studies.tuning.pruning import Pruning
 from rl_training.studies.tuning.search_space import Asked, TunedKey, read_asked
 from rl_training.studies.tuning.space_check import read_resolved, write_asked
@@ -265,13 +264,8 @@ def store_tuning(plan: TunePlan, path: Path) -> None:
     """Create the folder of a tuning with its plan; nothing happens if it is there."""
     if (path / TUNE_FILE).is_file():
         return
-    text = sign(dump_yaml(plan.values()))
-    with translate_write_errors(path / TUNE_FILE), removed_on_failure(path):
-        path.mkdir(parents=True, exist_ok=True)
-        try:
-            create_file(path / TUNE_FILE, text)
-        except FileExistsError:  # another process began it at the same moment
-            find_plan(plan.request, path)
+    if not freeze(path / TUNE_FILE, sign(dump_yaml(plan.values()))):  # another process began it at the same moment
+        find_plan(plan.request, path)
 
 
 def _differences(old: TuneRequest, new: TuneRequest) -> list[str]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import ConfigError, RunOwnedError
 from rl_training.experiment.config import merge_layers
-from rl_training.experiment.ownership import Lease, acquire
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
 from rl_training.files import replace_synced, translate_write_errors
 from rl_training.studies.driver import Driver
 from rl_training.studies.launching.launchers import Launcher
 from rl_training.studies.settings import Setting, describe, nested
+from rl_training.studies.study_folder import driven_alone
 from rl_training.studies.tuning.journal import JOURNAL, Journal, import_optuna
 from rl_training.studies.tuning.result import StageError, TuneResult, verdict_of
 from rl_training.studies.tuning.search import Search
@@ -53,7 +52,7 @@ class Tuning:
         import_optuna()  # before anything is written
         with contextlib.closing(launcher):
             store_tuning(self.plan, self.path)
-            with _owned(self.path) as lease:
+            with driven_alone(self.path, "tuning") as lease:
                 on_begin()
                 journal = Journal(self.path / JOURNAL, self.plan.name, lease.check)
                 search = Search(self.plan, self._stage("search"), journal, launcher)
@@ -136,21 +135,6 @@ class Tuning:
                 place = path.with_stem(f"{path.stem}-{next(numbers)}")
             replace_synced(place, text.encode())
         return place
-
-
-@contextlib.contextmanager
-def _owned(path: Path) -> Iterator[Lease]:
-    """Be the only process that drives this tuning; a `ConfigError` if another one does."""
-    try:
-        lease = acquire(path)
-    except RunOwnedError as error:
-        raise ConfigError(
-            f"tuning '{path}' is driven by {error.owner}, which is still alive: wait for it to end, or end it"
-        ) from None
-    try:
-        yield lease
-    finally:
-        lease.release()
 
 
 def _many(count: int, noun: str) -> str:

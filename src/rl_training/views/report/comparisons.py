@@ -43,8 +43,8 @@ class Comparison:
     @property
     def in_words(self) -> str:
         """The verdict with the names."""
-        better = {"a_better": self.a, "b_better": self.b}.get(self.verdict)
-        return self.verdict if better is None else f"{better} is better"
+        better = {"a_better": (self.a, self.b), "b_better": (self.b, self.a)}.get(self.verdict)
+        return self.verdict if better is None else f"{better[0]} is better than {better[1]}"
 
     @property
     def kind(self) -> str:
