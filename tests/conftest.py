@@ -6,11 +6,13 @@ import contextlib
 import functools
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent / "helpers"))
 # Two test processes share the processors: threads that wait by spinning would keep each other from working.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -29,6 +31,7 @@ from rl_training.spaces.spec import describe_spaces
 from rl_training.testing.case import TEST_ENVS
 
 TESTS = Path(__file__).parent
+HELPERS = TESTS / "helpers"
 SMALL: dict[Loop, dict[str, Any]] = {
     Loop.ON_POLICY: {"num_steps": 16, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [8, 8]},
     Loop.OFF_POLICY: {

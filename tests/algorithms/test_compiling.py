@@ -11,7 +11,7 @@ from types import MethodType
 import pytest
 import torch
 from compiled_run import Regression
-from conftest import TESTS, TRY_ALL
+from conftest import HELPERS, TRY_ALL
 from numpy_reference import make_algorithm, make_batch
 
 from rl_training.algorithms.compiling import CACHE_VARIABLE, checked, compiled, use_cache_of_this_machine
@@ -107,7 +107,7 @@ def losses_on_one_cache(tmp_path: Path, folders: str) -> list[str]:
             CACHE_VARIABLE: str(tmp_path / "cache"),
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, str(TESTS / "compiled_run.py"), folders]
+        command = [sys.executable, str(HELPERS / "compiled_run.py"), folders]
         process = subprocess.run(command, env=env | capability, capture_output=True, text=True, check=False)
         assert process.returncode == 0, process.stderr
         printed.append(process.stdout.strip())

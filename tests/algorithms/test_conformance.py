@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, TRY_ALL, algorithms_for_faults, as_observation, env_of, small_config
+from conftest import HELPERS, TRY_ALL, algorithms_for_faults, as_observation, env_of, small_config
 from run_tools import StopAt, assert_same_end
 
 from rl_training import TrainConfig
@@ -146,9 +146,9 @@ def test_the_number_of_updates_does_not_depend_on_the_number_of_environments(alg
 @pytest.mark.parametrize("algo", ALGOS)
 def test_a_failing_environment_ends_the_run_with_its_own_error(algo: str, tmp_path: Path) -> None:
     kind = "box" if env_of(algo) == "Pendulum-v1" else "discrete"
-    changes = {"env_id": f"{TESTS / 'toy_envs.py'}:BrokenEnv", "env_kwargs": {"action": kind}}
+    changes = {"env_id": f"{HELPERS / 'toy_envs.py'}:BrokenEnv", "env_kwargs": {"action": kind}}
     if "Goal" in env_of(algo):
-        changes = {"env_id": f"{TESTS / 'toy_envs.py'}:BrokenGoalEnv"}
+        changes = {"env_id": f"{HELPERS / 'toy_envs.py'}:BrokenGoalEnv"}
     with pytest.raises(
         EnvError, match=r"(?s)environment 0 of 1 failed in step.*ZeroDivisionError: the simulator exploded"
     ):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS
+from conftest import HELPERS
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -28,7 +28,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.trainer import TrainerState
 
 NUM_STEPS, NUM_ENVS, LENGTH = 12, 3, 4
-ENV = f"{TESTS / 'masked_envs.py'}:RandomMasks"
+ENV = f"{HELPERS / 'masked_envs.py'}:RandomMasks"
 ACTIONS = {"discrete": [5], "multi_discrete": [3, 4], "box": []}
 OWN_NETWORKS = {"actor_hidden_sizes": (6,), "critic_hidden_sizes": (7, 5)}
 OWN_RATES = {"actor_learning_rate": 2e-3, "critic_learning_rate": 5e-3}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 
 import rl_training
 from rl_training import DQN, PPO, SAC
@@ -136,7 +136,7 @@ def test_an_agent_whose_run_failed_continues_from_its_checkpoint(tmp_path: Path)
 
 
 def test_an_agent_in_its_own_environment_continues(tmp_path: Path) -> None:
-    env_id = f"{TESTS / 'toy_envs.py'}:NoisyEnv"
+    env_id = f"{HELPERS / 'toy_envs.py'}:NoisyEnv"
     agent = PPO(small_config("ppo", tmp_path, env_id=env_id, env_kwargs={"action": "box"}))
     agent.learn(callbacks=[StopAt(32)])
     assert agent.learn().metrics["global_step"] == 128

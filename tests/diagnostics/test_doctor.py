@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import TEST_ENVS, TESTS
+from conftest import HELPERS, TEST_ENVS
 
 from rl_training.cli import main
 from rl_training.data.findings import Level
@@ -18,7 +18,7 @@ from rl_training.diagnostics.env_doctor import EnvReport, check_environment
 from rl_training.diagnostics.resume_check import choose_points
 from rl_training.experiment.registry import list_algorithm_specs
 
-FAULTY = f"{TESTS / 'faulty_envs.py'}"
+FAULTY = f"{HELPERS / 'faulty_envs.py'}"
 TAXI = "Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3"
 
 

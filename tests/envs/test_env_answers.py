@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 from wrong_envs import OBSERVATIONS, RESETS, STEPS
 
 from rl_training.envs.factory import EnvSource, make_vector_env
@@ -16,7 +16,7 @@ from rl_training.evaluation.evaluator import Evaluator
 from rl_training.experiment.logging import read_metrics
 from rl_training.runtime.run import run_training
 
-WRONG = f"{TESTS / 'wrong_envs.py'}:Wrong"
+WRONG = f"{HELPERS / 'wrong_envs.py'}:Wrong"
 CASES = [*OBSERVATIONS, *STEPS, *RESETS]
 
 
@@ -75,4 +75,4 @@ def test_a_wrong_answer_counts_as_a_fault_that_a_restart_mends(tmp_path: Path) -
 def test_numbers_that_are_not_finite_are_still_told_as_such(tmp_path: Path) -> None:
     kwargs = {"fault": "nan observation", "after": 1}
     with pytest.raises(NonFiniteError, match="of environment 0 is not finite"):
-        run_training(small_config("dqn", tmp_path, env_id=f"{TESTS / 'toy_envs.py'}:FaultyEnv", env_kwargs=kwargs))
+        run_training(small_config("dqn", tmp_path, env_id=f"{HELPERS / 'toy_envs.py'}:FaultyEnv", env_kwargs=kwargs))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_tools import stored_rows
-from conftest import TESTS
+from conftest import HELPERS
 from gymnasium.vector import AutoresetMode
 
 from rl_training.algorithms.base import ActResult
@@ -20,7 +20,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.trainer import TrainerState
 from rl_training.spaces.spec import describe_spaces
 
-TOYS = f"{TESTS / 'toy_envs.py'}"
+TOYS = f"{HELPERS / 'toy_envs.py'}"
 
 
 def collect(num_envs: int, backend: str, steps: int, **env_kwargs: object) -> dict[str, np.ndarray]:

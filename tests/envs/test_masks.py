@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from rl_training.algorithms.base import ActResult
@@ -31,7 +31,7 @@ from rl_training.spaces.given import read_masks
 from rl_training.spaces.spec import describe_action, describe_spaces
 from rl_training.testing.case import AlgorithmCase
 
-ENVS = TESTS / "masked_envs.py"
+ENVS = HELPERS / "masked_envs.py"
 MASKED = f"{ENVS}:RandomMasks"
 NUM_OPTIONS = {"discrete": 5, "started": 5, "multi_discrete": 7, "multi_binary": 6}
 SOURCES = ["info", "method", "dict", "parts"]

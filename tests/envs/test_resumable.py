@@ -12,7 +12,7 @@ import faulty_envs
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 from faulty_envs import (
     CountingWrapper,
     Curriculum,
@@ -45,7 +45,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 
-FAULTY = f"{TESTS / 'faulty_envs.py'}"
+FAULTY = f"{HELPERS / 'faulty_envs.py'}"
 
 
 def cartpole(**kwargs: Any) -> gym.Env:

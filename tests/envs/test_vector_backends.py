@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from run_tools import StopAt, assert_same_end
@@ -255,7 +255,7 @@ class TestRefusals:
         [
             ("vector", "Pendulum-v1", {}, "no vectorized implementation.*CartPole-v0, CartPole-v1"),
             ("vector", "CartPole-v9", {}, "unknown environment 'CartPole-v9'.*CartPole-v"),
-            ("vector", f"{TESTS / 'toy_envs.py'}:BrokenEnv", {}, "takes registered ids"),
+            ("vector", f"{HELPERS / 'toy_envs.py'}:BrokenEnv", {}, "takes registered ids"),
             ("vector", "CartPole-v1", {"colour": 1}, "refuses its env_kwargs.*colour"),
             ("vector", "Walkers-v0", {"mode": "hidden"}, "not all in NumPy arrays"),
             ("vector", "Walkers-v0", {"mode": "global chance"}, "not all in NumPy arrays"),
@@ -352,7 +352,7 @@ class TestResume:
         assert not np.array_equal(rows["obs"][row], rows["obs"][0])
 
     def test_a_run_that_is_not_exactly_where_it_was_ends_its_episodes_there(self, tmp_path: Path) -> None:
-        changes = {"env_id": f"{TESTS / 'faulty_envs.py'}:GlobalChance", "algo_kwargs": {"n_step": 3}}
+        changes = {"env_id": f"{HELPERS / 'faulty_envs.py'}:GlobalChance", "algo_kwargs": {"n_step": 3}}
         stopped = run_training(small_config("dqn", tmp_path, **changes), callbacks=[StopAt(50, "collect")])
         row = load_checkpoint(stopped.checkpoint_path).buffer_state["position"]
         resumed = resume_training(stopped.run_dir)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 from run_tools import StopAt
 
 from rl_training.cli import main
@@ -20,7 +20,7 @@ from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import RunSeeds
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
-FAULTY = f"{TESTS / 'faulty_envs.py'}"
+FAULTY = f"{HELPERS / 'faulty_envs.py'}"
 EVAL_SEEDS = RunSeeds.from_seed(1).eval_seeds(3)
 Results = tuple[list[float], list[int], list[bool | None]]
 

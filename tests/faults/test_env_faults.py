@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_tools import stored_rows
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 
 from rl_training.algorithms.base import ActResult
 from rl_training.envs.factory import make_vector_env
@@ -27,7 +27,7 @@ from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState
 from rl_training.spaces.spec import describe_spaces
 
-FAULTY = f"{TESTS / 'toy_envs.py'}:FaultyEnv"
+FAULTY = f"{HELPERS / 'toy_envs.py'}:FaultyEnv"
 
 
 def faulty(backend: str, fault: str, **options: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_a_worker_that_hangs_is_named_with_the_line_it_hangs_in() -> None:
 
 def test_a_worker_that_cannot_start_shows_why() -> None:
     with pytest.raises(EnvError, match=r"failed in starting.*\n.*\n.*\n(.*\n)*.*only in a worker"):
-        make_vector_env(f"{TESTS / 'toy_envs.py'}:OnlyHereEnv", {"backend": "async", "pid": os.getpid()}, num_envs=2)
+        make_vector_env(f"{HELPERS / 'toy_envs.py'}:OnlyHereEnv", {"backend": "async", "pid": os.getpid()}, num_envs=2)
     assert not multiprocessing.active_children()
 
 
@@ -165,7 +165,7 @@ def test_a_pause_of_the_whole_job_is_no_hang() -> None:
 
 def _step_slowly(connection: Any) -> None:
     kwargs = {"backend": "async", "seconds": 0.5, "worker_timeout": 1.5}
-    envs = make_vector_env(f"{TESTS / 'toy_envs.py'}:SlowEnv", kwargs, num_envs=1)
+    envs = make_vector_env(f"{HELPERS / 'toy_envs.py'}:SlowEnv", kwargs, num_envs=1)
     envs.reset(seed=0)
     connection.send(envs.pool.process_ids)  # type: ignore[attr-defined]
     connection.send("stepping")
@@ -180,7 +180,7 @@ def _step_slowly(connection: Any) -> None:
 
 def test_a_restore_may_take_longer_than_the_limit_of_a_step_but_not_hang() -> None:
     kwargs = {"backend": "async", "seconds": 0.05, "worker_timeout": 0.6}
-    slow = f"{TESTS / 'toy_envs.py'}:SlowEnv"
+    slow = f"{HELPERS / 'toy_envs.py'}:SlowEnv"
     envs = make_vector_env(slow, kwargs, num_envs=1)
     envs.reset(seed=0)
     for _ in range(20):

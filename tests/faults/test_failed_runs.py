@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 
 from rl_training.cli import main
 from rl_training.errors import ConfigError, EnvError
@@ -116,17 +116,17 @@ def test_an_exception_in_a_callback_shows_the_users_lines_and_how_to_resume(
 
 
 def test_a_failed_environment_says_how_to_resume(tmp_path: Path, capsys: Any) -> None:
-    place = f"{TESTS / 'toy_envs.py'}:FaultyEnv"
+    place = f"{HELPERS / 'toy_envs.py'}:FaultyEnv"
     words = ["ppo", place, *WORDS[2:], "env_kwargs.fault=raise", "env_kwargs.after=20"]
     assert main(["train", *words, "--output-dir", str(tmp_path), "-q"]) == 2
     error = capsys.readouterr().err
     assert "the last checkpoint is of step" in error
-    assert f"--plugin {TESTS / 'toy_envs.py'}" in error
+    assert f"--plugin {HELPERS / 'toy_envs.py'}" in error
 
 
 def test_the_traceback_of_an_environment_begins_with_its_own_code(tmp_path: Path) -> None:
     config = small_config(
-        "ppo", tmp_path, env_id=f"{TESTS / 'toy_envs.py'}:FaultyEnv", env_kwargs={"fault": "raise", "backend": "sync"}
+        "ppo", tmp_path, env_id=f"{HELPERS / 'toy_envs.py'}:FaultyEnv", env_kwargs={"fault": "raise", "backend": "sync"}
     )
     with pytest.raises(EnvError) as caught:
         run_training(config)

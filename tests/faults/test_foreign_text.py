@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from checkpoint_tools import forge_manifest
-from conftest import TESTS, small_config
+from conftest import HELPERS, TESTS, small_config
 from run_tools import StopAt
 
 import rl_training
@@ -145,8 +145,8 @@ def test_the_command_that_an_interrupted_run_prints_has_the_flags(tmp_path: Path
     (tmp_path / "level one.txt").write_text("")
     words = ["train", "ppo", "test_foreign_text:FileEnv", "env_kwargs.file=level one.txt", "env_kwargs.interrupts=true"]
     words += ["total_timesteps=64", "num_threads=1", "compile=false"]
-    code = "import sys; sys.path[:0] = sys.argv[1:4]; from rl_training.cli import main; sys.exit(main(sys.argv[4:]))"
-    paths = [str(Path(rl_training.__file__).parent.parent), str(TESTS / "faults"), str(TESTS)]
+    code = "import sys; sys.path[:0] = sys.argv[1:5]; from rl_training.cli import main; sys.exit(main(sys.argv[5:]))"
+    paths = [str(Path(rl_training.__file__).parent.parent), *map(str, (TESTS / "faults", TESTS, HELPERS))]
     process = subprocess.run(
         [sys.executable, "-c", code, *paths, *words], cwd=tmp_path, capture_output=True, text=True, check=False
     )

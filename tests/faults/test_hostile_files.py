@@ -406,7 +406,7 @@ PROBE = """
 import resource, sys
 sys.path[:0] = [sys.argv[2], sys.argv[2] + '/faults']
 from pathlib import Path
-import torch
+import conftest, torch
 torch.set_num_threads(1)
 from test_hostile_files import use_in_every_way
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
@@ -446,7 +446,7 @@ AUDIT = """
 import os, sys
 sys.path[:0] = [sys.argv[2], sys.argv[2] + '/faults']
 from pathlib import Path
-import torch, matplotlib.figure, torch.utils.tensorboard
+import conftest, torch, matplotlib.figure, torch.utils.tensorboard
 import gymnasium.envs.classic_control.cartpole
 from test_hostile_files import use_in_every_way
 allowed = tuple(sys.argv[1].split(os.pathsep))

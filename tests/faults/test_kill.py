@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TESTS, TRY_ALL, algorithms_for_faults, small_config
+from conftest import HELPERS, TRY_ALL, algorithms_for_faults, small_config
 from run_tools import assert_same_end
 
 from rl_training.experiment.checkpoint_folder import list_checkpoints, read_pointer
@@ -74,7 +74,7 @@ def launch(order: dict[str, Any], folder: Path, **environment: str) -> subproces
     """Start a fresh interpreter that trains, or goes on training."""
     text = json.dumps({"segment_bytes": SEGMENT_BYTES, **order})
     return subprocess.Popen(
-        [sys.executable, str(TESTS / "killed_run.py"), text],
+        [sys.executable, str(HELPERS / "killed_run.py"), text],
         cwd=folder,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -292,7 +292,11 @@ class TestWorkerProcesses:
 
     def test_they_end_even_from_within_a_step_that_never_ends(self, tmp_path: Path) -> None:
         mark = f"RL_TRAINING_TEST={uuid.uuid4()}"
-        changes = {"env_id": f"{TESTS / 'killed_run.py'}:EndlessEnv", "num_envs": 2, "env_kwargs": {"backend": "async"}}
+        changes = {
+            "env_id": f"{HELPERS / 'killed_run.py'}:EndlessEnv",
+            "num_envs": 2,
+            "env_kwargs": {"backend": "async"},
+        }
         victim = Victim("ppo", tmp_path / "killed", **changes)
         process = victim.live(RL_TRAINING_TEST=mark.partition("=")[2])
         wait_until(lambda: len(list(tmp_path.glob("killed/endless*"))) == 2, process)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, env_of, small_config
+from conftest import HELPERS, env_of, small_config
 from torch import Tensor
 
 from rl_training.algorithms.optim import Adam
@@ -27,7 +27,7 @@ from rl_training.spaces.observations import ObsSpec
 
 ALGOS = [spec.name for spec in list_algorithm_specs()]
 ONLINE = [name for name in ALGOS if not learns_offline(name) and name != "her"]  # whose environments have goals
-FAULTY = f"{TESTS / 'toy_envs.py'}:FaultyEnv"
+FAULTY = f"{HELPERS / 'toy_envs.py'}:FaultyEnv"
 CHECKPOINTED = {"checkpoint_interval": 32, "algo_kwargs": {"eval_interval": 1000}}
 
 

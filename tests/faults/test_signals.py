@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TESTS, TRY_ALL, small_config
+from conftest import HELPERS, TRY_ALL, small_config
 from run_tools import assert_same_end
 from test_kill import assert_same_folders, processes_marked, wait_until
 
@@ -70,7 +70,7 @@ def interrupt(config: TrainConfig, folder: Path, kind: str, count: int, signal: 
         "times": times,
     }
     process = subprocess.Popen(
-        [sys.executable, str(TESTS / "killed_run.py"), json.dumps(order)],
+        [sys.executable, str(HELPERS / "killed_run.py"), json.dumps(order)],
         cwd=folder,
         env={**os.environ, "RL_TRAINING_TEST": mark},
         start_new_session=True,
@@ -124,7 +124,7 @@ def test_a_signal_saves_the_run_and_the_printed_command_goes_on(
 
 @pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"] if TRY_ALL else ["SIGTERM"])
 def test_a_signal_while_a_worker_is_restarted_saves_the_run(signal: str, tmp_path: Path) -> None:
-    env_id, once = f"{TESTS / 'toy_envs.py'}:FaultyEnv", str(tmp_path / "failed")
+    env_id, once = f"{HELPERS / 'toy_envs.py'}:FaultyEnv", str(tmp_path / "failed")
     kwargs = {"backend": "async", "fault": "exit", "after": 9, "once": once, "max_restarts": 1}
     config = small_config("ppo", tmp_path / "runs", **RUN, env_id=env_id, env_kwargs=kwargs)
     code, out, error = interrupt(config, tmp_path, "worker", 3, signal)  # after the two of the beginning

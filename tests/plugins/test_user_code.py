@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from checkpoint_tools import forge_manifest
-from conftest import TESTS
+from conftest import HELPERS, TESTS
 from run_tools import assert_same_checkpoint
 
 from rl_training.cli import main
@@ -362,7 +362,7 @@ class TestFaults:
         gym.register("OnlyHere-v0", make_env)
         try:
             with pytest.raises(EnvError, match="'OnlyHere-v0' is registered in the main process, but not where"):
-                make_vector_env("OnlyHere-v0", {"backend": "async", "env_id": f"{TESTS / 'toy_envs.py'}:CountingEnv"})
+                make_vector_env("OnlyHere-v0", {"backend": "async", "env_id": f"{HELPERS / 'toy_envs.py'}:CountingEnv"})
         finally:
             del gym.registry["OnlyHere-v0"]
 
@@ -462,4 +462,4 @@ class TestFunctionsThatACheckpointNames:
         load_code(f"{path}:make_steps")
         assert unknown_code(f"{path}:make_steps") is None
         assert unknown_code(f"{path}:remove") == f"{path}:remove"
-        assert unknown_code(f"{TESTS / 'toy_envs.py'}:CountingEnv") is not None
+        assert unknown_code(f"{HELPERS / 'toy_envs.py'}:CountingEnv") is not None

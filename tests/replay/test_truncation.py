@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TESTS, TRY_ALL
+from conftest import HELPERS, TRY_ALL
 
 from rl_training import TrainConfig
 from rl_training.runtime.callbacks import Callback
@@ -44,7 +44,7 @@ def learned_value(algo: str, ending: str, output_dir: Path, obs: float, num_envs
     keep = Keep()
     config = TrainConfig(
         algo=algo,
-        env_id=f"{TESTS / 'toy_envs.py'}:ConstantRewardEnv",
+        env_id=f"{HELPERS / 'toy_envs.py'}:ConstantRewardEnv",
         env_kwargs={"ending": ending, "continuous": algo == "sac"},
         total_timesteps=STEPS[algo],
         num_envs=num_envs,

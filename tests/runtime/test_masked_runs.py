@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 from run_tools import StopAt, assert_same_end
 
 from rl_training.cli import main
@@ -32,7 +32,7 @@ from rl_training.runtime.workflows import (
     resume_training,
 )
 
-ENV = f"{TESTS / 'masked_envs.py'}:RandomMasks"
+ENV = f"{HELPERS / 'masked_envs.py'}:RandomMasks"
 ONLINE = ["ppo", "a2c", "dqn", "qrdqn", "c51", "sac"]
 OFFLINE = ["bc", "cql"]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -169,7 +169,7 @@ def test_looking_for_reports_of_success_takes_valid_actions(tmp_path: Path) -> N
 def test_data_collect_writes_masks_and_takes_valid_actions(tmp_path: Path) -> None:
     world, out = World(tmp_path), tmp_path / "collected.npz"
     result = run_training(config_of("dqn", tmp_path, world))
-    allowed = ["--allow-path", str(TESTS / "masked_envs.py"), "--allow-path", str(world.notes)]
+    allowed = ["--allow-path", str(HELPERS / "masked_envs.py"), "--allow-path", str(world.notes)]
     words = ["data", "collect", str(result.run_dir), "--steps", "80", "--epsilon", "0.5", "--out", str(out)]
     assert main([*words, *allowed]) == 0
     world.check()

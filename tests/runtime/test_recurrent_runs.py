@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TESTS, TRY_ALL, small_config
+from conftest import HELPERS, TRY_ALL, small_config
 from run_tools import assert_same_end
 
 from rl_training import PPO
@@ -36,7 +36,7 @@ from rl_training.runtime.workflows import (
 )
 from rl_training.testing import check_algorithm
 
-ENVS = TESTS / "recurrent_envs.py"
+ENVS = HELPERS / "recurrent_envs.py"
 TARGET = "rl_training.envs.toys:HiddenTarget"
 MEMORY = {"kind": "lstm", "size": 6, "sequence_length": 8}
 GRU = {**MEMORY, "kind": "gru"}

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 
 from rl_training.cli import main
 from rl_training.errors import RLTrainingError
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import run_training
 
-ENDS = f"{TESTS / 'faulty_envs.py'}:Ends"
+ENDS = f"{HELPERS / 'faulty_envs.py'}:Ends"
 SHORT = ["total_timesteps=20", "eval_episodes=1", "seed=1"]
 
 

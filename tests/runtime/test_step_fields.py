@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 from run_tools import StopAt, assert_same_end
 
 from rl_training.algorithms.base import ActResult
@@ -20,7 +20,7 @@ from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 from rl_training.testing import check_algorithm
 
-ENV = f"{TESTS / 'masked_envs.py'}:RandomMasks"
+ENV = f"{HELPERS / 'masked_envs.py'}:RandomMasks"
 INFO = {"number": StepField((), "int64"), "pair": StepField((2,))}
 
 

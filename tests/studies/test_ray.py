@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TESTS, TRY_ALL
+from conftest import HELPERS, TRY_ALL
 from run_tools import contents
 from study_tools import (
     BASE,
@@ -49,7 +49,7 @@ class RayCluster:
         (home / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
         self.variables = {"HOME": str(home), "RAY_TMPDIR": str(home), "RAY_AUTH_MODE": "token"}
         self._process = subprocess.Popen(
-            [sys.executable, str(TESTS / "ray_cluster.py")],
+            [sys.executable, str(HELPERS / "ray_cluster.py")],
             env={**os.environ, **self.variables, "RAY_USAGE_STATS_ENABLED": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

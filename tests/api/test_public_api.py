@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 
 import rl_training
 from rl_training import DQN, PPO, SAC
@@ -63,7 +63,7 @@ def test_stochastic_predictions_vary_and_deterministic_ones_do_not(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "box", "unbounded"])
 def test_ppo_acts_in_every_kind_of_space(kind: str, tmp_path: Path) -> None:
-    env_id = f"{TESTS / 'toy_envs.py'}:NoisyEnv"
+    env_id = f"{HELPERS / 'toy_envs.py'}:NoisyEnv"
     config = small_config("ppo", tmp_path, env_id=env_id, env_kwargs={"action": kind}, num_envs=2)
     agent = PPO(config)
     agent.learn()
@@ -72,7 +72,7 @@ def test_ppo_acts_in_every_kind_of_space(kind: str, tmp_path: Path) -> None:
 
 
 def test_actions_reach_the_environments_bounds(tmp_path: Path) -> None:
-    env_id = f"{TESTS / 'toy_envs.py'}:NoisyEnv"
+    env_id = f"{HELPERS / 'toy_envs.py'}:NoisyEnv"
     config = small_config("sac", tmp_path, env_id=env_id, env_kwargs={"action": "box"})
     agent = SAC(config)
     agent.learn()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_tools import stored_rows
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 
 from rl_training.envs.factory import make_env
 from rl_training.envs.rewards import (
@@ -20,7 +20,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.run import run_training
 
-COUNTING = f"{TESTS / 'toy_envs.py'}:CountingEnv"
+COUNTING = f"{HELPERS / 'toy_envs.py'}:CountingEnv"
 
 
 def rewards_of(env: object, steps: int = 5) -> list[float]:
