@@ -13,9 +13,8 @@ from test_ppo_update import make_rollout
 from torch import Tensor, nn
 
 from rl_training.algorithms.a2c import A2CAlgorithm, A2CConfig
-from rl_training.algorithms.actor_critic import ActorCriticConfig
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.config import Schedule
+from rl_training.algorithms.config import ActorCriticConfig, Schedule
 from rl_training.algorithms.cql import CQLAlgorithm, CQLConfig
 from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.ppo import PPOAlgorithm, PPOConfig

@@ -8,9 +8,8 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCriticConfig
 from rl_training.algorithms.base import Resources, UpdateResult
-from rl_training.algorithms.config import Fraction, OfflineToOnlineConfig
+from rl_training.algorithms.config import ActorCriticConfig, Fraction, OfflineToOnlineConfig
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.returns import exponential_weights

@@ -16,7 +16,7 @@ from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.config import Scheduled
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.replay import Batch
-from rl_training.algorithms.soft_actor_critic import SACBaseConfig, SoftActorCritic
+from rl_training.algorithms.sac import SACBaseConfig, SoftActorCritic
 from rl_training.algorithms.tune import Tune
 from rl_training.models.batch_norm import BatchNormCritic
 from rl_training.models.policies import SquashedGaussianPolicy

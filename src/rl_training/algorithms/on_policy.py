@@ -8,9 +8,8 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCriticConfig
 from rl_training.algorithms.base import ActResult, Algorithm, Resources
-from rl_training.algorithms.config import Fraction, HiddenSizes, OnPolicyConfig
+from rl_training.algorithms.config import ActorCriticConfig, Fraction, HiddenSizes, OnPolicyConfig
 from rl_training.algorithms.optim import Adam, JointAdam
 from rl_training.algorithms.returns import explained_variance, gae
 from rl_training.algorithms.tune import Tune

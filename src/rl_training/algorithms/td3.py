@@ -8,9 +8,8 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCriticConfig
 from rl_training.algorithms.base import ActResult, Resources, UpdateResult
-from rl_training.algorithms.config import Fraction, OffPolicyConfig, Scheduled
+from rl_training.algorithms.config import ActorCriticConfig, Fraction, OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.returns import smoothed_actions

@@ -12,8 +12,7 @@ from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.returns import quantile_huber_losses
-from rl_training.algorithms.sac import SACConfig
-from rl_training.algorithms.soft_actor_critic import SoftActorCritic
+from rl_training.algorithms.sac import SACConfig, SoftActorCritic
 from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import QuantileCritic
 from rl_training.models.policies import SquashedGaussianPolicy

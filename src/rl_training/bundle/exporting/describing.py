@@ -13,7 +13,7 @@ import numpy as np
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.c51 import CategoricalQNetwork
-from rl_training.algorithms.cql_discrete import DiscreteCQLAlgorithm
+from rl_training.algorithms.cql import DiscreteCQLAlgorithm
 from rl_training.algorithms.dqn import DQNAlgorithm
 from rl_training.algorithms.on_policy import OnPolicyActorCritic
 from rl_training.algorithms.replay import ReplayAlgorithm
