@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_tools import forge_manifest
-from conftest import TESTS, small_config
+from conftest import HELPERS, small_config
 from run_tools import StopAt
 
 from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
@@ -48,7 +48,7 @@ def test_a_run_resumed_on_the_same_machine_is_exact(tmp_path):
 
 
 def test_a_run_resumed_with_a_changed_file_of_its_environment_is_approximate(tmp_path, capsys):
-    env_id = f"{TESTS / 'toy_envs.py'}:NoisyEnv"
+    env_id = f"{HELPERS / 'toy_envs.py'}:NoisyEnv"
     run_dir = run_training(small_config("ppo", tmp_path, env_id=env_id), callbacks=[StopAt(40, "update")]).run_dir
     forge_manifest(
         resolve_checkpoint(run_dir), lambda manifest: manifest["metadata"]["code"].update({env_id: "0" * 16})
@@ -64,6 +64,6 @@ def test_a_run_resumed_with_a_changed_file_of_its_environment_is_approximate(tmp
     [(["toy_envs.py:NoisyEnv"], 1), (["toy_envs:NoisyEnv"], 1), (["CartPole-v1", "gymnasium.wrappers:ClipReward"], 0)],
 )
 def test_code_of_the_user_has_a_checksum(names, num_known, monkeypatch):
-    monkeypatch.chdir(TESTS)
+    monkeypatch.chdir(HELPERS)
     load_code("toy_envs")
     assert len(fingerprints(names)) == num_known
