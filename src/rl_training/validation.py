@@ -70,6 +70,8 @@ NEITHER = ("float_parsing", "float_type", "model_type", "model_attributes_type")
 """Pydantic's error types for a value that is neither a number nor a mapping."""
 SHORT_NAME = 4
 """Names of at most this many letters are matched less strictly: `ppp` is near `ppo`."""
+LONG_VALUE = 400
+"""Characters, or bits of a number, above which a message shows a part of a value."""
 ConfigT = TypeVar("ConfigT", bound=FrozenConfig)
 
 
@@ -156,7 +158,15 @@ def _explain(
         message = f"should be a number, or {spelling}"
     if not key:
         return f"{owner}: ", message
-    return f"bad value {detail['input']!r} for '{key}' of {owner}: ", message
+    return f"bad value {brief(detail['input'])} for '{key}' of {owner}: ", message
+
+
+def brief(value: object) -> str:
+    """The value as Python writes it; of a long one the beginning and the length."""
+    if isinstance(value, int) and value.bit_length() > LONG_VALUE:  # Python refuses to write some of them
+        return f"of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= LONG_VALUE else f"{text[: LONG_VALUE // 2]}… ({len(text):,} characters)"
 
 
 def _spelling_of_alternative(cls: type[FrozenConfig], location: Sequence[Any]) -> str | None:

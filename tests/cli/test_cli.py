@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -21,9 +22,11 @@ import gymnasium as gym
 import pytest
 import yaml
 from run_tools import contents
+from terminals import use_terminal
 
 from rl_training.algorithms.ppo import PPOConfig
-from rl_training.cli import main
+from rl_training.cli import load_config, main
+from rl_training.cli.program import LoadingNotice
 from rl_training.experiment import registry
 from rl_training.experiment.config import load_config_file
 
@@ -875,3 +878,21 @@ class TestPlot:
         assert all(words[:3] == [sys.executable, "-m", "rl_training"] for words in suggestions)
         (evaluation,) = [words for words in suggestions if "eval" in words]
         assert call(*evaluation[evaluation.index("eval") :]).code == 0
+
+
+def test_a_file_is_read_as_train_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("algo: dqn\nenv_id: CartPole-v1\nalgo_kwargs: {gamma: 0.9}\n")
+    config = load_config(tmp_path / "a.yaml")
+    assert (config.algo, config.algo_kwargs) == ("dqn", {"gamma": 0.9})
+
+
+def test_a_line_at_the_terminal_says_that_torch_is_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = use_terminal(monkeypatch)
+    notice = LoadingNotice()
+    monkeypatch.setattr(sys, "meta_path", [notice, *sys.meta_path])
+    assert importlib.util.find_spec("yaml.nothing") is None
+    assert terminal.getvalue() == ""
+    monkeypatch.delitem(sys.modules, "torch")
+    assert importlib.util.find_spec("torch") is not None
+    assert terminal.getvalue() == "loading PyTorch…\n"
+    assert notice not in sys.meta_path

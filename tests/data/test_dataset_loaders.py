@@ -70,6 +70,14 @@ class Bomb:
 
 
 class TestNpz:
+    def test_a_member_that_occurs_twice(self, tmp_path: Path) -> None:
+        path = tmp_path / "data.npz"
+        np.savez(path, **make_fields())
+        with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            archive.writestr("rewards.npy", archive.read("rewards.npy"))
+        assert "has the member 'rewards.npy' twice" in refusal(path)
+
     def test_a_saved_dataset_is_read_back(self, tmp_path: Path) -> None:
         dataset = make_dataset()
         path = save_transition_dataset(tmp_path / "new" / "data.npz", dataset)

@@ -143,6 +143,12 @@ def test_a_weakness_is_a_warning(fault: str, check: str, words: str) -> None:
     assert words in text
 
 
+def test_an_environment_that_truncates_itself_has_a_time_limit() -> None:
+    level, text = finding(checked("Twisted", fault="truncates"), "episodes")
+    assert level is Level.OK
+    assert text.endswith("; it truncates them itself, the longest after 5 steps")
+
+
 def test_scaling_is_advised_only_to_algorithms_that_can_do_it() -> None:
     (row,) = [row for row in checked("Twisted", fault="large").findings if row.name == "scale"]
     names = row.remedy.partition("normalize_obs=true (")[2].partition(")")[0].split(", ")

@@ -385,6 +385,8 @@ class Twisted(Walk):
         obs, reward, terminated, truncated, info = super().step(np.sign(np.sum(action)) > 0)
         if self.fault == "endless":
             return obs, reward, False, False, info
+        if self.fault == "truncates":
+            return obs, reward, False, self.time == 5, info
         if self.time == 3:
             obs = {
                 "nan": np.array([0.0, np.nan]),

@@ -8,7 +8,7 @@ import pytest
 from terminals import use_terminal
 
 from rl_training.terminal.pace import Pace, format_seconds
-from rl_training.terminal.progress import LiveView, ProgressView, collapsed, counter, make_view
+from rl_training.terminal.progress import LiveView, ProgressView, collapsed, counter, counting, make_view
 from rl_training.terminal.streams import quieted, tell
 
 EVALUATION = {"eval_return_mean": -1234.56, "eval_return_std": 210.0, "eval_episodes": 10}
@@ -147,6 +147,17 @@ class TestPlain:
             "step 2,000,000  eval -1234.6 ± 210.0 over 10 episodes  success 25%",
         ]
         assert len(lines) == 4, "an evaluation that is short is one line"
+
+    def test_a_count_is_lines(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        assert list(counting(3, "fitted Q evaluation")) == [0, 1, 2]
+        assert capsys.readouterr().err == "", "what takes a moment needs no lines"
+        monkeypatch.setattr("rl_training.terminal.progress.SECONDS_BETWEEN_COUNTS", 0.0)
+        list(counting(2, "fitted Q evaluation"))
+        assert capsys.readouterr().err == "fitted Q evaluation 1 of 2\nfitted Q evaluation 2 of 2\n"
+
+    def test_a_long_number_is_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
+        tell(f"seed {'7' * 3000} of {'8' * 79}")
+        assert capsys.readouterr().err == f"seed {'7' * 20}… (3,000 digits) of {'8' * 79}\n"
 
     def test_quiet_is_silent(self, capsys: pytest.CaptureFixture[str]) -> None:
         with quieted():

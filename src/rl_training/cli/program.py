@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
 from types import FrameType
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from rl_training.cli.verbs.reporting import report, ui
 from rl_training.cli.verbs.training import demo, resume, train
 from rl_training.cli.verbs.tuning import tune
 from rl_training.errors import RLTrainingError
-from rl_training.terminal.streams import drop_unwritten
+from rl_training.terminal.streams import drop_unwritten, is_terminal
 
 BAD_INPUT = 2
 
@@ -133,9 +134,21 @@ def run() -> None:
     for name in ("SIGTERM", "SIGHUP"):
         if getattr(signal, name, None) is not None and signal.getsignal(signal.Signals[name]) == signal.SIG_DFL:
             signal.signal(signal.Signals[name], _exit_on)
+    if is_terminal(sys.stderr) and "torch" not in sys.modules:
+        sys.meta_path.insert(0, LoadingNotice())
     code = main()
     drop_unwritten()
     sys.exit(code)
+
+
+class LoadingNotice(MetaPathFinder):
+    """Says at a terminal that PyTorch is being loaded, which takes seconds, when it is first imported."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        """Find nothing: the finders after this one do."""
+        if name == "torch":
+            sys.meta_path.remove(self)
+            say("loading PyTorch…")
 
 
 def _exit_on(number: int, frame: FrameType | None) -> None:

@@ -43,6 +43,12 @@ def read_npz(path: Path) -> Iterator[tuple[str, str, Array]]:
             # Opening compares the name with the index; a damaged name would otherwise look like a missing field.
             with _translate_damage(info.filename, path):
                 archive.open(info).close()
+        names = [info.filename for info in entries]
+        twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        if twice is not None:
+            raise DatasetError(
+                f"'{path}' has the member '{twice}' twice, and readers differ in which counts: save it again"
+            )
         members = {info.filename[:-4]: info for info in entries if info.filename.endswith(".npy")}
         if not members and any(info.filename.endswith("data.pkl") for info in entries):
             raise DatasetError(f"'{path}' was written by torch.save: use dataset_kind 'pt'")

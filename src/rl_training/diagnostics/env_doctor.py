@@ -158,6 +158,8 @@ def _check_episodes(env: Env, result: ProbeResult) -> Iterator[Finding]:
     if not limit and env.has_wrapper_attr("_max_episode_steps"):
         limit = env.get_wrapper_attr("_max_episode_steps")
     limited = f"time limit: at most {limit:,} steps" if limit else "no time limit"
+    if not limit and result.truncated_at:
+        limited = f"it truncates them itself, the longest after {result.truncated_at:,} steps"
     if result.episode_lengths:
         count, mean = len(result.episode_lengths), np.mean(result.episode_lengths)
         yield Finding(Level.OK, "episodes", f"{count:,} ended, mean length {mean:,.0f} steps; {limited}")

@@ -34,6 +34,8 @@ class ProbeResult:
     warnings: dict[str, str] = field(default_factory=dict)
     """First deviation of each check, by the check's name: training tolerates it."""
     episode_lengths: list[int] = field(default_factory=list)
+    truncated_at: int = 0
+    """Length of the longest episode that was truncated; 0: none was."""
     largest_obs: float = 0.0
     reuses_array: bool = False
     seconds: float = 0.0
@@ -88,6 +90,7 @@ def _take_actions(env: Env, actions: Sequence[Any], seed: int, neighbour: Env | 
             neighbour_ended = any(neighbour.step(action)[2:4])
         if ended:
             result.episode_lengths.append(length)
+            result.truncated_at = max(result.truncated_at, length if answer[3] else 0)
             length, result.where = 0, "reset"
             obs = _check_reset(env, env.reset(), result)
 

@@ -25,6 +25,7 @@ SMALLEST_BAR, LARGEST_BAR = 8, 30
 SECONDS_BETWEEN_LINES = 1.0
 SECONDS_BETWEEN_EVALUATION_LINES = 30.0
 SECONDS_BETWEEN_DRAWINGS = 0.1
+SECONDS_BETWEEN_COUNTS = 5.0
 OF_AN_ENVIRONMENT = re.compile(r"environment (\d+): (.*)", re.DOTALL)
 
 
@@ -272,26 +273,31 @@ def _with_environments(text: str, numbers: list[str]) -> str:
 
 @contextlib.contextmanager
 def counter(total: int, label: str, unit: str = "", *, shows_time: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal during the block; yield a function that sets how many of `total` are done.
+    """Show a bar (elsewhere than on a terminal: lines) during the block; yield a function that sets how many are done.
 
     With `shows_time` the bar also shows the time since the start.
     """
     from rich.progress import BarColumn, Progress, TextColumn
 
-    is_shown = is_terminal(sys.stderr) and not is_quiet()
+    is_live = is_terminal(sys.stderr) and not is_quiet()
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=LARGEST_BAR))
-    with Progress(*columns, console=make_console(), disable=not is_shown, transient=True) as progress:
+    with Progress(*columns, console=make_console(), disable=not is_live, transient=True) as progress:
         task = progress.add_task(label, total=total)
-        start, next_time = time.monotonic(), 0.0
+        start = time.monotonic()
+        next_time = 0.0 if is_live else start + SECONDS_BETWEEN_COUNTS
 
         def show(num_done: int) -> None:
             nonlocal next_time
             now = time.monotonic()
-            if is_shown and now >= next_time:
-                next_time = now + SECONDS_BETWEEN_DRAWINGS
-                passed = f", {format_seconds(now - start)}" if shows_time else ""
-                text = f"{label} {num_done:,} of {total:,} {unit}".rstrip() + passed
+            if now < next_time:
+                return
+            next_time = now + (SECONDS_BETWEEN_DRAWINGS if is_live else SECONDS_BETWEEN_COUNTS)
+            passed = f", {format_seconds(now - start)}" if shows_time else ""
+            text = f"{label} {num_done:,} of {total:,} {unit}".rstrip() + passed
+            if is_live:
                 progress.update(task, completed=num_done, description=text, refresh=True)
+            else:
+                tell(text)
 
         yield show
 

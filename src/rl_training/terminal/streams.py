@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -98,11 +99,15 @@ def tell(text: str) -> None:
     print(printable(text), file=stream, flush=True)
 
 
+LONG_NUMBER = re.compile(r"([0-9]{20})[0-9]{60,}")
+
+
 def printable(text: str) -> str:
-    """The text with control characters escaped, except line breaks and tabs.
+    """The text with control characters escaped, except line breaks and tabs, and without most digits of long numbers.
 
     Text from files (names, ids, messages) could otherwise move the cursor or recolour the terminal.
     """
+    text = LONG_NUMBER.sub(lambda found: f"{found[1]}… ({len(found[0]):,} digits)", text)
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
