@@ -395,7 +395,7 @@ class TestTrainedStudy:
         try:
             first = json.loads((trained / "out.json").read_text())
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("rl_training.cli.study_report._draw", lambda path: first["picture"])
+                patch.setattr("rl_training.views.studies._draw", lambda path: first["picture"])
                 assert json.loads(answer("study", "run", name, "--json")) == first
         finally:
             for path in pictures:

@@ -16,7 +16,6 @@ from tune_tools import BASE, SMALL, Death, InlineLauncher, open_journal, outcome
 
 from rl_training.algorithms.config import AlgorithmConfig
 from rl_training.algorithms.tune import Tune, spaces_of
-from rl_training.cli.tune_report import result_lines
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config_file
 from rl_training.experiment.presets import list_presets
@@ -35,6 +34,7 @@ from rl_training.studies.tuning.search_space import (
 from rl_training.studies.tuning.space_check import read_resolved, resolve_asked, write_asked
 from rl_training.studies.tuning.tune_plan import TuneRequest, find_plan, open_tuning, store_tuning
 from rl_training.studies.tuning.tuner import Tuning
+from rl_training.views.studies import tune_result_lines
 
 ALGOS = [spec.name for spec in list_algorithm_specs()]
 PAY = "env_kwargs.pay"
@@ -332,7 +332,7 @@ def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_aga
             assert trial.user_attrs["same_as"] == first.user_attrs["name"]
             assert (trial.state, trial.value) == (first.state, first.value)
     assert 2 < len(firsts) < len(result.trials)
-    lines = result_lines(result)[1]
+    lines = tune_result_lines(result)[1]
     assert f"10 trials ({result.count('COMPLETE')} trained, " in lines[0]
     assert lines[0].endswith(f" failed, {10 - len(firsts)} repeat an earlier one)")
     assert result.count("COMPLETE") + result.count("FAIL") == result.num_settings == len(firsts)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rl_training.cli.output import json_text
+from rl_training.terminal.tables import table_lines
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig
@@ -40,12 +41,11 @@ def configuration_rows(resolved: ResolvedConfig, *, is_flat: bool = False) -> li
 
 def row_lines(rows: list[ConfigRow]) -> list[str]:
     """The rows as aligned lines; the preset's file name is left out, since a message names it."""
-    width = max(len(key) for key, _, _ in rows)
-    lines = []
+    cells = []
     for key, value, source in rows:
         origin = "preset" if source.startswith("preset ") else source
-        lines.append(f"{key:<{width}}  {json_text(value):<{LONGEST_VALUE}}  # {origin}")
-    return lines
+        cells.append((key, f"{json_text(value):<{LONGEST_VALUE}}  # {origin}"))
+    return table_lines(cells, "l")
 
 
 def _source(path: str, sources: Mapping[str, str], given: set[str]) -> str:

@@ -16,14 +16,14 @@ import typer
 from rl_training.cli.command_lines import program_command, wrap_command
 from rl_training.cli.output import say, show
 from rl_training.errors import RLTrainingError, failure_note
-from rl_training.terminal.streams import is_terminal
+from rl_training.terminal.streams import is_quiet, is_terminal
+from rl_training.views.runs import evaluation_lines, reduced, training_lines
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
     from rl_training.runtime.trainer import TrainResult
 
-LABEL_WIDTH = 9
-Row = tuple[str, str]
+COLUMN_OF_COMMANDS = 11
 
 
 def report_training(
@@ -44,7 +44,8 @@ def report_training(
     was_interrupted = is_interruption(result.stop_reason)
     code = _code_words(config, plugins)
     resume = ["resume", str(result.run_dir), *code, *_repeated("--callback", callbacks or [])]
-    table = _training_table(result, config, _next_commands(result, config, code, resume) if proposes else [])
+    commands = _next_commands(result, config, code, resume) if proposes else []
+    table = training_lines(result, config, _command_rows(commands))
     values = {
         "run_dir": str(result.run_dir),
         "checkpoint_path": str(result.checkpoint_path),
@@ -120,83 +121,21 @@ def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -
     places = {"run_dir": None if run_dir is None else str(run_dir), "checkpoint_path": str(checkpoint)}
     lines = [f"{key}={text}" for key, text in places.items() if text is not None]
     lines.append(f"metrics={json.dumps(reduced(metrics, keep_all=True))}")
-    table = _table(f"step {int(metrics['global_step']):,} of {run_dir or checkpoint}", _score_rows(metrics))
-    _print_both({**metrics, **places}, lines, table, as_json)
+    _print_both({**metrics, **places}, lines, evaluation_lines(metrics, run_dir or checkpoint), as_json)
 
 
 def _print_both(values: Mapping[str, Any], lines: Sequence[str], table: Sequence[str], as_json: bool) -> None:
-    """Print the lines to standard output and the table to standard error; at a terminal the table comes first."""
-    is_read = is_terminal(sys.stdout) and not as_json
-    if is_read:
-        say("\n".join(table))
-    show(dict(values), lines, as_json)
-    if not as_json and not is_read:
+    """Print the table to standard error, and the lines to standard output unless that is a terminal, too."""
+    if as_json or is_quiet() or not is_terminal(sys.stdout):
+        show(dict(values), lines, as_json)
+    if not as_json:
         say("\n".join(table))
 
 
-def reduced(metrics: Mapping[str, float], *, keep_all: bool = False) -> dict[str, float | None]:
-    """Steps, evaluation and best score, to six significant digits; all metrics are in metrics.jsonl and --json."""
-    wanted = {"global_step", "gradient_steps", "best_eval_return_mean"}
-    return {
-        name: value if isinstance(value, int) else float(f"{value:.6g}") if math.isfinite(value) else None
-        for name, value in metrics.items()
-        if keep_all or name in wanted or name.startswith("eval_")
-    }
-
-
-def _training_table(result: TrainResult, config: TrainConfig, commands: Sequence[str]) -> list[str]:
-    metrics = result.metrics
-    steps, updates = int(metrics["global_step"]), int(metrics["gradient_steps"])
-    end = "finished" if result.stop_reason is None else "stopped"
-    title = f"{config.algo} on {config.env_id or 'a dataset'}, seed {config.seed}: {end} at step {steps:,}"
-    rows = [("reason", result.stop_reason)] if result.stop_reason is not None else []
-    rows += [*_score_rows(metrics), *_best_rows(result.run_dir), ("run", str(result.run_dir))]
-    lines = _table(f"{title} ({updates:,} gradient steps)", rows, commands)
-    if updates == 0:
-        lines.append("WARNING: nothing was learned: this run took 0 gradient steps")
-    return lines
-
-
-def _score_rows(metrics: Mapping[str, float]) -> list[Row]:
-    if "eval_return_mean" not in metrics:
-        return _estimate_rows(metrics) if "fqe_return_mean" in metrics else []
-    count = int(metrics["eval_episodes"])
-    score = f"{metrics['eval_return_mean']:.1f} ± {metrics['eval_return_std']:.1f}"
-    meaning = f"mean ± standard deviation of {count:,} {'episode' if count == 1 else 'episodes'}"
-    step = int(metrics.get("eval_step", metrics["global_step"]))
-    if step == metrics["global_step"]:
-        rows = [("score", f"{score} ({meaning})")]
-    else:
-        rows = [("score", f"{score} at step {step:,} (not evaluated since)"), ("", meaning)]
-    if "eval_normalized_score" in metrics:
-        rows.append(("", f"{metrics['eval_normalized_score']:.1f} normalized (0: random, 100: expert)"))
-    if "eval_success_rate" in metrics:
-        rows.append(("", f"{metrics['eval_success_rate']:.0%} of the episodes successful"))
-    return rows
-
-
-def _estimate_rows(metrics: Mapping[str, float]) -> list[Row]:
-    """The rows of fitted Q evaluation."""
-    mean, low, high = (f"{metrics[f'fqe_return_{name}']:.4g}" for name in ("mean", "low", "high"))
-    count, converged = int(metrics["held_out_episodes"]), "" if metrics["fqe_converged"] else "not "
-    rows = [
-        ("estimate", f"{mean} (95 % bootstrap interval {low} to {high})"),
-        ("dataset", f"{metrics['behaviour_return_mean']:.4g} (mean of {count:,} held-out episodes)"),
-        ("", f"both are returns discounted by gamma {metrics['gamma']:g}"),
-        ("drift", f"{metrics['fqe_drift']:.2g} in the last tenth of the updates: {converged}converged"),
-    ]
-    if metrics["tail_weight"] > 0:
-        rows.append(("tail", f"{metrics['tail_weight']:.2g} weight of rewards after the recorded episode ends"))
-    return rows
-
-
-def _best_rows(run_dir: Path) -> list[Row]:
-    from rl_training.experiment.checkpoint_folder import CheckpointFolder
-
-    best = CheckpointFolder(run_dir / "checkpoints").best
-    if best is None:
-        return []
-    return [("best", f"{best.score:.1f} at step {int(best.name.split('_')[1]):,} (checkpoints/best)")]
+def _command_rows(commands: Sequence[str]) -> list[tuple[str, str]]:
+    """The commands to use next, wrapped."""
+    texts = [line for command in commands for line in wrap_command(command, COLUMN_OF_COMMANDS)]
+    return [("" if number else "next", text) for number, text in enumerate(texts)]
 
 
 def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]) -> list[str]:
@@ -238,13 +177,3 @@ def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
 
 def _repeated(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in dict.fromkeys(values) for word in (option, value)]
-
-
-def _table(title: str, rows: Sequence[Row], commands: Sequence[str] = ()) -> list[str]:
-    """Title, labels and texts in two columns, and the commands to use next."""
-    width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in rows)])
-    lines = [title, *(f"  {label:<{width}}{text}" for label, text in rows)]
-    for number, command in enumerate(commands):
-        first, *rest = wrap_command(command, 2 + width)
-        lines += [f"  {'' if number else 'next':<{width}}{first}", *(f"{' ' * (2 + width)}{part}" for part in rest)]
-    return lines

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from rl_training.studies.catalog import RunInfo
 from rl_training.studies.driver import Listener, Outcome, Task
-from rl_training.terminal.live_table import LiveTable
-from rl_training.terminal.pace import format_seconds
+from rl_training.terminal.progress import format_seconds
 from rl_training.terminal.streams import is_quiet, is_terminal, tell
+from rl_training.terminal.tables import LiveTable
 
 HEADER = ("run", "state", "done", "last eval", "steps/s", "left")
 ORDER = (Outcome.ACTIVE, Outcome.ELSEWHERE, Outcome.FAILED, Outcome.GIVEN_UP, Outcome.STOPPED, Outcome.WAITING)
@@ -50,7 +50,7 @@ class TableListener(QuietListener):
     """A table that is redrawn in place; failures are also printed above it."""
 
     def __init__(self) -> None:
-        self._table = LiveTable(HEADER, num_left_aligned=2)
+        self._table = LiveTable(HEADER, "llr")
         self._begin = time.monotonic()
 
     def event(self, task: Task, text: str) -> None:

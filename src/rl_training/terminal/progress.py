@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rl_training.terminal.pace import Pace, format_seconds
-from rl_training.terminal.streams import TolerantStream, is_quiet, is_terminal, printable, tell
+from rl_training.terminal.streams import is_quiet, is_terminal, make_console, printable, tell
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 LOSS_NAMES = ("policy_loss", "actor_loss", "critic_loss", "loss")
@@ -26,7 +26,67 @@ SECONDS_BETWEEN_LINES = 1.0
 SECONDS_BETWEEN_EVALUATION_LINES = 30.0
 SECONDS_BETWEEN_DRAWINGS = 0.1
 SECONDS_BETWEEN_COUNTS = 5.0
+SECONDS_BETWEEN_NOTEBOOK_DRAWINGS = 0.25
+CELL_WIDTH = 100
+"""Characters of a line that the cells of common notebook front ends show without wrapping."""
+PACE_SECONDS = 10.0
+"""Seconds over which the rate is measured."""
 OF_AN_ENVIRONMENT = re.compile(r"environment (\d+): (.*)", re.DOTALL)
+
+
+class Pace:
+    """Measures steps per second of training, excluding evaluations and compilation."""
+
+    def __init__(self, step: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._marks: deque[tuple[float, int]] = deque([(0.0, step)])  # (seconds of training, step)
+        self._start = clock()
+        self._idle_seconds = 0.0
+        self._evaluation_seconds = 0.0
+        self._idle_since: float | None = None
+
+    def pause(self) -> None:
+        """Stop the clock of training, for an evaluation or compilation."""
+        if self._idle_since is None:
+            self._idle_since = self._clock()
+
+    def resume(self, *, was_evaluation: bool = False) -> None:
+        """Start the clock again. Evaluations recur, so their time counts towards the time left."""
+        if self._idle_since is not None:
+            idle = self._clock() - self._idle_since
+            self._idle_since = None
+            self._idle_seconds += idle
+            self._evaluation_seconds += idle if was_evaluation else 0.0
+
+    def mark(self, step: int) -> None:
+        """Record that the run has reached `step`."""
+        now = self._training_seconds()
+        self._marks.append((now, step))
+        while len(self._marks) > 2 and self._marks[1][0] < now - PACE_SECONDS:
+            self._marks.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """Steps per second over the last seconds; None before the first step."""
+        (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
+        return (last_step - first_step) / (last_time - first_time) if last_step > first_step else None
+
+    def seconds_left(self, step: int, total: int) -> float | None:
+        """Estimated seconds until step `total`, with evaluations as frequent as so far; None if unknown."""
+        rate, training = self.rate, self._training_seconds()
+        if rate is None or training <= 0:
+            return None
+        return max(0, total - step) / rate * (1.0 + self._evaluation_seconds / training)
+
+    def _training_seconds(self) -> float:
+        now = self._clock() if self._idle_since is None else self._idle_since
+        return now - self._start - self._idle_seconds
+
+
+def format_seconds(seconds: float) -> str:
+    """Format seconds: 75 is 1:15, 4000 is 1:06:40."""
+    text = str(datetime.timedelta(seconds=round(seconds)))
+    return text.removeprefix("0:").removeprefix("0") if text.startswith("0:0") else text.removeprefix("0:")
 
 
 class ProgressView:
@@ -202,6 +262,57 @@ class LiveView(ProgressView):
         return table
 
 
+class NotebookView(ProgressView):
+    """Shows a bar with the last score; messages are printed above it, and evaluations only change it."""
+
+    seconds_between_lines = SECONDS_BETWEEN_NOTEBOOK_DRAWINGS
+
+    def __init__(self, first_step: int = 0) -> None:
+        super().__init__(first_step)
+        self._handle: Any = None
+        self._parts: list[str] = ["starting"]
+        self._done, self._total = first_step, 0
+
+    def evaluated(self, step: int, metrics: Mapping[str, float], *, is_best: bool) -> None:
+        """Show the score in the bar."""
+        self._pace.resume(was_evaluation=True)
+        self._evaluation_start, self._next_time = None, 0.0
+        self._parts = [f"{step:,}/{self._total:,}", f"eval {metrics['eval_return_mean']:.1f}"]
+        self._draw()
+
+    def compiling(self, is_compiling: bool) -> None:
+        """Show compilation beside the bar."""
+        (self._pace.pause if is_compiling else self._pace.resume)()
+        if is_compiling:
+            self._draw("compiling the update…")
+
+    def _show(self, step: int, total: int, metrics: Mapping[str, float]) -> bool:
+        self._done, self._total = step, total
+        self._parts = [f"{step:,}/{total:,}", *self._facts(step, total, metrics)]
+        self._draw()
+        return True
+
+    def _show_evaluation(self, text: str) -> None:
+        self._draw(text)
+
+    def _seconds_to_first_evaluation_line(self) -> float:
+        return SECONDS_BETWEEN_NOTEBOOK_DRAWINGS
+
+    def _draw(self, activity: str | None = None) -> None:
+        """Replace the text; the first one is a new output of the cell."""
+        from IPython.display import display
+
+        done = min(1.0, self._done / self._total) if self._total else 0.0
+        bar = ("█" * round(done * LARGEST_BAR)).ljust(LARGEST_BAR, "░")
+        parts = self._parts if activity is None else [*self._parts[:1], activity]
+        text = f"{bar}  {fit([f'{done:4.0%}', *parts], CELL_WIDTH - LARGEST_BAR - 2)}"
+        content = {"text/plain": printable(text)}
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+
 class QuietView(ProgressView):
     """Shows nothing."""
 
@@ -214,8 +325,6 @@ class QuietView(ProgressView):
 
 def make_view(first_step: int = 0) -> ProgressView:
     """A live bar on a terminal or in a notebook, lines elsewhere, nothing if messages are suppressed."""
-    from rl_training.terminal.notebook import NotebookView, is_notebook
-
     if is_quiet():
         return QuietView(first_step)
     if is_notebook():
@@ -223,12 +332,11 @@ def make_view(first_step: int = 0) -> ProgressView:
     return (LiveView if is_terminal(sys.stderr) else ProgressView)(first_step)
 
 
-def make_console() -> Console:
-    """A Rich console on standard error."""
-    from rich.console import Console
-
-    stream: Any = TolerantStream()
-    return Console(file=stream)
+def is_notebook() -> bool:
+    """Whether the code runs in a cell of a Jupyter kernel; IPython is not imported for it."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def fit(parts: Iterable[str], width: int) -> str:

@@ -9,7 +9,10 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _results: ContextVar[Any] = ContextVar("results", default=None)
 _is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
@@ -100,6 +103,14 @@ def tell(text: str) -> None:
 
 
 LONG_NUMBER = re.compile(r"([0-9]{20})[0-9]{60,}")
+
+
+def make_console() -> Console:
+    """A Rich console on standard error."""
+    from rich.console import Console
+
+    stream: Any = TolerantStream()
+    return Console(file=stream)
 
 
 def printable(text: str) -> str:

@@ -180,8 +180,8 @@ def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
 
 
 def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
-    from rl_training.cli.comparison_report import look_line
     from rl_training.studies.comparison.looks import PLAN_OPTIONS, plan_comparison
+    from rl_training.views.studies import look_line
 
     if len(words) != 2:
         raise ConfigError(f"--until-decided compares two arms, and {len(words)} are named: name two")
@@ -214,9 +214,9 @@ def _show(
     more_lines: Sequence[str] = (),
 ) -> None:
     """Store the result, draw it, and print it; `look` is that of a planned comparison."""
-    from rl_training.cli.comparison_report import comparison_lines, explanation_lines
     from rl_training.studies.comparison.arms import read_result, store_result
     from rl_training.studies.comparison.looks import PLAN_FILE
+    from rl_training.views.studies import comparison_lines, explanation_lines
 
     if look is None and is_file(folder / PLAN_FILE):
         raise ConfigError(f"'{folder}' is a planned comparison: give another --name, or add --until-decided")
@@ -260,7 +260,7 @@ def _draw(result: Comparison | ManyComparisons, folder: Path, out: Path | None) 
 def _wrapped(lines: Sequence[str]) -> list[str]:
     import textwrap
 
-    from rl_training.cli.study_report import WIDTH
+    from rl_training.terminal.tables import WIDTH
 
     found: list[str] = []
     for line in lines:

@@ -16,6 +16,7 @@ from rl_training.cli.config_sources import resolve
 from rl_training.cli.options import NUMBER, AsJson, Plugins, TrainOptions, find_in_working_directory
 from rl_training.cli.output import say, show
 from rl_training.errors import ConfigError
+from rl_training.terminal.tables import table_lines
 
 if TYPE_CHECKING:
     from rl_training.algorithms.config import AlgorithmConfig
@@ -64,17 +65,10 @@ def algos(name: Algo = None, plugin: Plugins = None, as_json: AsJson = False) ->
 
     if name is None:
         rows = [(spec.name, spec.loop.value, spec.summary) for spec in list_algorithm_specs()]
-        lines = [line for row in rows for line in _algorithm_lines(*row)]
+        lines = table_lines(rows, "l", width=max(MIN_WIDTH, shutil.get_terminal_size().columns))
         show([dict(zip(("name", "loop", "summary"), row, strict=True)) for row in rows], lines, as_json)
         return
     _show_settings(get_algorithm_spec(name).config_class(), as_json)
-
-
-def _algorithm_lines(name: str, loop: str, summary: str) -> list[str]:
-    """Name, loop and summary of an algorithm; the summary is wrapped in its own column."""
-    start = f"{name:<8}{loop:<12}"
-    width = max(MIN_WIDTH, shutil.get_terminal_size().columns)
-    return textwrap.wrap(summary, width, initial_indent=start, subsequent_indent=" " * len(start))
 
 
 def _show_settings(config_class: type[AlgorithmConfig], as_json: bool) -> None:
@@ -105,9 +99,7 @@ def presets(as_json: AsJson = False) -> None:
     found = describe_presets()
     rows = [("preset", "environment", "steps", "score")]
     rows += [(preset.name, preset.env_id, f"{preset.total_timesteps:,}", _score_text(preset.score)) for preset in found]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}} {row[2]:>{widths[2]}} {row[3]}" for row in rows]
-    show([dataclasses.asdict(preset) for preset in found], lines, as_json)
+    show([dataclasses.asdict(preset) for preset in found], table_lines(rows, "llrl"), as_json)
     if not as_json:
         say("score: mean over (n) seeds, last checkpoint; 'best': best checkpoint")
 
@@ -140,8 +132,7 @@ def doctor(
     from rl_training.views.doctor_view import describe_machine
 
     facts = describe_machine()
-    width = max(map(len, facts))
-    show(facts, [f"{name:<{width}} {value}" for name, value in facts.items()], as_json)
+    show(facts, table_lines(list(facts.items()), "l"), as_json)
 
 
 def _check_environment(env_id: str, words: list[str], steps: int, seed: int, as_json: bool) -> None:

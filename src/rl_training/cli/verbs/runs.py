@@ -15,9 +15,9 @@ from rl_training.cli.completion import complete_run
 from rl_training.cli.options import AsJson
 from rl_training.cli.output import show
 from rl_training.cli.parsing import StrictCommand
-from rl_training.cli.study_report import fit_first_column, table_lines
 from rl_training.errors import ConfigError
 from rl_training.terminal.streams import is_terminal
+from rl_training.terminal.tables import shorten_names, table_lines
 
 LIST = "list"
 
@@ -71,9 +71,9 @@ def list_all(words: Filters = None, as_json: AsJson = False) -> None:
         name = info.name if info.run_dir == folder else str(info.run_dir.relative_to(folder))
         rows.append((name, info.state, share, *scores, rate, format_age(info.age_seconds)))
     if is_terminal(sys.stdout):
-        rows = fit_first_column(rows, shutil.get_terminal_size().columns)
+        rows = shorten_names(rows, shutil.get_terminal_size().columns)
     nothing = [f"there is no {'such ' if filters else ''}run in '{folder}'"]
-    lines = table_lines(rows, num_left_aligned=2) if infos else nothing
+    lines = table_lines(rows, "llr") if infos else nothing
     show([info.as_dict() for info in infos], lines, as_json)
 
 
@@ -104,10 +104,9 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
     }
     reasons = _inexact_reasons(folder) if info.exactness == "approximate" else []
     settings = dict(leaves(reader.config))
-    width = max(map(len, [*facts, *settings]))
-    lines = [str(folder), *(f"  {name:<{width}}  {value}" for name, value in facts.items())]
-    lines += [f"  {'':<{width}}  {reason}" for reason in reasons]
-    lines += ["settings", *(f"  {name:<{width}}  {value}" for name, value in settings.items())]
+    rows = [*facts.items(), *(("", reason) for reason in reasons), ("settings", "")]
+    rows += [(name, str(value)) for name, value in settings.items()]
+    lines = [str(folder), *table_lines(rows, "l", "  ")]
     values = {**info.as_dict(), "inexact_reasons": reasons, "settings": dict(reader.config), "metadata": metadata}
     show(values, lines, as_json)
 
@@ -124,7 +123,7 @@ def diff(run: OneRun, other: OtherRun, as_json: AsJson = False) -> None:
     values = {key: [first.get(key), second.get(key)] for key in keys}
     rows = [("setting", *(folder.name for folder in folders))]
     rows += [(key, *(str(value) for value in pair)) for key, pair in values.items()]
-    show(values, table_lines(rows, num_left_aligned=3) if keys else ["the settings are the same"], as_json)
+    show(values, table_lines(rows, "l") if keys else ["the settings are the same"], as_json)
 
 
 def _split(words: list[str]) -> tuple[Path, list[str]]:

@@ -16,12 +16,13 @@ from rl_training.cli.config_sources import resolve
 from rl_training.cli.options import AsJson, LaunchOptions, Plugins, Quiet, SeedOptions, TrainOptions
 from rl_training.cli.output import say, show
 from rl_training.cli.parsing import StrictCommand, expand_groups
-from rl_training.cli.study_report import plan_lines, report_study, status_lines
 from rl_training.errors import ConfigError, RunExistsError
 from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
+from rl_training.views.studies import failed_tasks, plan_lines, status_lines, study_lines
 
 if TYPE_CHECKING:
+    from rl_training.studies.driver import Driver
     from rl_training.studies.launching.launchers import ClusterOptions, Launcher
     from rl_training.studies.selection import Shard
     from rl_training.studies.study import Study
@@ -135,6 +136,24 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
     with results_alone():  # Ray prints to standard output
         driver = study.drive(launcher_in(study.path.parent, many), shard=_shard(None), on_begin=lambda: say(text))
     report_study(study.path, driver, words, as_json=options.as_json)
+
+
+def report_study(path: Path, driver: Driver, words: Sequence[str], *, as_json: bool) -> None:
+    """Print the scores and the picture; `words` are the options of the command that continues.
+
+    Exits with 1 if runs failed, with 128 + signal number if a signal stopped the study.
+    """
+    values, lines = study_lines(path, driver.tasks, driver.shard)
+    show(values, lines, as_json)
+    num_failed = len(failed_tasks(driver.tasks))
+    command = "\n".join(f"  {line}" for line in wrap_command(program_command("study", "run", str(path), *words), 2))
+    if driver.interrupted_by is not None:
+        say(f"stopped, all runs saved; to continue:\n{command}")
+        raise typer.Exit(128 + driver.interrupted_by)
+    if num_failed:
+        plural = "" if num_failed == 1 else "s"
+        say(f"{num_failed} run{plural} failed; after fixing the cause, continue:\n{command}")
+        raise typer.Exit(1)
 
 
 def refuse_without_seeds(many: SeedOptions) -> None:

@@ -31,12 +31,12 @@ from rl_training.cli.options import (
     TrainOptions,
 )
 from rl_training.cli.output import say, show
-from rl_training.cli.study_report import WIDTH
-from rl_training.cli.tune_report import plan_lines, plan_warnings, result_lines
 from rl_training.cli.verbs.studies import launch_words, launcher_in
 from rl_training.errors import ConfigError
 from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
+from rl_training.terminal.tables import WIDTH
+from rl_training.views.studies import tune_plan_lines, tune_result_lines, tune_warnings
 
 if TYPE_CHECKING:
     from rl_training.studies.tuning.tune_plan import TuneRequest, TuneSettings
@@ -148,12 +148,12 @@ def tune(options: TuneOptions) -> None:
     request, parent = _request(options)
     path = parent / request.name
     if options.dry_run:
-        values, lines = plan_lines(find_plan(request, path), path)
+        values, lines = tune_plan_lines(find_plan(request, path), path)
         show(values, lines, options.as_json)
         return
     with _telling_how_to_continue(options), results_alone():  # Ray prints to standard output
         result = _run(options, find_plan(request, path), path)
-    values, lines = result_lines(result)
+    values, lines = tune_result_lines(result)
     show(values, lines, options.as_json)
     _say_command("to train with the winner's settings:", program_command("train", "--config", str(result.best)))
 
@@ -177,7 +177,7 @@ def _run(options: TuneOptions, plan: Any, path: Path) -> Any:
 
     def on_begin() -> None:
         say(f"tuning {path}: {plan.settings.trials:,} trials of {plan.total_steps:,} steps")
-        for warning in plan_warnings(plan):
+        for warning in tune_warnings(plan):
             say("\n".join(textwrap.wrap(f"warning: {warning}", WIDTH)))
 
     try:

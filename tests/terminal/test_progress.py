@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 from terminals import use_terminal
 
-from rl_training.terminal.pace import Pace, format_seconds
-from rl_training.terminal.progress import LiveView, ProgressView, collapsed, counter, counting, make_view
+from rl_training.terminal.progress import (
+    LiveView,
+    Pace,
+    ProgressView,
+    collapsed,
+    counter,
+    counting,
+    format_seconds,
+    make_view,
+)
 from rl_training.terminal.streams import quieted, tell
 
 EVALUATION = {"eval_return_mean": -1234.56, "eval_return_std": 210.0, "eval_episodes": 10}

@@ -12,8 +12,7 @@ from conftest import small_config
 
 import rl_training
 from rl_training import PPO
-from rl_training.terminal.notebook import NotebookView
-from rl_training.terminal.progress import make_view
+from rl_training.terminal.progress import NotebookView, make_view
 from rl_training.terminal.streams import quieted
 
 CELL = """

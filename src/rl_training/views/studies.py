@@ -1,0 +1,427 @@
+"""Text of studies, comparisons and tunings: plans, states, results."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_training.terminal.progress import format_seconds
+from rl_training.terminal.streams import tell
+from rl_training.terminal.tables import WIDTH, cell_lines, table_lines
+
+if TYPE_CHECKING:
+    from rl_training.studies.catalog import RunInfo
+    from rl_training.studies.comparison.looks import LookPlan
+    from rl_training.studies.comparison.run_scores import ScoreTable
+    from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
+    from rl_training.studies.driver import Task
+    from rl_training.studies.plan import PlannedRun
+    from rl_training.studies.results import SettingResult
+    from rl_training.studies.selection import Shard
+    from rl_training.studies.study import Study
+    from rl_training.studies.study_folder import StudyFolder
+    from rl_training.studies.tuning.result import TuneResult
+    from rl_training.studies.tuning.stages import Scores
+    from rl_training.studies.tuning.tune_plan import TunePlan
+
+INTERVAL = "95 % interval of Student's t over runs"
+WIDEST = (30, 20)
+"""Columns of a setting's name and of its default in the table of a search space."""
+
+
+def study_lines(path: Path, tasks: Sequence[Task], shard: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Every run's score, the means and the picture, as values and as lines."""
+    from rl_training.studies.driver import Outcome
+    from rl_training.studies.results import results_by_setting
+
+    groups = results_by_setting(tasks)
+    num_done = sum(task.outcome is Outcome.DONE for task in tasks)
+    picture = _draw(path) if num_done else None
+    share = "" if shard is None else f"share {shard} of "
+    lines = [f"{share}study {path}: {num_done:,} of {len(tasks):,} runs finished"]
+    for group in groups:
+        lines += setting_lines(group)
+    if any(group.interval is not None and group.interval.low is not None for group in groups):
+        lines.append(f"  {INTERVAL}")
+    lines += [f"  {task.outcome.value}: {task.run.label}: {task.reason}" for task in failed_tasks(tasks)]
+    approximate = [task.run.label for task in tasks if task.info and task.info.exactness == "approximate"]
+    if approximate:
+        lines.append(f"  approximate, not bit-exact: {', '.join(approximate)} (`rl-training runs show RUN` says why)")
+    if picture is not None:
+        lines.append(f"  picture  {picture}")
+    values = {
+        "study_dir": str(path),
+        "complete": num_done == len(tasks) and shard is None,
+        "shard": shard,
+        "settings": [group.as_dict() for group in groups],
+        "runs": [task.as_dict() for task in tasks],
+        "picture": picture,
+    }
+    return values, lines
+
+
+def failed_tasks(tasks: Sequence[Task]) -> list[Task]:
+    """The runs that failed or were given up."""
+    from rl_training.studies.driver import Outcome
+
+    return [task for task in tasks if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP)]
+
+
+def setting_lines(group: SettingResult) -> list[str]:
+    """The scores of a setting's seeds, and their mean."""
+    scores = [
+        f"seed {seed}: {'-' if score is None else f'{score:.1f}'}" for seed, score in sorted(group.scores.items())
+    ]
+    lines = [f"  {group.setting}"] if group.setting else []
+    indent = "    " if group.setting else "  "
+    lines += cell_lines(scores, indent)
+    if group.interval is not None:
+        count = group.interval.count
+        missing = "" if count == len(group.tasks) else f", {len(group.tasks) - count} missing"
+        lines.append(f"{indent}mean {group.interval} ({count} run{'' if count == 1 else 's'}{missing})")
+    return lines
+
+
+def _draw(path: Path) -> str | None:
+    """Draw all curves; tells the reason if that fails, for example without matplotlib."""
+    # In a process of its own: the driver of a study stays small.
+    words = [sys.executable, "-m", "rl_training.views.plotting", str(path)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    if answer.returncode == 0:
+        return answer.stdout.strip()
+    reason = answer.stderr.strip().splitlines()[-1:] or ["its process was killed"]
+    tell(f"no picture of the curves: {reason[0]}")
+    return None
+
+
+def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:
+    """The state of every planned run, as values and as lines."""
+    from rl_training.studies.catalog import is_run_folder, read_run
+    from rl_training.studies.progress import progress_cells
+
+    runs = folder.runs()
+    infos = [read_run(run.run_dir) if is_run_folder(run.run_dir) else None for run in runs]
+    states = ["planned" if info is None else _state(info) for info in infos]
+    rows = [("run", "state", "done", "last eval", "steps/s", "left")]
+    for run, info, state in zip(runs, infos, states, strict=True):
+        note = " (approximate)" if info is not None and info.exactness == "approximate" else ""
+        rows.append((run.label or "run", state + note, *progress_cells(info)))
+    counts = ", ".join(f"{count:,} {state}" for state, count in Counter(states).items())
+    lines = [f"study {folder.path}: {len(runs):,} runs: {counts}", *table_lines(rows, "llr")]
+    lines += [
+        run.label + ": " + (info.reason or "").partition("\n")[0]
+        for run, info in zip(runs, infos, strict=True)
+        if info is not None and info.state == "failed"
+    ]
+    values = {
+        "name": folder.name,
+        "study_dir": str(folder.path),
+        "counts": dict(Counter(states)),
+        "runs": [_planned_values(run, info) for run, info in zip(runs, infos, strict=True)],
+    }
+    return values, lines
+
+
+def _state(info: RunInfo) -> str:
+    """State of a run in a study: one that stopped by its own rule has nothing left to do."""
+    from rl_training.studies.driver import is_complete
+
+    return "finished early" if info.state == "stopped" and is_complete(info) else info.state
+
+
+def plan_lines(study: Study, shard: Shard, *, extend: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """The runs of a study, checked, with their memory and time as far as they can be told."""
+    from rl_training.studies.catalog import list_runs
+
+    needs = {need.setting: need for need in study.check(extend=extend)}
+    runs = shard.of(study.runs())
+    known = list_runs(study.path.parent) if study.path.parent.is_dir() else []
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.setting, []).append(run)
+    rows = [("setting", "runs", "steps each", "threads", "memory", "time each")]
+    settings = []
+    for setting, members in groups.items():
+        seconds = _expected_seconds(members[0], known)
+        need = needs[setting]
+        time = "?" if seconds is None else format_seconds(seconds)
+        memory = f"{need.memory_bytes / 1e9:.1f} GB"
+        steps = f"{members[0].config.total_timesteps:,}"
+        rows.append((setting or "(one setting)", str(len(members)), steps, str(need.num_threads), memory, time))
+        settings.append(
+            {
+                "setting": setting,
+                "runs": [str(run.run_dir) for run in members],
+                "num_threads": need.num_threads,
+                "memory_bytes": need.memory_bytes,
+                "seconds": seconds,
+            }
+        )
+    lines = [f"study {study.path}: {len(runs):,} runs, none started by this command", *table_lines(rows)]
+    lines.append("memory: estimate for the process of one run, without its environments and a dataset")
+    lines.append("time: from the speed of earlier runs of the same algorithm and environment; ?: there are none")
+    lines += [str(run.run_dir) for run in runs]
+    return {"study_dir": str(study.path), "num_runs": len(runs), "settings": settings}, lines
+
+
+def _expected_seconds(run: PlannedRun, known: Sequence[RunInfo]) -> float | None:
+    """Seconds that a run takes at the median speed of the finished runs of its algorithm and environment."""
+    config = run.config
+    rates = [
+        info.rate
+        for info in known
+        if info.rate and info.state == "finished" and (info.algo, info.env_id) == (config.algo, config.env_id)
+    ]
+    return config.total_timesteps / statistics.median(rates) if rates else None
+
+
+def _planned_values(run: PlannedRun, info: RunInfo | None) -> dict[str, Any]:
+    values = {"run_dir": str(run.run_dir), "state": "planned", "seed": run.config.seed}
+    return {**(values if info is None else info.as_dict()), "setting": run.setting}
+
+
+def comparison_lines(result: Comparison | ManyComparisons) -> list[str]:
+    """The comparison of two arms, or of all pairs of several."""
+    first = result.pairs[0]
+    verdicts = [pair.sentence for pair in result.pairs]
+    lines = [*verdicts, f"  score: {first.rule}", *_score_lines(result.table)]
+    for pair in result.pairs:
+        names = "" if len(result.pairs) == 1 else f"{pair.a.name} - {pair.b.name}: "
+        judgement = pair.judgement
+        difference = f"difference {judgement.difference:+.4g}{first.spread_unit} {interval_text(judgement.interval)}"
+        lines.append(f"  {names}{difference}, p = {p_text(judgement.p_value)}")
+    if len(result.pairs) == 1:
+        probability = f"{first.prob_a_beats_b:.2f} {interval_text(first.prob_interval)}"
+        lines.append(f"  probability that {first.a.name} beats {first.b.name}: {probability}")
+    return lines + [f"  note: {note}" for note in result.notes]
+
+
+def explanation_lines(result: Comparison | ManyComparisons, *, is_planned: bool) -> list[str]:
+    """What the figures are, and when they hold."""
+    from rl_training.studies.comparison.verdict import percent
+
+    first = result.pairs[0]
+    level, alpha = percent(1 - first.alpha), percent(first.alpha)
+    lines = [
+        "mean [low, high]: the mean over runs, and its 95 % interval of Student's t",
+        f"difference [low, high], p: permutation test over runs. p is the probability of so large a difference if both"
+        f" arms were equal; the {level} interval holds the differences that the test does not reject",
+    ]
+    if first.spread_unit:
+        lines.append("standard deviations: of all runs of a task; with several tasks, averaged over them")
+    if len(result.pairs) > 1:
+        lines.append(
+            f"several pairs: p is adjusted for all of them (step-down by the maximum), so that any wrong verdict has a"
+            f" probability of at most {alpha}; the intervals are those of each pair alone"
+        )
+    else:
+        lines.append("probability that one beats the other: of two runs, one of each arm (Mann and Whitney's U)")
+    if is_planned:
+        lines.append(f"planned looks share the {alpha}: the interval and p hold at all looks together")
+    else:
+        lines.append(
+            f"ad hoc: {alpha} is the probability of calling equal arms different at one look. Comparing again after"
+            " adding seeds voids it; plan the looks: --until-decided"
+        )
+    return ["", *(f"  {line}" for line in lines)]
+
+
+def look_line(look: int, plan: LookPlan, comparison: Comparison) -> str:
+    """One look of a planned comparison."""
+    from rl_training.studies.comparison.looks import is_decided
+
+    count = min(map(len, comparison.a.values.values()))
+    judgement = comparison.judgement
+    verdict = comparison.sentence if is_decided(comparison) else "not distinguishable"
+    return (
+        f"look {look} of {plan.looks}: {count} seeds each, difference {judgement.difference:+.4g}"
+        f" {interval_text(judgement.interval)}, p = {p_text(judgement.p_value)}: {verdict}"
+    )
+
+
+def _score_lines(table: ScoreTable) -> list[str]:
+    from rl_training.studies.statistics import mean_interval
+
+    lines = []
+    for task, budget in table.budgets.items():
+        first, last = table.steps[task]
+        reached = f"{last:,}" if first == last else f"{first:,} to {last:,}"
+        planned = "" if (first, last) == (budget, budget) else f" (planned: {budget:,})"
+        lines.append(f"  {task}, {reached} {table.unit}{planned}")
+        for arm in table.arms:
+            scores = arm.by_task[task]
+            lines.append(f"    {arm.name}: mean {mean_interval(list(scores.values()))}, {len(scores)} runs")
+            cells = [f"{_seed(name)} {score:.1f}" for name, score in scores.items()]
+            lines += cell_lines(cells, "      ")
+    return lines
+
+
+def _seed(name: str) -> str:
+    """The seed of a run by the name of its folder."""
+    found = re.search(r"__seed(\d+)__", name)
+    return f"seed {found[1]}:" if found else f"{name}:"
+
+
+def interval_text(interval: Sequence[float]) -> str:
+    """`[low, high]`; an infinite bound is written as such."""
+    low, high = (f"{bound:.4g}" if math.isfinite(bound) else ("-inf" if bound < 0 else "inf") for bound in interval)
+    return f"[{low}, {high}]"
+
+
+def p_text(p_value: float) -> str:
+    """A p-value with two digits."""
+    return f"{p_value:.2g}" if p_value >= 0.001 else "< 0.001"
+
+
+def tune_plan_lines(plan: TunePlan, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The search space, and how many runs and steps a tuning takes at most, as values and as lines."""
+    from rl_training.algorithms.tune import plain_text
+
+    settings = plan.settings
+    counts = {
+        "search": settings.trials * settings.seeds_per_trial,
+        "race": (min(settings.finalists, settings.trials - 1) + 1) * settings.race_seeds,
+        "final": (2 if settings.trials > 1 else 1) * settings.final_seeds,
+    }
+    num_steps = sum(counts.values()) * plan.total_steps
+    rows = [("setting", "default", "search space")]
+    rows += [(key.name, plain_text(key.default), _space_text(key)) for key in plan.space]
+    lines = [
+        f"tuning {path}: {settings.trials:,} trials in batches of {settings.batch:,}, none started",
+        *table_lines(rows, "l", width=WIDTH, widest=WIDEST),
+        "",
+        *_budget_lines(plan, counts),
+    ]
+    warnings = tune_warnings(plan)
+    lines += [line for warning in warnings for line in textwrap.wrap(f"warning: {warning}", WIDTH)]
+    values = {
+        "tune_dir": str(path),
+        "space": {key.key: key.as_dict() for key in plan.space},
+        "settings": settings.model_dump(),
+        "seeds": {stage: list(plan.seeds(stage)) for stage in counts},
+        "num_runs": counts,
+        "num_steps": num_steps,
+        "warnings": warnings,
+    }
+    return values, lines
+
+
+def _budget_lines(plan: TunePlan, counts: Mapping[str, int]) -> list[str]:
+    """Runs, steps and seeds of each stage, and their sum."""
+    stages = [("stage", "runs", "steps", "seeds")]
+    for stage, count in counts.items():
+        seeds = plan.seeds(stage)
+        text = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]}..{seeds[-1]}"
+        stages.append((stage, f"{count:,}", f"{count * plan.total_steps:,}", text))
+    kind, first, num_runs = plan.settings.pruner, plan.pruning.first_step, sum(counts.values())
+    pruner = f"pruner {kind}, not before step {first:,} of {plan.total_steps:,}" if kind != "none" else "no pruning"
+    total = f"at most {num_runs:,} runs, {num_runs * plan.total_steps:,} steps; {pruner}"
+    return [*table_lines(stages), *textwrap.wrap(total, WIDTH)]
+
+
+def tune_warnings(plan: TunePlan) -> list[str]:
+    """What a tuning cannot find out, known before anything is trained."""
+    from rl_training.studies.tuning.result import warn_of_few_seeds
+
+    warning = warn_of_few_seeds(plan.settings.final_seeds) if plan.settings.trials > 1 else None
+    return [] if warning is None else [warning]
+
+
+def _space_text(key: Any) -> str:
+    schedule = "" if key.schedule is None else f" (start of the {key.schedule['kind']} schedule)"
+    return f"{key.space.text}{schedule}"
+
+
+def tune_result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
+    """The result of a tuning, as values and as lines."""
+    from rl_training.studies.settings import describe
+    from rl_training.studies.tuning.result import difference_text
+
+    num_repeats = len(result.trials) - result.num_settings
+    counts = [
+        (result.count("COMPLETE"), "trained"),
+        (result.count("PRUNED"), "pruned"),
+        (result.count("FAIL"), "failed"),
+        (num_repeats, "repeats an earlier one" if num_repeats == 1 else "repeat an earlier one"),
+    ]
+    listed = ", ".join(f"{count} {word}" for count, word in counts if count)
+    lines = [f"tuning {result.path}: {len(result.trials):,} trials ({listed})"]
+    lines += _failed_lines(result)
+    lines += [_search_line(result)]
+    lines += ["  race, on fresh seeds", *_stage_lines(result, result.race)]
+    lines += ["  final, on seeds that nobody used", *_stage_lines(result, result.final)]
+    comparison = result.verdict.comparison
+    if comparison is not None:
+        text = difference_text(comparison)
+        lines.append(f"    difference {text}, p = {comparison.p_value:.2g} (permutation test)")
+    lines += textwrap.wrap(result.verdict.sentence, WIDTH)
+    lines += textwrap.wrap(
+        f"{result.winner}: {describe(result.settings[result.winner])}", WIDTH, break_long_words=False
+    )
+    if result.edited is not None:
+        lines.append(f"{result.edited} was edited and is kept as it is")
+    lines.append(f"written to {result.best}")
+    return _tune_values(result), lines
+
+
+def _search_line(result: TuneResult) -> str:
+    score, best, default = result.search_score, result.best_trial, result.default_search_score
+    texts = [f"{result.winner} {'-' if score is None else f'{score:.1f}'}"]
+    if best is not None and best not in (result.winner, "default"):
+        texts.append(f"best {best} {result.search_scores[best]:.1f}")
+    texts += [f"default {default:.1f}"] if default is not None and result.winner != "default" else []
+    return f"  search: {', '.join(texts)} (optimistic: chosen among {result.num_settings:,} settings)"
+
+
+def _failed_lines(result: TuneResult) -> list[str]:
+    from rl_training.studies.tuning.stages import is_repeat
+
+    lines = []
+    for trial in result.trials:
+        if trial.state.name == "FAIL" and not is_repeat(trial):
+            text = f"failed: {trial.user_attrs['name']}: {trial.user_attrs.get('reason')}"
+            lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
+def _stage_lines(result: TuneResult, stage: Scores) -> list[str]:
+    intervals = result.intervals(stage)
+    rows = []
+    for name, scores in stage.items():
+        found = intervals.get(name)
+        seeds = f"{len(scores)} seed{'' if len(scores) == 1 else 's'}"
+        rows.append((name, "runs failed" if found is None else f"{found}", seeds))
+    return table_lines(rows, "l", "    ")
+
+
+def _tune_values(result: TuneResult) -> dict[str, Any]:
+    from rl_training.studies.tuning.tuner import trial_values
+
+    comparison = result.verdict.comparison
+    found = None
+    if comparison is not None:
+        bounds = [None if abs(bound) == float("inf") else bound for bound in comparison.interval]
+        found = {"difference": comparison.difference, "interval": bounds, "p_value": comparison.p_value}
+    return {
+        "tune_dir": str(result.path),
+        "trials": [trial_values(trial) for trial in result.trials],
+        "num_settings": result.num_settings,
+        "search": {"score": result.search_score, "default": result.default_search_score, "is_optimistic": True},
+        "race": result.race,
+        "final": result.final,
+        "winner": result.winner,
+        "settings": result.settings[result.winner],
+        "comparison": found,
+        "verdict": result.verdict.kind,
+        "sentence": result.verdict.sentence,
+        "best": str(result.best),
+        "edited": None if result.edited is None else str(result.edited),
+    }
