@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TRY_ALL
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Discrete
 from numpy_reference import (
     BATCH,
     GAMMA,
@@ -21,8 +21,7 @@ from numpy_reference import (
 )
 
 from rl_training.algorithms.c51 import C51Algorithm, C51Config, project
-from rl_training.errors import ConfigError, EnvError
-from rl_training.spaces.spec import describe_spaces
+from rl_training.errors import ConfigError
 
 CHOICES = Discrete(4)
 ATOMS, V_MIN, V_MAX = 6, -1.5, 2.0
@@ -199,12 +198,6 @@ def test_it_acts_by_the_mean_of_the_distribution(dueling):
 def test_settings_without_a_support_are_refused(others, message):
     with pytest.raises(ConfigError, match=message):
         C51Config(**others)
-
-
-@pytest.mark.parametrize("action_space", [Box(-1.0, 1.0, (2,)), MultiDiscrete([2, 3])], ids=["box", "multi_discrete"])
-def test_only_discrete_actions_are_accepted(action_space):
-    with pytest.raises(EnvError, match="c51 needs a Discrete action space"):
-        C51Algorithm.check_spaces(describe_spaces(Box(-1.0, 1.0, (3,)), action_space))
 
 
 @pytest.mark.skipif(not TRY_ALL, reason="seconds of compiling: RL_TRAINING_TEST_ALL=1 runs it")

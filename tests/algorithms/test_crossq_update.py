@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
 from numpy_reference import (
     BATCH,
     NUM_ACTIONS,
@@ -18,9 +17,8 @@ from numpy_reference import (
 from test_cql_update import actor
 
 from rl_training.algorithms.crossq import CrossQAlgorithm, CrossQConfig
-from rl_training.errors import ConfigError, EnvError
+from rl_training.errors import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.spaces.spec import describe_spaces
 
 NUM_LAYERS = 3
 
@@ -109,11 +107,6 @@ def test_the_averages_are_saved():
     again.load_state_dict(algorithm.state_dict())
     for one, other in zip(averages(algorithm), averages(again), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_discrete_actions_are_refused():
-    with pytest.raises(EnvError, match="crossq needs a Box action space"):
-        CrossQAlgorithm.check_spaces(describe_spaces(Box(-1, 1, (3,)), Discrete(2)))
 
 
 def test_what_only_target_networks_need_is_refused():

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from numpy_reference import BATCH, StepWatch, arrays, doubles, make_algorithm, make_batch, mlp, small
 
 from rl_training.algorithms.qrdqn import QRDQNAlgorithm, QRDQNConfig
 from rl_training.algorithms.returns import quantile_huber_losses
-from rl_training.errors import EnvError
-from rl_training.spaces.spec import describe_spaces
 
 CHOICES = Discrete(4)
 QUANTILES = 5
@@ -82,8 +80,3 @@ def test_it_acts_by_the_mean_of_the_quantiles():
     expected = numpy_quantiles(arrays(algorithm.network), obs.double().numpy(), dueling=False).mean(-1).argmax(1)
     for explore in (False, True):
         assert algorithm.act(obs, explore=explore).actions.tolist() == expected.tolist()
-
-
-def test_only_discrete_actions_are_accepted():
-    with pytest.raises(EnvError, match="qrdqn needs a Discrete action space"):
-        QRDQNAlgorithm.check_spaces(describe_spaces(Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (2,))))

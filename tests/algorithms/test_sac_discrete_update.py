@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TRY_ALL
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Discrete
 from numpy_reference import (
     BATCH,
     LEARNING_RATE,
@@ -20,8 +20,6 @@ from numpy_reference import (
 )
 
 from rl_training.algorithms.sac import DISCRETE_ENTROPY_FRACTION, SACAlgorithm, SACConfig
-from rl_training.errors import EnvError
-from rl_training.spaces.spec import describe_spaces
 
 CHOICES = Discrete(4)
 
@@ -104,8 +102,3 @@ def test_it_draws_by_the_probabilities_and_else_takes_the_most_likely():
 @pytest.mark.skipif(not TRY_ALL, reason="seconds of compiling: RL_TRAINING_TEST_ALL=1 runs it")
 def test_a_compiled_update_equals_a_plain_one():
     assert_compiled_equals_plain(SACAlgorithm, small(SACConfig), action_space=CHOICES)
-
-
-def test_several_discrete_components_are_refused():
-    with pytest.raises(EnvError, match="sac needs a Box or a Discrete action space; for others use ppo"):
-        SACAlgorithm.check_spaces(describe_spaces(Box(-1.0, 1.0, (3,)), MultiDiscrete([2, 2])))

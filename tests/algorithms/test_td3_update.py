@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
 from numpy_reference import (
     BATCH,
     NUM_ACTIONS,
@@ -21,8 +20,6 @@ from numpy_reference import (
 
 from rl_training.algorithms.ddpg import DDPGAlgorithm, DDPGConfig
 from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
-from rl_training.errors import EnvError
-from rl_training.spaces.spec import describe_spaces
 
 RULES = {"td3": (TD3Algorithm, TD3Config), "ddpg": (DDPGAlgorithm, DDPGConfig)}
 
@@ -104,10 +101,3 @@ def test_exploring_adds_noise_of_the_given_deviation_and_keeps_to_the_bounds():
     actions = algorithm.act(obs, explore=True).actions
     assert actions.max() == 1.0
     assert actions.mean().item() < np.tanh(1.5)
-
-
-@pytest.mark.parametrize("name", list(RULES))
-def test_a_space_that_does_not_suit_is_refused(name):
-    for action_space, words in ((Discrete(3), "use dqn"), (Box(-np.inf, np.inf, (2,)), "finite bounds")):
-        with pytest.raises(EnvError, match=f"{name} needs a Box action space.*{words}"):
-            RULES[name][0].check_spaces(describe_spaces(Box(-1.0, 1.0, (3,)), action_space))

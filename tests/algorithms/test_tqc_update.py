@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
 from numpy_reference import (
     BATCH,
     NUM_ACTIONS,
@@ -19,9 +18,8 @@ from test_cql_update import actor
 from test_qrdqn_update import numpy_losses
 
 from rl_training.algorithms.tqc import TQCAlgorithm, TQCConfig
-from rl_training.errors import ConfigError, EnvError
+from rl_training.errors import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.spaces.spec import describe_spaces
 
 QUANTILES = 5
 
@@ -87,9 +85,3 @@ def test_a_whole_update_equals_numpy(num_critics, drop):
 def test_dropping_every_quantile_is_refused():
     with pytest.raises(ConfigError, match="quantiles_to_drop 25 leaves none of 25 quantiles: drop fewer"):
         get_algorithm_spec("tqc").parse_kwargs({"quantiles_to_drop": 25})
-
-
-@pytest.mark.parametrize("action_space", [Discrete(3), Box(-np.inf, np.inf, (2,))])
-def test_a_space_that_does_not_suit_is_refused(action_space):
-    with pytest.raises(EnvError, match="tqc needs a Box action space"):
-        TQCAlgorithm.check_spaces(describe_spaces(Box(-1.0, 1.0, (3,)), action_space))

@@ -363,10 +363,8 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("algo", "env_id", "words"),
         [
-            ("td3", "CartPole-v1", ["td3 needs a Box action space", "use dqn or ppo"]),
-            ("sac", "envs.py:Unbounded", ["sac needs a Box action space with finite bounds", "use ppo"]),
-            ("dqn", "Pendulum-v1", ["dqn needs a Discrete action space", "use sac or ppo"]),
-            ("dqn", "envs.py:Several", ["dqn needs a Discrete action space", "for others ppo or a2c"]),
+            ("td3", "CartPole-v1", ["TD3 needs Box actions, not Discrete", "for these spaces: a2c, c51, dqn, ppo"]),
+            ("sac", "envs.py:Unbounded", ["SAC needs Box actions with finite bounds", "for these spaces: a2c, ppo"]),
             ("ppo", "envs.py:Texts", ["observation space Text(", "is not supported: use Box, Discrete"]),
         ],
     )

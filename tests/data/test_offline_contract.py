@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from numpy_reference import make_algorithm, make_batch, small
 
 from rl_training.algorithms.awac import AWACAlgorithm, AWACConfig
@@ -14,7 +14,6 @@ from rl_training.algorithms.bc import BCAlgorithm, BCConfig
 from rl_training.algorithms.cql import CQLAlgorithm, CQLConfig
 from rl_training.algorithms.iql import IQLAlgorithm, IQLConfig
 from rl_training.algorithms.td3_bc import TD3BCAlgorithm, TD3BCConfig
-from rl_training.errors import EnvError
 from rl_training.spaces.spec import describe_spaces
 
 VALUE_BASED = {
@@ -137,28 +136,6 @@ def test_every_optimizer_reports_the_length_of_its_gradient_and_every_metric_is_
 
 
 OBS = Box(-1.0, 1.0, (3,))
-
-
-@pytest.mark.parametrize(
-    ("algorithm_class", "action_space", "message"),
-    [
-        (TD3BCAlgorithm, Discrete(3), "td3_bc needs a Box action space; for Discrete actions use bc or cql"),
-        (IQLAlgorithm, MultiDiscrete([2, 2]), "iql needs a Box action space"),
-        (AWACAlgorithm, Box(-np.inf, np.inf, (2,)), r"awac needs .* finite bounds, not from \[-inf -inf\]"),
-        (BCAlgorithm, Box(-np.inf, np.inf, (2,)), "bc needs a Box action space with finite bounds"),
-        (CQLAlgorithm, Box(-np.inf, np.inf, (2,)), "cql needs a Box action space with finite bounds"),
-        (CQLAlgorithm, MultiDiscrete([2, 2]), "cql needs a bounded Box or a Discrete action space; .* use bc"),
-    ],
-)
-def test_a_space_that_does_not_suit_is_refused(algorithm_class, action_space, message):
-    with pytest.raises(EnvError, match=message):
-        algorithm_class.check_spaces(describe_spaces(OBS, action_space))
-
-
-@pytest.mark.parametrize("algorithm_class", [BCAlgorithm, CQLAlgorithm])
-@pytest.mark.parametrize("action_space", [Discrete(3), Box(-2.0, 1.0, (2,))])
-def test_bc_and_cql_accept_box_and_discrete_actions(algorithm_class, action_space):
-    algorithm_class.check_spaces(describe_spaces(OBS, action_space))
 
 
 @pytest.mark.parametrize("obs_space", [Discrete(5), Box(0, 255, (2, 2), np.uint8)], ids=["category", "bytes"])

@@ -17,7 +17,8 @@ from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import TanhMeanGaussianPolicy
-from rl_training.spaces.spec import Spaces, require_bounded_box
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
 
 
 class AWACConfig(ActorCriticConfig, OfflineToOnlineConfig):
@@ -36,6 +37,8 @@ class AWACAlgorithm(ReplayAlgorithm[AWACConfig]):
 
     actor: TanhMeanGaussianPolicy
     noise_per_step = 2
+    action_kinds = (ActionKind.CONTINUOUS,)
+    needs_bounds = True
 
     def __init__(self, config: AWACConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
@@ -44,11 +47,6 @@ class AWACAlgorithm(ReplayAlgorithm[AWACConfig]):
         self.target_critic = frozen_copy(self.critic)
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), config.actor_learning_rate)
         self.critic_optimizer = self.make_optimizer(self.critic.parameters(), config.critic_learning_rate)
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a bounded Box action space."""
-        require_bounded_box(spaces, "awac", "bc or cql")
 
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics and the actor, in that order."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.config import AlgorithmConfig, Scheduled
 from rl_training.algorithms.optim import Adam
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, EnvError
 from rl_training.models.actions import executed, random_actions
 from rl_training.models.mlp import MLPSpec
 from rl_training.models.own_network import find_network
@@ -32,6 +32,13 @@ UNSAVED_TYPES = (Tensor, torch.Generator, np.ndarray, np.random.Generator, np.ra
 STATELESS = (type, AlgorithmConfig, Spaces, FunctionType, MethodType, ModuleType)
 MAX_DEPTH = 4
 """Plain objects are searched for members down to this depth."""
+
+
+KIND_NAMES = {
+    ActionKind.CONTINUOUS: "Box",
+    ActionKind.DISCRETE: "Discrete",
+    ActionKind.MULTI_DISCRETE: "MultiDiscrete or MultiBinary",
+}
 
 
 class Stateful(Protocol):
@@ -93,6 +100,12 @@ class Algorithm(ABC, Generic[ConfigT]):
     done, before each `act` and `update`; schedules follow them. Integers in `counters` are saved in the state_dict.
     """
 
+    action_kinds: ClassVar[tuple[ActionKind, ...]] = tuple(ActionKind)
+    """Kinds of action spaces in which it can act."""
+    needs_bounds: ClassVar[bool] = False
+    """Whether Box actions need finite bounds."""
+    reads_images: ClassVar[bool] = True
+    """Whether observations may have images; if not, environments that give them are refused."""
     obeys_masks: ClassVar[bool] = False
     """Whether `act` and `update` obey action masks; if not, environments that give masks are refused."""
     info_fields: ClassVar[StepFields] = {}
@@ -128,9 +141,19 @@ class Algorithm(ABC, Generic[ConfigT]):
         return cls
 
     @classmethod
-    @abstractmethod
     def check_spaces(cls, spaces: Spaces) -> None:
-        """Raise an `EnvError` if the algorithm cannot act in these spaces."""
+        """Raise an `EnvError` if the algorithm cannot act in these spaces; override it for further conditions."""
+        name, action = cls.__name__.removesuffix("Algorithm"), spaces.action
+        if action.kind not in cls.action_kinds:
+            needed = " or ".join(KIND_NAMES[kind] for kind in cls.action_kinds)
+            raise EnvError(f"{name} needs {needed} actions, not {KIND_NAMES[action.kind]}")
+        if cls.needs_bounds and action.kind is ActionKind.CONTINUOUS and not action.is_bounded:
+            raise EnvError(
+                f"{name} needs Box actions with finite bounds, not from {action.low} to {action.high}: wrap the"
+                " environment in gymnasium.wrappers.TransformAction with a bounded Box"
+            )
+        if spaces.obs.image_shapes and not cls.for_spaces(spaces).reads_images:
+            raise EnvError(f"{name} reads vectors, not images")
 
     @abstractmethod
     def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:

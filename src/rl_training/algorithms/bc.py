@@ -10,8 +10,7 @@ from rl_training.algorithms.optim import descend
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.tune import Tune
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
-from rl_training.spaces.actions import ActionKind
-from rl_training.spaces.spec import Spaces, require_bounded_box
+from rl_training.spaces.spec import Spaces
 
 
 class BCConfig(OfflineConfig):
@@ -30,17 +29,12 @@ class BCAlgorithm(ReplayAlgorithm[BCConfig]):
     uses_next_obs = False
     uses_rewards = False
     obeys_masks = True
+    needs_bounds = True
 
     def __init__(self, config: BCConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         self.actor = make_imitation_policy(config.policy, spaces, self.mlp_spec).to(self.device)
         self.actor_optimizer = self.make_optimizer(self.actor.parameters())
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require finite bounds of Box actions."""
-        if spaces.action.kind is ActionKind.CONTINUOUS:
-            require_bounded_box(spaces, "bc", "bc")  # discrete actions need no bounds
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step on the imitation loss."""

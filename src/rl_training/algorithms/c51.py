@@ -62,7 +62,6 @@ class C51Algorithm(DQNAlgorithm):
     config: C51Config
     network: CategoricalQNetwork
     target_network: CategoricalQNetwork
-    name = "c51"
 
     def _make_network(self) -> CategoricalQNetwork:
         config = self.config

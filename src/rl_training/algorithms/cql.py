@@ -17,13 +17,13 @@ from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.returns import conservative_gaps
 from rl_training.algorithms.sac import SoftActorCritic, Temperature
 from rl_training.algorithms.tune import Tune
-from rl_training.errors import ConfigError, EnvError
+from rl_training.errors import ConfigError
 from rl_training.models.actions import masked
 from rl_training.models.critics import EnsembleCritic, QNetwork
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import SquashedGaussianPolicy
 from rl_training.spaces.actions import ActionKind
-from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
+from rl_training.spaces.spec import Spaces
 
 BOX_ONLY = (
     *("actor_hidden_sizes", "critic_hidden_sizes", "actor_learning_rate", "critic_learning_rate"),
@@ -67,6 +67,9 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
     """CQL(H) for bounded Box actions: SAC whose critics are penalized for actions outside the dataset."""
 
     actor: SquashedGaussianPolicy
+    action_kinds = (ActionKind.CONTINUOUS, ActionKind.DISCRETE)
+    needs_bounds = True
+    reads_images = False
 
     def __init__(self, config: CQLConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
@@ -79,17 +82,6 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
     def for_spaces(cls, spaces: Spaces) -> type[Algorithm[Any]]:
         """Discrete actions have an update rule of their own."""
         return DiscreteCQLAlgorithm if spaces.action.kind is ActionKind.DISCRETE else cls
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a Discrete or bounded Box action space; with Box actions, observations without images."""
-        if spaces.action.kind is ActionKind.MULTI_DISCRETE:
-            raise EnvError(
-                "cql needs a bounded Box or a Discrete action space; for MultiDiscrete and MultiBinary use bc"
-            )
-        if spaces.action.kind is ActionKind.CONTINUOUS:
-            require_bounded_box(spaces, "cql", "cql")
-            require_vectors(spaces, "cql with Box actions", "awac or bc")
 
     def make_critic(self) -> EnsembleCritic:
         """Twin critics."""
@@ -156,6 +148,7 @@ class DiscreteCQLAlgorithm(ReplayAlgorithm[CQLConfig]):
     """CQL for Discrete actions: double DQN with the conservative penalty."""
 
     obeys_masks = True
+    action_kinds = (ActionKind.DISCRETE,)
 
     def __init__(self, config: CQLConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
@@ -163,11 +156,6 @@ class DiscreteCQLAlgorithm(ReplayAlgorithm[CQLConfig]):
         self.network = QNetwork(spaces, self.mlp_spec).to(self.device)
         self.target_network = frozen_copy(self.network)
         self.optimizer = self.make_optimizer(self.network.parameters())
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Checked by `CQLAlgorithm`."""
-        CQLAlgorithm.check_spaces(spaces)
 
     @torch.no_grad()
     def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:

@@ -20,7 +20,7 @@ from rl_training.algorithms.sac import SACBaseConfig, SoftActorCritic
 from rl_training.algorithms.tune import Tune
 from rl_training.models.batch_norm import BatchNormCritic
 from rl_training.models.policies import SquashedGaussianPolicy
-from rl_training.spaces.spec import Spaces, require_bounded_box
+from rl_training.spaces.actions import ActionKind
 
 
 class CrossQConfig(SACBaseConfig):
@@ -42,11 +42,8 @@ class CrossQAlgorithm(SoftActorCritic[CrossQConfig]):
     """Evaluates current and next state-actions in one batch, so that both share batch statistics."""
 
     actor: SquashedGaussianPolicy
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a bounded Box action space."""
-        require_bounded_box(spaces, "crossq", "qrdqn or sac")
+    action_kinds = (ActionKind.CONTINUOUS,)
+    needs_bounds = True
 
     def make_critic(self) -> BatchNormCritic:
         """Twin critics with batch normalization."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pydantic import NonNegativeFloat, PositiveInt
 
 from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
-from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
 class DDPGConfig(TD3Config):
@@ -21,8 +20,3 @@ class DDPGConfig(TD3Config):
 
 class DDPGAlgorithm(TD3Algorithm):
     """TD3 with other defaults."""
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a bounded Box action space."""
-        require_bounded_box(spaces, "ddpg", "dqn or ppo")

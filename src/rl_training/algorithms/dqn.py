@@ -14,7 +14,6 @@ from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.tune import Tune
-from rl_training.errors import EnvError
 from rl_training.models.actions import masked
 from rl_training.models.critics import QNetwork
 from rl_training.replay.transitions import Transitions
@@ -68,8 +67,8 @@ class DQNConfig(OffPolicyConfig):
 class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     """Learns Q-values of discrete actions and acts epsilon-greedily."""
 
-    name = "dqn"
     obeys_masks = True
+    action_kinds = (ActionKind.DISCRETE,)
 
     def __init__(self, config: DQNConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
@@ -77,12 +76,6 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         self.target_network.requires_grad_(False).load_state_dict(self.network.state_dict())
         self.optimizer = self.make_optimizer(self.network.parameters())
         self.counters["target_copies"] = 0
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a Discrete action space."""
-        if spaces.action.kind is not ActionKind.DISCRETE:
-            raise EnvError(f"{cls.name} needs a Discrete action space; for Box use sac or ppo, for others ppo or a2c")
 
     def epsilon(self) -> float:
         """Probability of a random action at this point of training."""

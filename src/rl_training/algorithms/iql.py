@@ -17,7 +17,8 @@ from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import EnsembleCritic, ValueNetwork
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
-from rl_training.spaces.spec import Spaces, require_bounded_box, require_vectors
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
 
 
 class IQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
@@ -43,6 +44,9 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
     """Expectile regression of V(s), TD learning of Q, advantage-weighted regression of the policy."""
 
     actor: ImitationPolicy
+    action_kinds = (ActionKind.CONTINUOUS,)
+    needs_bounds = True
+    reads_images = False
 
     def __init__(self, config: IQLConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
@@ -56,12 +60,6 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), config.actor_learning_rate)
         self.critic_optimizer = self.make_optimizer(self.critic.parameters(), config.critic_learning_rate)
         self.value_optimizer = self.make_optimizer(self.value.parameters(), config.critic_learning_rate)
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a bounded Box action space and observations without images."""
-        require_bounded_box(spaces, "iql", "bc or cql")
-        require_vectors(spaces, "iql", "awac or bc")
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step of the value function, the critics and the actor, in that order."""

@@ -132,10 +132,6 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
         rates = config.actor_learning_rate, config.critic_learning_rate
         return JointAdam(self.make_optimizer(policy, rates[0]), self.make_optimizer(value, rates[1]))
 
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Every supported action space."""
-
     @torch.no_grad()
     def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         """Sample from the policy, or without `explore` take its deterministic action."""

@@ -28,7 +28,6 @@ class QRDQNAlgorithm(DQNAlgorithm):
     config: QRDQNConfig
     network: QuantileQNetwork
     target_network: QuantileQNetwork
-    name = "qrdqn"
 
     def _make_network(self) -> QuantileQNetwork:
         config = self.config

@@ -17,7 +17,6 @@ from rl_training.algorithms.config import ActorCriticConfig, Fraction, OffPolicy
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.tune import Tune
-from rl_training.errors import EnvError
 from rl_training.models.actions import masked
 from rl_training.models.critics import EnsembleCritic, EnsembleQNetwork
 from rl_training.models.policies import CategoricalPolicy, Policy, SquashedGaussianPolicy
@@ -127,6 +126,8 @@ class SACAlgorithm(SoftActorCritic[SACConfig]):
     """SAC for bounded Box actions."""
 
     actor: SquashedGaussianPolicy
+    action_kinds = (ActionKind.CONTINUOUS, ActionKind.DISCRETE)
+    needs_bounds = True
 
     def __init__(self, config: SACConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
@@ -136,14 +137,6 @@ class SACAlgorithm(SoftActorCritic[SACConfig]):
     def for_spaces(cls, spaces: Spaces) -> type[Algorithm[Any]]:
         """Discrete actions have an update rule of their own."""
         return DiscreteSACAlgorithm if spaces.action.kind is ActionKind.DISCRETE else cls
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a Discrete or bounded Box action space."""
-        if spaces.action.kind not in (ActionKind.CONTINUOUS, ActionKind.DISCRETE):
-            raise EnvError("sac needs a Box or a Discrete action space; for others use ppo")
-        if not spaces.action.is_bounded:
-            raise EnvError("sac needs a Box action space with finite bounds; for unbounded actions use ppo")
 
     def make_critic(self) -> EnsembleCritic:
         """Twin critics."""
@@ -176,15 +169,11 @@ class DiscreteSACAlgorithm(SoftActorCritic[SACConfig]):
     actor: CategoricalPolicy
     noise_per_step = 0
     obeys_masks = True
+    action_kinds = (ActionKind.DISCRETE,)
 
     def __init__(self, config: SACConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         self.target_critic = self.make_target_critic()
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Checked by `SACAlgorithm`."""
-        SACAlgorithm.check_spaces(spaces)
 
     def make_actor(self) -> CategoricalPolicy:
         """A categorical policy."""

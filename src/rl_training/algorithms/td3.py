@@ -18,7 +18,8 @@ from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import DeterministicPolicy
 from rl_training.replay.transitions import Transitions
-from rl_training.spaces.spec import Spaces, require_bounded_box
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
 
 
 class TD3BaseConfig(ActorCriticConfig):
@@ -53,6 +54,8 @@ class TD3BaseAlgorithm(ReplayAlgorithm[TD3BaseConfigT]):
 
     actor: DeterministicPolicy
     noise_per_step = 1
+    action_kinds = (ActionKind.CONTINUOUS,)
+    needs_bounds = True
 
     def __init__(self, config: TD3BaseConfigT, spaces: Spaces, resources: Resources, *, num_critics: int = 2) -> None:
         super().__init__(config, spaces, resources)
@@ -106,11 +109,6 @@ class TD3Algorithm(TD3BaseAlgorithm[TD3Config]):
 
     def __init__(self, config: TD3Config, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources, num_critics=config.num_critics)
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a bounded Box action space."""
-        require_bounded_box(spaces, "td3", "dqn or ppo")
 
     def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
         """The policy's action, with Gaussian noise when exploring (TD3 algorithm 1)."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from rl_training.algorithms.config import OfflineToOnlineConfig
 from rl_training.algorithms.td3 import TD3BaseAlgorithm, TD3BaseConfig
 from rl_training.algorithms.tune import Tune
-from rl_training.spaces.spec import Spaces, require_bounded_box
 
 
 class TD3BCConfig(TD3BaseConfig, OfflineToOnlineConfig):
@@ -24,11 +23,6 @@ class TD3BCConfig(TD3BaseConfig, OfflineToOnlineConfig):
 
 class TD3BCAlgorithm(TD3BaseAlgorithm[TD3BCConfig]):
     """TD3 on a dataset, with another actor loss."""
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a bounded Box action space."""
-        require_bounded_box(spaces, "td3_bc", "bc or cql")
 
     def _actor_loss(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         policy_actions = self.actor.mode(obs)

@@ -16,7 +16,8 @@ from rl_training.algorithms.sac import SACConfig, SoftActorCritic
 from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import QuantileCritic
 from rl_training.models.policies import SquashedGaussianPolicy
-from rl_training.spaces.spec import Spaces, require_bounded_box
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
 
 
 class TQCConfig(SACConfig):
@@ -42,15 +43,12 @@ class TQCAlgorithm(SoftActorCritic[TQCConfig]):
     """SAC with a distribution of the return per critic."""
 
     actor: SquashedGaussianPolicy
+    action_kinds = (ActionKind.CONTINUOUS,)
+    needs_bounds = True
 
     def __init__(self, config: TQCConfig, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources)
         self.target_critic = self.make_target_critic()
-
-    @classmethod
-    def check_spaces(cls, spaces: Spaces) -> None:
-        """Require a bounded Box action space."""
-        require_bounded_box(spaces, "tqc", "qrdqn or sac")
 
     def make_critic(self) -> QuantileCritic:
         """Quantile critics."""

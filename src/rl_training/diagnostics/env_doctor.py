@@ -25,7 +25,6 @@ from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.memory import available_memory
 from rl_training.replay.frame_replay import replay_bytes
-from rl_training.runtime.assembly import refusal_of
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces, describe_spaces
 
@@ -107,7 +106,7 @@ def _check_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
         for space in (env.observation_space, env.action_space)
     ]
     yield Finding(Level.OK, "spaces", f"observations {names[0]}, actions {names[1]}")
-    refusals = {spec.name: refusal_of(spec.name, spaces) for spec in list_algorithm_specs()}
+    refusals = {spec.name: spec.refusal_of(spaces) for spec in list_algorithm_specs()}
     fitting = [name for name, refusal in refusals.items() if refusal is None]
     if fitting:
         yield Finding(Level.OK, "algorithms", f"supported by {', '.join(fitting)}")
@@ -191,7 +190,7 @@ def _remedy_for_scale(spaces: Spaces) -> str:
     names = [
         spec.name
         for spec in list_algorithm_specs()
-        if refusal_of(spec.name, spaces) is None and "normalize_obs" in spec.config_class().model_fields
+        if spec.refusal_of(spaces) is None and "normalize_obs" in spec.config_class().model_fields
     ]
     return f"set algo_kwargs.normalize_obs=true ({', '.join(names)}), or {by_wrapper}" if names else by_wrapper
 

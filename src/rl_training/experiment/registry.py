@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, EnvError
 from rl_training.providers import provided
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Algorithm
     from rl_training.algorithms.config import AlgorithmConfig
+    from rl_training.spaces.spec import Spaces
 
 
 class Loop(enum.Enum):
@@ -60,6 +61,30 @@ class AlgorithmSpec:
         config: type[AlgorithmConfig] = _load(self.config)
         _check_config_base(self, config)
         return config
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it trains on a dataset, without an environment."""
+        return self.loop is Loop.OFFLINE
+
+    def check_spaces(self, spaces: Spaces) -> None:
+        """Raise an `EnvError` if the algorithm cannot act in these spaces; it names the algorithms that can."""
+        refusal = self.refusal_of(spaces)
+        if refusal is not None:
+            others = [spec for spec in list_algorithm_specs() if spec.is_offline is self.is_offline]
+            fitting = [spec.name for spec in others if spec.refusal_of(spaces) is None]
+            raise EnvError(f"{refusal}; algorithms for these spaces: {', '.join(fitting) or 'none'}")
+
+    def refusal_of(self, spaces: Spaces) -> str | None:
+        """Why the algorithm cannot act in these spaces; None if it can."""
+        algorithm_class = self.algorithm_class()
+        try:
+            algorithm_class.check_spaces(spaces)
+        except EnvError as error:
+            return str(error)
+        if not spaces.has_masks or algorithm_class.for_spaces(spaces).obeys_masks:
+            return None
+        return f"{self.name} does not obey the environment's action masks: set env_kwargs.action_masks=false"
 
     @property
     def train_fn(self) -> Callable[..., Any]:
@@ -125,7 +150,7 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
 def learns_offline(name: str) -> bool:
     """Whether the algorithm of that name trains on a dataset, without an environment; False for an unknown name."""
     spec = _SPECS.get(name.lower())
-    return spec is not None and spec.loop is Loop.OFFLINE
+    return spec is not None and spec.is_offline
 
 
 def list_algorithm_specs() -> list[AlgorithmSpec]:

@@ -16,10 +16,10 @@ from rl_training.envs.factory import EnvSource
 from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.envs.parallel.pools import describe_error
 from rl_training.envs.parallel.vector import TrainingEnv
-from rl_training.errors import ConfigError, EnvError, RLTrainingError
+from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.evaluation.evaluator import SUCCESS_RATE, Evaluator
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.checks.acting import initial_state_of
 from rl_training.runtime.checks.memory import check_networks_fit
 from rl_training.runtime.collector import Collector
@@ -48,14 +48,7 @@ class RunSetup:
 
     def make_algorithm(self, spaces: Spaces) -> Algorithm[Any]:
         """The run's algorithm for these spaces, checked."""
-        get_algorithm_spec(self.config.algo).algorithm_class().check_spaces(spaces)
-        if refusal_of(self.config.algo, spaces) is not None:
-            fitting = [spec.name for spec in list_algorithm_specs() if refusal_of(spec.name, spaces) is None]
-            remedy = f"use {' or '.join([', '.join(fitting[:-1]), *fitting[-1:]])}, or set" if fitting else "set"
-            raise EnvError(
-                f"{self.config.algo} does not obey action masks, and environment '{self.config.env_id}' gives them:"
-                f" {remedy} env_kwargs.action_masks=false"
-            )
+        get_algorithm_spec(self.config.algo).check_spaces(spaces)
         compile_updates = self.execution.compile
         return make_algorithm(self.config, self.algo_config, spaces, self.seeds, compile_updates=compile_updates)
 
@@ -117,17 +110,6 @@ def try_to_close(owner: Collector | Evaluator | GoalRewards | TrainingEnv | None
     except (Exception, SystemExit) as error:
         return str(error) if isinstance(error, RLTrainingError) else describe_error(error)
     return None
-
-
-def refusal_of(algo: str, spaces: Spaces) -> str | None:
-    """The error with which an algorithm refuses these spaces, or their action masks; None if it accepts them."""
-    algorithm_class = get_algorithm_spec(algo).algorithm_class()
-    try:
-        algorithm_class.check_spaces(spaces)
-    except RLTrainingError as error:
-        return str(error)
-    obeys = not spaces.has_masks or algorithm_class.for_spaces(spaces).obeys_masks
-    return None if obeys else f"{algo} does not obey action masks"
 
 
 def check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | None) -> None:

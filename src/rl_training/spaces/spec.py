@@ -128,23 +128,3 @@ def describe_action(space: Space[Any]) -> ActionSpec:
     raise EnvError(
         f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats"
     )
-
-
-def require_bounded_box(spaces: Spaces, algorithm: str, alternatives: str) -> None:
-    """Raise an `EnvError` unless [-1, 1] can be mapped onto every component of an action."""
-    action = spaces.action
-    if action.kind is ActionKind.MULTI_DISCRETE:
-        raise EnvError(f"{algorithm} needs a Box action space; for MultiDiscrete and MultiBinary use ppo, a2c or bc")
-    if action.kind is not ActionKind.CONTINUOUS:
-        raise EnvError(f"{algorithm} needs a Box action space; for Discrete actions use {alternatives}")
-    if not action.is_bounded:
-        raise EnvError(
-            f"{algorithm} needs a Box action space with finite bounds, not from {action.low} to {action.high}:"
-            " wrap the environment in gymnasium.wrappers.TransformAction with a bounded Box"
-        )
-
-
-def require_vectors(spaces: Spaces, algorithm: str, alternatives: str) -> None:
-    """Raise an `EnvError` if there are images to read."""
-    if spaces.obs.image_shapes:
-        raise EnvError(f"{algorithm} reads vectors, not images; for images use {alternatives}")

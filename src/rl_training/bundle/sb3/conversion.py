@@ -172,7 +172,7 @@ def _check_spaces(archive: Archive, layout: Layout, spaces: Spaces) -> None:
 def _make(config: TrainConfig, spaces: Spaces) -> Algorithm[Any]:
     spec = get_algorithm_spec(config.algo)
     algo_config = spec.parse_kwargs(config.algo_kwargs)
-    spec.algorithm_class().check_spaces(spaces)
+    spec.check_spaces(spaces)
     return make_algorithm(config.replace(device="cpu"), algo_config, spaces, RunSeeds.from_seed(config.seed))
 
 

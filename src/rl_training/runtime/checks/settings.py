@@ -69,7 +69,7 @@ class SettingsChecker:
         if evaluator is None:  # the spaces are known when the dataset is read
             return Needs(execution.num_threads, PROCESS_BYTES)
         spaces = evaluator.spaces
-        spec.algorithm_class().check_spaces(spaces)
+        spec.check_spaces(spaces)
         with check_networks_fit(algo_config, spaces, device):
             networks = NETWORKS * BYTES_OF_A_WEIGHT * count_weights(algo_config, spaces)[1]
         stored = _check_storage(spec.loop, config, algo_config, spaces)
