@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -136,6 +137,26 @@ class TestAcquire:
         process.communicate(b"\n")
         assert not is_alive(tmp_path, read_owner(tmp_path))
         acquire(tmp_path).release()
+
+    def test_a_copy_of_a_live_runs_folder_is_free_and_a_moved_folder_is_not(self, tmp_path: Path) -> None:
+        original = tmp_path / "original"
+        original.mkdir()
+        lease = acquire(original)
+        copy = shutil.copytree(original, tmp_path / "copy")
+        (tmp_path / "link").symlink_to(original)
+        owners = {name: read_owner(tmp_path / name) for name in ("original", "copy", "link")}
+        assert {name for name, owner in owners.items() if owner is not None and owner.is_gone} == {"copy"}
+        own = acquire(copy)
+        assert own.attempt == 2
+        lease.check()
+        own.release()
+        original.rename(tmp_path / "moved")
+        with pytest.raises(RunOwnedError):
+            refuse_owned(tmp_path / "moved")
+        with pytest.raises(ReplacedError, match="moved or removed while this process trained it") as caught:
+            lease.check()
+        assert "continues there" not in str(caught.value)
+        lease.release()
 
     def test_a_process_id_that_is_used_again_is_another_process(self, tmp_path: Path) -> None:
         pretend(tmp_path, pid=os.getpid(), started="1", machine=this_machine())

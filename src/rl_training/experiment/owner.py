@@ -1,4 +1,4 @@
-"""The owner of a run folder, as others see it: which process it is, and whether it is alive. Reads only."""
+"""The owner of a run folder, as others see it: which process it is, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import os
 import re
 import socket
 import time
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +40,20 @@ class Owner:
     started: str = ""
     """When the process started, in the kernel's clock: a process id can be used again."""
     since: str = "an unknown time"
+    folder: str = ""
+    """Absolute path of the run folder when the process took it."""
     has_ended: bool = False
     """Whether it has released the run."""
+    is_of_original: bool = False
+    """Whether the folder in which this was read is a copy: the process writes the original."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since} (attempt {self.attempt})"
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has released the run, or is a process of this machine that does not exist any more."""
-        return self.has_ended or self.state in ("", *ENDED_STATES)
+        """Whether it has released the run, writes another folder, or is a process of this machine that has ended."""
+        return self.has_ended or self.is_of_original or self.state in ("", *ENDED_STATES)
 
     @property
     def state(self) -> str | None:
@@ -74,10 +80,38 @@ def read_owner(run_dir: Path) -> Owner | None:
     values: Any = None
     with contextlib.suppress(CheckpointError, ValueError, RecursionError):  # being written, or damaged
         values = json.loads(read_limited(files[attempt], MAX_BYTES))
-    types = {"host": str, "pid": int, "machine": str, "started": str, "since": str}
+    types = {"host": str, "pid": int, "machine": str, "started": str, "since": str, "folder": str}
     known = values if isinstance(values, dict) else {}
     found: dict[str, Any] = {name: known[name] for name, kind in types.items() if isinstance(known.get(name), kind)}
-    return Owner(attempt, **found, has_ended=".ended" in files[attempt].name)
+    is_copy = _is_copy(run_dir, files[attempt], found)
+    return Owner(attempt, **found, has_ended=".ended" in files[attempt].name, is_of_original=is_copy)
+
+
+def _is_copy(run_dir: Path, file: Path, owner: Mapping[str, Any]) -> bool:
+    """Whether a run folder was copied from one of this machine that still has the same owner; a moved one was not."""
+    original = Path(owner.get("folder") or run_dir)
+    if owner.get("machine") != this_machine() or original == run_dir:
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        is_other = not original.samefile(run_dir)
+        return is_other and (original / OWNER_FOLDER / file.name).read_bytes() == file.read_bytes()
+    return False
+
+
+def file_clock(folder: Path) -> float:
+    """The current time on the clock that dates files in `folder`, which may be another machine's.
+
+    Where no file can be written, this machine's clock.
+    """
+    probe = folder / f".clock-{uuid.uuid4().hex}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    except OSError:
+        return time.time()
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
 
 
 def is_alive(run_dir: Path, owner: Owner | None, now: float | None = None) -> bool:
@@ -113,7 +147,7 @@ def read_heartbeat(run_dir: Path, owner: Owner) -> dict[str, Any]:
 def refuse_owned(run_dir: Path) -> None:
     """Raise a `RunOwnedError` if a live process owns the run."""
     owner = read_owner(run_dir)
-    if owner is not None and is_alive(run_dir, owner):
+    if owner is not None and not owner.is_gone and is_alive(run_dir, owner, file_clock(run_dir / OWNER_FOLDER)):
         raise RunOwnedError(run_dir, owner)
 
 

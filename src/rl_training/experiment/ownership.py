@@ -16,7 +16,6 @@ import shutil
 import socket
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
@@ -28,6 +27,7 @@ from rl_training.experiment.owner import (
     HEARTBEAT,
     OWNER_FOLDER,
     Owner,
+    file_clock,
     is_alive,
     owner_file,
     owner_files,
@@ -76,9 +76,13 @@ class Lease:
         if self.is_lost or newest > self.attempt or not self.workspace.is_dir():
             self.is_lost = True
             owner = read_owner(self.run_dir)
-            by = f"by {owner}" if owner is not None and owner.attempt > self.attempt else "or its folder was removed"
+            if owner is None or owner.attempt <= self.attempt:
+                raise ReplacedError(
+                    f"the folder of run '{self.run_dir}' was moved or removed while this process trained it: this"
+                    " process ends; if the folder was moved, resume it where it is now"
+                )
             raise ReplacedError(
-                f"this process (attempt {self.attempt}) was replaced {by}: run '{self.run_dir}' continues there,"
+                f"this process (attempt {self.attempt}) was replaced by {owner}: run '{self.run_dir}' continues there,"
                 " and this process leaves it unchanged"
             )
 
@@ -146,13 +150,12 @@ def acquire(run_dir: Path) -> Lease:
         folder.mkdir(exist_ok=True)
         while True:
             before = read_owner(run_dir)
-            if before is not None and is_alive(run_dir, before, _file_time(folder)):
+            if before is not None and is_alive(run_dir, before, file_clock(folder)):
                 raise RunOwnedError(run_dir, before)
             attempt = 1 if before is None else before.attempt + 1
             path = owner_file(run_dir, attempt)
             try:
-                own = {name: value for name, value in vars(_this_owner(attempt)).items() if name != "has_ended"}
-                write_new(path, json.dumps(own).encode())
+                write_new(path, json.dumps(_this_process(run_dir, attempt)).encode())
             except FileExistsError:
                 continue  # another process was faster: look at it
             except OSError:
@@ -184,20 +187,12 @@ def _fence(run_dir: Path, lease: Lease, before: Owner | None) -> None:
     (run_dir / STOP_FILE).unlink(missing_ok=True)
 
 
-def _file_time(folder: Path) -> float:
-    """The current time on the clock that dates files in `folder`, which may be another machine's."""
-    probe = folder / f".clock-{uuid.uuid4().hex}"
-    try:
-        probe.touch()
-        return probe.stat().st_mtime
-    finally:
-        probe.unlink(missing_ok=True)
-
-
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _this_owner(attempt: int) -> Owner:
+def _this_process(run_dir: Path, attempt: int) -> dict[str, Any]:
+    """What the file of an owner says of this process."""
+    values = {"attempt": attempt, "host": socket.gethostname(), "pid": os.getpid(), "machine": this_machine()}
     _, started = process_status(os.getpid())
-    return Owner(attempt, socket.gethostname(), os.getpid(), this_machine(), started, _now())
+    return {**values, "started": started, "since": _now(), "folder": str(run_dir.absolute())}

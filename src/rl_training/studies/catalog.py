@@ -96,8 +96,9 @@ class RunInfo:
 class RunReader:
     """Reads one run folder; each file at most once."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Path, now: float | None = None) -> None:
+        """Read a run folder; `now` is the time on the clock that dates its files (None: this machine's)."""
+        self.run_dir, self._now = run_dir, now
         self.metadata = TrainingRun(run_dir).metadata()
         self.owner = read_owner(run_dir)
 
@@ -141,7 +142,7 @@ class RunReader:
     @property
     def state(self) -> State:
         """Computed from the owner and its heartbeat; a recorded end counts only if the last owner recorded it."""
-        if is_alive(self.run_dir, self.owner):
+        if is_alive(self.run_dir, self.owner, self._now):
             return "running"
         recorded = self.metadata.get("status")
         is_last = self.owner is None or self.metadata.get("attempt") == self.owner.attempt
@@ -169,9 +170,9 @@ class RunReader:
         return _count(self.config.get(name) if value is None else value)
 
 
-def read_run(run_dir: Path) -> RunInfo:
-    """What a run folder tells of its run."""
-    return RunReader(run_dir).info()
+def read_run(run_dir: Path, now: float | None = None) -> RunInfo:
+    """What a run folder tells of its run; `now` is the time on the clock that dates its files."""
+    return RunReader(run_dir, now).info()
 
 
 def find_run_folders(folder: Path) -> list[Path]:

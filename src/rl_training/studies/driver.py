@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.owner import heartbeat_age, read_owner, stale_seconds
+from rl_training.experiment.owner import file_clock, heartbeat_age, read_owner, stale_seconds
 from rl_training.experiment.ownership import STOP_FILE
 from rl_training.experiment.run_folder import TrainingRun, is_interruption
 from rl_training.studies.catalog import RunInfo, is_run_folder, read_run
@@ -51,7 +51,7 @@ class Outcome(Enum):
     GIVEN_UP = "given up"
     STOPPED = "stopped"
     PRUNED = "pruned"
-    """Not continued, by a decision of whoever drives the study."""
+    """Ended by `Driver.prune`."""
 
 
 IS_OVER = {Outcome.DONE, Outcome.FAILED, Outcome.GIVEN_UP, Outcome.STOPPED, Outcome.PRUNED}
@@ -77,9 +77,9 @@ class Task:
     not_before: float = 0.0
     started: float = 0.0
 
-    def look(self) -> RunInfo | None:
-        """Read the run folder again."""
-        self.info = read_run(self.run.run_dir) if is_run_folder(self.run.run_dir) else None
+    def look(self, now: float) -> RunInfo | None:
+        """Read the run folder again; `now` is the time on the clock that dates its files."""
+        self.info = read_run(self.run.run_dir, now) if is_run_folder(self.run.run_dir) else None
         return self.info
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,6 +115,8 @@ class Driver:
         self.on_look: Callable[[], None] = lambda: None
         """Called about once a second, after the run folders were read; it may call `prune`."""
         self._next_look = 0.0
+        self._now = self._awake_since = file_clock(study.path)
+        """The clock that dates heartbeats, at the last look and when this process last woke up from a pause."""
 
     def run(self) -> list[Task]:
         """Train until every run is over, or until a signal asks all to stop at a step boundary."""
@@ -141,7 +143,7 @@ class Driver:
 
     def _recall(self, task: Task) -> None:
         """Read from its folder whether a run is over."""
-        info = task.look()
+        info = task.look(self._now)
         other = None if info is None else other_run(info, task.run.config)
         if other is not None:
             self._fail(task, Outcome.FAILED, other)
@@ -157,7 +159,8 @@ class Driver:
                 self._end(task, ended)
         is_look_due = time.monotonic() >= self._next_look
         if is_look_due:
-            self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
+            self._next_look = time.monotonic() + min(SECONDS_BETWEEN_LOOKS, stale_seconds() / 4)
+            self._read_clock()
             self._look()
             self.on_look()
         if self.interrupted_by is None:
@@ -165,12 +168,18 @@ class Driver:
         if is_look_due:
             self._listener.look(self.tasks)
 
+    def _read_clock(self) -> None:
+        """Read the clock that dates heartbeats. If this process was paused, so were its workers: all begin anew."""
+        before, self._now = self._now, file_clock(self._study.path)
+        if abs(self._now - before) > stale_seconds() / 2:
+            self._awake_since = self._now
+
     def _look(self) -> None:
         for task in self.tasks:
             if task.outcome is Outcome.ELSEWHERE:
                 self._look_elsewhere(task)
             elif task.handle is not None:
-                task.look()
+                task.look(self._now)
                 self._replace_if_hung(task)
                 if self.interrupted_by is not None or task.outcome is Outcome.PRUNED:
                     ask_to_stop(task.run.run_dir)
@@ -178,11 +187,13 @@ class Driver:
                 task.outcome, task.reason = Outcome.STOPPED, "not started" if task.info is None else "not continued"
 
     def _look_elsewhere(self, task: Task) -> None:
-        info = task.look()
+        info = task.look(self._now)
         if info is not None and is_complete(info):
             self._finish(task, info)
         elif info is None or info.state != "running":
-            task.outcome = Outcome.WAITING
+            may_have_paused = self._now - self._awake_since <= stale_seconds()
+            if info is None or info.owner is None or info.owner.is_gone or not may_have_paused:
+                task.outcome = Outcome.WAITING
 
     def _start_waiting(self) -> None:
         free = self._launcher.capacity() - sum(task.handle is not None for task in self.tasks)
@@ -208,7 +219,7 @@ class Driver:
         order = make_order(task.run, self._study, task.attempt_before)
         task.pointer = TrainingRun(task.run.run_dir).read_pointer()
         task.outcome, task.log = Outcome.ACTIVE, order.log
-        task.handle, task.started = self._launcher.start(order), time.monotonic()
+        task.handle, task.started = self._launcher.start(order), self._now
         where = f" on {task.handle.where}" if task.handle.where else ""
         is_new = task.info is None or not task.info.has_checkpoint
         step = "" if task.info is None or is_new else f" at step {task.info.step:,}"
@@ -217,7 +228,7 @@ class Driver:
     def _end(self, task: Task, ended: Exit) -> None:
         """Decide, from the run folder, what the end of a worker process means."""
         task.handle = None
-        info = task.look()
+        info = task.look(self._now)
         if task.outcome is Outcome.PRUNED:
             return
         if info is not None and is_complete(info):
@@ -259,10 +270,11 @@ class Driver:
         if task.handle is None:
             return
         if owner is None or owner.attempt <= task.attempt_before:  # it does not own the run yet
-            waited = time.monotonic() - task.started
+            waited = self._now - max(task.started, self._awake_since)
             age = 0.0 if self._launcher.may_queue else waited - SECONDS_TO_START
         else:
-            age = 0.0 if owner.is_gone else heartbeat_age(task.run.run_dir, owner)
+            age = 0.0 if owner.is_gone else heartbeat_age(task.run.run_dir, owner, self._now)
+            age = min(age, self._now - self._awake_since)
         if age > stale_seconds():
             self._listener.event(task, f"has given no heartbeat for {age:.0f} seconds: replacing its process")
             task.handle.kill()
