@@ -13,7 +13,10 @@ from conftest import small_config
 
 from rl_training import BC, DQN, PPO, SAC, TD3, TrainConfig
 from rl_training.errors import ConfigError
+from rl_training.experiment.checkpoint_folder import CheckpointFolder
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import parse_overrides
+from rl_training.experiment.logging import read_metrics
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 
@@ -57,6 +60,19 @@ def test_all_networks_are_copied_and_told(tmp_path: Path, capfd: pytest.CaptureF
     assert recorded["taken"] == ["actor", "critic", "target_critic"]
     assert recorded["checkpoint"] == str(old._checkpoint)
     assert f"init_from: {old.run_dir}" in (result.run_dir / "config.yaml").read_text()
+
+
+def test_a_trained_policy_collects_the_warm_up_and_its_score_is_the_first(tmp_path: Path) -> None:
+    old = DQN(small_config("dqn", tmp_path / "old"))
+    old.learn()
+    settings = {"learning_starts": 96, "epsilon_end": 0.0}
+    config = small_config("dqn", tmp_path / "new", init_from=old.run_dir, total_timesteps=96, algo_kwargs=settings)
+    run_dir = DQN(config).learn().run_dir
+    rows = load_checkpoint(run_dir).buffer_state["segments"][0].arrays
+    assert (old.predict(rows["obs"].reshape(96, -1)) == rows["actions"].reshape(96)).all()
+    first = next(read_metrics(run_dir / "metrics.jsonl"))
+    assert (first["global_step"], "eval_return_mean" in first) == (0, True)
+    assert CheckpointFolder(run_dir / "checkpoints").best == ("step_000000000000", first["eval_return_mean"])
 
 
 def test_the_policy_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

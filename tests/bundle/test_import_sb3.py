@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import pickle
 import sys
 from itertools import pairwise
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from sb3_models import (
+    PICKLE_OF_A_SHELL_COMMAND,
     Weights,
     adam_state,
     continuous_weights,
@@ -115,6 +117,31 @@ def test_activation_and_hyperparameters_are_read_from_plain_json(tmp_path: Path)
     assert settings.items() <= config.algo_kwargs.items()
     assert (config.algo_kwargs["gamma"], config.algo_kwargs["learning_rate"], config.num_envs) == (0.97, 0.002, 3)
     assert config.total_timesteps == conversion.global_step == 4000
+
+
+def pickled_frequency(count: int, unit: str) -> dict[str, str]:
+    """SB3's TrainFreq, as cloudpickle writes it."""
+    module = b"stable_baselines3.common.type_aliases"
+    data = b"\x80\x02c" + module + b"\nTrainFreq\nK" + bytes([count]) + b"c" + module + b"\nTrainFrequencyUnit\n"
+    data += b"X" + len(unit).to_bytes(4, "little") + unit.encode() + b"\x85R\x86\x81."
+    return {":type:": "<class 'TrainFreq'>", ":serialized:": base64.b64encode(data).decode()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ratio"),
+    [
+        ({"train_freq": pickled_frequency(64, "step"), "gradient_steps": 32}, (64, 32)),
+        ({"train_freq": pickled_frequency(8, "step"), "gradient_steps": 4, "n_envs": 2}, (16, 4)),
+        ({"train_freq": 4, "gradient_steps": 1}, (4, 1)),
+        ({"train_freq": pickled_frequency(1, "episode"), "gradient_steps": -1}, (1, 1)),
+        ({"train_freq": pickled_frequency(1, "episode"), "gradient_steps": 50}, (1, 1)),
+        ({"train_freq": {":serialized:": PICKLE_OF_A_SHELL_COMMAND.decode()}, "gradient_steps": 128}, (1, 1)),
+    ],
+)
+def test_both_numbers_of_the_update_ratio_are_taken_or_neither(settings: Any, ratio: Any, tmp_path: Path) -> None:
+    conversion = imported(tmp_path, "sac", continuous_weights(3, 1), PENDULUM, **settings)
+    values = conversion.config.algo_kwargs
+    assert (values["train_frequency"], values["gradient_steps"]) == ratio
 
 
 def test_dqn_and_its_target(tmp_path: Path) -> None:

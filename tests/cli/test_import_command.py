@@ -10,11 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sb3_models import adam_state, continuous_weights, ppo_weights, settings_of, write_model
+from sb3_models import (
+    Weights,
+    adam_state,
+    continuous_weights,
+    forward,
+    ppo_weights,
+    sequential,
+    settings_of,
+    write_model,
+)
 
 from rl_training.api import PPO
 from rl_training.cli import main
-from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
 from rl_training.runtime.workflows import predict_checkpoint
 
 
@@ -81,15 +90,44 @@ def test_the_imported_policy_is_a_policy_of_the_api(model: Path, capsys: pytest.
     assert (agent.predict(obs) == predict_checkpoint(run, obs)).all()
 
 
-def test_an_off_policy_run_goes_on_with_new_steps(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_an_off_policy_run_warms_up_from_the_policy(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     variables = {"log_ent_coef": torch.tensor([-1.0])}
     path = write_model(tmp_path / "model.zip", settings_of("sac"), continuous_weights(3, 1), variables=variables)
     run = imported(capsys, str(path), "--env", "Pendulum-v1", "eval_episodes=1")["run"]
-    assert main(["resume", run, "--total-timesteps", "4020", "-q"]) == 0
-    state = load_checkpoint(run)
-    assert state.trainer_state["session"]["update_calls"] == 3920  # no update for steps that SB3 took
-    assert float(state.algorithm_state["members"]["critic_optimizer"]["step"]) == 20
+    assert main(["resume", run, "--total-timesteps", "4100"]) == 0
+    assert "nothing will be learned in the environment: learning_starts 100" in capsys.readouterr().err
+    assert steps_of(load_checkpoint(run))["critic_optimizer"] == 0
+    assert main(["resume", run, "--total-timesteps", "4120", "-q"]) == 0
+    assert steps_of(load_checkpoint(run))["critic_optimizer"] == 20  # learning_starts counts from the import
+
+
+def steps_of(state: CheckpointState) -> dict[str, float]:
+    members = state.algorithm_state["members"]
+    return {name: float(members[name]["step"]) for name in members if name.endswith("optimizer")}
+
+
+def test_a_q_network_refills_its_replay_with_its_own_policy(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights: Weights = {}
+    for name in ("q_net", "q_net_target"):
+        sequential(weights, f"{name}.q_net.", (4, 8, 6, 2), torch.Generator().manual_seed(4))
+    settings = settings_of("dqn", exploration_final_eps=0.0, train_freq=4, gradient_steps=2)
+    path = write_model(tmp_path / "model.zip", settings, weights)
+    value = imported(capsys, str(path), "--env", "CartPole-v1")
+    run, score = value["run"], value["metrics"]["eval_return_mean"]
+    assert main(["resume", run, "--total-timesteps", "4500", "--output-dir", "forks", "-q"]) == 0  # buffer_size is 500
+    (fork,) = Path("forks").iterdir()
+    state = load_checkpoint(fork)
+    (rows,) = [segment.arrays for segment in state.buffer_state["segments"]]
+    obs, actions = rows["obs"].reshape(-1, 4), rows["actions"].reshape(-1)
+    assert len(actions) == 500
+    stems = [f"q_net.q_net.{number}" for number in (0, 2, 4)]
+    assert (forward(weights, stems, obs, "relu").argmax(1) == actions).all()
+    assert steps_of(state)["optimizer"] == 0
+    assert state.trainer_state["session"]["best_return"] == score  # a fork knows the imported score
+    assert main(["resume", str(fork), "--total-timesteps", "4508", "-q"]) == 0
+    assert steps_of(load_checkpoint(fork))["optimizer"] == 4  # two updates every four steps
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,8 @@ class Algorithm(ABC, Generic[ConfigT]):
     """Whether `act` and `update` obey action masks; if not, environments that give masks are refused."""
     info_fields: ClassVar[StepFields] = {}
     """Keys of the environment's info that are stored with each step, in `Transitions.extras`."""
+    starts_trained = False
+    """Whether the run began with a trained policy, which needs no exploration schedule; set by its loop."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse an `act` without policy state and mask, where it is defined."""

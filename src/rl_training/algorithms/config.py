@@ -225,7 +225,7 @@ class OffPolicyConfig(AlgorithmConfig):
     batch_size: Annotated[PositiveInt, Tune(choices=(32, 64, 128, 256, 512))] = 256
     """Transitions per gradient step."""
     learning_starts: Annotated[NonNegativeInt, Tune(choices=(100, 1000, 5000, 10_000), by_name=True)] = 100
-    """Environment steps with random actions before the first update."""
+    """Environment steps with random actions (with `init_from`: of that policy) before the first update."""
     train_frequency: Annotated[PositiveInt, Tune(choices=(1, 2, 4, 8, 16), by_name=True)] = 1
     """Train every this many environment steps, over all environments."""
     gradient_steps: Annotated[PositiveInt, Tune(choices=(1, 2, 4, 8), by_name=True)] = 1

@@ -80,7 +80,8 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
     def epsilon(self) -> float:
         """Probability of a random action at this point of training."""
         config = self.config
-        fraction = self.progress / config.exploration_fraction if config.exploration_fraction else 1.0
+        is_over = self.starts_trained or not config.exploration_fraction
+        fraction = 1.0 if is_over else self.progress / config.exploration_fraction
         return config.epsilon_start + min(fraction, 1.0) * (config.epsilon_end - config.epsilon_start)
 
     @torch.no_grad()

@@ -183,7 +183,10 @@ class Run:
             self.folder.logger.info("resumed at step %s of %s", first, total)
             self.view.message(f"resumed at step {first} of {total}")
         dataset_size = len(components.dataset) if components.dataset else None
-        notes = [*learning_warnings(setup.config, setup.algo_config, dataset_size), *components.notes]
+        notes = [
+            *learning_warnings(setup.config, setup.algo_config, dataset_size, self.origin.warm_start_step),
+            *components.notes,
+        ]
         taken = self.origin.weights.describe() if self.origin.weights else []
         for note in collapsed([*taken, *notes, *self._env_reasons()]):
             self.view.message(note)
@@ -195,8 +198,7 @@ class Run:
             self._begin()
             self._open_files(stack)
             if not is_new and self.origin.folder is None:  # a fork can be resumed from its first moment on
-                self.save()
-                self.scores.offer_restored()
+                self.scores.offer_best(self.save())
             if stop_reason is not None:
                 session.state.request_stop(stop_reason)
             session.begin(len(self.components.dataset) if is_new and self.components.dataset else None)
@@ -222,6 +224,8 @@ class Run:
             self.components.begin(self.setup.seeds)
             if self.origin.weights is not None:  # after `begin`: networks keep the normalizer they were trained with
                 self.origin.weights.load_into(self.components.algorithm)
+                if self.origin.weights.has_policy:
+                    self.session.state.warm_start_step = 0
         else:
             restore(self.origin.state, self.components, self.session, self.view, self.origin.resumption)
             self.folder.update_metadata(exactness=self._exactness())

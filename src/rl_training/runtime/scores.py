@@ -83,6 +83,9 @@ class Scores:
         if now is not None and not is_extended and (self.best_return is None or now.score > self.best_return):
             self.checkpoints.restore_best(best)
         self.checkpoints.rewind_to(name, position, best)
+        kept = self.checkpoints.best
+        if kept is not None and (self.best_return is None or kept.score > self.best_return):
+            self.best_return = kept.score  # of the closing evaluation
         self.offer_restored()
 
     def metrics(self) -> dict[str, float]:

@@ -133,6 +133,10 @@ class Session:
     def begin(self, dataset_size: int | None = None) -> None:
         """Call `on_train_start`; a new offline run reports its dataset of `dataset_size` transitions as collected."""
         self.callbacks.on_train_start(self.state)
+        if self.state.warm_start_step == self.state.global_step and self.scores.evaluator and not self.scores.last:
+            self._pending = [False, True, False]  # the score of the trained policy is the first to beat
+            for due in self._intervals():
+                due.is_due(self.state.global_step)
         self.callbacks.state_dict()  # raises if it cannot be saved, before any step is taken
         last_step = self.last_step
         self.view.watch(lambda: (self.state.global_step, last_step, self._latest))
@@ -253,6 +257,7 @@ class Session:
             "epoch": self.state.epoch,
             "update_count": self.state.update_count,
             "update_calls": self.state.update_calls,
+            "warm_start_step": self.state.warm_start_step,
             "stop_reason": self.state.stop_reason,
             "training_progress": self.training_progress.state_dict(),
             "accumulator": self.accumulator.state_dict(),
@@ -271,6 +276,7 @@ class Session:
         self.state.epoch = state["epoch"]
         self.state.update_count = state["update_count"]
         self.state.update_calls = state["update_calls"]
+        self.state.warm_start_step = state.get("warm_start_step")
         saved = TrainingProgress(**state["training_progress"])
         self.training_progress = saved.extended(state["global_step"], self.config.total_timesteps, schedules)
         self.accumulator.load_state_dict(state["accumulator"])

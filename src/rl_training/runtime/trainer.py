@@ -34,6 +34,9 @@ class TrainerState:
     """Configuration of the run."""
     update_calls: int = 0
     """Calls of `Algorithm.update`, each of which takes one or more gradient steps."""
+    warm_start_step: int | None = None
+    """Step at which the run began with a trained policy (0 with `init_from`), up to which `update_calls` counts one a
+    step; None: it began with random weights."""
 
     def request_stop(self, reason: str) -> None:
         """Stop the run at the next step boundary; the first reason is kept."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import io
 import json
 import re
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_training.bundle.sb3.pickle_reader import Record, read_pickle
 from rl_training.errors import CheckpointError
 from rl_training.files import open_regular
 
@@ -122,7 +125,19 @@ def _read_settings(path: Path, data: bytes) -> dict[str, Any]:
         raise CheckpointError(f"'data' of '{path}' is not JSON: {error!s:.200}") from None
     if not isinstance(settings, dict):
         raise CheckpointError(f"'data' of '{path}' is not a JSON object")
-    return {key: _without_pickle(value) for key, value in settings.items()}
+    plain = {key: _without_pickle(value) for key, value in settings.items()}
+    return plain | {"train_freq": _read_train_freq(settings.get("train_freq"))}
+
+
+def _read_train_freq(value: Any) -> Any:
+    """The number of steps, or number and unit (`step` or `episode`), read from their pickle as data."""
+    if not isinstance(value, dict):
+        return value
+    with contextlib.suppress(CheckpointError, ValueError, TypeError, AttributeError):
+        found = read_pickle(base64.b64decode(value[":serialized:"]), "'train_freq'")
+        count, unit = found.arguments if isinstance(found, Record) else found
+        return [count, unit.arguments[0] if isinstance(unit, Record) else unit]
+    return None
 
 
 def _without_pickle(value: Any) -> Any:

@@ -91,6 +91,8 @@ def convert(archive: Archive, statistics: VecNormalizeState | None, changes: Map
     with _translate_errors(archive):
         hyperparameters |= {"activation": policy.activation, **layout.sizes(spaces)}
     step = _whole(archive, "num_timesteps")
+    if isinstance(layout, QLayout):
+        hyperparameters |= _refill(hyperparameters, step, report)
     run = {"algo": algo, "total_timesteps": max(1, step), "num_envs": _num_envs(archive, report), "tags": ["sb3"]}
     layers = [("the model", {**run, "algo_kwargs": hyperparameters}), ("the command line", changes)]
     config = resolve_config(layers).config
@@ -167,6 +169,17 @@ def _check_spaces(archive: Archive, layout: Layout, spaces: Spaces) -> None:
     for own, theirs in zip((action.low, action.high), bounds, strict=True):
         if not np.allclose(own.reshape(-1), theirs, rtol=1e-4, atol=1e-6):
             raise CheckpointError(f"the model's actions are bounded by {theirs}, this environment's by {own.tolist()}")
+
+
+def _refill(hyperparameters: Mapping[str, Any], step: int, report: Report) -> dict[str, int]:
+    """Collect as many steps as the model's replay buffer held before the first update.
+
+    A Q-network acts on what the last update changed: updated from few transitions of one policy, it loses that policy.
+    """
+    held = min(step, int(hyperparameters.get("buffer_capacity", step)))
+    needed = max(held, int(hyperparameters.get("learning_starts", 0)))
+    report.take("learning_starts", f"{needed:,}: the replay buffer is refilled before the first update")
+    return {"learning_starts": needed}
 
 
 def _make(config: TrainConfig, spaces: Spaces) -> Algorithm[Any]:

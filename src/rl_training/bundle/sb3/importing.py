@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.algorithms.config import OffPolicyConfig
 from rl_training.bundle.sb3.archive import read_archive
 from rl_training.bundle.sb3.conversion import Conversion, convert
 from rl_training.bundle.sb3.vecnormalize import read_vecnormalize
 from rl_training.bundle.sb3.verification import Verification, verify
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.loops.off_policy import updates_due
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.terminal.streams import quieted
@@ -87,9 +85,8 @@ class _Load(Callback):
         own = trainer.algorithm.state_dict()
         trainer.algorithm.load_state_dict({**state, "generator": own["generator"], "progress": 1.0})
         trainer.global_step, trainer.update_count = self._conversion.global_step, self._conversion.num_updates
-        config = trainer.algorithm.config
-        if isinstance(config, OffPolicyConfig):  # no update is due for steps that are not in the replay buffer
-            trainer.update_calls = updates_due(config, trainer.global_step, 0)
+        # No update is due for steps that are not in the replay buffer.
+        trainer.warm_start_step = trainer.update_calls = trainer.global_step
         trainer.request_stop(STOP_REASON)
 
 

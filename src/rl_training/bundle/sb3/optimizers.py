@@ -47,7 +47,8 @@ def _moments_of(part: Part, archive: Archive) -> tuple[int, dict[str, Tensor], d
         if entry is None:
             continue
         shape = archive.weights[name].shape
-        moments = [entry.get(kind) for kind in ("exp_avg", "exp_avg_sq")]
+        mean = entry.get("exp_avg", torch.zeros(shape))  # RMSprop has none
+        moments = [mean, entry.get("exp_avg_sq", entry.get("square_avg"))]
         if not all(isinstance(moment, Tensor) and moment.shape == shape for moment in moments):
             return None
         first[name], second[name] = moments

@@ -19,6 +19,7 @@ UNCHANGED = {"net_arch", "ortho_init", "n_critics", "n_quantiles", "device", "us
 """Keys of policy_kwargs that show in the weights, or only in their initial values."""
 OF_TRAINING = {"optimizer_class", "optimizer_kwargs", "full_std", "use_expln", "batch_norm_momentum", "batch_norm"}
 OF_LAYOUT = {"log_std_init", "clip_mean", "batch_norm_eps", "renorm_warmup_steps", "features_extractor_kwargs"}
+RMSPROPS = ("RMSprop", "RMSpropTFLike")
 MAX_STEPS = 10**12
 """Larger counts of steps are not believed."""
 NUMBER = r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?"
@@ -38,7 +39,6 @@ OFF_POLICY = {
     "buffer_size": "buffer_capacity",
     "batch_size": "batch_size",
     "learning_starts": "learning_starts",
-    "gradient_steps": "gradient_steps",
     "n_steps": "n_step",
 }
 DQN = {
@@ -116,6 +116,11 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def is_count(value: Any) -> TypeGuard[float]:
+    """Whether a JSON value is a number of at least 1."""
+    return is_number(value) and 1 <= value <= MAX_STEPS
+
+
 def find_algorithm(archive: Archive) -> str:
     """Our name of the model's algorithm, or a `CheckpointError` that says why it is not imported."""
     settings = archive.settings
@@ -174,12 +179,9 @@ def read_hyperparameters(archive: Archive, algo: str, report: Report) -> dict[st
         value = settings.get(theirs)
         if is_number(value) or isinstance(value, bool) or (value is None and theirs in settings):
             values[ours] = value
-    if values.get("gradient_steps", 1) < 1:
-        values["gradient_steps"] = 1
-        report.leave("gradient_steps", "as many updates as steps: one per step here")
     values = {name: value for name, value in values.items() if value is not None or name in ("max_grad_norm",)}
     values |= _schedules(archive, report)
-    values |= _train_frequency(settings, report) if "buffer_size" in settings else {}
+    values |= _update_ratio(settings, report) if "buffer_size" in settings else {}
     values |= _entropy(settings) if "target_entropy" in settings else {}
     values |= _noise(settings, report) if KEYS[algo].get("target_policy_noise") else {}
     values |= _hindsight(settings)
@@ -213,12 +215,18 @@ def _schedules(archive: Archive, report: Report) -> dict[str, Any]:
     return values
 
 
-def _train_frequency(settings: Plain, report: Report) -> dict[str, Any]:
-    frequency = settings.get("train_freq")
-    if is_number(frequency) and frequency > 0:
-        return {"train_frequency": int(frequency)}
-    report.leave("train_freq", "stored as code: set algo_kwargs.train_frequency if it was not the default")
-    return {}
+def _update_ratio(settings: Plain, report: Report) -> dict[str, Any]:
+    """Updates, and environment steps between them: both as SB3 had them, or else one update per step."""
+    found, updates, num_envs = settings.get("train_freq"), settings.get("gradient_steps"), settings.get("n_envs")
+    frequency, unit = found if isinstance(found, list) and len(found) == 2 else (found, "step")
+    if updates == -1:  # as many as steps
+        return {"train_frequency": 1, "gradient_steps": 1}
+    if unit == "step" and is_count(frequency) and is_count(updates) and is_count(num_envs):
+        return {"train_frequency": int(frequency * num_envs), "gradient_steps": int(updates)}
+    given = "train_freq is stored as code" if found is None else f"train_freq is {frequency!r:.20} {unit!s:.20}s"
+    remedy = "set algo_kwargs.train_frequency and gradient_steps for another ratio"
+    report.leave("train_freq, gradient_steps", f"{given}: one update per step here; {remedy}")
+    return {"train_frequency": 1, "gradient_steps": 1}
 
 
 def _entropy(settings: Plain) -> dict[str, Any]:
@@ -262,11 +270,16 @@ def read_optimizer_settings(archive: Archive, report: Report) -> dict[str, Any]:
     name = class_name(kwargs.get("optimizer_class")) or "Adam"
     states = [archive.optimizers[key] for key in ("policy", "actor") if key in archive.optimizers]
     group = states[0]["param_groups"][0] if states and states[0]["param_groups"] else {}
-    if name not in ("Adam", "AdamW") or not isinstance(group, dict):
+    if name not in ("Adam", "AdamW", *RMSPROPS) or not isinstance(group, dict):
         report.leave("optimizer", f"{name} has no counterpart: Adam here, which begins anew")
         return {}
     values: dict[str, Any] = {"adam_eps": group["eps"]} if is_number(group.get("eps")) else {}
     betas = group.get("betas")
+    if name in RMSPROPS:
+        betas = (0.0, group.get("alpha"))
+        report.take("optimizer", f"{name}, which is Adam with beta1 = 0")
+        if name == RMSPROPS[1] and values:
+            values["adam_eps"] **= 0.5  # it is added within the square root there
     if isinstance(betas, (tuple, list)) and len(betas) == 2 and all(map(is_number, betas)):
         values |= dict(zip(("adam_beta1", "adam_beta2"), betas, strict=True))
     decay = group.get("weight_decay")

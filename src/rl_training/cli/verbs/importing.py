@@ -126,8 +126,9 @@ def _table(title: str, rows: list[tuple[str, str]]) -> list[str]:
 def _next_steps(imported: Imported) -> list[str]:
     """Commands that continue from here."""
     run, step = imported.result.run_dir, imported.conversion.global_step
+    warm_up = imported.conversion.config.algo_kwargs.get("learning_starts", 0)
     return [
         f"imported {imported.conversion.config.algo} of SB3 {imported.conversion.archive.version} at step {step:,}",
         f"evaluate: rl-training eval {run} --eval-episodes 100",
-        f"train on: rl-training resume {run} --total-timesteps {max(1, step) * 2}",
+        f"train on: rl-training resume {run} --total-timesteps {max(1, step) * 2 + warm_up}",
     ]

@@ -26,8 +26,13 @@ STATISTICS = {
 """Wrappers with running statistics, and the setting of algorithms that does the same."""
 
 
-def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset_size: int | None) -> list[str]:
-    """Warnings: a run that ends late, no gradient step, batches that repeat transitions, an outdated environment."""
+def learning_warnings(
+    config: TrainConfig, algo_config: AlgorithmConfig, dataset_size: int | None, first_step: int = 0
+) -> list[str]:
+    """Warnings: a run that ends late, no gradient step, batches that repeat transitions, an outdated environment.
+
+    `first_step` is the step at which the run took over a trained policy, with an empty replay buffer.
+    """
     total, found = config.total_timesteps, []
     newest = None if config.env_id is None else newer_version(config.env_id)
     if newest is not None:
@@ -42,8 +47,9 @@ def learning_warnings(config: TrainConfig, algo_config: AlgorithmConfig, dataset
             "num_envs"
         )
     if isinstance(algo_config, OffPolicyConfig):
-        found += _without_updates(algo_config, total, config.num_envs, "learning_starts")
-        found += _repeating(algo_config.batch_size, min(algo_config.buffer_capacity, total), "the replay buffer")
+        left = total - first_step
+        found += _without_updates(algo_config, left, config.num_envs, "learning_starts")
+        found += _repeating(algo_config.batch_size, min(algo_config.buffer_capacity, left), "the replay buffer")
     if isinstance(algo_config, OfflineConfig) and dataset_size is not None:
         found += _repeating(algo_config.batch_size, dataset_size, "the dataset")
     online = algo_config.online if isinstance(algo_config, OfflineToOnlineConfig) else None

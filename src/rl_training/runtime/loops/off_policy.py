@@ -83,15 +83,19 @@ def make_replay_buffer(
 
 
 def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: ReplayBuffer) -> None:
-    """Train until the run is over."""
+    """Train until the run is over.
+
+    A trained policy (`init_from`, an import) collects the warm-up itself, without epsilon's schedule: random actions
+    would fill the new replay buffer with states that it never visits. `learning_starts` counts from its first step.
+    """
     config: OffPolicyConfig = algorithm.config
     state = session.state
-
+    algorithm.starts_trained = state.warm_start_step is not None
     needs_act = bool(algorithm.step_fields()) or algorithm.initial_state(1) is not None
 
     def explore(obs: Tensor, policy_state: Tensor | None, mask: Tensor | None) -> ActResult:
         session.set_progress()
-        if state.global_step >= config.learning_starts:
+        if algorithm.starts_trained or state.global_step >= config.learning_starts:
             return algorithm.act(obs, policy_state, explore=True, mask=mask)
         actions = algorithm.random_actions(len(obs), mask)
         if not needs_act:
@@ -99,7 +103,8 @@ def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Coll
         acted = algorithm.act(obs, policy_state, explore=True, mask=mask)
         return acted._replace(actions=actions) if isinstance(acted, ActResult) else acted  # the collector refuses it
 
-    collect_and_update(session, algorithm, collector, buffer, config, explore)
+    first_step = state.warm_start_step or 0
+    collect_and_update(session, algorithm, collector, buffer, config, explore, first_step=first_step)
 
 
 def collect_and_update(
@@ -114,7 +119,8 @@ def collect_and_update(
 ) -> None:
     """Alternate environment steps and updates until the run is over.
 
-    `first_step` is the step at which an offline stage ended; each of its steps was one update.
+    `first_step` is the step at which an offline stage ended, or at which the run took over a trained policy; each step
+    before it counts as one update.
     """
     state, total = session.state, session.training_progress.total - first_step
     draw, batch_size = sampler_of(buffer, algorithm.config.sampling()), algorithm.config.batch_size

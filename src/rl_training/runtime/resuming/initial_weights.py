@@ -37,6 +37,11 @@ class InitialWeights:
     left: Mapping[str, str]
     """Why a network of the new run keeps its random weights, by its name."""
 
+    @property
+    def has_policy(self) -> bool:
+        """Whether the network that acts is among them."""
+        return policy_name(self.taken) is not None
+
     def load_into(self, algorithm: Algorithm[Any]) -> None:
         """Copy the weights; optimizers, counters and random generators stay those of a new run."""
         members = algorithm.stateful_members()

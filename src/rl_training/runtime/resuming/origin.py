@@ -28,6 +28,11 @@ class Origin:
         return self.state.trainer_state["session"]["global_step"] if self.state else 0
 
     @property
+    def warm_start_step(self) -> int:
+        """Step at which the run took over a trained policy."""
+        return self.state.trainer_state["session"].get("warm_start_step") or 0 if self.state else 0
+
+    @property
     def folder(self) -> TrainingRun | None:
         """The existing run folder to continue in; None: a new one."""
         return self.resumption.run if self.resumption else None

@@ -60,6 +60,7 @@ class _Session(_Saved):
     epoch: NonNegativeInt
     update_count: NonNegativeInt
     update_calls: NonNegativeInt
+    warm_start_step: NonNegativeInt | None = None
     training_progress: _TrainingProgress
     intervals: list[_Interval]
     accumulator: _Accumulator
