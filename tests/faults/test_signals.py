@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from conftest import HELPERS, TRY_ALL, small_config
 from run_tools import assert_same_end
 from test_kill import assert_same_folders, processes_marked, wait_until
@@ -69,15 +70,8 @@ def interrupt(config: TrainConfig, folder: Path, kind: str, count: int, signal: 
         "to_group": True,
         "times": times,
     }
-    process = subprocess.Popen(
-        [sys.executable, str(HELPERS / "killed_run.py"), json.dumps(order)],
-        cwd=folder,
-        env={**os.environ, "RL_TRAINING_TEST": mark},
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words, target = [json.dumps(order)], "killed_run:main_of_order"
+    process = warm.start(words, folder, target, start_new_session=True, RL_TRAINING_TEST=mark)
     answer = finish(process)
     if sys.platform.startswith("linux"):
         wait_until(lambda: not processes_marked(f"RL_TRAINING_TEST={mark}"))
@@ -114,7 +108,7 @@ def test_a_signal_saves_the_run_and_the_printed_command_goes_on(
     (run_dir,) = (tmp_path / "runs").glob("*__x")
     verify_checkpoint(resolve_checkpoint(run_dir))
     (command,) = [line for line in error.replace("\\\n", "").splitlines() if " resume " in line]
-    resumed = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    resumed = warm.run(shlex.split(command)[3:], tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     whole = run_training(config_for(tmp_path / "whole", "sync"))
     assert shlex.split(command)[-1] == str(run_dir)
@@ -176,7 +170,8 @@ def test_a_second_ctrl_c_leaves_at_once_and_loses_no_checkpoint(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for the compiler in /proc")
-@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"] if TRY_ALL else ["SIGINT"])
+@pytest.mark.skipif(not TRY_ALL, reason="half a minute of compiling: RL_TRAINING_TEST_ALL=1 runs it")
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
 def test_a_signal_that_reaches_the_compiler_too_does_not_end_it(signal: str, tmp_path: Path) -> None:
     mark = str(uuid.uuid4())
     process = subprocess.Popen(

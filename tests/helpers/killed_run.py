@@ -8,7 +8,6 @@ it to the whole process group, as a terminal does, and `times` is how often.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -32,7 +31,6 @@ from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.replay import segments
 
 FILE_OPERATIONS = ("fsync", "link", "mkdir", "rename", "replace", "rmdir", "truncate", "unlink")
-DEFAULT_HANDLERS = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
 
 class EndlessEnv(gym.Env[Any, Any]):
@@ -125,8 +123,6 @@ def run(order: dict[str, Any]) -> int:
     if order.get("kill"):
         kind, count = order["kill"]
         number = signal.Signals[order.get("signal", "SIGKILL")]
-        if number in DEFAULT_HANDLERS:  # a suite under `nohup`, or in the background of a script, ignores them
-            signal.signal(number, DEFAULT_HANDLERS[number])
         trap = Trap(count, number, order.get("to_group", False), order.get("times", 1))
         set_trap(kind, trap, order.get("resume"))
     if order.get("resume"):
@@ -142,8 +138,6 @@ def sweep(order: dict[str, Any], first: int, every: int) -> int:
 
     Each life is a fork of this process, which has imported everything and trained nothing.
     """
-    for name in ("rl_training.runtime.workflows", "tensorboard.summary.writer.record_writer", "gymnasium.envs"):
-        importlib.import_module(name)
     for count in range(first, 10_000, every):
         suffix = f"life{count}"
         code = _fork({**order, "suffix": suffix, "kill": ["file", count]})
@@ -168,6 +162,7 @@ def _fork(order: dict[str, Any]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-if __name__ == "__main__":
+def main_of_order() -> int:
+    """Carry out the order that is the program's argument."""
     given = json.loads(sys.argv[1])
-    sys.exit(sweep(given, *given["sweep"]) if "sweep" in given else run(given))
+    return sweep(given, *given["sweep"]) if "sweep" in given else run(given)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from run_tools import assert_same_checkpoint
 
 from rl_training.experiment.logging import read_metrics
@@ -43,15 +42,8 @@ def write_study(folder: Path, name: str = "small", **changes: Any) -> Path:
 
 
 def start(words: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
-    """Start the command line in a fresh interpreter."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "rl_training", *words],
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    """Start the command line."""
+    return warm.start(words, folder, **environment)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

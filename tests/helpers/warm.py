@@ -1,0 +1,180 @@
+"""Processes that begin with everything imported: real ones, without the seconds that importing torch takes.
+
+The first `start` begins a server, which imports and trains nothing; each process is a fork of it. A test that needs
+a fresh interpreter (environment variables that are read at import, a terminal, the time of a start) starts its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+COMMAND_LINE = "rl_training.cli:run"
+IMPORTED = (
+    *("rl_training.runtime.workflows", "rl_training.experiment.default_manager", "rl_training.cli.program"),
+    *("tensorboard.summary.writer.record_writer", "gymnasium.envs.classic_control", "gymnasium.wrappers", "torch"),
+    *("rl_training.algorithms.ppo", "rl_training.algorithms.dqn", "rl_training.algorithms.sac", "killed_run"),
+    *("rl_training.algorithms.iql", "toy_envs"),
+)
+SIGNALS = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
+CAN_FORK = sys.platform.startswith("linux")
+LONGEST_REQUEST = 1 << 17
+
+
+class WarmProcess:
+    """A process as `subprocess.Popen` describes one; its output goes to files, and is read when it has ended."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.stdout, self.stderr = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+        self.returncode: int | None = None
+        self._report, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = [self.stdout.fileno(), self.stderr.fileno(), remote.fileno()]
+        socket.send_fds(_server(), [json.dumps(request).encode()], fds)
+        remote.close()
+        self.pid = int(self._report.recv(64))
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; returns the exit code, which is negative for a signal."""
+        if self.returncode is None:
+            self._report.settimeout(timeout)
+            try:
+                code = self._report.recv(64)
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired("a warm process", timeout or 0.0) from None
+            self.returncode = int(code)
+            self._report.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end; returns what it printed on standard output and on standard error."""
+        self.wait(timeout)
+        for file in (self.stdout, self.stderr):
+            file.seek(0)
+        return self.stdout.read(), self.stderr.read()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start(
+    words: Sequence[str],
+    folder: Path,
+    target: str = COMMAND_LINE,
+    start_new_session: bool = False,
+    **environment: str,
+) -> Any:
+    """Start a process that calls a function (`module:name`) with `words` as arguments of the program."""
+    if not CAN_FORK:
+        module, _, name = target.partition(":")
+        return subprocess.Popen(
+            [sys.executable, "-c", f"from {module} import {name}; {name}()", *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+            start_new_session=start_new_session,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    request = {"words": list(words), "folder": str(folder), "target": target, "environment": dict(os.environ)}
+    request["environment"] |= environment
+    return WarmProcess({**request, "new_session": start_new_session})
+
+
+def run(words: Sequence[str], folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a process to its end."""
+    process = start(words, folder, **options)
+    out, error = process.communicate()
+    return subprocess.CompletedProcess(list(words), process.returncode, out, error)
+
+
+_servers: dict[int, socket.socket] = {}
+
+
+def _server() -> socket.socket:
+    """The connection to the server of this process, which ends when this process does."""
+    if os.getpid() not in _servers:
+        ours, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, remote):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST_REQUEST)
+        words = [sys.executable, __file__, str(remote.fileno()), json.dumps(sys.path)]
+        subprocess.Popen(words, pass_fds=[remote.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        remote.close()
+        _servers[os.getpid()] = ours
+    return _servers[os.getpid()]
+
+
+def serve(control: socket.socket) -> Callable[[], object]:
+    """Fork a process for each request; returns only in such a process, what it is to call."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, LONGEST_REQUEST, 3)
+        if not data:
+            os._exit(0)
+        if os.fork() == 0:
+            control.close()
+            return _live(json.loads(data), *fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def _live(request: Mapping[str, Any], out: int, error: int, report: int) -> Callable[[], object]:
+    """Become the process of a request, as the child of one that reports its id and its end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child:
+        os.write(report, str(child).encode())
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with contextlib.suppress(OSError):
+            os.write(report, str(code).encode())
+        os._exit(0)
+    if request["new_session"]:
+        os.setsid()
+    os.dup2(out, 1)
+    os.dup2(error, 2)
+    for fd in (out, error, report):
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    for name, handler in SIGNALS.items():
+        signal.signal(getattr(signal, name), handler)
+    tempfile.tempdir = None
+    module, _, name = request["target"].partition(":")
+    sys.path[0], sys.argv = request["folder"], [module, *request["words"]]
+    function: Callable[[], object] = getattr(importlib.import_module(module), name)
+    return function
+
+
+if __name__ == "__main__":
+    sys.path[1:] = json.loads(sys.argv[2])
+    call = serve(socket.socket(fileno=int(sys.argv[1])))
+    kept, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    sys.exit(call())  # type: ignore[arg-type]
