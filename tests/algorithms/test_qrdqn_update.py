@@ -6,8 +6,7 @@ import torch
 from gymnasium.spaces import Discrete
 from numpy_reference import BATCH, StepWatch, arrays, doubles, make_algorithm, make_batch, mlp, small
 
-from rl_training.algorithms.qrdqn import QRDQNAlgorithm, QRDQNConfig
-from rl_training.algorithms.returns import quantile_huber_losses
+from rl_training.algorithms.qrdqn import QRDQNAlgorithm, QRDQNConfig, quantile_huber_losses
 
 CHOICES = Discrete(4)
 QUANTILES = 5

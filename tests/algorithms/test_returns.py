@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.algorithms.awac import exponential_weights
 from rl_training.algorithms.config import Schedule, value_at
-from rl_training.algorithms.returns import (
-    expectile_loss,
-    explained_variance,
-    exponential_weights,
-    gae,
-    smoothed_actions,
-)
+from rl_training.algorithms.iql import expectile_loss
+from rl_training.algorithms.on_policy import explained_variance, gae
+from rl_training.algorithms.td3 import smoothed_actions
 
 
 def column(*numbers):

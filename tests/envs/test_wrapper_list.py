@@ -20,8 +20,7 @@ from rl_training.cli import main
 from rl_training.envs.factory import EnvSource, load_code, make_env, make_vector_env
 from rl_training.envs.foreign_paths import find_paths
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
-from rl_training.evaluation.evaluator import Evaluator
-from rl_training.evaluation.reference_scores import normalized_score
+from rl_training.evaluation.evaluator import Evaluator, normalized_score
 from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
 from rl_training.plugins import user_code
 from rl_training.runtime.run import run_training

@@ -10,7 +10,7 @@ from conftest import small_config
 
 from rl_training.envs.factory import EnvSource
 from rl_training.errors import ConfigError
-from rl_training.evaluation.reference_scores import normalized_score, reference_scores
+from rl_training.evaluation.evaluator import normalized_score, reference_scores
 from rl_training.runtime.run import run_training
 
 

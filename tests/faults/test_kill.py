@@ -24,7 +24,7 @@ from rl_training.experiment.checkpoint_folder import list_checkpoints, read_poin
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import Loop, get_algorithm_spec
-from rl_training.replay import segments
+from rl_training.replay import transitions
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import serialize_train_config
@@ -53,7 +53,7 @@ survived: list[Kill] = []
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", SEGMENT_BYTES)
+    monkeypatch.setattr(transitions, "SEGMENT_BYTES", SEGMENT_BYTES)
 
 
 def plan_of(algo: str) -> list[Kill]:

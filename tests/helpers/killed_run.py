@@ -28,7 +28,7 @@ from rl_training.envs.factory import load_code
 from rl_training.envs.parallel.vector import PooledTrainingEnv
 from rl_training.evaluation import evaluator
 from rl_training.experiment.yaml_text import dump_yaml
-from rl_training.replay import segments
+from rl_training.replay import transitions
 
 FILE_OPERATIONS = ("fsync", "link", "mkdir", "rename", "replace", "rmdir", "truncate", "unlink")
 
@@ -118,7 +118,7 @@ def _half_written(trap: Trap, fsync: Callable[[int], None], run_dir: str | None)
 
 def run(order: dict[str, Any]) -> int:
     """Train as ordered, through the command line."""
-    segments.SEGMENT_BYTES = order.get("segment_bytes", segments.SEGMENT_BYTES)
+    transitions.SEGMENT_BYTES = order.get("segment_bytes", transitions.SEGMENT_BYTES)
     load_code(str(Path(__file__).parent / "toy_envs.py"))
     if order.get("kill"):
         kind, count = order["kill"]

@@ -11,7 +11,7 @@ import torch
 
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
-from rl_training.replay.segments import Segment
+from rl_training.replay.transitions import Segment
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState, TrainResult
 

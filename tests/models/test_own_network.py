@@ -25,8 +25,7 @@ from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.models.encoders import flatten, split_leaves
-from rl_training.models.own_network import find_network, make_encoder
+from rl_training.models.encoders import find_network, flatten, make_encoder, split_leaves
 from rl_training.runtime.checks.memory import count_weights
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training

@@ -18,7 +18,7 @@ from run_tools import StopAt, assert_equal, assert_same_end
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, save_checkpoint
-from rl_training.replay import segments
+from rl_training.replay import transitions
 from rl_training.replay.frame_replay import FrameReplayBuffer, replay_bytes, replay_class
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime.checks import memory
@@ -134,7 +134,7 @@ def test_the_smallest_buffers(capacity):
 @pytest.mark.parametrize("saved_after", [0, 9, 40])
 @pytest.mark.parametrize("options", [{"n_step": 3}, {"priority_alpha": 0.6}])
 def test_a_restored_buffer_continues_identically(saved_after, options, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 10_000)
+    monkeypatch.setattr(transitions, "SEGMENT_BYTES", 10_000)
     steps = make_steps(70)
     buffer, restored = (make_buffer(FrameReplayBuffer, **options) for _ in range(2))
     fill(buffer, steps[:saved_after])
@@ -153,7 +153,7 @@ def test_a_restored_buffer_continues_identically(saved_after, options, tmp_path:
 
 
 def test_a_checkpoint_writes_only_the_frames_that_are_new(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(transitions, "SEGMENT_BYTES", 20_000)
     buffer = make_buffer(FrameReplayBuffer, capacity=600)
     steps = make_steps(420)
     base, shared = None, set()

@@ -13,8 +13,7 @@ from run_tools import StopAt, assert_same_end
 from rl_training.envs.factory import make_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import Loop, get_algorithm_spec, list_algorithm_specs
-from rl_training.replay.prioritized import PrioritizedSampler, SumTree
-from rl_training.replay.replay_buffer import ReplayBuffer
+from rl_training.replay.replay_buffer import PrioritizedSampler, ReplayBuffer, SumTree
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 from rl_training.spaces.spec import describe_spaces

@@ -13,9 +13,9 @@ from conftest import small_config, step_of
 from gymnasium.spaces import Box
 
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, save_checkpoint, verify_checkpoint
-from rl_training.replay import segments
+from rl_training.replay import transitions
 from rl_training.replay.replay_buffer import ReplayBuffer
-from rl_training.replay.segments import rows_per_segment
+from rl_training.replay.transitions import rows_per_segment
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 from rl_training.spaces.spec import describe_spaces
@@ -113,14 +113,14 @@ def test_another_size_of_segments_is_read_and_never_linked_by_mistake(
     fill(buffer, 10_000)
     first = save(tmp_path / "first", buffer)
     for size in (1 << 18, 1 << 22):
-        monkeypatch.setattr(segments, "SEGMENT_BYTES", size)
+        monkeypatch.setattr(transitions, "SEGMENT_BYTES", size)
         other = make_buffer()
         other.load_state_dict(load_checkpoint(first).buffer_state)
         assert_same_rows(save(tmp_path / str(size), other, first), buffer)
 
 
 def test_a_resumed_run_links_to_the_checkpoint_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 256)
+    monkeypatch.setattr(transitions, "SEGMENT_BYTES", 256)
     config = small_config("dqn", tmp_path, total_timesteps=96, checkpoint_interval=1000)
     first = run_training(config.replace(algo_kwargs={**config.algo_kwargs, "eval_interval": 1000}))
     kept = {file.stat().st_ino for file in first.checkpoint_path.glob("replay_*")}
@@ -134,4 +134,4 @@ def test_segments_are_about_a_megabyte(num_rows: int, row_bytes: int, rows: int)
 
 
 def test_there_are_never_too_many_segments() -> None:
-    assert 1_000_000 / rows_per_segment(1_000_000, 56_448) <= segments.MAX_SEGMENTS
+    assert 1_000_000 / rows_per_segment(1_000_000, 56_448) <= transitions.MAX_SEGMENTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
@@ -12,7 +13,6 @@ from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, OfflineToOnlineConfig
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.returns import exponential_weights
 from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
@@ -82,3 +82,8 @@ class AWACAlgorithm(ReplayAlgorithm[AWACConfig]):
         """Q-value of a sampled policy action, by the minimum over the critics."""
         values: Tensor = self.critic(obs, self.actor.sample_from_noise(mean, noise)).amin(0)
         return values
+
+
+def exponential_weights(scores: Tensor, max_weight: float) -> Tensor:
+    """`exp(scores)`, at most `max_weight`; clamped before the exponential, which could overflow."""
+    return scores.clamp(max=math.log(max_weight)).exp()

@@ -20,8 +20,8 @@ from rl_training.algorithms.config import AlgorithmConfig, Scheduled
 from rl_training.algorithms.optim import Adam
 from rl_training.errors import ConfigError, EnvError
 from rl_training.models.actions import executed, random_actions
+from rl_training.models.encoders import find_network
 from rl_training.models.mlp import MLPSpec
-from rl_training.models.own_network import find_network
 from rl_training.replay.transitions import StepFields, Transitions
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces

@@ -107,7 +107,7 @@ class AlgorithmConfig(FrozenConfig):
         return self
 
     def network_sizes(self) -> dict[str, HiddenSizes]:
-        """Hidden layers of the networks by the key that sets them; first those of the network that acts."""
+        """Hidden sizes by config key, the policy's first."""
         return {"hidden_sizes": self.hidden_sizes}
 
     @field_validator("network", mode="before")
@@ -155,7 +155,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Learning rate of the critics: a number or a schedule; null: `learning_rate`."""
 
     def network_sizes(self) -> dict[str, HiddenSizes]:
-        """Hidden layers of the actor and of the critics, in this order, by the key that sets them."""
+        """Hidden sizes by config key, the actor's first."""
         own = {"actor_hidden_sizes": self.actor_hidden_sizes, "critic_hidden_sizes": self.critic_hidden_sizes}
         shared = ("hidden_sizes", self.hidden_sizes)
         return dict(shared if sizes is None else (key, sizes) for key, sizes in own.items())

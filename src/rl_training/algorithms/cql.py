@@ -14,7 +14,6 @@ from rl_training.algorithms.base import ActResult, Algorithm, Resources, UpdateR
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, OfflineToOnlineConfig, Scheduled
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.returns import conservative_gaps
 from rl_training.algorithms.sac import SoftActorCritic, Temperature
 from rl_training.algorithms.tune import Tune
 from rl_training.errors import ConfigError
@@ -194,3 +193,15 @@ def _refuse_box_settings(config: CQLConfig) -> None:
         value = getattr(config, name)
         if value != getattr(defaults, name):
             raise ConfigError(f"algo_kwargs.{name} of cql is {value}, but Discrete actions do not use it: remove it")
+
+
+def conservative_gaps(values: Tensor, log_probs: Tensor) -> Tensor:
+    """Mean conservative gap of each critic, [C].
+
+    `values` [C, 1 + N, B] are the Q-values of the dataset's action and of N sampled ones, which are importance-weighted
+    by their log-densities [N, B] (CQL appendix F). As in the authors' code their sum is not divided by their number:
+    that would only shift the gap, and with it `lagrange_threshold`. The gap is compared with it before `cql_alpha` is
+    applied, as in the paper; the authors' code compares after that.
+    """
+    soft_maxima = (values[:, 1:] - log_probs).logsumexp(1)  # [C, B]
+    return (soft_maxima - values[:, 0]).mean(1)

@@ -18,7 +18,7 @@ from rl_training.algorithms.optim import descend
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.sac import SACBaseConfig, SoftActorCritic
 from rl_training.algorithms.tune import Tune
-from rl_training.models.batch_norm import BatchNormCritic
+from rl_training.models.critics import BatchNormCritic
 from rl_training.models.policies import SquashedGaussianPolicy
 from rl_training.spaces.actions import ActionKind
 

@@ -8,11 +8,11 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
+from rl_training.algorithms.awac import exponential_weights
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, OfflineToOnlineConfig, Schedule, Scheduled
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.returns import expectile_loss, exponential_weights
 from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import EnsembleCritic, ValueNetwork
 from rl_training.models.mlp import frozen_copy
@@ -92,3 +92,8 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
     def _actor_loss(self, obs: Tensor, actions: Tensor, advantages: Tensor) -> Tensor:
         weights = exponential_weights(self.config.beta * advantages, self.config.max_advantage_weight)
         return (weights * self.actor.imitation_loss(obs, actions)).mean()  # IQL eq. 7
+
+
+def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
+    """Mean of the squared errors, weighted `expectile` above 0 and `1 - expectile` below (IQL eq. 5)."""
+    return (torch.where(errors > 0.0, expectile, 1.0 - expectile) * errors.square()).mean()

@@ -11,13 +11,11 @@ from torch import Tensor
 from rl_training.algorithms.base import ActResult, Algorithm, Resources
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, HiddenSizes, OnPolicyConfig
 from rl_training.algorithms.optim import Adam, JointAdam
-from rl_training.algorithms.returns import explained_variance, gae
 from rl_training.algorithms.tune import Tune
 from rl_training.models.actor_critic import ActorCritic
-from rl_training.models.memory import MemoryKind, MemorySpec
+from rl_training.models.memory import MemoryKind, MemorySpec, RecurrentActorCritic
 from rl_training.models.mlp import Activation
 from rl_training.models.normalizer import RewardNormalizer
-from rl_training.models.recurrent import RecurrentActorCritic
 from rl_training.replay.transitions import StepField, StepFields, Transitions
 from rl_training.spaces.spec import Spaces
 from rl_training.validation import FrozenConfig
@@ -205,3 +203,32 @@ def episode_starts(dones: Tensor, length: int) -> Tensor:
     starts = torch.zeros_like(cut(dones, length))
     starts[:, 1:] = cut(dones, length)[:, :-1]
     return starts
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Generalized advantage estimates [T, N] (GAE eq. 16).
+
+    `next_values[t]` is V of the next state of step t; at a truncation, of the final observation. Only `terminated`
+    sets the bootstrap to zero; either end of an episode ends the sum over later steps.
+    """
+    deltas = rewards + gamma * next_values * (~terminated) - values
+    decay = gamma * gae_lambda * (~(terminated | truncated))
+    advantages = torch.empty_like(deltas)
+    running = torch.zeros_like(deltas[0])
+    for t in range(len(deltas) - 1, -1, -1):
+        running = torch.addcmul(deltas[t], decay[t], running, out=advantages[t])
+    return advantages
+
+
+def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
+    """1 - Var(targets - predictions) / Var(targets): 1 is a perfect fit, 0 no better than a constant."""
+    return 1.0 - (targets - predictions).var(correction=0) / (targets.var(correction=0) + 1e-8)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor
 
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.replay import Batch
-from rl_training.algorithms.returns import quantile_huber_losses
 from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import QuantileQNetwork, of_actions
 
@@ -46,3 +46,13 @@ class QRDQNAlgorithm(DQNAlgorithm):
         next_quantiles = self.target_network.distribution(batch.next_obs)
         next_values = self.network(batch.next_obs) if self.config.double else next_quantiles.mean(-1)
         return batch.targets(of_actions(next_quantiles, self.best_next(batch, next_values)).T).T
+
+
+def quantile_huber_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
+    """Quantile Huber losses [..., B] of quantiles [..., B, N] against target samples [B, M] (QR-DQN eq. 10)."""
+    count = quantiles.shape[-1]
+    levels = ((torch.arange(count, device=quantiles.device) + 0.5) / count).unsqueeze(-1)  # QR-DQN lemma 2
+    errors = targets.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., B, N, M]
+    weights = torch.where(errors.detach() < 0.0, 1.0 - levels, levels)
+    huber = F.smooth_l1_loss(errors, errors.new_zeros(()).expand_as(errors), reduction="none")
+    return (weights * huber).mean(-1).sum(-1)

@@ -12,7 +12,6 @@ from rl_training.algorithms.base import ActResult, Resources, UpdateResult
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.returns import smoothed_actions
 from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
@@ -116,3 +115,8 @@ class TD3Algorithm(TD3BaseAlgorithm[TD3Config]):
         if not explore:
             return acted
         return ActResult(self.add_exploration_noise(acted.actions, self.config.exploration_noise))
+
+
+def smoothed_actions(actions: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:
+    """Target policy smoothing: actions plus clipped noise, within their bounds (TD3 eq. 14)."""
+    return (actions + (scale * noise).clamp(-clip, clip)).clamp(-1.0, 1.0)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.optim import descend, polyak
+from rl_training.algorithms.qrdqn import quantile_huber_losses
 from rl_training.algorithms.replay import Batch
-from rl_training.algorithms.returns import quantile_huber_losses
 from rl_training.algorithms.sac import SACConfig, SoftActorCritic
 from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import QuantileCritic

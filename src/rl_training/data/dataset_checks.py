@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from rl_training.data import integrity_checks, row_checks
-from rl_training.data.behaviour_fit import BehaviourFit, fit_behaviour
+from rl_training.data import integrity_checks
 from rl_training.data.dataset_fields import evenly_spaced_rows, flat_rows
 from rl_training.data.findings import Finding, Level
-from rl_training.data.linear_dynamics import fit_linear_dynamics
+from rl_training.data.fits import BehaviourFit, fit_behaviour, fit_linear_dynamics
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.replay.transitions import Array
 from rl_training.spaces.spec import Spaces
@@ -131,10 +130,10 @@ def _findings(dataset: TransitionDataset, spaces: Spaces | None, thorough: bool)
     if spaces is not None:
         yield from integrity_checks.check_spaces(dataset, spaces)
     residuals, step_lengths = fit_linear_dynamics(dataset) if thorough else (None, None)
-    yield from row_checks.check_alignment(dataset, residuals)
+    yield from integrity_checks.check_alignment(dataset, residuals)
     if residuals is not None and step_lengths is not None:
-        yield from row_checks.check_jumps(dataset, residuals, step_lengths)
-        yield from row_checks.check_repeats(dataset)
+        yield from integrity_checks.check_jumps(dataset, residuals, step_lengths)
+        yield from integrity_checks.check_repeats(dataset)
 
 
 def _summarize_episodes(dataset: TransitionDataset) -> EpisodeSummary:

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from rl_training.data.dataset_fields import stored_dtype
-from rl_training.data.recorded_observations import as_observations, recorded_spec
+from rl_training.data.dataset_spaces import as_observations, recorded_spec
 from rl_training.errors import DatasetError
 from rl_training.memory import check_data_fits
 from rl_training.replay.transitions import FIELDS, Array

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from gymnasium import Space
 from torch import Tensor
 
@@ -16,7 +18,6 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.envs.factory import EnvSource
 from rl_training.envs.single.episodes import EpisodeStep
 from rl_training.evaluation.episode_runner import Episode, EpisodeRunner
-from rl_training.evaluation.reference_scores import normalized_score
 from rl_training.models.actions import random_actions
 from rl_training.replay.transitions import Array
 from rl_training.spaces.spec import Spaces, describe_action, describe_spaces
@@ -197,3 +198,19 @@ def act_on(
     mask = None if masks is None else torch.from_numpy(masks).to(algorithm.device)
     acted = algorithm.act(inputs, state, explore=not deterministic, mask=mask)
     return algorithm.spaces.action.to_env(acted.actions.cpu().numpy()), acted.state
+
+
+@cache
+def reference_scores() -> dict[str, tuple[float, float]]:
+    """Returns of random actions and of an expert, by environment id; reference_scores.yaml names their sources."""
+    text = resources.files(__package__).joinpath("reference_scores.yaml").read_text()
+    return {env_id: tuple(pair) for group in yaml.safe_load(text) for env_id, pair in group["scores"].items()}
+
+
+def normalized_score(source: EnvSource, score: float) -> float | None:
+    """The score from 0 (random) to 100 (expert); None if there is no reference for the environment and its settings."""
+    env_id, limit = source.env_id, source.settings.max_episode_steps
+    if env_id not in reference_scores() or source.arguments or limit is not None or source.settings.wrappers.list:
+        return None
+    random, expert = reference_scores()[env_id]
+    return 100.0 * (score - random) / (expert - random)

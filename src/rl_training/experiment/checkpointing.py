@@ -36,7 +36,7 @@ from rl_training.experiment.codec.checkpoint_sections import pack_section, unpac
 from rl_training.experiment.codec.tree_codec import as_array, unpack_dict
 from rl_training.experiment.codec.tree_packing import UnsavableStateError, pack
 from rl_training.files import atomic_write, open_regular, read_limited, sync, translate_write_errors, write_new
-from rl_training.replay.segments import Segment
+from rl_training.replay.transitions import Segment
 
 SCHEMA_VERSION = 4
 SECTIONS = ("algorithm", "buffer", "trainer")

@@ -159,7 +159,7 @@ class ActorCritic(ObsNetwork):
         return outputs if mask is None else masked(outputs, mask), values
 
     def parameters_by_role(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Parameters of the policy, which are also those of shared features, and of the value function."""
+        """The policy's parameters, with those of shared features, and the value function's."""
         named = list(self.named_parameters())
         value = [one for name, one in named if name.startswith(VALUE_PREFIXES)]
         return [one for name, one in named if not name.startswith(VALUE_PREFIXES)], value

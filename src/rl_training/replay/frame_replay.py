@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_training.replay.replay_buffer import ReplayBuffer
-from rl_training.replay.segments import Segment, rows_per_segment
-from rl_training.replay.transitions import Array, Storage, as_index, copy_rows, storage_bytes
+from rl_training.replay.transitions import Array, Segment, Storage, as_index, copy_rows, rows_per_segment, storage_bytes
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import Spaces
 

@@ -1,4 +1,4 @@
-"""How batches are drawn: transitions, sequences of consecutive steps, or whole episodes."""
+"""How batches are sampled: transitions, sequences of consecutive steps, or whole episodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sampling:
     """`transitions` [B, ...]; `sequences` [L, B, ...] that begin at any step; `episodes`: those that begin at the first
     step of an episode."""
     length: int = 1
-    """Steps of a sequence, or the most of an episode; what ends earlier is padded, as `Transitions.valid` tells.
+    """Sequence length, or maximum episode length; shorter samples are padded (`Transitions.valid`).
 
     L is this length for sequences, so that the shape of a batch stays the same; for episodes it is the longest of the
     batch.
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 def sampler_of(source: Source, sampling: Sampling) -> Callable[[int, int], Iterator[Transitions]]:
-    """The function that draws `count` batches of `batch_size` samples in the way that an algorithm chose."""
+    """The function that samples `count` batches of `batch_size`, as an algorithm's `sampling` asks for."""
     if sampling.kind == "transitions":
         return source.sample_batches
     return lambda batch_size, count: (source.sample_sequences(batch_size, sampling) for _ in range(count))
@@ -66,18 +66,18 @@ def choose_starts(
     return chosen
 
 
-def follow(starts: Array, is_last: Array, step: int, sampling: Sampling) -> tuple[Array, Array]:
+def follow(starts: Array, is_last: Array, stride: int, sampling: Sampling) -> tuple[Array, Array]:
     """Slots [L, B] of the steps from each start on, and which of them are valid.
 
-    `is_last` [slots] tells the last step of each episode, and of what is stored; the next step of an environment is
-    `step` slots further, in a ring. After its last step a sequence repeats it.
+    `is_last` [slots] marks episode ends and the newest step; consecutive steps of an environment are `stride` slots
+    apart, in a ring. After its last step a sequence repeats it.
     """
     length = sampling.length
     slots, valid = np.empty((length, len(starts)), np.int64), np.ones((length, len(starts)), np.bool_)
     slots[0] = starts
     for number in range(1, length):
         ended = is_last[slots[number - 1]] | ~valid[number - 1]
-        slots[number] = np.where(ended, slots[number - 1], (slots[number - 1] + step) % len(is_last))
+        slots[number] = np.where(ended, slots[number - 1], (slots[number - 1] + stride) % len(is_last))
         valid[number] = ~ended
     used = length if sampling.kind == "sequences" else int(valid.any(1).sum())
     return slots[:used], valid[:used]

@@ -1,4 +1,4 @@
-"""A batch of transitions, and the arrays that store them."""
+"""A batch of transitions, the arrays that store them, and the segments in which checkpoints save them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ Storage = dict[str, Array]
 
 FIELDS = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
 MASK_FIELDS = ("masks", "next_masks")
+SEGMENT_BYTES = 1 << 20
+MAX_SEGMENTS = 1024
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,20 @@ def copy_rows(name: str, saved: Array, target: Array) -> None:
 def storage_bytes(spaces: Spaces, count: int, fields: StepFields | None = None) -> int:
     """Bytes of `count` transitions."""
     return count * sum(array.nbytes for array in allocate(spaces, 1, fields=fields).values())
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive rows of a replay buffer. Equal non-zero `version` and length imply equal content."""
+
+    version: int
+    arrays: dict[str, Array]
+
+
+def rows_per_segment(num_rows: int, row_bytes: int) -> int:
+    """Rows per segment: a power of two, about `SEGMENT_BYTES`, larger if `MAX_SEGMENTS` would be exceeded."""
+    rows = max(1, SEGMENT_BYTES // max(1, row_bytes))
+    rows = 1 << (rows.bit_length() - 1)
+    while num_rows > rows * MAX_SEGMENTS:
+        rows *= 2
+    return rows

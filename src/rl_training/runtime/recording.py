@@ -13,8 +13,8 @@ from gymnasium import Space
 from torch import Tensor
 
 from rl_training.algorithms.base import ActResult, Algorithm
+from rl_training.data.dataset_spaces import to_recorded
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.data.recorded_observations import to_recorded
 from rl_training.envs.factory import EnvSource
 from rl_training.memory import check_data_fits
 from rl_training.models.actions import random_actions

@@ -17,8 +17,16 @@ from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.registry import Loop
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces, describe_action
-from rl_training.testing.case import AlgorithmCase, check, fail, set_progress
-from rl_training.testing.comparison import first_difference, no_global_randomness, saved_state, unsaved_attributes
+from rl_training.testing.case import (
+    AlgorithmCase,
+    check,
+    fail,
+    first_difference,
+    no_global_randomness,
+    saved_state,
+    set_progress,
+    unsaved_attributes,
+)
 
 ACTION_SPACES = (
     Discrete(3),

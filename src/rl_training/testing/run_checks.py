@@ -22,8 +22,7 @@ from rl_training.runtime.loops.off_policy import updates_due
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
-from rl_training.testing.case import NUM_ENVS, TOTAL_STEPS, AlgorithmCase, check, fail
-from rl_training.testing.comparison import first_difference
+from rl_training.testing.case import NUM_ENVS, TOTAL_STEPS, AlgorithmCase, check, fail, first_difference
 from rl_training.testing.object_checks import KEEP_STATE
 
 STOPS = {"within a collection": 50, "within the updates": 64, "at an evaluation": 64}

@@ -32,7 +32,7 @@ from rl_training.bundle.exporting.operation_list import OperationList, Undescrib
 from rl_training.bundle.reading import Array
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.critics import QNetwork, QuantileQNetwork
-from rl_training.models.memory import EnsembleMemory
+from rl_training.models.memory import EnsembleMemory, RecurrentActorCritic
 from rl_training.models.policies import (
     CategoricalPolicy,
     DeterministicPolicy,
@@ -40,7 +40,6 @@ from rl_training.models.policies import (
     SquashedGaussianPolicy,
     TanhMeanGaussianPolicy,
 )
-from rl_training.models.recurrent import RecurrentActorCritic
 from rl_training.spaces.actions import ActionKind, ActionSpec
 from rl_training.spaces.observations import ObsLeaf
 

@@ -33,7 +33,7 @@ from rl_training.bundle.sb3.networks import (
 )
 from rl_training.bundle.sb3.settings import PolicySettings
 from rl_training.errors import CheckpointError
-from rl_training.models.batch_norm import EPSILON
+from rl_training.models.critics import EPSILON
 from rl_training.spaces.spec import Spaces
 
 SDE_CLIP = 2.0
