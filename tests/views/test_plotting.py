@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -52,29 +51,37 @@ def curves_in(folder: Path, metric: str = RETURN, x_axis: XAxis = "steps") -> Cu
 
 
 class TestMean:
-    def test_runs_that_share_their_steps_are_averaged_at_them(self, tmp_path: Path) -> None:
-        values = {0: [1.0, 5.0], 1: [2.0, 6.0], 2: [6.0, 7.0]}
-        for seed, (first, second) in values.items():
+    def test_up_to_three_runs_have_their_median_and_range(self, tmp_path: Path) -> None:
+        for seed, (first, second) in enumerate([(1.0, 5.0), (2.0, 6.0), (6.0, 70.0)]):
             write_run(tmp_path / str(seed), {10: first, 30: second}, seed=seed)
         (group,) = curves_in(tmp_path).groups
-        assert (group.x, group.mean) == ([10, 30], [3.0, 6.0])
-        half = 4.3027 * statistics.stdev([1.0, 2.0, 6.0]) / math.sqrt(3)  # Student's t, two degrees of freedom
-        assert group.low is not None
-        assert group.high is not None
-        assert (group.low[0], group.high[0]) == pytest.approx((3.0 - half, 3.0 + half), rel=1e-4)
+        assert (group.kind, group.x, group.y) == ("median", [10, 30], [2.0, 6.0])
+        assert (group.low, group.high, group.mean) == ([1.0, 5.0], [6.0, 70.0], [3.0, 27.0])
+
+    def test_four_runs_have_their_interquartile_mean_or_on_request_their_mean(self, tmp_path: Path) -> None:
+        scores = [1.0, 2.0, 6.0, 70.0]
+        for seed, score in enumerate(scores):
+            write_run(tmp_path / str(seed), {10: score}, seed=seed)
+        (group,) = curves_in(tmp_path).groups
+        assert (group.kind, group.y) == ("iqm", [4.0])  # of 2 and 6
+        assert scores[0] <= group.low[0] < 4.0 < group.high[0] <= scores[-1]
+        (group,) = collect_curves(find_groups([str(tmp_path)]), use_mean=True).groups
+        half = 3.1824 * statistics.stdev(scores) / 2  # Student's t, three degrees of freedom
+        assert (group.kind, group.y) == ("mean", [19.75])
+        assert (group.low[0], group.high[0]) == pytest.approx((19.75 - half, 19.75 + half), rel=1e-4)
 
     def test_others_are_interpolated_within_the_range_that_all_have(self, tmp_path: Path) -> None:
         write_run(tmp_path / "a", {0: 0.0, 20: 20.0, 40: 40.0}, seed=0)
         write_run(tmp_path / "b", {10: 0.0, 30: 40.0, 60: 100.0}, seed=1)
         (group,) = curves_in(tmp_path).groups
         assert group.x == [10, 20, 30, 40]
-        assert group.mean == [5.0, 20.0, 35.0, 50.0]  # 10 and 0, 20 and 20, 30 and 40, 40 and 60
+        assert group.y == [5.0, 20.0, 35.0, 50.0]  # 10 and 0, 20 and 20, 30 and 40, 40 and 60
 
     def test_a_shorter_run_ends_the_mean(self, tmp_path: Path) -> None:
         write_run(tmp_path / "a", {10: 1.0, 20: 1.0, 30: 9.0}, seed=0)
         write_run(tmp_path / "b", {10: 3.0, 20: 3.0}, seed=1)
         (group,) = curves_in(tmp_path).groups
-        assert (group.x, group.mean) == ([10, 20], [2.0, 2.0])
+        assert (group.x, group.y) == ([10, 20], [2.0, 2.0])
         assert [curve.x for curve in group.curves] == [[10, 20, 30], [10, 20]]
 
     def test_runs_without_a_common_range_have_no_mean(self, tmp_path: Path) -> None:
@@ -90,18 +97,14 @@ class TestMean:
         (group,) = curves_in(tmp_path).groups
         assert len(group.x) == 512
         assert (group.x[0], group.x[-1]) == (2, 897)
-        assert group.mean == pytest.approx([1.0] * 512)
-
-    def test_one_run_has_no_interval(self, tmp_path: Path) -> None:
-        (group,) = curves_in(write_run(tmp_path / "a", {10: 1.0, 20: 2.0})).groups
-        assert (group.x, group.mean, group.low, group.high) == ([10, 20], [1.0, 2.0], None, None)
+        assert group.y == pytest.approx([1.0] * 512)
 
     def test_of_two_lines_of_a_step_the_later_one_counts_and_what_is_not_finite_does_not(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "a", {10: 1.0})
         more = ['{"global_step": 10, "eval_return_mean": 2.0}', '{"global_step": 20, "eval_return_mean": NaN}']
         (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + "\n".join(more) + "\n")
         (group,) = curves_in(run).groups
-        assert (group.x, group.mean) == ([10], [2.0])
+        assert (group.kind, group.x, group.y) == ("run", [10], [2.0])
 
 
 class TestAxis:
@@ -191,11 +194,16 @@ class TestCaption:
     @pytest.mark.parametrize(
         ("groups", "caption"),
         [
-            ({"ppo": [0, 1, 2]}, "3 runs (seeds 0–2); thin lines: runs; thick line: mean; band: 95 % interval"),
+            ({"ppo": [0, 1, 2]}, "3 runs (seeds 0–2); thin lines: runs; thick line and band: median and range"),
             ({"ppo": [0, 2], "dqn": [0, 2]}, "2 groups of 2 runs (seeds 0, 2); thin lines"),
             ({"ppo": [0, 1], "dqn": [5, 6]}, "2 groups of 2 runs each; thin lines"),
             ({"ppo": [0, 1], "dqn": [5]}, "2 groups, 3 runs; thin lines"),
             ({"ppo": [4]}, "1 run (seed 4); no band"),
+            (
+                {"ppo": [0, 1, 2, 3], "dqn": [0, 1]},
+                "2 groups, 6 runs; thin lines: runs; thick line and band: interquartile mean and its 95 % bootstrap"
+                " interval or, below four runs, median and range of the runs",
+            ),
         ],
     )
     def test_it_counts_the_runs(self, tmp_path: Path, groups: dict[str, list[int]], caption: str) -> None:
@@ -234,13 +242,33 @@ class TestPictures:
         run = write_run(tmp_path / "a", {50: 1.0, 200: 2.0}, metric="train_return_mean")
         assert plot_learning_curve(run).read_bytes().startswith(PNG)
 
-    def test_groups_are_thin_lines_a_mean_and_a_band(self, tmp_path: Path) -> None:
-        (axes,) = draw_groups(curves_in(small_study(tmp_path)), "title").axes
+    def test_groups_are_thin_lines_a_summary_and_a_band_on_an_axis_of_the_runs(self, tmp_path: Path) -> None:
+        (axes,) = draw_groups(curves_in(small_study(tmp_path))).axes
         thin = [line for line in axes.lines if line.get_linewidth() < 1]
         thick = [line for line in axes.lines if line.get_linewidth() >= 2]
         assert (len(thin), len(thick), len(axes.collections)) == (4, 2, 2)
         assert [line.get_label() for line in thick] == ["gamma=0.9 (2 runs)", "gamma=0.99 (2 runs)"]
-        assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("environment steps", RETURN, "title")
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("environment steps", "evaluation return")
+        assert axes.get_title() == ""
+        low, high = axes.get_ylim()
+        assert low == 0.0, "no run is below zero"
+        assert 4.0 < high < 4.5, "the largest score is 4"
+
+    def test_the_axis_comes_from_the_runs_and_not_from_the_interval(self, tmp_path: Path) -> None:
+        for seed, score in enumerate([0.0, 0.0, 0.0, 100.0]):
+            write_run(tmp_path / str(seed), {1000: score, 2000: score}, seed=seed)
+        (axes,) = draw_groups(collect_curves(find_groups([str(tmp_path)]), use_mean=True)).axes
+        assert axes.get_ylim() == pytest.approx((0.0, 105.0))
+        axes.figure.canvas.draw()
+        assert "1,000" in [label.get_text() for label in axes.get_xticklabels()]
+
+    @pytest.mark.parametrize("seeds", [[0], [0, 1], [0, 1, 2, 3, 4]])
+    def test_one_evaluation_per_run_is_a_mark(self, seeds: list[int], tmp_path: Path) -> None:
+        for seed in seeds:
+            write_run(tmp_path / str(seed), {10: float(seed)}, seed=seed)
+        (axes,) = draw_groups(curves_in(tmp_path)).axes
+        assert all(line.get_marker() not in ("None", "", None) for line in axes.lines)
+        assert len(axes.lines) == (1 if len(seeds) == 1 else len(seeds) + 1)
 
     @pytest.mark.parametrize(
         ("seconds", "unit", "last"), [(1, "seconds", 100), (60, "minutes", 100), (360, "hours", 10)]
@@ -287,7 +315,7 @@ class TestPictures:
 
 
 class TestTable:
-    def test_its_rows_are_points_of_runs_and_means(self, tmp_path: Path) -> None:
+    def test_its_rows_are_points_of_runs_and_summaries(self, tmp_path: Path) -> None:
         out = plot_runs(find_groups([str(small_study(tmp_path))]), out=tmp_path / "x.csv").path
         with out.open() as file:
             rows = list(csv.DictReader(file))
@@ -298,9 +326,8 @@ class TestTable:
             ("1", 10, 2),
             ("1", 20, 3),
         ]
-        means = [row for row in rows if row["kind"] == "mean" and row["group"] == "gamma=0.9"]
-        assert [float(row["value"]) for row in means] == [1, 2]
-        assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in means)
+        medians = [row for row in rows if row["kind"] == "median" and row["group"] == "gamma=0.9"]
+        assert [[float(row[key]) for key in ("low", "value", "high")] for row in medians] == [[0, 1, 2], [1, 2, 3]]
         assert {(row["metric"], row["x_axis"]) for row in rows} == {(RETURN, "steps")}
 
     def test_pandas_reads_it(self, tmp_path: Path) -> None:
@@ -339,7 +366,8 @@ class TestCommand:
             ("gamma=0.9", 2),
             ("gamma=0.99", 1),
         ]
-        assert values["groups"][0]["last"]["mean"] == 2.0
+        last = {"x": 20, "mean": 2.0, "summary": "median", "value": 2.0, "low": 1.0, "high": 3.0}
+        assert values["groups"][0]["last"] == last
         assert len(values["messages"]) == 1
         assert values["caption"].startswith("2 groups, 3 runs")
 

@@ -1,4 +1,4 @@
-"""Curves of runs, for plots and tables: a metric over steps, time or updates, and the mean of each group of runs."""
+"""Curves of runs, for plots and tables: a metric over steps, time or updates, and the summary of each group of runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.experiment.timing import PHASES
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.records import RunRecord
 from rl_training.studies.selection import format_seeds
-from rl_training.studies.statistics import mean_interval
+from rl_training.studies.statistics.summaries import WORDS, Kind, summarize_points, summary_kind
 from rl_training.validation import suggest
 
 RETURN = "eval_return_mean"
@@ -27,8 +27,7 @@ X_LABELS: Mapping[XAxis, str] = {"time": "wall time (seconds)", "updates": "grad
 UPDATES, ENV_STEPS = "updates", "environment steps"
 BOTH, MIXED, UNKNOWN = "updates, then environment steps", "environment steps (offline runs: updates)", "steps"
 MAX_POINTS = 512
-"""Points of a mean whose runs have different x values."""
-BAND = "band: 95 % interval of the mean (Student's t)"
+"""Points of a summary whose runs have different x values."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class GroupCurves:
-    """The curves of a group of runs, and their mean where all of them have values."""
+    """The curves of a group of runs, and their summary where all of them have values."""
 
     name: str
     curves: tuple[Curve, ...]
+    kind: Kind
+    """What the summary is: median and range of up to three runs, else interquartile mean or mean, with its interval."""
     x: list[float]
-    """Where the mean is: the x values of the runs if they share them, else a grid over the range that all have."""
+    """Where the summary is: the x values of the runs if they share them, else a grid over the range that all have."""
+    y: list[float]
+    low: list[float]
+    high: list[float]
     mean: list[float]
-    low: list[float] | None = None
-    """Limits of the 95 % interval of the mean (Student's t); None for one run."""
-    high: list[float] | None = None
 
     @property
     def online_from(self) -> float | None:
@@ -92,23 +93,30 @@ class CurveSet:
             runs = f"{len(self.groups)} groups of {_count(min(counts), 'run')}{seeds or ' each'}"
         else:
             runs = f"{len(self.groups)} groups, {_count(self.num_runs, 'run')}{seeds}"
-        if max(counts, default=0) < 2:
+        kinds = dict.fromkeys(group.kind for group in self.groups if group.kind != "run")
+        if not kinds:
             return f"{runs}; no band: one run says nothing about the spread"
+        if len(kinds) == 1:
+            words = WORDS[next(iter(kinds))]
+        else:
+            words = " or, below four runs, ".join(WORDS[kind] for kind in sorted(kinds, key="iqm mean median".index))
         single = "; no band where there is one run" if 1 in counts else ""
-        return f"{runs}; thin lines: runs; thick line: mean; {BAND}{single}"
+        return f"{runs}; thin lines: runs; thick line and band: {words}{single}"
 
 
-def collect_curves(groups: Sequence[RunGroup], metric: str = RETURN, x_axis: XAxis = "steps") -> CurveSet:
-    """The curves of a metric; an error if no run has it."""
+def collect_curves(
+    groups: Sequence[RunGroup], metric: str = RETURN, x_axis: XAxis = "steps", *, use_mean: bool = False
+) -> CurveSet:
+    """The curves of a metric; an error if no run has it. Four runs and more are summarized by their mean on request."""
     runs = [run for group in groups for run in group.runs]
     messages = list(_messages(groups, metric, x_axis))
     found = []
     for group in groups:
         curves = tuple(curve for run in group.runs if (curve := curve_of(run, metric, x_axis)).x)
         if curves:
-            found.append(join_curves(group.name, curves))
+            found.append(join_curves(group.name, curves, use_mean=use_mean))
             if not found[-1].x:
-                messages.append(f"the runs of '{group.name}' have no {x_axis} in common: there is no mean of them")
+                messages.append(f"the runs of '{group.name}' have no {x_axis} in common: there is no summary of them")
     if not found:
         _refuse(runs, metric, x_axis)
     return CurveSet(metric, x_axis, _x_label(runs, x_axis), tuple(found), tuple(messages))
@@ -126,17 +134,14 @@ def curve_of(run: RunRecord, metric: str, x_axis: XAxis = "steps") -> Curve:
     return Curve(run.run_dir, run.seed, ordered, [points[x] for x in ordered], _online_from(run, key))
 
 
-def join_curves(name: str, curves: Sequence[Curve]) -> GroupCurves:
-    """The mean of curves and its interval, over the x values that all of them have."""
+def join_curves(name: str, curves: Sequence[Curve], *, use_mean: bool = False) -> GroupCurves:
+    """The summary of curves over the x values that all of them have."""
     grid = _common_grid([curve.x for curve in curves])
-    table = [np.interp(grid, curve.x, curve.y).tolist() for curve in curves]  # [runs, points]
-    intervals = [mean_interval(values) for values in zip(*table, strict=True)]
-    mean = [interval.mean for interval in intervals]
-    if len(curves) < 2:
-        return GroupCurves(name, tuple(curves), grid, mean)
-    low = [interval.mean if interval.low is None else interval.low for interval in intervals]
-    high = [interval.mean if interval.high is None else interval.high for interval in intervals]
-    return GroupCurves(name, tuple(curves), grid, mean, low, high)
+    table = np.array([np.interp(grid, curve.x, curve.y) for curve in curves])  # [runs, points]
+    y, low, high = (column.tolist() for column in summarize_points(table, use_mean=use_mean))
+    mean = (table / len(curves)).sum(axis=0).tolist()
+    kind = summary_kind(len(curves), use_mean=use_mean)
+    return GroupCurves(name, tuple(curves), kind, grid, y, low, high, mean)
 
 
 def seeds_text(seeds: Sequence[int | None]) -> str:

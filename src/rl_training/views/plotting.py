@@ -1,9 +1,10 @@
-"""Plots curves of runs: one run, many seeds, several settings; into a picture or a table."""
+"""Plots runs into a picture or a table: curves of one run, many seeds, several settings; scores of a comparison."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -11,23 +12,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.run_folder import safe_name
 from rl_training.files import translate_write_errors
 from rl_training.studies.groups import RunGroup, find_groups, group_runs
+from rl_training.studies.statistics.summaries import WORDS, summarize
 from rl_training.studies.study_folder import open_study
 from rl_training.views.curves import RETURN, CurveSet, GroupCurves, XAxis, collect_curves, curve_of, seeds_text
 from rl_training.views.figures import (
+    DASHES,
+    MUTED,
     TABLE,
     TABLE_START,
     check_default_target,
     check_target,
+    color_of,
     new_figure,
     save_figure,
+    style_axes,
+    value_limits,
 )
+from rl_training.views.report.charts import metric_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from rl_training.studies.comparison.run_scores import ArmScores
+    from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
 
 RUN_PICTURE, STUDY_PICTURE = "learning_curve.png", "curves.png"
 TRAINING_RETURN, RETURN_DEVIATION = "train_return_mean", "eval_return_std"
@@ -35,7 +48,7 @@ COLUMNS = (*TABLE_START.rstrip(",").split(","), "run", "seed", "x", "value", "lo
 TIME_UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 """From how many seconds on, seconds of the unit, its name."""
 FEW_POINTS = 30
-LONGEST_NAME = 60
+LONGEST_NAME, LONGEST_TICK = 60, 28
 CAPTION_WIDTH = 125
 
 
@@ -53,7 +66,7 @@ class Plotted:
         return self.path.suffix.lower() == TABLE
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`: the file, its caption, and for each group its runs and the last point of its mean."""
+        """For `--json`: the file, its caption, and for each group its runs and the last point of its summary."""
         curves = self.curves
         return {
             "table" if self.is_table else "picture": str(self.path),
@@ -77,14 +90,19 @@ def plot_study(path: Path, out: Path | None = None, metric: str = RETURN) -> Pat
 
 
 def plot_runs(
-    groups: Sequence[RunGroup], metric: str = RETURN, x_axis: XAxis = "steps", out: Path | None = None
+    groups: Sequence[RunGroup],
+    metric: str = RETURN,
+    x_axis: XAxis = "steps",
+    out: Path | None = None,
+    *,
+    use_mean: bool = False,
 ) -> Plotted:
     """Plot a metric of groups of runs into a picture (PNG, SVG, PDF) or a table (CSV)."""
     target = out or default_target(groups, metric, x_axis)
     check_default_target(target) if out is None else check_target(target)
     is_picture = target.suffix.lower() != TABLE
     figure = new_figure() if is_picture else None
-    curves = collect_curves(groups, _shown_metric(groups, metric), x_axis)
+    curves = collect_curves(groups, _shown_metric(groups, metric), x_axis, use_mean=use_mean)
     if figure is None:
         return Plotted(write_table(curves, target), curves, curves.caption)
     run = _only_run(groups)
@@ -92,8 +110,8 @@ def plot_runs(
     if run is not None and metric == RETURN:
         caption = _draw_run(figure, groups[0], curves)
     else:
-        _draw_groups(figure, curves, _title(groups))
-    figure.supxlabel(textwrap.fill(caption, CAPTION_WIDTH), fontsize="small", color="0.35")
+        _draw_groups(figure, curves)
+    figure.supxlabel(textwrap.fill(caption, CAPTION_WIDTH), fontsize="small", color=MUTED)
     return Plotted(save_figure(figure, target), curves, caption)
 
 
@@ -104,10 +122,10 @@ def draw_learning_curve(run_dir: Path, x_axis: XAxis = "steps") -> Figure:
     return figure
 
 
-def draw_groups(curves: CurveSet, title: str = "") -> Figure:
-    """Thin lines for runs, and for each group the mean with a band."""
+def draw_groups(curves: CurveSet) -> Figure:
+    """Thin lines for runs, and for each group the summary with a band."""
     figure = new_figure()
-    _draw_groups(figure, curves, title)
+    _draw_groups(figure, curves)
     return figure
 
 
@@ -126,7 +144,7 @@ def default_target(groups: Sequence[RunGroup], metric: str, x_axis: XAxis) -> Pa
 
 
 def write_table(curves: CurveSet, target: Path) -> Path:
-    """Write curves and means as rows of a CSV file; `kind` is `run` or `mean`."""
+    """Write curves and summaries as rows of a CSV file; `kind` is `run`, `median`, `iqm` or `mean`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -135,19 +153,20 @@ def write_table(curves: CurveSet, target: Path) -> Path:
         for curve in group.curves:
             name = (*start, "run", curve.run_dir.name, curve.seed)
             writer.writerows((*name, x, y, "", "") for x, y in zip(curve.x, curve.y, strict=True))
-        empty = [None] * len(group.x)
-        rows = zip(group.x, group.mean, group.low or empty, group.high or empty, strict=True)
-        writer.writerows((*start, "mean", "", "", *row) for row in rows)
+        rows = zip(group.x, group.y, group.low, group.high, strict=True) if group.kind != "run" else ()
+        writer.writerows((*start, group.kind, "", "", *row) for row in rows)
     with translate_write_errors(target, kind="the table "):
         target.write_text(text.getvalue(), encoding="utf-8")
     return target
 
 
 def _group_values(group: GroupCurves) -> dict[str, Any]:
-    last = None
+    last: dict[str, Any] | None = None
     if group.x:
-        low, high = (None if bound is None else bound[-1] for bound in (group.low, group.high))
-        last = {"x": group.x[-1], "mean": group.mean[-1], "low": low, "high": high}
+        is_single = group.kind == "run"
+        low, high = (None, None) if is_single else (group.low[-1], group.high[-1])
+        last = {"x": group.x[-1], "mean": group.mean[-1], "summary": group.kind, "value": group.y[-1]}
+        last |= {"low": low, "high": high}
     runs = [str(curve.run_dir) for curve in group.curves]
     return {"name": group.name, "runs": runs, "online_from": group.online_from, "last": last}
 
@@ -165,75 +184,85 @@ def _shown_metric(groups: Sequence[RunGroup], metric: str) -> str:
     return metric
 
 
-def _title(groups: Sequence[RunGroup]) -> str:
-    run = _only_run(groups)
-    if run is not None:
-        return run.resolve().name
-    studies = {group.study for group in groups}
-    study = studies.pop() if len(studies) == 1 else None
-    return groups[0].name if len(groups) == 1 else "" if study is None else study.resolve().name
-
-
 def _draw_run(figure: Figure, group: RunGroup, curves: CurveSet) -> str:
     """Training and evaluation return of a single run; returns the caption."""
     (run,) = group.runs
     axes = figure.add_subplot()
     unit, label = _unit(curves)
-    for metric, text, style in (
-        (TRAINING_RETURN, "training (mean of the last 100 episodes)", "-"),
-        (RETURN, "evaluation (deterministic policy)", "o-"),
+    values: list[float] = []
+    for index, (metric, text) in enumerate(
+        ((TRAINING_RETURN, "training (mean of the last 100 episodes)"), (RETURN, "evaluation (deterministic policy)"))
     ):
         curve = curve_of(run, metric, curves.x_axis)
         if curve.x:
-            axes.plot([x / unit for x in curve.x], curve.y, style, label=text, markersize=4)
+            marker = "o" if metric == RETURN or len(curve.x) == 1 else None
+            places = [x / unit for x in curve.x]
+            axes.plot(places, curve.y, color=color_of(index), label=text, marker=marker, markersize=4)
+            values += curve.y
     returns, deviation = (curve_of(run, name, curves.x_axis) for name in (RETURN, RETURN_DEVIATION))
     known = dict(zip(deviation.x, deviation.y, strict=True))
     band = [(x / unit, y - known[x], y + known[x]) for x, y in zip(returns.x, returns.y, strict=True) if x in known]
     caption = f"1 run{f' ({seeds})' if (seeds := seeds_text([run.seed])) else ''}"
     if band:
         places, low, high = ([row[column] for row in band] for column in range(3))
-        axes.fill_between(places, low, high, color=axes.lines[-1].get_color(), alpha=0.15, linewidth=0)
+        low = [bound if min(values) < 0 else max(0.0, bound) for bound in low]
+        _draw_band(axes, places, low, high, color_of(1))
+        values += [*low, *high]
         caption += "; band: one standard deviation of the evaluation's episodes"
     _mark_online(axes, curves.groups, unit)
-    axes.set(xlabel=label, ylabel="return", title=_title([group]))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="best", frameon=False)
+    _finish(axes, label, "return", values)
     return caption
 
 
-def _draw_groups(figure: Figure, curves: CurveSet, title: str) -> None:
+def _draw_groups(figure: Figure, curves: CurveSet) -> None:
     axes = figure.add_subplot()
     unit, label = _unit(curves)
     for index, group in enumerate(curves.groups):
-        _draw_group(axes, group, f"C{index % 10}", ("-", "--", ":", "-.")[index // 10 % 4], unit)
+        _draw_group(axes, group, index, unit)
     _mark_online(axes, curves.groups, unit)
-    axes.set(xlabel=label, ylabel=curves.metric, title=title)
-    axes.grid(alpha=0.3)
-    if len(axes.get_legend_handles_labels()[0]) > 1:
-        axes.legend(loc="best", frameon=False, fontsize="small")
+    values = [y for group in curves.groups for curve in group.curves for y in curve.y]
+    _finish(axes, label, metric_label(curves.metric), values)
 
 
-def _draw_group(axes: Any, group: GroupCurves, color: str, style: str, unit: float) -> None:
-    """A thin line for each run if there are several, the mean, and its band."""
-    count = len(group.curves)
+def _draw_group(axes: Any, group: GroupCurves, index: int, unit: float) -> None:
+    """A thin line for each run if there are several, their summary, and its band."""
+    count, color, grid = len(group.curves), color_of(index), [x / unit for x in group.x]
     for curve in group.curves if count > 1 else ():
-        axes.plot([x / unit for x in curve.x], curve.y, color=color, linewidth=0.7, alpha=0.45)
-    grid = [x / unit for x in group.x]
-    if group.low is not None and group.high is not None:
-        axes.fill_between(grid, group.low, group.high, color=color, alpha=0.15, linewidth=0)
-    marker = "o" if count == 1 and len(grid) <= FEW_POINTS else None
+        marker = "o" if len(curve.x) == 1 else None
+        places = [x / unit for x in curve.x]
+        axes.plot(places, curve.y, color=color, linewidth=0.7, alpha=0.45, marker=marker, markersize=4)
+    if count > 1:
+        _draw_band(axes, grid, group.low, group.high, color)
+    marker = ("o" if count == 1 and len(grid) <= FEW_POINTS else "D" if len(grid) == 1 else None) if grid else None
     name = group.name if len(group.name) <= LONGEST_NAME else f"{group.name[: LONGEST_NAME - 1]}…"
     text = f"{name} ({count} run{'' if count == 1 else 's'})"
-    axes.plot(grid, group.mean, style, color=color, linewidth=2, marker=marker, markersize=4, label=text)
+    style = DASHES[index // 8 % len(DASHES)]
+    axes.plot(grid, group.y, style, color=color, linewidth=2, marker=marker, markersize=5, label=text)
+
+
+def _draw_band(axes: Any, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: str) -> None:
+    """The area between two limits; at a single point a vertical line."""
+    if len(x) == 1:
+        axes.vlines(x, low, high, color=color, alpha=0.3, linewidth=6)
+    else:
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _finish(axes: Any, x_label: str, y_label: str, values: Sequence[float]) -> None:
+    """Labels, a legend if there is more than one line, and an axis that comes from the runs."""
+    style_axes(axes)
+    axes.set(xlabel=x_label, ylabel=y_label, ylim=value_limits(values))
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        axes.legend(loc="best", frameon=False, fontsize="small")
 
 
 def _mark_online(axes: Any, groups: Sequence[GroupCurves], unit: float) -> None:
     """A vertical line where runs went online; groups that did so at different places have lines of their colors."""
     places = [(index, group.online_from) for index, group in enumerate(groups)]
-    known = {place: f"C{index % 10}" for index, place in places if place is not None}
+    known = {place: color_of(index) for index, place in places if place is not None}
     for number, (place, color) in enumerate(known.items()):
         label = "online from here" if number == 0 else None
-        axes.axvline(place / unit, color="0.5" if len(known) == 1 else color, linestyle="--", linewidth=1, label=label)
+        axes.axvline(place / unit, color=MUTED if len(known) == 1 else color, linestyle="--", linewidth=1, label=label)
 
 
 def _unit(curves: CurveSet) -> tuple[float, str]:
@@ -242,6 +271,83 @@ def _unit(curves: CurveSet) -> tuple[float, str]:
         return 1.0, curves.x_label
     longest = max((curve.x[-1] for group in curves.groups for curve in group.curves), default=0.0)
     return next((unit, f"wall time ({name})") for start, unit, name in TIME_UNITS if longest >= start)
+
+
+def plot_comparison(result: Comparison | ManyComparisons, target: Path) -> Path:
+    """Draw a comparison into a file."""
+    return save_figure(draw_comparison(result), target)
+
+
+def draw_comparison(result: Comparison | ManyComparisons) -> Figure:
+    """Scores of each arm, a panel for each task, and below them the differences with their intervals."""
+    pairs, arms = result.pairs, result.table.arms
+    tasks = list(arms[0].by_task)
+    height = 1.6 + 0.42 * len(arms) + 0.42 * len(pairs)
+    figure = new_figure(height + 1)
+    grid = figure.add_gridspec(2, len(tasks), height_ratios=[len(arms) + 1, len(pairs) + 1])
+    for column, task in enumerate(tasks):
+        axes = figure.add_subplot(grid[0, column])
+        _draw_scores(axes, arms, task)
+        axes.set(xlabel=metric_label(pairs[0].rule.metric), title=task)
+        if column:
+            axes.set_yticklabels([])
+    _draw_differences(figure.add_subplot(grid[1, :]), pairs)
+    title = pairs[0].sentence if len(pairs) == 1 else f"{len(arms)} arms, all pairs"
+    figure.suptitle(title, fontsize="medium", wrap=True)
+    kinds = dict.fromkeys(summarize(list(scores.values())).kind for arm in arms for scores in arm.by_task.values())
+    shown = "; ".join(WORDS[kind] for kind in kinds)
+    figure.supxlabel(f"dots: runs; bars: {shown}", fontsize="small", color=MUTED)
+    return figure
+
+
+def _draw_scores(axes: Any, arms: Sequence[ArmScores], task: str) -> None:
+    generator = np.random.default_rng(0)  # of the vertical scatter, so that equal scores are all seen
+    for row, arm in enumerate(arms):
+        scores = list(arm.by_task[task].values())
+        heights = row + generator.uniform(-0.18, 0.18, len(scores))
+        axes.plot(scores, heights, "o", color=color_of(row), alpha=0.55, markersize=5)
+        summary = summarize(scores)
+        axes.plot([summary.value], [row], "|", color="k", markersize=18, markeredgewidth=2)
+        if summary.low is not None and summary.high is not None:
+            axes.plot([summary.low, summary.high], [row, row], "-", color="k", linewidth=1.5)
+    style_axes(axes, "x")
+    axes.set_yticks(range(len(arms)), [f"{_short(arm.name)} ({len(arm.by_task[task])})" for arm in arms])
+    values = [score for arm in arms for score in arm.by_task[task].values()]
+    axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=value_limits(values))
+
+
+def _draw_differences(axes: Any, pairs: Sequence[Comparison]) -> None:
+    from rl_training.studies.comparison.verdict import percent
+
+    margin = pairs[0].margin
+    if margin is not None:
+        axes.axvspan(-margin, margin, color="0.85", zorder=0, label=f"equal within {margin:g}")
+        axes.legend(loc="best", frameon=False, fontsize="small")
+    style_axes(axes, "x")
+    axes.axvline(0, color=MUTED, linewidth=1)
+    for row, pair in enumerate(pairs):
+        low, high = pair.judgement.interval
+        is_bounded = math.isfinite(low) and math.isfinite(high)
+        axes.plot([pair.judgement.difference], [row], "D", color="k", markersize=5)
+        if is_bounded:
+            axes.plot([low, high], [row, row], "-", color="k", linewidth=1.5)
+        else:
+            axes.annotate(
+                "interval unbounded: too few runs",
+                (pair.judgement.difference, row),
+                (6, 4),
+                "data",
+                "offset points",
+                fontsize="small",
+            )
+    axes.set_yticks(range(len(pairs)), [f"{_short(pair.a.name)} − {_short(pair.b.name)}" for pair in pairs])
+    axes.set_ylim(len(pairs) - 0.5, -0.5)
+    axes.set_xlabel(f"difference of the means ({percent(1 - pairs[0].alpha)} interval)")
+
+
+def _short(name: str) -> str:
+    half = (LONGEST_TICK - 1) // 2
+    return name if len(name) <= LONGEST_TICK else f"{name[:half]}…{name[-half:]}"
 
 
 def main(words: Sequence[str]) -> int:

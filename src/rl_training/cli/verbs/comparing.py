@@ -240,8 +240,8 @@ def _show(
 def _draw(result: Comparison | ManyComparisons, folder: Path, out: Path | None) -> str | None:
     """Draw the scores and the difference; None, with the reason on the screen, if that fails."""
     from rl_training.studies.comparison.arms import PICTURE
-    from rl_training.views.comparison_plot import plot_comparison
     from rl_training.views.figures import check_target
+    from rl_training.views.plotting import plot_comparison
 
     try:
         if out is None:

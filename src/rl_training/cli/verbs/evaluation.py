@@ -64,6 +64,11 @@ Out = Annotated[
 ]
 
 
+Mean = Annotated[
+    bool, typer.Option("--mean", help="Draw the mean and its interval (Student's t) of four and more runs.")
+]
+
+
 def evaluate(
     run: Run = None,
     checkpoint: CheckpointPath = None,
@@ -101,13 +106,14 @@ def plot(
     checkpoint: CheckpointPath = None,
     metric: Metric = "eval_return_mean",
     x: XAxisOption = "steps",
+    mean: Mean = False,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Plot runs: `plot RUN`, `plot STUDY`, `plot 'runs/ppo*' --x time --out a.svg`.
 
-    One run: training and evaluation return. Several: a thin line for each seed, the mean of each setting and its 95 %
-    interval.
+    One run: training and evaluation return. Several: a thin line for each seed, and for each setting the median and
+    range of up to three runs, or the interquartile mean of four and more and its 95 % interval.
 
     Needs an extra: pip install "rl-training[plot]"
     """
@@ -121,7 +127,7 @@ def plot(
     axis = next((name for name in X_KEYS if name == x), None)
     if axis is None:
         raise ConfigError(f"bad value '{x}' for --x: use {', '.join(X_KEYS)}")
-    plotted = plot_runs(find_groups(words), metric, axis, out)
+    plotted = plot_runs(find_groups(words), metric, axis, out, use_mean=mean)
     for message in plotted.curves.messages:
         say(message)
     kind = "table" if plotted.is_table else "picture"

@@ -96,6 +96,13 @@ def others(logged: Iterable[str]) -> list[Chart]:
     return [Chart(name, name.replace("_", " ")) for name in sorted(set(logged) - known)]
 
 
+def metric_label(metric: str) -> str:
+    """A metric in words, for the axis of a picture."""
+    titles = {chart.metric: chart.title for chart in (*LEARNING, *EPISODES, *HEALTH, *SPEED)}
+    title = titles.get(metric, metric.replace("_", " "))
+    return title if title.startswith("KL") else title[0].lower() + title[1:]
+
+
 def table_of(metric: str) -> str:
     """The table of a run that has the metric."""
     if metric == "steps_per_second":
