@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -84,9 +85,50 @@ def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     return f" ({otherwise or 'known: ' + (', '.join(sorted(known)) or 'none')})"
 
 
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "anneal_lr": "learning_rate",
+    "n_steps": "num_steps n_step",
+    "n_epochs": "update_epochs",
+    "n_envs": "num_envs",
+    "clip_range": "clip_coef",
+    "ent_coef": "alpha",
+    "net_arch": "hidden_sizes",
+    "policy_kwargs": "hidden_sizes",
+    "activation_fn": "activation",
+    "features_extractor_class": "network",
+    "batch_size": "minibatch_size",
+    "num_minibatches": "minibatch_size",
+    "buffer_size": "buffer_capacity",
+    "train_freq": "train_frequency",
+    "exploration_initial_eps": "epsilon_start",
+    "start_e": "epsilon_start",
+    "exploration_final_eps": "epsilon_end",
+    "end_e": "epsilon_end",
+    "action_noise": "exploration_noise",
+    "target_policy_noise": "policy_noise",
+    "target_noise_clip": "noise_clip",
+    "n_critics": "num_critics",
+    "n_quantiles": "num_quantiles",
+    "top_quantiles_to_drop_per_net": "quantiles_to_drop",
+    "weight_temp": "beta",
+    "max_weight": "max_advantage_weight",
+    "conservative_weight": "cql_alpha",
+    "n_action_samples": "num_cql_samples",
+    "timesteps": "total_timesteps",
+    "n_timesteps": "total_timesteps",
+    "env": "env_id",
+    "tensorboard_log": "loggers",
+}
+"""Names of settings in Stable-Baselines3, CleanRL and d3rlpy, and ours; of several, the one that the algorithm has."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most similar to `name`, ignoring case; None if none is similar."""
+    """The known name for what others call `name`, or the most similar one, ignoring case; None if none is similar."""
     by_lower = {key.lower(): key for key in known}
+    ours = [key for key in OTHER_NAMES.get(name.lower(), "").split() if key in by_lower]
+    if ours:
+        return by_lower[ours[0]]
     cutoff = 0.6 if len(name) <= SHORT_NAME else 0.75
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None
@@ -153,12 +195,20 @@ def _explain(
         return f"missing key '{key}' for {owner}", ""
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     message = PLAIN_REASONS.get(detail["type"], message)
+    if detail["type"] in ("int_parsing", "float_parsing") and (number := spelled_out(detail["input"])):
+        message = f"should be a number: write {number}"
     spelling = _spelling_of_alternative(cls, location)
     if spelling is not None and detail["type"] in NEITHER:
         message = f"should be a number, or {spelling}"
     if not key:
         return f"{owner}: ", message
     return f"bad value {brief(detail['input'])} for '{key}' of {owner}: ", message
+
+
+def spelled_out(text: object) -> str | None:
+    """The number that `100k` or `1.5M` means, in digits; None if it is something else."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kKmM])", text) if isinstance(text, str) else None
+    return None if found is None else f"{float(found[1]) * {'k': 1e3, 'm': 1e6}[found[2].lower()]:.15g}"
 
 
 def brief(value: object) -> str:

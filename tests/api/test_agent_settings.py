@@ -87,6 +87,7 @@ def test_an_offline_algorithm_needs_no_environment() -> None:
         ({"learning_rat": 1e-3}, "unknown setting 'learning_rat' for PPO: did you mean 'learning_rate'?"),
         ({"env_idd": "x"}, "unknown setting 'env_idd' for PPO: did you mean 'env_id'?"),
         ({"pre_set": False}, "unknown setting 'pre_set' for PPO: did you mean 'preset'?"),
+        ({"n_steps": 9}, "unknown setting 'n_steps' for PPO: did you mean 'num_steps'?"),
         ({"buffer_capacity": 9}, "unknown setting 'buffer_capacity' for PPO (`rl-training algos ppo` lists"),
         ({"algo": "dqn"}, "'algo' is no setting of PPO, which trains 'ppo'"),
         ({"env_id": "CartPole-v1"}, "PPO got env_id twice"),
@@ -106,6 +107,10 @@ def test_wrong_arguments_fail_in_the_constructor(arguments: dict[str, Any], mess
 def test_what_is_no_environment_is_refused_with_the_forms_that_work() -> None:
     with pytest.raises(ConfigError, match=r"takes an environment id, a class, a function .* not a list"):
         PPO(["CartPole-v1"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"PPO takes no 'MlpPolicy'.*write PPO\('CartPole-v1', hidden_sizes="):
+        PPO("MlpPolicy", "CartPole-v1")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="PPO takes one positional argument"):
+        PPO("CartPole-v1", 3)  # type: ignore[call-arg]
 
 
 def test_no_setting_of_an_algorithm_has_the_name_of_a_run_key() -> None:

@@ -144,10 +144,15 @@ class TestUnknownKey:
                 "env_kwargs.wrappers.rewards.scale=2",
                 "unknown key 'wrappers.rewards' for env_kwargs: did you mean 'reward'?",
             ),
+            ("n_steps=3", "unknown key 'n_steps' for the configuration: did you mean num_steps?"),
+            ("algo_kwargs.clip_range=3", "unknown key 'clip_range' for ppo: did you mean 'clip_coef'?"),
+            ("batch_size=3", "unknown key 'batch_size' for ppo: did you mean 'minibatch_size'?"),
+            ("--lr", "unknown option --lr: write the setting as learning_rate=VALUE (see --help)"),
             (
-                "learning_rate=1e-3",
-                "unknown key 'learning_rate' for the configuration: did you mean algo_kwargs.learning_rate=…?",
+                "--learning-rate=3",
+                "unknown option --learning-rate: write the setting as learning_rate=VALUE (see --help)",
             ),
+            ("seed=100k", "bad value '100k' for 'seed' of the configuration: should be a number: write 100000"),
         ],
     )
     def test_names_the_nearest(self, refuse: Refuse, word: str, message: str) -> None:

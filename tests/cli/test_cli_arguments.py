@@ -73,6 +73,10 @@ class TestNumbersOfSteps:
             assert answer.code == 2
             assert "whole number" in answer.err
 
+    def test_a_letter_is_no_number_and_the_number_is_named(self, call: Call) -> None:
+        for words in (["--total-timesteps", "1.5M"], ["total_timesteps=1.5M"]):
+            assert "write 1500000" in call("config", "ppo", "CartPole-v1", *words).err
+
     @pytest.mark.parametrize("text", ["1e400", "nan", "many", ""])
     def test_no_number_is_refused(self, call: Call, text: str) -> None:
         answer = call("config", "ppo", "CartPole-v1", "--total-timesteps", text)
@@ -203,7 +207,7 @@ class TestLists:
             assert len(line) <= 80
         assert all(line[:20].strip() == "" or line[19] == " " for line in algos.out.splitlines())
         assert presets.out.splitlines()[0].split() == ["preset", "environment", "steps", "score"]
-        assert call("algos", "sac").out.splitlines()[0] == "set as algo_kwargs.NAME=VALUE"
+        assert call("algos", "sac").out.splitlines()[0] == "set as NAME=VALUE; in a file under algo_kwargs"
 
 
 class TestHelpOnTerminals:

@@ -164,7 +164,7 @@ class TestTrainSeeds:
         assert "--resume-or-start" in message
 
     def test_a_wrong_setting_is_refused_as_for_one_run(self, refuse: Refuse) -> None:
-        assert "did you mean algo_kwargs.gamma=" in refuse("train", *PAIR, "--seeds", "0..1", "gama=0.9")
+        assert "did you mean gamma?" in refuse("train", *PAIR, "--seeds", "0..1", "gama=0.9")
         assert refuse("train", "ppp", "CartPole-v1", "--seeds", "0..1").startswith("unknown algorithm 'ppp'")
 
     def test_seeds_replace_the_seed_of_a_configuration_file(

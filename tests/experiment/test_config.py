@@ -367,13 +367,14 @@ class TestOverrides:
         words = [
             "seed=3",
             "algo_kwargs.learning_rate=1e-3",
-            "algo_kwargs.hidden_sizes=[8, 8]",
+            "hidden_sizes=[8, 8]",
+            "replay.kind=her",
             "tags=[a, b]",
             "device=",
         ]
         assert parse_overrides(words) == {
             "seed": 3,
-            "algo_kwargs": {"learning_rate": 1e-3, "hidden_sizes": [8, 8]},
+            "algo_kwargs": {"learning_rate": 1e-3, "hidden_sizes": [8, 8], "replay": {"kind": "her"}},
             "tags": ["a", "b"],
             "device": None,
         }
@@ -386,16 +387,15 @@ class TestOverrides:
         [
             (["=3"], "'=3' is not of the form key=value"),
             (["seed"], "'seed' is not of the form key=value"),
-            (["taau=3"], "unknown key 'taau' for the configuration: did you mean algo_kwargs.tau=…?"),
+            (["taau=3"], "unknown key 'taau' for the configuration: did you mean tau?"),
             (
                 ["zzz=3"],
-                "unknown key 'zzz' for the configuration (write a key of the algorithm as algo_kwargs.zzz=…)",
+                "unknown key 'zzz' for the configuration (`rl-training algos NAME` lists the settings of an algorithm)",
             ),
             (["sed=3"], "unknown key 'sed' for the configuration: did you mean 'seed'?"),
-            (
-                ["learning_rate=3"],
-                "unknown key 'learning_rate' for the configuration: did you mean algo_kwargs.learning_rate=…?",
-            ),
+            (["lr=3"], "unknown key 'lr' for the configuration: did you mean learning_rate?"),
+            (["net_arch=[8]"], "unknown key 'net_arch' for the configuration: did you mean hidden_sizes?"),
+            (["tau=1", "algo_kwargs.tau=2"], "'algo_kwargs.tau' is given twice on the command line: remove one"),
             (
                 ["algo_kwargs=3", "algo_kwargs.gamma=1"],
                 "'algo_kwargs.gamma=1' sets a key within one that already has a value",

@@ -162,7 +162,7 @@ class TestMasksAndMemory:
     """The page about masks and memory: its files, commands, configurations and Python blocks run as they stand."""
 
     TEXT = (ROOT / "docs" / "masks-and-memory.md").read_text()
-    SMALL = ("total_timesteps=64", "eval_episodes=1", "num_threads=1", "compile=false", "algo_kwargs.hidden_sizes=[8]")
+    SMALL = ("total_timesteps=64", "eval_episodes=1", "num_threads=1", "compile=false", "hidden_sizes=[8]")
 
     @pytest.fixture(autouse=True)
     def _files_are_in_the_working_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ class TestMasksAndMemory:
 
     def shortened(self, words: list[str]) -> list[str]:
         """The words of a command with the settings of a short run."""
-        small = (*self.SMALL, "algo_kwargs.num_steps=32") if "ppo" in words else self.SMALL
+        small = (*self.SMALL, "num_steps=32") if "ppo" in words else self.SMALL
         keys = {setting.partition("=")[0] for setting in small}
         return [*(word for word in words if word.partition("=")[0] not in keys), *small]
 
@@ -211,7 +211,7 @@ class TestGuides:
 
     SMALL = (
         *("total_timesteps=64", "eval_episodes=1", "num_threads=1", "compile=false", "loggers=[]"),
-        "algo_kwargs.eval_interval=64",
+        "eval_interval=64",
     )
     HOW_TO = (ROOT / "docs" / "how-to.md").read_text()
     D3RLPY = (ROOT / "docs" / "coming-from-d3rlpy.md").read_text()
@@ -230,9 +230,9 @@ class TestGuides:
         """Train shortly, whatever the words say about the length."""
         text = Path(words[1]).read_text() if words[0] == "--config" else " ".join(words)
         small = list(self.SMALL)
-        small += ["algo_kwargs.batch_size=16"] if "dataset" in text else []
-        small += ["algo_kwargs.online.after_updates=32"] if "online" in text else []
-        small += ["algo_kwargs.num_steps=32"] if "ppo" in text else []
+        small += ["batch_size=16"] if "dataset" in text else []
+        small += ["online.after_updates=32"] if "online" in text else []
+        small += ["num_steps=32"] if "ppo" in text else []
         keys = {setting.partition("=")[0] for setting in small}
         kept = (word for word in words if word.partition("=")[0] not in keys)
         assert main(["train", "-q", *kept, *small]) == 0, words

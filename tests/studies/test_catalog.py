@@ -453,6 +453,7 @@ class TestFindRun:
         places = [("runs", "ppo__A__seed1__x"), ("runs", "ppo__A__seed2__x"), ("runs/study", "dqn__B__seed1__x")]
         for number, (place, name) in enumerate([*places, ("out", "sac__C__seed1__x")]):
             make_run(Path(place), name, created=(start + timedelta(hours=number)).isoformat())
+        (tmp_path / "runs/study/dqn__B__seed1__x/checkpoints/best").touch()
         return tmp_path / "runs"
 
     @pytest.mark.parametrize(
@@ -465,6 +466,9 @@ class TestFindRun:
             ("dqn", "runs/study/dqn__B__seed1__x"),
             ("@last", "runs/study/dqn__B__seed1__x"),
             ("@last/checkpoints/best", "runs/study/dqn__B__seed1__x/checkpoints/best"),
+            ("@last:best", "runs/study/dqn__B__seed1__x/checkpoints/best"),
+            ("dqn:best", "runs/study/dqn__B__seed1__x/checkpoints/best"),
+            ("runs/study/d/checkpoints/best", "runs/study/dqn__B__seed1__x/checkpoints/best"),
             ("@last/", "runs/study/dqn__B__seed1__x"),
             ("out/sac", "out/sac__C__seed1__x"),
             ("./out/s", "out/sac__C__seed1__x"),
@@ -475,6 +479,10 @@ class TestFindRun:
         self, runs: Path, name: str, expected: str
     ) -> None:
         assert find_run(name) == Path(expected)
+
+    def test_a_checkpoint_that_a_run_does_not_have_is_refused(self, runs: Path) -> None:
+        with pytest.raises(ConfigError, match="'out/sac:last': run 'out/sac__C__seed1__x' has no checkpoints/last"):
+            find_run("out/sac:last")
 
     def test_the_folder_can_be_another(self, runs: Path) -> None:
         assert find_run("sac", Path("out")) == find_run("@last", Path("out")) == Path("out/sac__C__seed1__x")

@@ -13,7 +13,7 @@ from torch import nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.api.saving import save_policy
-from rl_training.api.settings import describe_settings, read_settings, signature_of
+from rl_training.api.settings import describe_settings, read_settings, refuse_policy_name, signature_of
 from rl_training.envs.given.objects import EnvLike, give_again
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.evaluation.prediction import NO_STATE, predict
@@ -52,7 +52,7 @@ class AlgorithmAPI:
     def __init__(
         self,
         config: EnvLike | TrainConfig | None = None,
-        *,
+        *others: object,
         preset: bool = True,
         progress: bool = True,
         eval_env: EnvLike | None = None,
@@ -65,6 +65,7 @@ class AlgorithmAPI:
         preset for its id if there is one and `preset` is true. `eval_env` is for a vector environment: of it the
         single environments of evaluation are made. Without `progress`, nothing is printed.
         """
+        refuse_policy_name(type(self).__name__, config, *others)
         self._progress = progress
         if isinstance(settings.get("init_from"), AlgorithmAPI):
             settings["init_from"] = settings["init_from"]._weights_path()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,18 @@ def signature_of(algo: str) -> inspect.Signature:
     first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
     rest = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one) for name, one in defaults.items()]
     return inspect.Signature([first, *rest])
+
+
+def refuse_policy_name(owner: str, *given: object) -> None:
+    """Raise for positional arguments beside the environment; the name of a network kind is one of SB3's."""
+    if isinstance(given[0], str) and re.fullmatch(r"(Mlp|Cnn|MultiInput)(Lstm)?Policy", given[0]):
+        env = repr(given[1]) if len(given) > 1 and isinstance(given[1], str) else "env"
+        raise ConfigError(
+            f"{owner} takes no '{given[0]}', since the observations choose the network: write"
+            f" {owner}({env}, hidden_sizes=[64, 64])"
+        )
+    if len(given) > 1:
+        raise ConfigError(f"{owner} takes one positional argument, the environment: give settings by name, as seed=1")
 
 
 def read_settings(

@@ -22,7 +22,10 @@ def whole_number(text: str | int) -> int:
         if number == int(number):
             return int(number)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"'{text}' is not a whole number: write an integer, such as 20000 or 1e6") from None
+        from rl_training.validation import spelled_out  # imports pydantic
+
+        example = spelled_out(text) or "an integer, such as 20000 or 1e6"
+        raise typer.BadParameter(f"'{text}' is not a whole number: write {example}") from None
     raise typer.BadParameter(f"{text} is not a whole number: write an integer, such as 20000 or 1e6")
 
 

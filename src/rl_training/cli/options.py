@@ -77,7 +77,7 @@ Words = Annotated[
     typer.Argument(
         metavar="[ALGO ENV_ID] [KEY=VALUE]...",
         autocompletion=complete_words,
-        help="Algorithm, environment id, and settings such as seed=3 or algo_kwargs.learning_rate=1e-3.",
+        help="Algorithm, environment id, and settings such as seed=3 or learning_rate=1e-3.",
     ),
 ]
 Changes = Annotated[
@@ -85,7 +85,7 @@ Changes = Annotated[
     typer.Argument(
         metavar="[KEY=VALUE]...",
         autocompletion=complete_words,
-        help="Settings to change from here on, such as algo_kwargs.learning_rate=1e-4.",
+        help="Settings to change from here on, such as learning_rate=1e-4.",
     ),
 ]
 Run = Annotated[Path | None, run_argument()]

@@ -7,9 +7,10 @@ import dataclasses
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, get_type_hints
 
+from typer import TyperException
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from rl_training.errors import ConfigError
@@ -79,12 +80,31 @@ class StrictCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; an option that takes one value may appear once."""
         if not ctx.resilient_parsing:
-            *_, order = self.make_parser(ctx).parse_args(args=list(args))
+            with self._explaining_settings():
+                *_, order = self.make_parser(ctx).parse_args(args=list(args))
             for parameter, count in Counter(order).items():
                 is_single = isinstance(parameter, TyperOption) and not (parameter.multiple or parameter.is_flag)
                 if is_single and count > 1:
                     raise ConfigError(f"'{parameter.opts[0]}' is given twice on the command line: remove one")
         return super().parse_args(ctx, args)
+
+    @contextlib.contextmanager
+    def _explaining_settings(self) -> Iterator[None]:
+        """Name the setting that an unknown option means: `--learning-rate` is written `learning_rate=…`."""
+        try:
+            yield
+        except TyperException as error:
+            option = str(getattr(error, "option_name", ""))
+            name = option.lstrip("-").replace("-", "_")
+            if not name or not any(parameter.name == "words" for parameter in self.params):
+                raise
+            from rl_training.experiment.config import full_key, nearest_algorithm_key
+
+            name = nearest_algorithm_key(name, None) or name
+            with contextlib.suppress(ConfigError):
+                full_key(name, "")
+                raise TyperException(f"unknown option {option}: write the setting as {name}=VALUE") from None
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; with --json, standard output holds the JSON object alone."""

@@ -18,6 +18,7 @@ from rl_training.providers import provided
 from rl_training.validation import FrozenConfig, nearest, suggest
 
 MAX_THREADS = 1024
+NO_KEY = "`rl-training algos NAME` lists the settings of an algorithm"
 
 
 class TrainConfig(FrozenConfig):
@@ -195,22 +196,13 @@ def leaves(values: Mapping[str, Any], prefix: str = "", value_key: str | None = 
 
 
 def parse_overrides(items: Sequence[str], algo: str | None = None) -> dict[str, Any]:
-    """Parse items such as `algo_kwargs.tau=0.01` into nested values; an error suggests the nearest key."""
+    """Parse items such as `seed=3`, `tau=0.01` and `algo_kwargs.tau=0.01` into nested values."""
     values: dict[str, Any] = {}
     for item in items:
         key, equals, text = item.partition("=")
         if not equals or not key:
             raise ConfigError(f"'{item}' is not of the form key=value")
-        parts = key.split(".")
-        if parts[0] not in TrainConfig.model_fields:
-            near = nearest_algorithm_key(parts[0], algo)
-            otherwise = f"write a key of the algorithm as algo_kwargs.{parts[0]}=…"
-            hint = (
-                f": did you mean algo_kwargs.{near}=…?"
-                if near
-                else suggest(parts[0], TrainConfig.model_fields, otherwise)
-            )
-            raise ConfigError(f"unknown key '{key}' for the configuration{hint}")
+        parts = full_key(key, "the configuration", algo).split(".")
         target = values
         for part in parts[:-1]:
             target = target.setdefault(part, {})
@@ -220,6 +212,22 @@ def parse_overrides(items: Sequence[str], algo: str | None = None) -> dict[str, 
             raise ConfigError(f"'{key}' is given twice on the command line: remove one")
         target[parts[-1]] = parse_yaml(text, f"the value of '{key}'")
     return values
+
+
+def full_key(key: str, owner: str, algo: str | None = None) -> str:
+    """The dotted key of a setting, where `algo_kwargs.` may be left out: `gamma` becomes `algo_kwargs.gamma`.
+
+    No key of the configuration has the name of an algorithm's. `algo`, if it is known, selects the nearest name in the
+    error about an unknown one.
+    """
+    first = key.partition(".")[0]
+    if first in TrainConfig.model_fields:
+        return key
+    if any(first in spec.config_class().model_fields for spec in list_algorithm_specs()):
+        return f"algo_kwargs.{key}"
+    near = nearest_algorithm_key(first, algo)
+    hint = f": did you mean {near}?" if near else suggest(first, TrainConfig.model_fields, NO_KEY)
+    raise ConfigError(f"unknown key '{key}' for {owner}{hint}")
 
 
 def nearest_algorithm_key(key: str, algo: Any) -> str | None:

@@ -16,15 +16,31 @@ def find_run(name: str, folder: Path = Path("runs")) -> Path:
     """The run that `name` means: a path, a unique prefix of a run folder's name, or `@last`.
 
     A prefix is looked for in the folder that it names (`out/ppo__Cart`), else in `folder`. `@last` is the run that was
-    created last in `folder`. A path within the run may follow: `@last/checkpoints/best`.
+    created last in `folder`. A checkpoint of the run may follow: `@last:best`, `@last/checkpoints/best`.
     """
     with contextlib.suppress(OSError):  # a name longer than any file's
         if Path(name).exists():
             return Path(name)
-    head, slash, rest = name.partition("/")
-    if head == LAST:
-        found = _newest(folder)
-        return found / rest if slash else found
+    run, inner = _split(name)
+    found = _newest(folder) if run == LAST else _find_prefix(run, folder)
+    if inner and not (found / inner).exists():
+        raise ConfigError(f"'{name}': run '{found}' has no {inner}")
+    return found / inner
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The name of the run, and the path within it."""
+    run, colon, pointer = name.rpartition(":")
+    if colon and pointer in ("best", "last"):
+        return run, f"checkpoints/{pointer}"
+    run, slash, rest = name.partition("/checkpoints/")
+    if slash:
+        return run, f"checkpoints/{rest}"
+    head, _, rest = name.partition("/")
+    return (head, rest) if head == LAST else (name, "")
+
+
+def _find_prefix(name: str, folder: Path) -> Path:
     place, prefix = Path(name).parent, Path(name).name
     where = folder if place == Path() else place
     where = where if where.is_dir() else folder / place

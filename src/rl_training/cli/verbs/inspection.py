@@ -76,7 +76,7 @@ def _show_settings(config_class: type[AlgorithmConfig], as_json: bool) -> None:
 
     settings = list_settings(config_class)
     width = shutil.get_terminal_size().columns
-    lines = ["set as algo_kwargs.NAME=VALUE", ""]
+    lines = ["set as NAME=VALUE; in a file under algo_kwargs", ""]
     lines += [line for setting in settings for line in setting.lines(width)]
     schedule = schedule_line(config_class)
     lines += [] if schedule is None else ["", *textwrap.wrap(schedule, width)]
