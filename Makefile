@@ -16,7 +16,8 @@ demo: $(PACKAGE)  ## train PPO on CartPole-v1 and draw its learning curve (defau
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Each process begins with one half, in order, and takes over tests from the other when it has done its own.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
 test: $(DEV) lint  ## lint, types and the whole test suite
 	$(PYTEST)

@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import pytest
 import torch
+import warm
 from browser_tools import open_browser
 
 from rl_training import TrainConfig
@@ -50,13 +51,6 @@ FAULTY = ("ppo", "dqn", "sac", "iql")
 """The algorithms of the fault tests: one for each loop and each kind of action. `RL_TRAINING_TEST_ALL=1`: all."""
 MEMORY, MIN_MEMORY_BYTES = Path("/dev/shm"), 4 << 30
 TRY_ALL = bool(os.environ.get("RL_TRAINING_TEST_ALL"))
-LONG_FILES = (
-    *("test_ray", "test_study_faults", "test_kill", "test_compare_command", "test_signals", "test_learning"),
-    *("test_conformance", "test_tuning", "test_tune_faults", "test_hostile_files", "test_cli", "test_memory"),
-    *("test_sequential", "test_own_network", "test_testing", "test_ownership", "test_study_commands"),
-    *("test_tune_command", "test_bundle_policies", "test_documentation"),
-)
-"""Started first, so that no worker is still running one of them at the end."""
 
 
 def pytest_configure() -> None:
@@ -70,12 +64,9 @@ def pytest_configure() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the long files first, unless a random order is requested; the order within a file stays."""
-    if config.pluginmanager.hasplugin("randomly"):
-        return
-    order = {name: place for place, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+def pytest_unconfigure() -> None:
+    """Wait for the processes that tests started."""
+    warm.close()
 
 
 def algorithms_for_faults() -> list[str]:

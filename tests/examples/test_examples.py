@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from conftest import TESTS
 
 EXAMPLES = TESTS.parent / "examples"
@@ -25,9 +24,8 @@ def start(name: str, folder: Path, *words: str) -> subprocess.Popen[str]:
     """Start an example in an empty working directory beside the folder of its runs."""
     place = folder / "here"
     place.mkdir(exist_ok=True)
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--output-dir", str(folder / "runs"), *words]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=place, env={**os.environ, "COLUMNS": "80"}, **pipes)
+    command = [str(EXAMPLES / f"{name}.py"), "--output-dir", str(folder / "runs"), *words]
+    return warm.start(command, place, "warm:run_script", COLUMNS="80")
 
 
 def run(name: str, folder: Path, *words: str) -> str:

@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -31,6 +32,13 @@ IMPORTED = (
 SIGNALS = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
 CAN_FORK = sys.platform.startswith("linux")
 LONGEST_REQUEST = 1 << 17
+
+
+def run_script() -> None:
+    """Run the program that is the first argument as `python PROGRAM` does."""
+    del sys.argv[0]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class WarmProcess:
@@ -111,7 +119,15 @@ def run(words: Sequence[str], folder: Path, **options: Any) -> subprocess.Comple
     return subprocess.CompletedProcess(list(words), process.returncode, out, error)
 
 
-_servers: dict[int, socket.socket] = {}
+_servers: dict[int, tuple[socket.socket, subprocess.Popen[bytes]]] = {}
+
+
+def close() -> None:
+    """End the server and wait for it, so that the processor time of its processes is counted as this process's."""
+    connection, process = _servers.pop(os.getpid(), (None, None))
+    if connection is not None and process is not None:
+        connection.close()
+        process.wait()
 
 
 def _server() -> socket.socket:
@@ -121,10 +137,11 @@ def _server() -> socket.socket:
         for end in (ours, remote):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST_REQUEST)
         words = [sys.executable, __file__, str(remote.fileno()), json.dumps(sys.path)]
-        subprocess.Popen(words, pass_fds=[remote.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        fds = [remote.fileno()]
+        server = subprocess.Popen(words, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         remote.close()
-        _servers[os.getpid()] = ours
-    return _servers[os.getpid()]
+        _servers[os.getpid()] = ours, server
+    return _servers[os.getpid()][0]
 
 
 def serve(control: socket.socket) -> Callable[[], object]:
@@ -133,9 +150,11 @@ def serve(control: socket.socket) -> Callable[[], object]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         data, fds, _, _ = socket.recv_fds(control, LONGEST_REQUEST, 3)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, 0 if not data else os.WNOHANG)[0]:
+                pass
         if not data:
             os._exit(0)
         if os.fork() == 0:
@@ -147,7 +166,6 @@ def serve(control: socket.socket) -> Callable[[], object]:
 
 def _live(request: Mapping[str, Any], out: int, error: int, report: int) -> Callable[[], object]:
     """Become the process of a request, as the child of one that reports its id and its end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child:
         os.write(report, str(child).encode())

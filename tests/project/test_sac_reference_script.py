@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 from conftest import TESTS
 
 EXAMPLES = TESTS.parent / "examples"
@@ -15,14 +14,8 @@ EXAMPLES = TESTS.parent / "examples"
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*_reference.py")))
 def test_a_reference_script_runs(name: str, tmp_path: Path) -> None:
     steps = "1300" if name.startswith("dqn") else "300"
-    command = [sys.executable, str(EXAMPLES / name), "--total-timesteps", steps, "--seed", "2"]
-    answer = subprocess.run(
-        [*command, "--output-dir", str(tmp_path), "--eval-episodes", "2"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = [str(EXAMPLES / name), "--total-timesteps", steps, "--seed", "2", "--output-dir", str(tmp_path)]
+    answer = warm.run([*words, "--eval-episodes", "2"], tmp_path, target="warm:run_script")
     assert answer.returncode == 0, answer.stderr
     values = dict(line.split("=", 1) for line in answer.stdout.splitlines() if "=" in line)
     assert values.keys() >= {"run_dir", "eval_return_mean", "action"}
