@@ -15,6 +15,7 @@ import pytest
 from report_tools import HOSTILE, append_lines, line, write_run
 
 from rl_training.cli import main
+from rl_training.studies.statistics.summaries import summarize
 from rl_training.views.film import open_film
 from rl_training.views.report.server import make_server
 
@@ -24,14 +25,15 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 
 PATIENCE_SECONDS = 60.0
+SEEDS = [f"seed {seed}" for seed in range(5)]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seeds of one group and two of another, with a report of them."""
+    """Five seeds of one group and two of another, with a report of them."""
     folder = tmp_path_factory.mktemp("runs")
     health = {"approx_kl": 0.01, "clip_fraction": 0.0}
-    for seed in range(3):
+    for seed in range(5):
         lines = [line(step, step / 3 + seed, entropy=1 / (step + seed), **health) for step in range(10, 110, 10)]
         write_run(folder, f"ppo{seed}", lines, seed=seed)
     for seed in range(2):
@@ -114,25 +116,27 @@ def test_no_request_leaves_the_file_and_no_error_is_logged(page: Any) -> None:
 
 def test_the_rows_of_a_table_equal_the_data(page: Any, runs: Path) -> None:
     head, *rows = table(page, "entropy")
-    assert head == [
-        "environment steps",
-        *(f"ppo, {name}" for name in ("seed 0", "seed 1", "seed 2", "mean", "low", "high")),
-    ]
-    files = [(runs / f"ppo{seed}" / "metrics.jsonl").read_text().splitlines() for seed in range(3)]
+    assert head == ["environment steps", *(f"ppo, {name}" for name in (*SEEDS, "interquartile mean", "low", "high"))]
+    files = [(runs / f"ppo{seed}" / "metrics.jsonl").read_text().splitlines() for seed in range(5)]
     logged = [[json.loads(text) for text in lines] for lines in files]
     assert [row[0] for row in rows] == [str(values["global_step"]) for values in logged[0]]
-    for index, row in enumerate(rows):
+    page.execute_script("document.getElementById('summary').click()")
+    by_mean = table(page, "entropy")
+    page.execute_script("document.getElementById('summary').click()")
+    assert by_mean[0][6:] == ["ppo, mean", "ppo, low", "ppo, high"]
+    for index, (row, other) in enumerate(zip(rows, by_mean[1:], strict=True)):
         values = [lines[index]["entropy"] for lines in logged]
-        assert [float(cell) for cell in row[1:4]] == pytest.approx(values, rel=1e-4)
-        mean = sum(values) / 3
-        spread = (sum((value - mean) ** 2 for value in values) / 2 / 3) ** 0.5
-        expected = [mean, mean - 4.3027 * spread, mean + 4.3027 * spread]
-        assert [float(cell) for cell in row[4:]] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        assert [float(cell) for cell in row[1:6]] == pytest.approx(values, rel=1e-4)
+        for cells, use_mean in ((row, False), (other, True)):
+            found = summarize(values, use_mean=use_mean)
+            expected = [found.value, found.low, found.high]
+            assert [float(cell) for cell in cells[6:]] == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 def test_a_group_is_hidden_and_shown_again(page: Any) -> None:
     before = table(page, "eval_return_mean")
-    assert len(before[0]) == 1 + 6 + 5
+    assert len(before[0]) == 1 + 8 + 5
+    assert "dqn, median" in before[0]
     button = page.find_element(By.XPATH, "//nav[@id='legend']/button[contains(., 'dqn')]")
     page.execute_script("arguments[0].click()", button)
     assert button.get_attribute("aria-pressed") == "false"
@@ -145,19 +149,19 @@ def test_a_group_is_hidden_and_shown_again(page: Any) -> None:
 def test_the_cursor_reads_values(page: Any) -> None:
     found = figure(page, "eval_return_mean")
     reading = found.find_element(By.CLASS_NAME, "reading")
-    assert reading.text.startswith("at the end")
+    assert reading.text == "move over the chart to read its values", "the result has the numbers at the end"
     over = found.find_element(By.CLASS_NAME, "u-over")
     ActionChains(page).move_to_element_with_offset(over, -over.size["width"] // 2 + 3, 0).perform()
     wait_for(lambda: reading.text.startswith("at 10"))
-    assert "4.33" in reading.text  # the mean of 10/3, 10/3 + 1 and 10/3 + 2
+    assert "5.33" in reading.text  # in the middle of 10/3, 10/3 + 1, up to 10/3 + 4
     ActionChains(page).move_to_element(page.find_element(By.TAG_NAME, "h2")).perform()
-    wait_for(lambda: reading.text.startswith("at the end"))
+    wait_for(lambda: reading.text.startswith("move over"))
 
 
 def test_a_curve_of_zeros_has_an_axis_of_its_size(page: Any) -> None:
     found = figure(page, "clip_fraction")
     low, high = page.execute_script("const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found)
-    assert (low, high) == (-1, 1)
+    assert (low, round(high, 1)) == (0, 0.1)
     found = figure(page, "approx_kl")
     low, high = page.execute_script("const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found)
     assert 0 <= low < 0.01 < high <= 0.1
@@ -183,6 +187,20 @@ def test_a_phone_scrolls_in_one_direction(browser: Any, runs: Path) -> None:
     widths = browser.execute_script("return [...document.querySelectorAll('.u-wrap')].map(node => node.clientWidth)")
     assert widths
     assert max(widths) <= 380
+    assert browser.execute_script("return document.documentElement.scrollHeight") < 3000
+    states = browser.execute_script("return [...document.querySelectorAll('details.section')].map(node => node.open)")
+    assert states[:3] == [True, True, False]
+    browser.execute_script("location.hash = 'health'")
+    wait_for(lambda: figure(browser, "entropy"))
+
+
+def test_the_evaluation_curve_is_on_the_first_screen(page: Any, runs: Path) -> None:
+    for width in (1200, 380):
+        show(page, f"file://{runs / 'report.html'}", width=width)
+        (top,) = page.execute_script(
+            "return [...document.querySelectorAll('figure')].slice(0, 1).map(node => node.getBoundingClientRect().top)"
+        )
+        assert top < 450
 
 
 def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path) -> None:

@@ -29,10 +29,9 @@ class Text(Block):
 
 @dataclass(frozen=True)
 class Verdict(Block):
-    """One group in a line: what was trained, and its score."""
+    """The only group in a line: what was trained, and its score."""
 
     group: int
-    name: str
     facts: Sequence[str]
     score: str
     interval: str
@@ -75,7 +74,7 @@ class Fold(Block):
 
 @dataclass(frozen=True)
 class Strip(Block):
-    """Scores of runs as dots, a row for each group, with the mean and its interval."""
+    """Scores of runs as dots, a row for each group, with their summary."""
 
     title: str
     rows: Sequence[dict[str, Any]]

@@ -19,12 +19,15 @@ from rl_training.experiment.run_folder import now
 from rl_training.files import atomic_write, translate_write_errors
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.statistics import t_quantile
+from rl_training.studies.statistics.summaries import FEWEST_FOR_INTERVAL, MODULUS, MULTIPLIER, NUM_RESAMPLES, RANK
 from rl_training.views.report.data import Curves, Logged, read_curves, thinned
 from rl_training.views.report.sections import PageFacts, page_facts
 
 GENERATOR = "rl-training report"
 """Content of the meta element `generator`: such a file may be written again."""
 DEFAULT_NAME = "report.html"
+RETURN = "eval_return_mean"
+"""The metric whose last values are the result: its chart does not repeat them."""
 SUFFIXES = (".html", ".htm")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "assets/tables.js", "assets/charts.js", "assets/page.js")
 LICENSE = "vendor/LICENSE"
@@ -78,6 +81,14 @@ def page_data(facts: PageFacts, curves: Sequence[Curves]) -> dict[str, Any]:
         "made": now(),
         "version": __version__,
         "max_points": limit,
+        "told": RETURN,
+        "bootstrap": {
+            "fewest": FEWEST_FOR_INTERVAL,
+            "resamples": NUM_RESAMPLES,
+            "rank": RANK,
+            "multiplier": MULTIPLIER,
+            "modulus": MODULUS,
+        },
         "quantiles": [0, 0, *(round(t_quantile(count - 1), 5) for count in range(2, most + 1))],
         "runs": [{**run, **found.as_dict()} for run, found in zip(data["runs"], drawn, strict=True)],
         "sections": [section.as_dict() for section in facts.sections()],

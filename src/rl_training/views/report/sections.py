@@ -57,7 +57,6 @@ class PageFacts:
         """The sections that have content."""
         comparisons = comparison_section(find_comparisons(run.record.run_dir for run in self.runs))
         charts = [
-            Section("learning", "Learning curves", self._plots(LEARNING)),
             final_scores(self.groups),
             *([] if self.page_dir is None else [film_section(self.runs, self.page_dir)]),
             Section("episodes", "Episodes", self._plots(EPISODES)),
@@ -66,8 +65,11 @@ class PageFacts:
             Section("other", "Other metrics", self._other_plots()),
         ]
         last = [event_section(self.groups), configuration(self.groups), provenance(self.groups)]
-        first = [overview(self.groups), *([comparisons] if comparisons else [])]
-        found = [*first, *charts, *last, commands(self.groups, self.words)]
+        first = [overview(self.groups), Section("learning", "Learning curves", self._plots(LEARNING))]
+        if len(self.groups) > 1:
+            first.reverse()  # the curves are on the first screen, whatever the table's length
+        compared = [comparisons] if comparisons else []
+        found = [*first, *compared, *charts, *last, commands(self.groups, self.words)]
         return [section for section in found if section.blocks]
 
     def _plots(self, charts: Iterable[Chart]) -> list[Plot]:
@@ -159,4 +161,7 @@ def _title(groups: Sequence[GroupFacts]) -> str:
     algos = dict.fromkeys(group.algo for group in groups)
     envs = dict.fromkeys(group.env for group in groups)
     names = [", ".join([*list(words)[:3], *(["…"] if len(words) > 3 else [])]) for words in (algos, envs)]
-    return f"{names[0].upper()} on {names[1]}" if groups else "No runs"
+    studies = {group.group.study for group in groups}
+    study = next(iter(studies)) if len(studies) == 1 else None
+    start = "" if study is None else f"{study.resolve().name}: "
+    return f"{start}{names[0].upper()} on {names[1]}" if groups else "No runs"

@@ -5,23 +5,21 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.selection import format_seeds
-from rl_training.studies.statistics import MeanInterval, mean_interval
+from rl_training.studies.statistics.summaries import Summary, summarize
 from rl_training.views.report.blocks import Block, Cell, Section, Strip, Table, Text, Verdict, number
 from rl_training.views.report.data import RunFacts
 from rl_training.views.report.lines import finite
 
-MAX_VERDICTS = 4
-"""Groups with a line of their own; more of them are only in the table."""
 MAX_REASONS = 20
 """Runs without a score whose reason stands below the table; the events have all of them."""
 SCORE_NOTE = (
-    "Score: the mean return of a run's last evaluation; then the mean over the runs, with the 95 % interval of"
-    " Student's t over runs."
+    "Score: the mean return of a run's last evaluation. Of two or three runs, the median and in brackets the range; of"
+    " four and more, the interquartile mean and its 95 % bootstrap interval."
 )
 OFFLINE_NOTE = (
     "Data: undiscounted returns of the recorded episodes. FQE: discounted return of the policy, estimated from a"
@@ -60,10 +58,10 @@ class GroupFacts:
         return any(run.info.state == "finished" for run in self.scored)
 
     @property
-    def interval(self) -> MeanInterval | None:
-        """Mean score and its interval; None without an evaluation."""
+    def summary(self) -> Summary | None:
+        """The scores in short; None without an evaluation."""
         scores = [run.info.last_eval for run in self.scored if run.info.last_eval is not None]
-        return mean_interval(scores) if scores else None
+        return summarize(scores) if scores else None
 
     @property
     def seeds(self) -> str:
@@ -98,33 +96,28 @@ class GroupFacts:
 
 
 def overview(groups: Sequence[GroupFacts]) -> Section:
-    """Verdict lines, and a table of all groups if there are several."""
-    blocks: list[Block] = []
-    if len(groups) <= MAX_VERDICTS:
-        blocks += [_verdict(group) for group in groups]
-    if len(groups) > 1:
-        blocks.append(_summary(groups))
-    return Section("overview", "Result", [*blocks, Text(SCORE_NOTE)])
+    """The score of one group in a line, of several in a table."""
+    blocks: list[Block] = [_verdict(groups[0])] if len(groups) == 1 else [_summary(groups)] if groups else []
+    return Section("overview", "Result", blocks)
 
 
 def _verdict(group: GroupFacts) -> Verdict:
-    interval = group.interval
+    summary = group.summary
     facts = [group.algo.upper(), group.env, _counted_seeds(group), group.steps]
     if any(run.info.state != "finished" for run in group.runs) or group.group.missing:
         facts.append(group.states)
     return Verdict(
         group.index,
-        "" if group.group.name.lower() == group.algo.lower() else group.group.name,
         facts,
-        "no evaluation yet" if interval is None else number(interval.mean),
-        ("" if group.is_final or interval is None else "so far; ") + interval_text(interval) + _share(group),
+        "no evaluation yet" if summary is None else number(summary.value),
+        ("" if group.is_final or summary is None else "so far; ") + summary_text(summary) + _share(group),
         group.exactness if "not known" not in group.exactness else f"exactness {group.exactness}",
     )
 
 
 def _share(group: GroupFacts) -> str:
     """Over how many runs the score is, if not over all."""
-    is_partial = group.interval is not None and len(group.scored) < len(group.runs)
+    is_partial = group.summary is not None and len(group.scored) < len(group.runs)
     return f" over {len(group.scored)} of {len(group.runs)} runs" if is_partial else ""
 
 
@@ -133,38 +126,46 @@ def _counted_seeds(group: GroupFacts) -> str:
     return f"seed{'' if count == 1 else 's'} {group.seeds}" if count else "no run yet"
 
 
-def interval_text(interval: MeanInterval | None) -> str:
-    """The interval in brackets."""
-    if interval is None:
+def summary_text(summary: Summary | None) -> str:
+    """What a score is, and the limits of the runs or of its interval."""
+    if summary is None:
         return ""
-    if interval.low is None or interval.high is None:
-        return "one run: no interval"
-    return f"[{number(interval.low)}, {number(interval.high)}]"
+    words = {"run": "one run", "median": "median", "iqm": "interquartile mean", "mean": "mean"}[summary.kind]
+    return words if summary.low is None else f"{words} {limits_text(summary.low, summary.high)}"
+
+
+def limits_text(low: float | None, high: float | None) -> str:
+    """Two limits in brackets."""
+    return "–" if low is None or high is None else f"[{number(low)}, {number(high)}]"
 
 
 def _summary(groups: Sequence[GroupFacts]) -> Table:
-    columns = ["group", "environment", "runs", "steps", "score", "95 % interval", "best", "success", "exactness"]
+    columns = ["group", "environment", "runs", "steps", "score", "range or interval", "best", "success", "exactness"]
     rows: list[Sequence[Cell]] = []
     for group in groups:
-        interval = group.interval
+        summary = group.summary
         bests = [run.info.best_eval for run in group.runs if run.info.best_eval is not None]
-        success = _mean([success_rate(run) for run in group.scored])
         rows.append(
             [
                 {"text": group.group.name, "group": group.index},
                 group.env,
                 group.states or "no run yet",
                 group.steps,
-                number(None if interval is None else interval.mean) + ("" if group.is_final else " so far"),
-                interval_text(interval) + _share(group),
+                number(None if summary is None else summary.value) + ("" if group.is_final else " so far"),
+                summary_text(summary) + _share(group),
                 number(max(bests, default=None)),
-                number(success),
+                number(_mean([success_rate(run) for run in group.scored])),
                 group.exactness,
             ]
         )
-    if all(row[7] == "–" for row in rows):
-        columns, rows = [name for name in columns if name != "success"], [[*row[:7], row[8]] for row in rows]
-    return Table("Groups of runs that differ only in their seed", columns, rows, num_text_columns=3, ends_in_text=True)
+    return drop_empty(Table("Groups of runs that differ only in their seed", columns, rows, 3, ends_in_text=True))
+
+
+def drop_empty(table: Table) -> Table:
+    """The table without columns of dashes: what no run reports."""
+    kept = [column for column in range(len(table.columns)) if any(row[column] != "–" for row in table.rows)]
+    rows = [[row[column] for column in kept] for row in table.rows]
+    return replace(table, columns=[table.columns[column] for column in kept], rows=rows)
 
 
 def final_scores(groups: Sequence[GroupFacts]) -> Section:
@@ -172,7 +173,7 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
     blocks: list[Block] = []
     envs = dict.fromkeys(group.env for group in groups)
     for env in envs:
-        rows = [_strip_row(group) for group in groups if group.env == env and group.interval is not None]
+        rows = [_strip_row(group) for group in groups if group.env == env and group.summary is not None]
         if sum(len(row["scores"]) for row in rows) > 1:
             blocks.append(Strip(f"Return at the end, {env}" if len(envs) > 1 else "Return at the end", rows))
     runs = [(group, run) for group in groups for run in group.runs]
@@ -191,11 +192,9 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
         ]
         for group, run in runs
     ]
-    if all(row[6] == "–" for row in table):  # no environment reports success
-        columns, table = columns[:6] + columns[7:], [[*row[:6], *row[7:]] for row in table]
-    blocks.append(Table("Runs, with their last evaluation", columns, table, 2, ends_in_text=True))
+    blocks.append(drop_empty(Table("Runs, with their last evaluation", columns, table, 2, ends_in_text=True)))
     reasons = [f"{run_label(run, groups)} has no score: {run.no_score}." for _, run in runs if run.no_score]
-    return Section("scores", "Final scores", [*blocks, *map(Text, reasons[:MAX_REASONS])])
+    return Section("scores", "Final scores", [*blocks, *map(Text, [SCORE_NOTE, *reasons[:MAX_REASONS]])])
 
 
 def run_label(run: RunFacts, groups: Sequence[GroupFacts]) -> str:
@@ -204,13 +203,13 @@ def run_label(run: RunFacts, groups: Sequence[GroupFacts]) -> str:
 
 
 def _strip_row(group: GroupFacts) -> dict[str, Any]:
-    interval = group.interval
+    summary = group.summary
     return {
         "group": group.index,
         "scores": [[run.label, finite(run.info.last_eval), run.info.state] for run in group.scored],
-        "mean": None if interval is None else interval.mean,
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None else interval.high,
+        "value": None if summary is None else summary.value,
+        "low": None if summary is None else summary.low,
+        "high": None if summary is None else summary.high,
     }
 
 
@@ -241,7 +240,7 @@ def offline_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
             number(finite(run.dataset.get("return_max"))),
             number(run.info.last_eval),
             number(finite(run.estimate.get("fqe_return_mean"))),
-            _ends(run.estimate.get("fqe_return_low"), run.estimate.get("fqe_return_high")),
+            limits_text(finite(run.estimate.get("fqe_return_low")), finite(run.estimate.get("fqe_return_high"))),
             number(finite(run.estimate.get("behaviour_return_mean"))),
             {True: "yes", False: "no"}.get(run.estimate.get("fqe_converged") is True, "") if run.estimate else "–",
         ]
@@ -253,7 +252,3 @@ def offline_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
     if runs:
         blocks.append(Text(f"{OFFLINE_NOTE} {FQE_NOTE if any(not run.estimate for run in runs) else ''}".strip()))
     return blocks
-
-
-def _ends(low: object, high: object) -> str:
-    return interval_text(MeanInterval(0.0, finite(low), finite(high), 2)) if finite(low) is not None else "–"

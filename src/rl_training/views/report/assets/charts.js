@@ -1,7 +1,7 @@
 "use strict";
-// Learning curves with uPlot: every run thin, the mean of a group thick, its 95 % interval as a band.
+// Learning curves with uPlot: every run thin, the summary of a group thick, its range or interval as a band.
 RL.plots = new Set();
-RL.HEIGHT = 240;
+RL.HEIGHT = 260;
 
 RL.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 RL.color = (group, alpha) => {
@@ -46,24 +46,66 @@ RL.valueAt = (curve, step) => {
   return y[low] + (y[high] - y[low]) * (step - x[low]) / (x[high] - x[low]);
 };
 
-// Mean over the runs of a group, where every run has a value, and its interval.
-RL.meanCurve = (curves) => {
+// Resamples of `count` sorted runs, as weights of an interquartile mean; as in studies/statistics/summaries.py.
+RL.resamples = new Map();
+RL.resampleWeights = (count) => {
+  if (RL.resamples.has(count)) return RL.resamples.get(count);
+  const { resamples, multiplier, modulus } = RL.data.bootstrap, cut = Math.floor(count / 4), rows = [];
+  let state = 1;
+  for (let number = 0; number < resamples; number += 1) {
+    const drawn = [], weights = new Float64Array(count);
+    for (let run = 0; run < count; run += 1) {
+      state = state * multiplier % modulus;
+      drawn.push(Math.floor(state * count / modulus));
+    }
+    for (const rank of drawn.sort((a, b) => a - b).slice(cut, count - cut)) weights[rank] += 1 / (count - 2 * cut);
+    rows.push(weights);
+  }
+  RL.resamples.set(count, rows);
+  return rows;
+};
+
+// What is shown of several values: [summary, low, high].
+RL.summary = (values) => {
+  const count = values.length, sorted = Float64Array.from(values).sort();
+  if (count < RL.data.bootstrap.fewest) {
+    const last = count - 1;
+    return [(sorted[Math.floor(last / 2)] + sorted[Math.ceil(last / 2)]) / 2, sorted[0], sorted[last]];
+  }
+  if (RL.useMean) {
+    const mean = values.reduce((sum, value) => sum + value, 0) / count;
+    const variance = values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (count - 1);
+    const half = RL.data.quantiles[count] * Math.sqrt(variance / count);
+    return [mean, mean - half, mean + half];
+  }
+  const cut = Math.floor(count / 4), { rank } = RL.data.bootstrap;
+  let middle = 0;
+  for (let run = cut; run < count - cut; run += 1) middle += sorted[run] / (count - 2 * cut);
+  const means = Float64Array.from(RL.resampleWeights(count), (weights) => {
+    let sum = 0;
+    for (let run = 0; run < count; run += 1) sum += weights[run] * sorted[run];
+    return sum;
+  }).sort();
+  return [middle, means[rank - 1], means[means.length - rank]];
+};
+
+// The summary over the runs of a group, where every run has a value.
+RL.summaryCurve = (curves) => {
   const first = Math.max(...curves.map((curve) => curve.x[0]));
   const last = Math.min(...curves.map((curve) => curve.x[curve.x.length - 1]));
   const x = [...new Set(curves.flatMap((curve) => curve.x))].filter((step) => step >= first && step <= last);
   x.sort((a, b) => a - b);
-  const count = curves.length, mean = [], low = [], high = [];
+  const y = [], low = [], high = [];
   for (const step of x) {
-    const values = curves.map((curve) => RL.valueAt(curve, step));
-    const middle = values.reduce((sum, value) => sum + value, 0) / count;
-    const variance = values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / Math.max(1, count - 1);
-    const half = (RL.data.quantiles[count] || 0) * Math.sqrt(variance / count);
-    mean.push(middle);
-    low.push(middle - half);
-    high.push(middle + half);
+    const [value, least, most] = RL.summary(curves.map((curve) => RL.valueAt(curve, step)));
+    y.push(value);
+    low.push(least);
+    high.push(most);
   }
-  return { x, y: mean, low, high };
+  return { x, y, low, high };
 };
+
+RL.summaryWord = (count) => (count < RL.data.bootstrap.fewest ? "median" : RL.useMean ? "mean" : "interquartile mean");
 
 // Data and series of uPlot: all curves on the union of their steps.
 RL.seriesOf = (block) => {
@@ -75,25 +117,26 @@ RL.seriesOf = (block) => {
   };
   for (const group of groups) {
     const isSingle = group.curves.length === 1;
-    group.mean = isSingle ? group.curves[0] : RL.meanCurve(group.curves);
+    group.main = isSingle ? group.curves[0] : RL.summaryCurve(group.curves);
     const dash = group.index >= 8 ? [8, 3] : undefined;
-    if (!isSingle && group.mean.x.length) {
+    if (!isSingle && group.main.x.length) {
       const hidden = { width: 0, stroke: "transparent", points: { show: false } };
-      const high = add(group.mean, group.mean.high, hidden), low = add(group.mean, group.mean.low, hidden);
+      const high = add(group.main, group.main.high, hidden), low = add(group.main, group.main.low, hidden);
       bands.push({ series: [high, low], fill: RL.color(group.index, 0.16) });
     }
-    if (isSingle || RL.showSeeds || !group.mean.x.length)
+    if (isSingle || RL.showSeeds || !group.main.x.length)
       for (const curve of group.curves)
         add(curve, curve.y, { width: isSingle ? 2 : 1, dash, stroke: RL.color(group.index, isSingle ? undefined : 0.5),
-          points: { show: curve.x.length <= (isSingle ? 30 : 1), size: 5 } });
-    if (!isSingle) add(group.mean, group.mean.y, { width: 2.25, dash, stroke: RL.color(group.index), points: { show: false } });
+          points: { show: curve.x.length <= (isSingle ? 30 : 1), size: 5, fill: RL.color(group.index) } });
+    if (!isSingle)
+      add(group.main, group.main.y, { width: 2.25, dash, stroke: RL.color(group.index), points: { show: group.main.x.length === 1, size: 9, fill: RL.color(group.index) } });
   }
   if (block.reference)
     for (const group of RL.groupCurves(block, "evaluations", block.reference).filter((g) => !RL.hidden.has(g.index))) {
-      const mean = group.curves.length === 1 ? group.curves[0] : RL.meanCurve(group.curves);
+      const main = group.curves.length === 1 ? group.curves[0] : RL.summaryCurve(group.curves);
       const shown = groups.find((other) => other.index === group.index);
-      if (shown) shown.reference = mean;
-      add(mean, mean.y, { width: 2, dash: [5, 5], stroke: RL.color(group.index), points: { show: false } });
+      if (shown) shown.reference = main;
+      add(main, main.y, { width: 2, dash: [5, 5], stroke: RL.color(group.index), points: { show: false } });
     }
   const steps = groups.flatMap((group) => group.curves.flatMap((curve) => [curve.x[0], curve.x[curve.x.length - 1]]));
   if (steps.length)
@@ -118,16 +161,28 @@ RL.axes = (unit) => {
     ticks: { show: false }, font: "12px system-ui, sans-serif" };
   const short = (plot, values) => values.map((value) => (value === null ? "" : RL.short(value)));
   return [
-    { ...shared, values: short, size: 26, space: 70, grid: { show: false }, label: unit, labelSize: 18, labelFont: shared.font, labelGap: 0 },
-    { ...shared, values: short, space: 36, gap: 6,
+    { ...shared, values: short, size: 26, space: 55, grid: { show: false }, label: unit, labelSize: 18, labelFont: shared.font, labelGap: 0 },
+    { ...shared, values: short, space: 26, gap: 6,
       size: (plot, values) => 16 + 7 * Math.max(3, ...(values || []).map((value) => String(value).length)) },
   ];
 };
 
-// The y axis; uPlot draws curves that are 0 everywhere from 0 to 100.
-RL.valueRange = (plot, low, high) => {
-  if (low === null) return [null, null];
-  return low === 0 && high === 0 ? [-1, 1] : uPlot.rangeNum(low, high, 0.1, true);
+// The y axis comes from the runs, not from bands, and goes below zero only if a line does.
+RL.valueRange = (lines) => (plot) => {
+  const { min, max } = plot.scales.x;
+  let low = Infinity, high = -Infinity;
+  for (const line of lines.filter((other) => other.options.width))
+    line.x.forEach((step, index) => {
+      const value = line.y[index];
+      if (min !== null && (step < min || step > max) && line.x.length > 1) return;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    });
+  if (low > high) return [null, null];
+  const isPositive = low >= 0;
+  if (low === high) [low, high] = [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
+  const room = (high - low) * 0.06;
+  return [isPositive ? Math.max(0, low - room) : low - room, high + room];
 };
 
 RL.drawMarks = (plot, marks, levels) => {
@@ -158,15 +213,18 @@ RL.drawMarks = (plot, marks, levels) => {
 };
 
 // The line of numbers over a chart: at the cursor, or (step null) at the end of each curve.
-RL.readOut = (place, groups, cursor) => {
-  const parts = [RL.el("span", { className: "step" }, cursor === null ? "at the end" : `at ${RL.count(cursor)}`)];
+RL.readOut = (place, metric, groups, cursor) => {
+  const isTold = cursor === null && RL.data.told === metric;  // the result has the numbers at the end
+  const where = isTold ? "move over the chart to read its values" : cursor === null ? "at the end" : `at ${RL.count(cursor)}`;
+  const parts = [RL.el("span", { className: "step" }, where)];
+  if (isTold) groups = [];
   for (const group of groups) {
-    const step = cursor ?? group.mean.x[group.mean.x.length - 1];
-    const value = RL.valueAt(group.mean, step);
+    const step = cursor ?? group.main.x[group.main.x.length - 1];
+    const value = RL.valueAt(group.main, step);
     if (value === null) continue;
     const text = [RL.number(value)];
-    if (group.mean.low) {
-      const [low, high] = [group.mean.low, group.mean.high].map((y) => RL.valueAt({ x: group.mean.x, y }, step));
+    if (group.main.low) {
+      const [low, high] = [group.main.low, group.main.high].map((y) => RL.valueAt({ x: group.main.x, y }, step));
       text.push(`[${RL.number(low)}, ${RL.number(high)}]`);
     }
     const other = group.reference && RL.valueAt(group.reference, step);
@@ -188,10 +246,10 @@ RL.dataTable = (block) => {
       series.push(curve);
     }
     if (group.curves.length > 1) {
-      const mean = RL.meanCurve(group.curves);
-      for (const [word, y] of [["mean", mean.y], ["low", mean.low], ["high", mean.high]]) {
+      const main = RL.summaryCurve(group.curves);
+      for (const [word, y] of [[RL.summaryWord(group.curves.length), main.y], ["low", main.low], ["high", main.high]]) {
         columns.push(start + word);
-        series.push({ x: mean.x, y: y.map((value) => Number(value.toPrecision(6))) });
+        series.push({ x: main.x, y: y.map((value) => Number(value.toPrecision(6))) });
       }
     }
   }
@@ -220,16 +278,16 @@ RL.plot = (block) => {
       return;
     }
     const data = RL.aligned(lines), last = data[0][data[0].length - 1];
-    const say = (plot) => RL.readOut(reading, groups, plot.cursor.idx == null ? null : data[0][plot.cursor.idx]);
+    const say = (plot) => RL.readOut(reading, block.metric, groups, plot.cursor.idx == null ? null : data[0][plot.cursor.idx]);
     chart.plot = new uPlot({
       width: Math.max(200, holder.clientWidth), height: RL.HEIGHT,
-      legend: { show: false }, axes: RL.axes(facet.unit), bands, scales: { x: { time: false }, y: { range: RL.valueRange } },
+      legend: { show: false }, axes: RL.axes(facet.unit), bands, scales: { x: { time: false }, y: { range: RL.valueRange(lines) } },
       series: [{}, ...lines.map((line) => ({ spanGaps: true, ...line.options }))],
       cursor: { sync: { key: `facet${block.facet}`, setSeries: false }, drag: { x: true, y: false }, points: { show: false } },
       hooks: { setCursor: [say], draw: [(plot) => RL.drawMarks(plot, facet.marks, block.levels)],
         setScale: [(plot, key) => { chart.isZoomed = key === "x" && (plot.scales.x.min > data[0][0] || plot.scales.x.max < last); }] },
     }, data, holder);
-    RL.readOut(reading, groups, null);
+    RL.readOut(reading, block.metric, groups, null);
     if (range) chart.plot.setScale("x", range);
   };
   new ResizeObserver(() => {

@@ -32,19 +32,31 @@ RL.legend = () => {
     }));
   const seeds = RL.data.groups.some((group) => group.runs > 1)
     ? [toggle("single runs", null, () => RL.showSeeds, () => { RL.showSeeds = !RL.showSeeds; })] : [];
+  const most = Math.max(0, ...RL.data.groups.map((group) => group.runs));
+  const mean = most < RL.data.bootstrap.fewest ? [] : [RL.el("button", { type: "button", id: "summary" })];
+  for (const button of mean) {
+    button.textContent = RL.summaryWord(most);
+    button.addEventListener("click", () => {
+      RL.useMean = !RL.useMean;
+      button.textContent = RL.summaryWord(most);
+      RL.redraw();
+    });
+  }
   return groups.length || seeds.length
-    ? RL.el("nav", { id: "legend", "aria-label": "shown in the charts" }, groups, seeds) : null;
+    ? RL.el("nav", { id: "legend", "aria-label": "shown in the charts" }, groups, seeds, mean) : null;
 };
 
 RL.showReport = () => {
   const header = document.querySelector("header"), main = document.querySelector("main");
   const contents = RL.el("nav", { id: "contents", "aria-label": "sections" },
-    RL.data.sections.slice(1).map((section) => RL.el("a", { href: `#${section.id}` }, section.title)));
+    RL.data.sections.map((section) => RL.el("a", { href: `#${section.id}` }, section.title)));
   header.append(RL.el("div", { id: "tools" },
     RL.data.live ? RL.el("a", { href: "/" }, "all runs") : null,
     RL.data.live ? RL.el("span", { id: "live", role: "status" }, "live") : null, RL.themeButton()));
-  const [first, ...others] = RL.data.sections.map(RL.section);
-  main.append(first, contents, ...[RL.legend()].filter(Boolean), ...others);
+  const sections = RL.data.sections.map(RL.section);
+  const isFirst = RL.data.sections[0]?.id === "overview";  // of one group, in a line
+  main.append(contents, ...sections.splice(0, isFirst ? 1 : 0), ...[RL.legend()].filter(Boolean), ...sections);
+  addEventListener("hashchange", RL.openTarget);
   const thinned = RL.data.max_points === null ? ""
     : ` Curves of more than ${RL.data.max_points} points are thinned to about as many: the first, the last and the extreme values stay.`;
   document.querySelector("footer").append(RL.el("p", {},
@@ -76,8 +88,11 @@ RL.replaceSections = (sections) => {
   sections.forEach((section) => {
     const old = document.getElementById(section.id), known = RL.data.sections.find((other) => other.id === section.id);
     if (!old || JSON.stringify(known) !== JSON.stringify(section)) {
-      const made = RL.section(section);
-      if (old) old.replaceWith(made);
+      const made = RL.section(section, 2);
+      if (old) {
+        made.firstChild.open = old.firstChild.open;
+        old.replaceWith(made);
+      }
       else document.querySelector("main").append(made);
     }
   });

@@ -1,6 +1,6 @@
 "use strict";
 // Text, tables, strips and bars. Data reaches the document as text nodes and attributes only, never as HTML.
-const RL = { hidden: new Set(), showSeeds: true, data: null };
+const RL = { hidden: new Set(), showSeeds: true, useMean: false, data: null };
 
 RL.el = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -61,7 +61,6 @@ RL.table = (block) => {
 };
 
 RL.verdict = (block) => RL.el("div", { className: `verdict ${RL.groupClass(block.group)}` },
-  block.name && RL.data.groups.length > 1 ? RL.el("p", { className: "name" }, block.name) : null,
   RL.el("p", { className: "facts" }, block.facts.join(" · ")),
   RL.el("p", { className: "score" }, RL.el("strong", {}, block.score), " ",
     RL.el("span", { className: "interval" }, block.interval)),
@@ -85,25 +84,23 @@ RL.redraws = new Set();
 
 RL.drawStrip = (holder, rows) => {
   const width = Math.max(240, holder.clientWidth || 600), rowHeight = 64, top = 6, left = 14, right = 14;
-  const values = rows.flatMap((row) => [...row.scores.map((score) => score[1]), row.low ?? row.mean, row.high ?? row.mean]);
+  const values = rows.flatMap((row) => [...row.scores.map((score) => score[1]), row.value]);
   let low = Math.min(...values), high = Math.max(...values);
   if (!(high > low)) [low, high] = [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
   const x = (value) => left + (value - low) / (high - low) * (width - left - right);
   const height = top + rows.length * rowHeight + 24;
   const svg = RL.svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
     "aria-label": "final scores; the table below has the same numbers" });
-  for (const tick of RL.ticks(low, high, Math.max(2, Math.floor(width / 110)))) {
+  for (const tick of RL.ticks(low, high, Math.max(5, Math.floor(width / 110)))) {
     svg.append(RL.svg("line", { x1: x(tick), x2: x(tick), y1: top, y2: height - 20, class: "grid" }));
     svg.append(RL.svg("text", { x: x(tick), y: height - 4, class: "tick", "text-anchor": "middle" }, RL.short(tick)));
   }
   rows.forEach((row, index) => {
     const y = top + index * rowHeight + 42, group = RL.svg("g", { class: RL.groupClass(row.group) });
-    const interval = row.low === null ? "" : ` [${RL.number(row.low)}, ${RL.number(row.high)}]`;
-    group.append(RL.svg("text", { x: left, y: y - 26, class: "name" },
-      `${RL.data.groups[row.group].name}: ${RL.number(row.mean)}${interval}`));
+    group.append(RL.svg("text", { x: left, y: y - 26, class: "name" }, RL.data.groups[row.group].name));
     if (row.low !== null)
       group.append(RL.svg("rect", { x: x(row.low), y: y - 7, width: Math.max(1, x(row.high) - x(row.low)), height: 14, rx: 3, class: "band" }));
-    group.append(RL.svg("line", { x1: x(row.mean), x2: x(row.mean), y1: y - 10, y2: y + 10, class: "mean" }));
+    group.append(RL.svg("line", { x1: x(row.value), x2: x(row.value), y1: y - 10, y2: y + 10, class: "mean" }));
     const offsets = [0, -8, 8, -16, 16], placed = [];
     for (const [label, score, state] of row.scores) {
       // Dots that would cover each other stand above one another.
@@ -176,6 +173,14 @@ RL.block = (block) => {
   return RL[block.kind](block);
 };
 
-RL.section = (section) => RL.el("section", { id: section.id, "aria-labelledby": `${section.id}-title` },
-  RL.el("h2", { id: `${section.id}-title` }, section.title),
-  RL.el("div", { className: "blocks" }, section.blocks.map(RL.block)));
+// A section folds; on a phone only the first two are open.
+RL.isNarrow = () => matchMedia("(max-width: 600px)").matches;
+RL.section = (section, index = 0) => RL.el("section", { id: section.id, "aria-labelledby": `${section.id}-title` },
+  RL.el("details", { className: "section", open: index < 2 || !RL.isNarrow() },
+    RL.el("summary", {}, RL.el("h2", { id: `${section.id}-title` }, section.title)),
+    RL.el("div", { className: "blocks" }, section.blocks.map(RL.block))));
+
+RL.openTarget = () => {
+  const details = document.querySelector(`${CSS.escape ? `#${CSS.escape(location.hash.slice(1))}` : location.hash} > details`);
+  if (details) details.open = true;
+};
