@@ -333,7 +333,7 @@ class TestTrain:
         )
         answer = call("train", "--config", "mine.yaml", "--seed", "5", "algo_kwargs.gamma=0.8")
         assert answer.code == 0
-        assert "preset" not in answer.err
+        assert "using preset" not in answer.err
         config = load_config_file(answer.run_dir / "config.yaml")
         assert (config["algo"], config["seed"], config["total_timesteps"]) == ("dqn", 5, 30)
         assert config["algo_kwargs"] == {"buffer_capacity": 50, "hidden_sizes": [8], "gamma": 0.8}

@@ -72,7 +72,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
         assert code == 2, err
         assert out == ""
         assert tree(tmp_path) == before
-        lines = [line for line in err.splitlines() if not line.startswith("using preset ")]
+        lines = [line for line in err.splitlines() if " preset ppo/" not in line]
         assert len(lines) == 1, err
         assert lines[0].startswith("error: ")
         return lines[0].removeprefix("error: ")
@@ -256,7 +256,7 @@ class TestStudyRun:
             ({"name": None}, "missing key 'name' for the study"),
             ({"name": "a/b"}, "bad value 'a/b' for 'name' of the study: use letters, digits and . _ - only"),
             ({"config": "missing.yaml"}, "config file 'missing.yaml' does not exist"),
-            ({"base": {**BASE, "env_id": "Acrobot-v1"}, "preset": True}, "'preset: true' of the study: there is no"),
+            ({"base": {**BASE, "env_id": "Acrobot-v1"}, "preset": True}, "'preset: true' of study 'grid': there is no"),
         ],
     )
     def test_mistakes_in_the_file_are_named(self, refuse: Refuse, changes: dict[str, Any], message: str) -> None:
@@ -438,6 +438,24 @@ class TestTrainedStudy:
 
 
 class TestPlannedStudy:
+    @pytest.mark.parametrize(("preset", "num_steps"), [(None, None), (False, None), (True, 32)])
+    def test_a_study_takes_the_preset_or_says_that_there_is_one(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
+        preset: bool | None,
+        num_steps: int | None,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        base = {key: value for key, value in BASE.items() if key != "algo_kwargs"}
+        Path("shared.yaml").write_text(dump_yaml({} if preset is None else {"preset": preset}))
+        file = write(base=base, config="shared.yaml")
+        assert main(["study", "run", file, "--dry-run"]) == 0
+        assert (preset is None) == ("study 'grid' does not use preset ppo/cartpole.yaml" in capfd.readouterr().err)
+        kwargs = read_study_file(Path(file))[0].base.get("algo_kwargs", {})
+        assert kwargs.get("num_steps") == num_steps
+
     def test_runs_that_have_not_begun_are_planned(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

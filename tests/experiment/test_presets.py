@@ -53,10 +53,39 @@ def test_no_preset_applies_to_a_file_that_names_the_pair(call: Call) -> None:
     Path("c.yaml").write_text("algo: ppo\nenv_id: CartPole-v1\nalgo_kwargs: {gamma: 0.5}\n")
     for words in ([], ["ppo"], ["PPO", "CartPole-v1"], ["algo=ppo"], ["seed=3", "algo_kwargs.ent_coef=0.1"]):
         code, out, err = call("config", "--config", "c.yaml", *words, "--json")
-        assert (code, err) == (0, "")
+        assert code == 0
+        assert err == (
+            "file c.yaml does not use preset ppo/cartpole.yaml: add `preset: true` to begin with it, or"
+            " `preset: false`\n"
+        )
         rows = json.loads(out)
         assert rows["algo_kwargs.gamma"] == {"value": 0.5, "source": "file c.yaml"}
         assert not any(row["source"].startswith("preset") for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "lambda_source", "message"),
+    [
+        ("preset: true", "preset ppo/cartpole.yaml", "using preset ppo/cartpole.yaml\n"),
+        ("preset: false", "default", ""),
+    ],
+)
+def test_a_file_says_whether_it_begins_with_the_preset(call: Call, text: str, lambda_source: str, message: str) -> None:
+    Path("c.yaml").write_text(f"{text}\nalgo: ppo\nenv_id: CartPole-v1\nalgo_kwargs: {{gamma: 0.5}}\n")
+    code, out, err = call("config", "--config", "c.yaml", "--json")
+    assert (code, err) == (0, message)
+    rows = json.loads(out)
+    assert rows["algo_kwargs.gamma"]["source"] == "file c.yaml"
+    assert rows["algo_kwargs.gae_lambda"]["source"] == lambda_source
+    Path("c.yaml").write_text(f"{text}\nalgo: ppo\nenv_id: Acrobot-v1\n")
+    assert call("config", "--config", "c.yaml")[0] == (2 if text.endswith("true") else 0)
+    Path("c.yaml").write_text("preset: yes please\nalgo: ppo\nenv_id: CartPole-v1\n")
+    assert "bad value 'yes please' for 'preset' of file c.yaml" in call("config", "--config", "c.yaml")[2]
+
+
+def test_a_file_with_every_key_of_the_preset_needs_no_preset(call: Call) -> None:
+    (preset,) = (path for path in list_presets() if (path.parent.name, path.stem) == ("ppo", "cartpole"))
+    assert call("config", "--config", str(preset))[2] == ""
 
 
 @pytest.mark.parametrize(

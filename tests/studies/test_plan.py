@@ -330,7 +330,7 @@ class TestStudyFile:
 
     def test_a_study_without_a_preset_of_its_own_says_so(self, write_study: WriteStudy) -> None:
         with pytest.raises(
-            ConfigError, match=r"'preset: true' of the study: there is no preset for its algo and env_id"
+            ConfigError, match=r"'preset: true' of study 'x': there is no preset for its algo and env_id"
         ):
             read_study_file(write_study(preset=True, base={**BASE, "env_id": "Unheard-v0"}))
         with pytest.raises(ConfigError, match="unknown algorithm 'ppp': did you mean 'ppo'"):
@@ -475,20 +475,20 @@ class TestDifferences:
             (
                 plan_of({GAMMA: [0.9, 0.99]}),
                 plan_of({GAMMA: [0.9, 0.95]}),
-                ["vary is another: without gamma=0.99 and with gamma=0.95"],
+                ["vary changed: removed gamma=0.99, added gamma=0.95"],
             ),
             (
                 plan_of({GAMMA: [0.8, 0.9]}),
                 plan_of({GAMMA: [0.8, 0.9, 0.95]}),
-                ["vary is another: with gamma=0.95"],
+                ["vary changed: added gamma=0.95"],
             ),
             (
                 plan_of({GAMMA: [0.8, 0.9, 0.95]}),
                 plan_of({GAMMA: [0.8, 0.9]}),
-                ["vary is another: without gamma=0.95"],
+                ["vary changed: removed gamma=0.95"],
             ),
-            pytest.param(plan_of({GAMMA: [0.9]}), plan_of({GAMMA: [0.9, 0.95]}), ["vary is another: with gamma=0.95"]),
-            (plan_of({GAMMA: [0.9, 0.8]}), plan_of({GAMMA: [0.8, 0.9]}), ["vary is another: in another order"]),
+            pytest.param(plan_of({GAMMA: [0.9]}), plan_of({GAMMA: [0.9, 0.95]}), ["vary changed: added gamma=0.95"]),
+            (plan_of({GAMMA: [0.9, 0.8]}), plan_of({GAMMA: [0.8, 0.9]}), ["vary changed: another order"]),
             (
                 plan_of(seeds=1, env_id="A-v1"),
                 plan_of(seeds=2, env_id="B-v1"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rl_training.cli.arguments import find_run
 from rl_training.cli.options import ResumeOptions, TrainOptions, find_in_working_directory
 from rl_training.errors import ConfigError
+from rl_training.terminal.streams import tell
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import ResolvedConfig, TrainConfig
@@ -21,7 +22,7 @@ Layer = tuple[str, Mapping[str, Any]]
 
 
 def resolve(options: TrainOptions, usage: str = TRAIN_USAGE) -> ResolvedConfig:
-    """Merge the sources of settings. A file that sets `algo` or `env_id` replaces the preset.
+    """Merge the sources of settings. A file that sets `algo` or `env_id` replaces the preset, unless it takes it.
 
     `usage` says what to give if arguments are missing.
     """
@@ -30,16 +31,18 @@ def resolve(options: TrainOptions, usage: str = TRAIN_USAGE) -> ResolvedConfig:
 
     names, given = _read_words(options)
     layers: list[Layer] = []
+    wanted = None
     if options.config is not None:
         values = load_config_file(options.config)
+        wanted = values.pop("preset", None)
         _refuse_contradiction(names, values, options.config)
         layers.append((f"file {options.config}", values))
     elif not ("algo" in given and ("env_id" in given or learns_offline(str(given["algo"])))):
         raise ConfigError(f"missing arguments: {usage}")
-    replaces_preset = any(key in values for _, values in layers for key in ("algo", "env_id"))
-    if not replaces_preset and not options.no_preset:
-        layers = [*_preset_layers(given), *layers]
-    resolved = resolve_config([*layers, ("command line", given)])
+    preset, hint = ([], None) if options.no_preset else _preset_layers(layers, given, wanted)
+    resolved = resolve_config([*preset, *layers, ("command line", given)])
+    if hint is not None:
+        tell(hint)
     network = resolved.config.algo_kwargs.get("network")
     for name in (resolved.config.env_id, network if isinstance(network, str) else None):
         find_in_working_directory(name)
@@ -108,11 +111,23 @@ def _refuse_contradiction(names: Mapping[str, str], values: Mapping[str, Any], f
             raise ConfigError(f"'{name}' contradicts {key}: {stated} in file '{file}': {remedy}")
 
 
-def _preset_layers(given: Mapping[str, Any]) -> list[Layer]:
-    """The preset of the algorithm and environment, if there is one; a message names it."""
-    from rl_training.experiment.presets import preset_layers
+def _preset_layers(
+    layers: Sequence[Layer], given: Mapping[str, Any], wanted: Any
+) -> tuple[Sequence[Layer], str | None]:
+    """The preset of the algorithm and environment, if there is one, and a text about one that is not used.
+
+    A file that names the algorithm or the environment is complete unless it says `preset: true` (`wanted`).
+    """
+    from rl_training.experiment.config import merge_layers
+    from rl_training.experiment.presets import preset_layers, preset_of
     from rl_training.experiment.registry import get_algorithm_spec
 
-    if "algo" not in given or "env_id" not in given:
-        return []
-    return [*preset_layers(get_algorithm_spec(str(given["algo"])).name, str(given["env_id"]))]
+    known, _ = merge_layers([*layers, ("command line", given)])
+    is_complete = any(key in values for _, values in layers for key in ("algo", "env_id"))
+    if is_complete or wanted is not None:
+        preset, hint = preset_of(known, wanted, layers[0][0])
+        if preset is None:
+            return [], hint
+    if not {"algo", "env_id"} <= known.keys():
+        return [], None
+    return preset_layers(get_algorithm_spec(str(known["algo"])).name, str(known["env_id"])), None

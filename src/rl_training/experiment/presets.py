@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.config import load_config_file
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import leaves, load_config_file
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.terminal.streams import tell
 
 
@@ -72,6 +75,28 @@ def find_preset(algo: str, env_id: str) -> Path | None:
         if load_config_file(path).get("env_id") == env_id:
             return path
     return None
+
+
+def preset_of(values: Mapping[str, Any], wanted: Any, where: str) -> tuple[Path | None, str | None]:
+    """The preset with which the settings of `where`, such as a file, begin if they say `preset: true`; else None.
+
+    The text names a preset that they neither take nor leave out; settings that have all of its keys need none.
+    """
+    if wanted not in (True, False, None):
+        raise ConfigError(f"bad value {wanted!r} for 'preset' of {where}: use true or false")
+    algo, env_id = values.get("algo"), values.get("env_id")
+    path = find_preset(algo, env_id) if isinstance(algo, str) and isinstance(env_id, str) else None
+    if wanted and path is None:
+        if isinstance(algo, str):
+            get_algorithm_spec(algo)  # the error about an unknown name suggests one
+        raise ConfigError(f"'preset: true' of {where}: there is no preset for its algo and env_id; leave it out")
+    if path is None or wanted is not None:
+        return (path if wanted else None), None
+    known = dict(leaves(values))
+    if all(key in known for key, _ in leaves(load_config_file(path))):
+        return None, None
+    name = f"preset {path.parent.name}/{path.name}"
+    return None, f"{where} does not use {name}: add `preset: true` to begin with it, or `preset: false`"
 
 
 def preset_layers(algo: str, env_id: str) -> list[tuple[str, dict[str, Any]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import Field
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, leaves, load_config_file, merge_layers, resolve_config
+from rl_training.experiment.presets import preset_of
 from rl_training.experiment.run_folder import run_name, safe_name
 from rl_training.studies.selection import format_seeds, parse_seeds
 from rl_training.studies.settings import (
@@ -41,8 +42,8 @@ class StudyFile(FrozenConfig):
     """Settings that all runs share: keys of a run's configuration."""
     config: str | None = None
     """Configuration file with settings that all runs share; those of base replace them."""
-    preset: bool = False
-    """Begin with the preset of base.algo and base.env_id."""
+    preset: bool | None = None
+    """Begin with the preset of base.algo and base.env_id; null: do not, and say so if there is one."""
     vary: Any = Field(default_factory=dict)
     """A grid: lists of values by dotted key, all of which are combined; or a list of settings, each a mapping."""
     seeds: Any = 0
@@ -101,6 +102,8 @@ class Plan:
     """Working directory of the command that began the study: relative paths in its settings are relative to it."""
     names: tuple[str, ...] = ()
     """Name of each setting, for people and for its run folders; empty: settings are named by their keys and values."""
+    hint: str | None = field(default=None, compare=False)
+    """What the user should know before it begins; not stored."""
 
     def values(self) -> dict[str, Any]:
         """The plan as stored in the study's folder: what decides which runs there are."""
@@ -201,23 +204,23 @@ def _read_file(path: Path) -> tuple[Plan, StudyFile]:
     file = StudyFile(**values)
     if not file.base and file.config is None:
         raise ConfigError("missing key 'base' for the study: the settings of its runs, or 'config' with a file of them")
-    layers = []
-    if file.config is not None:
-        shared = load_config_file(path.parent / file.config)
-        layers.append({key: value for key, value in shared.items() if key not in NOT_VARIED})
-    layers.append(file.base)
-    if file.preset:
-        layers.insert(0, _preset(layers))
+    shared = {} if file.config is None else load_config_file(path.parent / file.config)
+    in_config = shared.pop("preset", None)
+    wanted = in_config if file.preset is None else file.preset
+    shared = {key: value for key, value in shared.items() if key not in NOT_VARIED}
+    base, _ = merge_layers([("the config file", shared), ("the base", nested(plain(file.base), "the base"))])
+    preset, hint = preset_of(base, wanted, f"study '{file.name}'")
+    first = {} if preset is None else load_config_file(preset)
     plan = make_plan(
         file.name,
-        layers,
+        [first, shared, file.base],
         vary=file.vary,
         seeds=file.seeds,
         plugins=file.plugins,
         callbacks=file.callbacks,
         reserved=NOT_VARIED if file.tune is None else CHOSEN_BY_TUNING,
     )
-    return plan, file
+    return replace(plan, hint=hint), file
 
 
 def make_plan(
@@ -260,8 +263,8 @@ def plan_differences(old: Plan, new: Plan) -> list[str]:
             [describe(setting) or "(no change of the base)" for setting in one if setting not in other]
             for one, other in ((old.vary, new.vary), (new.vary, old.vary))
         )
-        words = [f"without {', '.join(gone[:3])}" if gone else "", f"with {', '.join(added[:3])}" if added else ""]
-        found.append("vary is another: " + (" and ".join(word for word in words if word) or "in another order"))
+        words = [f"removed {', '.join(gone[:3])}" if gone else "", f"added {', '.join(added[:3])}" if added else ""]
+        found.append("vary changed: " + (", ".join(word for word in words if word) or "another order"))
     if old.seeds != new.seeds:
         found.append(f"seeds was {format_seeds(old.seeds)} and is {format_seeds(new.seeds)}")
     if old.suffix != new.suffix:
@@ -276,16 +279,3 @@ def is_extension(old: Plan, new: Plan) -> bool:
         return {(suffix, identity(setting)) for suffix, setting in zip(plan.suffixes(), plan.vary, strict=True)}
 
     return identity(old.base) == identity(new.base) and {*old.seeds} <= {*new.seeds} and folders(old) <= folders(new)
-
-
-def _preset(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    from rl_training.experiment.presets import find_preset
-    from rl_training.experiment.registry import get_algorithm_spec
-
-    names = {key: layer[key] for layer in layers for key in ("algo", "env_id") if key in layer}
-    found = None
-    if len(names) == 2:
-        found = find_preset(get_algorithm_spec(str(names["algo"])).name, str(names["env_id"]))
-    if found is None:
-        raise ConfigError("'preset: true' of the study: there is no preset for its algo and env_id; leave it out")
-    return load_config_file(found)

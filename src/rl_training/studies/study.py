@@ -149,6 +149,8 @@ class Study:
         """Check every setting in a process of its own, without training; returns what a run of each needs."""
         if (self.path / PLAN_FILE).is_file():
             refuse_changed(self.plan, open_study(self.path), is_extended=extend)
+        elif self.plan.hint:
+            tell(self.plan.hint)
         return SettingsCheck(self.runs(), self.plan.plugins, self.plan.callbacks).wait()
 
     def run(
@@ -207,6 +209,8 @@ class Study:
         stored = open_study(self.path) if (self.path / PLAN_FILE).is_file() else None
         if stored is not None and not extend:
             return store_plan(self.plan, self.path)
+        if stored is None and self.plan.hint:
+            tell(self.plan.hint)
         check = SettingsCheck(self.runs(), self.plan.plugins, self.plan.callbacks)
         if isinstance(launcher, LocalLauncher):
             launcher.prepare(len(self.runs()))
