@@ -44,9 +44,10 @@ ABOVE = {
     "studies": (),
     "views": ("studies", "diagnostics"),
     "bundle": ("studies",),
+    "importers": (),
     "api": (),
     "testing": (),
-    "cli": ("studies", "diagnostics", "views", "bundle", "api"),
+    "cli": ("studies", "diagnostics", "views", "bundle", "importers", "api"),
 }
 for _room, _others in ABOVE.items():
     MAY_IMPORT[_room] = {*MAY_IMPORT["runtime"], "runtime", *_others}

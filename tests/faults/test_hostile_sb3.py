@@ -23,12 +23,12 @@ from sb3_models import (
     write_model,
 )
 
-from rl_training.bundle.sb3.archive import read_archive
-from rl_training.bundle.sb3.conversion import convert
-from rl_training.bundle.sb3.pickle_reader import read_pickle
-from rl_training.bundle.sb3.vecnormalize import read_vecnormalize
 from rl_training.cli import main
 from rl_training.errors import CheckpointError, RLTrainingError
+from rl_training.importers.files import read_archive
+from rl_training.importers.normalization import read_vecnormalize
+from rl_training.importers.pickles import read_pickle
+from rl_training.importers.sb3 import convert
 
 
 class Command:

@@ -15,7 +15,7 @@ from rl_training.cli.parsing import StrictCommand
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_training.bundle.sb3.importing import Imported
+    from rl_training.importers.sb3 import Imported
 
 WIDTH = 80
 PART_WIDTH = 28
@@ -72,8 +72,8 @@ def import_stable_baselines3(
     Reads zips of PPO, A2C, DQN, QR-DQN, SAC, TQC, CrossQ, TD3 and DDPG without unpickling anything. The result is a
     run folder: evaluate it, resume it with a larger --total-timesteps, or start a new run from it with init_from.
     """
-    from rl_training.bundle.sb3.importing import import_sb3
     from rl_training.experiment.config import parse_overrides
+    from rl_training.importers.sb3 import import_sb3
 
     if sb3_python is not None and not verify:
         raise ConfigError("--sb3-python has no effect without --verify: add it, or remove the option")
@@ -102,10 +102,10 @@ def _lines(imported: Imported) -> list[str]:
         *_table("taken", conversion.report.taken),
         *_table("left", conversion.report.left),
     ]
-    if imported.verification is not None:
-        found = imported.verification
+    if imported.verified is not None:
+        found = imported.verified
         lines.append(
-            f"verified: {found.num_observations} observations, largest difference {found.largest_difference:.1e}"
+            f"verified: {found['num_observations']} observations, largest difference {found['largest_difference']:.1e}"
         )
     score = result.metrics.get("eval_return_mean")
     count = conversion.config.eval_episodes

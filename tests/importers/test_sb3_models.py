@@ -27,12 +27,12 @@ from sb3_models import (
     write_model,
 )
 
-from rl_training.bundle.sb3.archive import read_archive
-from rl_training.bundle.sb3.conversion import Conversion, convert
-from rl_training.bundle.sb3.vecnormalize import VecNormalizeState, read_vecnormalize
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.evaluation.prediction import predict
 from rl_training.experiment.config import TrainConfig
+from rl_training.importers.files import read_archive
+from rl_training.importers.normalization import VecNormalizeState, read_vecnormalize
+from rl_training.importers.sb3 import Conversion, convert
 
 PENDULUM, CARTPOLE = {"env_id": "Pendulum-v1"}, {"env_id": "CartPole-v1"}
 RNG = np.random.default_rng(0)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.bundle.sb3.pickle_reader import Record, read_pickle
 from rl_training.errors import CheckpointError
 from rl_training.files import open_regular
+from rl_training.importers.pickles import Record, read_pickle
 
 MAX_BYTES = 1 << 30
 """Limit of the file and of what it unpacks to."""
@@ -29,8 +29,9 @@ MAX_RATIO = 200
 MAX_MEMBERS = 100
 MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 VARIABLES = ("pytorch_variables.pth", "tensors.pth")
-"""Tensors outside the networks; the second name is that of versions before 1.0."""
+"""Tensors outside the networks; second name: SB3 < 1.0."""
 OPTIMIZER = re.compile(r"(\w+?)[._]optimizer\.pth")
+NOT_READABLE = (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, OSError)
 
 
 @dataclass(frozen=True)
@@ -55,59 +56,51 @@ def read_archive(path: Path) -> Archive:
     with open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
-                members = _checked_members(path, archive)
-                contents = {name: _read_member(path, archive, info) for name, info in members.items()}
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, OSError) as error:
+                infos = archive.infolist()
+                _check_members(path, infos)
+                contents = {info.filename: _read_member(path, archive, info) for info in infos}
+        except NOT_READABLE as error:
             raise CheckpointError(f"'{path}' is not a readable zip file: {error!s:.200}") from None
     for name in ("data", "policy.pth"):
         if name not in contents:
             raise CheckpointError(f"'{path}' is not a model of Stable-Baselines3: it has no member '{name}'")
-    variables = next((name for name in VARIABLES if name in contents), None)
-    found = {name: OPTIMIZER.fullmatch(name) for name in contents}
-    return Archive(
-        path,
+    variables: dict[str, Tensor] = {}
+    optimizers = {}
+    for name, data in contents.items():
+        match = OPTIMIZER.fullmatch(name)
+        if match:
+            optimizers[match[1]] = _read_optimizer(path, name, data)
+        elif name in VARIABLES:
+            variables |= _read_tensors(path, name, data)
+    settings, weights = (
         _read_settings(path, contents["data"]),
-        read_tensors(path, "policy.pth", contents["policy.pth"]),
-        {} if variables is None else read_tensors(path, variables, contents[variables]),
-        {match[1]: _read_optimizer(path, name, contents[name]) for name, match in found.items() if match},
-        _read_version(contents.get("_stable_baselines3_version", b"before 1.0")),
+        _read_tensors(path, "policy.pth", contents["policy.pth"]),
     )
+    version = contents.get("_stable_baselines3_version", b"before 1.0")[:32].decode("ascii", "replace").strip()
+    version = version if re.fullmatch(r"[\w. ]+", version) else "unknown"
+    return Archive(path, settings, weights, variables, optimizers, version)
 
 
-def read_tensors(path: Path, name: str, data: bytes) -> dict[str, Tensor]:
-    """The tensors of a member by their names; anything else is refused."""
-    tensors: dict[str, Tensor] = {}
-    for key, value in _load(path, name, data).items():
-        if value is None:
-            continue
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise CheckpointError(f"'{name}' of '{path}' holds {key!r:.100}, which is not a tensor with a name")
-        tensors[key] = _checked_tensor(path, name, key, value)
-    return tensors
-
-
-def _checked_members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The members by name, none of which is too large, encrypted, doubled or named like a path."""
-    infos = archive.infolist()
+def _check_members(path: Path, infos: list[zipfile.ZipInfo]) -> None:
+    """Refuse members that are too large, encrypted, doubled or named like a path."""
     if len(infos) > MAX_MEMBERS:
         raise CheckpointError(f"'{path}' has {len(infos):,} members, more than the {MAX_MEMBERS} of a model")
-    members: dict[str, zipfile.ZipInfo] = {}
+    names = set()
     for info in infos:
         name = info.filename
         if not MEMBER_NAME.fullmatch(name):
             raise CheckpointError(f"'{path}' has a member named {name!r:.100}, which no model of SB3 has")
-        if name in members:
+        if name in names:
             raise CheckpointError(f"'{path}' has two members named '{name}'")
         if info.flag_bits & 1:
             raise CheckpointError(f"member '{name}' of '{path}' is encrypted")
         limit = MAX_JSON_BYTES if name == "data" else MAX_BYTES
-        if info.file_size > limit or info.file_size > MAX_RATIO * max(1, info.compress_size):
+        if info.file_size > min(limit, MAX_RATIO * max(1, info.compress_size)):
             raise CheckpointError(f"member '{name}' of '{path}' would unpack to {info.file_size:,} bytes: refused")
-        members[name] = info
+        names.add(name)
     total = sum(info.file_size for info in infos)
     if total > MAX_BYTES:
         raise CheckpointError(f"'{path}' would unpack to {total:,} bytes, more than the limit of {MAX_BYTES:,}")
-    return members
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
@@ -119,44 +112,46 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
 
 
 def _read_settings(path: Path, data: bytes) -> dict[str, Any]:
+    """The settings without the pickles that SB3 stores beside readable attributes; that of `train_freq` is data."""
     try:
         settings = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"'data' of '{path}' is not JSON: {error!s:.200}") from None
     if not isinstance(settings, dict):
         raise CheckpointError(f"'data' of '{path}' is not a JSON object")
-    plain = {key: _without_pickle(value) for key, value in settings.items()}
-    return plain | {"train_freq": _read_train_freq(settings.get("train_freq"))}
+    for key, value in settings.items():
+        pickled = value.pop(":serialized:", None) if isinstance(value, dict) else None
+        if key == "train_freq" and pickled is not None:
+            settings[key] = _read_train_freq(pickled)
+    return settings
 
 
-def _read_train_freq(value: Any) -> Any:
-    """The number of steps, or number and unit (`step` or `episode`), read from their pickle as data."""
-    if not isinstance(value, dict):
-        return value
+def _read_train_freq(pickled: Any) -> list[Any] | None:
+    """Number and unit (`step` or `episode`); None if they cannot be read."""
     with contextlib.suppress(CheckpointError, ValueError, TypeError, AttributeError):
-        found = read_pickle(base64.b64decode(value[":serialized:"]), "'train_freq'")
+        found = read_pickle(base64.b64decode(pickled), "'train_freq'")
         count, unit = found.arguments if isinstance(found, Record) else found
         return [count, unit.arguments[0] if isinstance(unit, Record) else unit]
     return None
 
 
-def _without_pickle(value: Any) -> Any:
-    """A setting without the pickle that SB3 stores beside its readable attributes."""
-    if isinstance(value, dict) and ":serialized:" in value:
-        return {key: item for key, item in value.items() if key != ":serialized:"}
-    return value
-
-
-def _read_version(data: bytes) -> str:
-    text = data[:32].decode("ascii", "replace").strip()
-    return text if re.fullmatch(r"[\w. ]+", text) else "unknown"
+def _read_tensors(path: Path, name: str, data: bytes) -> dict[str, Tensor]:
+    """The tensors of a member by their names; anything else is refused."""
+    tensors: dict[str, Tensor] = {}
+    for key, value in _load(path, name, data).items():
+        if value is None:
+            continue
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise CheckpointError(f"'{name}' of '{path}' holds {key!r:.100}, which is not a tensor with a name")
+        tensors[key] = _checked_tensor(path, name, key, value)
+    return tensors
 
 
 def _read_optimizer(path: Path, name: str, data: bytes) -> dict[str, Any]:
     state = _load(path, name, data)
-    if not isinstance(state.get("state"), dict) or not isinstance(state.get("param_groups"), list):
-        raise CheckpointError(f"'{name}' of '{path}' is not the state of an optimizer")
-    for key, entry in state["state"].items():
+    entries, groups = state.get("state"), state.get("param_groups")
+    parts = entries.items() if isinstance(entries, dict) and isinstance(groups, list) else [("", None)]
+    for key, entry in parts:
         if not isinstance(entry, dict):
             raise CheckpointError(f"'{name}' of '{path}' is not the state of an optimizer")
         for part, value in entry.items():
@@ -170,16 +165,13 @@ def _load(path: Path, name: str, data: bytes) -> dict[Any, Any]:
     try:
         loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types of errors for damaged and for hostile files
-        reason = str(error).partition("Please file an issue")[0].strip().splitlines()
-        detail = " ".join(line.strip() for line in reason if "GLOBAL" in line or "Unsupported" in line) or (
-            reason[0] if reason else type(error).__name__
-        )
+        lines = [line.strip() for line in str(error).partition("Please file an issue")[0].strip().splitlines()]
+        named = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
+        detail = " ".join(named or lines[:1]) or type(error).__name__
         raise CheckpointError(f"'{name}' of '{path}' holds more than tensors, or is damaged: {detail:.300}") from None
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
+    if loaded is not None and not isinstance(loaded, dict):
         raise CheckpointError(f"'{name}' of '{path}' holds a {type(loaded).__name__}, not tensors by name")
-    return loaded
+    return loaded or {}
 
 
 def _refuse_compressed(path: Path, name: str, data: bytes) -> None:
@@ -189,7 +181,7 @@ def _refuse_compressed(path: Path, name: str, data: bytes) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as inner:
             infos = inner.infolist()
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
+    except NOT_READABLE as error:
         raise CheckpointError(f"'{name}' of '{path}' is damaged: {error!s:.200}") from None
     is_compressed = any(info.compress_type != zipfile.ZIP_STORED for info in infos)
     if is_compressed or sum(info.file_size for info in infos) > len(data):

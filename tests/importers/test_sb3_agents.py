@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from conftest import TESTS
 
-from rl_training.bundle.sb3.archive import read_archive
-from rl_training.bundle.sb3.conversion import convert
-from rl_training.bundle.sb3.importing import import_sb3
-from rl_training.bundle.sb3.vecnormalize import read_vecnormalize
-from rl_training.bundle.sb3.verification import verify
-from rl_training.runtime.workflows import evaluate_checkpoint
+from rl_training.importers.files import read_archive
+from rl_training.importers.normalization import read_vecnormalize
+from rl_training.importers.sb3 import convert, import_sb3
+from rl_training.importers.verification import verify
+from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
 FOLDER = TESTS.parent.parent / "shared" / "sb3"
 NAMES = [
@@ -66,11 +65,21 @@ def test_a_model_of_others_reaches_the_score_of_its_author(name: str, tmp_path: 
     assert (origin["file"], origin["package"]) == (path.name, "stable-baselines3")
 
 
+@pytest.mark.parametrize("name", ["dqn__CartPole-v1_1", "a2c__CartPole-v1_1"])
+def test_training_on_does_not_hurt_a_model_of_others(name: str, tmp_path: Path) -> None:
+    path, env_id, statistics = source(name)
+    imported = import_sb3(path, env_id, vecnormalize=statistics, changes={"output_dir": str(tmp_path)})
+    score, step = imported.result.metrics["eval_return_mean"], imported.conversion.global_step
+    result = resume_training(imported.result.run_dir, total_timesteps=step + 4000)
+    assert result.metrics["eval_return_mean"] == score == result.metrics["best_eval_return_mean"] == 500.0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_of_others_acts_as_in_sb3(name: str) -> None:
     pytest.importorskip("stable_baselines3")
     pytest.importorskip("sb3_contrib")
     path, env_id, statistics = source(name)
     state = None if statistics is None else read_vecnormalize(statistics)
-    found = verify(convert(read_archive(path), state, {"env_id": env_id}), statistics)
+    conversion = convert(read_archive(path), state, {"env_id": env_id})
+    found = verify(conversion.algorithm, conversion.config, conversion.archive, statistics)
     assert found.num_different == 0

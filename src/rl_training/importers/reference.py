@@ -10,36 +10,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CODE = ("learning_rate", "lr_schedule", "clip_range", "exploration_schedule")
+CODE = ("lr_schedule", "clip_range", "exploration_schedule")
 """Functions in old files, whose bytecode a newer Python cannot run; acting needs none of them."""
 
 
-def main(request: str) -> None:
-    """Load the model that the JSON file `request` names, and write its actions for the observations it names."""
+def main(folder: Path) -> None:
+    """Write the actions for the observations in `folder` by the model that its `request.json` names."""
     import numpy as np
 
-    values = json.loads(Path(request).read_text(encoding="utf-8"))
-    with np.load(values["observations"], allow_pickle=False) as file:
+    values = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    with np.load(folder / "observations.npz", allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     obs: Any = arrays if values["is_dict"] else arrays["obs"]
-    model = _load(values)
-    if values["vecnormalize"]:
-        obs = _normalized(values["vecnormalize"], model, obs)
-    actions, _ = model.predict(obs, deterministic=True)
-    np.save(values["actions"], actions)
-
-
-def _load(values: dict[str, Any]) -> Any:
-    if values["is_contrib"]:
-        import sb3_contrib as package
-    else:
-        import stable_baselines3 as package
     custom: dict[str, Any] = dict.fromkeys(CODE, _nothing)
     custom |= {"learning_rate": 0.0, "replay_buffer_class": None, "replay_buffer_kwargs": {}, "buffer_size": 1}
     if values["old_spaces"]:
         _alias_gym()
         custom |= {name: _make_space(space) for name, space in values["old_spaces"].items()}
-    return getattr(package, values["name"]).load(values["model"], device="cpu", custom_objects=custom)
+    if values["package"] == "sb3_contrib":
+        import sb3_contrib as package
+    else:
+        import stable_baselines3 as package
+    model = getattr(package, values["name"]).load(values["model"], device="cpu", custom_objects=custom)
+    if values["vecnormalize"]:
+        obs = _normalized(values["vecnormalize"], model, obs)
+    actions, _ = model.predict(obs, deterministic=True)
+    np.save(folder / "actions.npy", actions)
 
 
 def _normalized(path: str, model: Any, obs: Any) -> Any:
@@ -61,8 +57,7 @@ def _alias_gym() -> None:
     from gymnasium.spaces import box, dict, discrete, multi_binary, multi_discrete, space
 
     sys.modules.setdefault("gym", gymnasium)
-    sys.modules.setdefault("gym.spaces", spaces)
-    for module in (box, dict, discrete, multi_binary, multi_discrete, space):
+    for module in (spaces, box, dict, discrete, multi_binary, multi_discrete, space):
         sys.modules.setdefault(module.__name__.replace("gymnasium", "gym"), module)
 
 
@@ -81,4 +76,4 @@ def _nothing(_: float) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))

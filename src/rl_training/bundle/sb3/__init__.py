@@ -1,1 +1,0 @@
-"""Imports models of Stable-Baselines3 without unpickling them."""

@@ -1,0 +1,154 @@
+"""The statistics of SB3's VecNormalize, read without unpickling, as our normalizers and scales of inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.errors import CheckpointError
+from rl_training.files import read_limited
+from rl_training.importers.networks import Model
+from rl_training.importers.pickles import Record, read_pickle
+from rl_training.importers.settings import Report
+from rl_training.models.normalizer import CLIP, EPSILON
+from rl_training.spaces.given import Array
+from rl_training.spaces.observations import ObsLeaf, ObsSpec
+
+MAX_BYTES = 1 << 26
+VECNORMALIZE = "stable_baselines3.common.vec_env.vec_normalize.VecNormalize"
+BYTES = 255.0
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Running mean, variance and count."""
+
+    mean: Array
+    variance: Array
+    count: float
+
+
+@dataclass(frozen=True)
+class VecNormalizeState:
+    """The statistics and settings of a VecNormalize that decide how observations and rewards are normalized."""
+
+    obs: dict[str, Statistics] = field(default_factory=dict)
+    """By key of a Dict observation; the key is empty for other observations. Empty: they are not normalized."""
+    returns: Statistics | None = None
+    """Of the discounted returns; None: rewards are not normalized."""
+    clip_obs: float = 10.0
+    clip_reward: float = 10.0
+    epsilon: float = 1e-8
+    gamma: float = 0.99
+
+
+def read_vecnormalize(path: Path) -> VecNormalizeState:
+    """Read the file that `VecNormalize.save` wrote."""
+    source = f"'{path}'"
+    record = read_pickle(read_limited(path, MAX_BYTES), source)
+    # `copyreg.__newobj__` and the like have the class among their arguments.
+    names = [record.name, *(getattr(one, "path", "") for one in record.arguments)] if isinstance(record, Record) else []
+    if VECNORMALIZE not in names:
+        raise CheckpointError(f"{source} is not a file of VecNormalize")
+    is_on = {name: record.get(name) for name in ("norm_obs", "norm_reward")}
+    for name, flag in is_on.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise CheckpointError(f"{source} has no setting '{name}'")
+    numbers = {name: record.get(name) for name in ("clip_obs", "clip_reward", "epsilon", "gamma")}
+    for name, number in numbers.items():
+        is_number = isinstance(number, (int, float, np.number)) and not isinstance(number, bool)
+        if not is_number or not 0 < float(number) < np.inf:
+            raise CheckpointError(f"{source} has no positive number '{name}'")
+    obs = record.get("obs_rms")
+    if isinstance(obs, Record):
+        obs = obs.items if obs.get("mean") is None and obs.items else {"": obs}
+    elif not isinstance(obs, dict):
+        obs = {"": obs}
+    return VecNormalizeState(
+        {str(key): _statistics(value, source) for key, value in obs.items()} if is_on["norm_obs"] else {},
+        _statistics(record.get("ret_rms"), source) if is_on["norm_reward"] else None,
+        **{name: float(number) for name, number in numbers.items()},
+    )
+
+
+def _statistics(rms: Any, source: str) -> Statistics:
+    if not isinstance(rms, Record):
+        raise CheckpointError(f"{source} has no running mean and variance")
+    mean, variance, count = (np.asarray(rms.get(name), dtype=np.float64) for name in ("mean", "var", "count"))
+    is_finite = all(np.isfinite(value).all() for value in (mean, variance, count))
+    if mean.shape != variance.shape or count.shape != () or not is_finite:
+        raise CheckpointError(f"{source} has statistics that are not finite, or of two shapes")
+    if (variance < 0).any() or count < 0:
+        raise CheckpointError(f"{source} has a negative variance or count")
+    return Statistics(mean, variance, float(count))
+
+
+def read_normalization(
+    spec: ObsSpec, state: VecNormalizeState | None, model: Model, report: Report
+) -> tuple[dict[str, dict[str, Tensor]], Model]:
+    """Our normalizers' statistics by the setting that switches them on, and the model with the scale of its inputs."""
+    if spec.dtype == "uint8" and not spec.leaves and len(spec.shape) > 1 and not spec.image_shapes:
+        raise CheckpointError(f"bytes of shape {spec.shape} are an image for SB3 and a vector here: no counterpart")
+    model = replace(model, pixel_scale=1.0 if model.settings.normalize_images else BYTES)
+    found: dict[str, dict[str, Tensor]] = {}
+    scales = _our_scales(spec)
+    if state is None or not state.obs:
+        if not bool((scales == 1).all()):
+            model = replace(model, feature_scale=(1.0 / scales).float())
+    else:
+        if spec.image_shapes:
+            raise CheckpointError("VecNormalize normalizes images, which has no counterpart here")
+        mean, variance, count = _flat_statistics(spec, state)
+        clip = state.clip_obs / CLIP
+        # Ours clips to ±10: the standard deviation is scaled, so that 10 of ours are `clip_obs`, and the weights back.
+        variance = (variance + state.epsilon) * (scales * clip).square() - EPSILON
+        found["normalize_obs"] = _normalizer(mean * scales, variance, count)
+        report.take("VecNormalize, observations", f"normalize_obs, {count:,.0f} observations")
+        if clip != 1.0:
+            model = replace(model, feature_scale=torch.full((spec.num_features,), clip))
+            kept = "is kept by scaling the statistics: training on changes it to 10"
+            report.leave("clip_obs", f"{state.clip_obs:g} {kept}")
+    if state is not None and state.returns is not None:
+        report.take("VecNormalize, rewards", "normalize_reward")
+        if state.clip_reward != CLIP:
+            report.leave("clip_reward", f"{state.clip_reward:g}: normalized rewards are clipped to ±{CLIP:g} here")
+        mean = torch.from_numpy(state.returns.mean.reshape(-1).copy())
+        variance = torch.from_numpy((state.returns.variance + state.epsilon).reshape(-1).copy())
+        found["normalize_reward"] = _normalizer(mean, variance - EPSILON, state.returns.count)
+    return found, model
+
+
+def _normalizer(mean: Tensor, variance: Tensor, count: float) -> dict[str, Tensor]:
+    return {"mean": mean, "variance": variance, "count": torch.tensor(count, dtype=torch.float64)}
+
+
+def _our_scales(spec: ObsSpec) -> Tensor:
+    """Our features over SB3's, [features]: bytes that are not an image are divided by 255 here only."""
+    if not spec.leaves:
+        scale = 1.0 / BYTES if spec.dtype == "uint8" and not spec.image_shapes else 1.0
+        return torch.full((spec.num_features,), scale, dtype=torch.float64)
+    parts = [torch.full((leaf.width,), leaf.scale, dtype=torch.float64) for leaf in spec.leaves if not leaf.is_image]
+    return torch.cat(parts) if parts else torch.ones(0, dtype=torch.float64)
+
+
+def _flat_statistics(spec: ObsSpec, state: VecNormalizeState) -> tuple[Tensor, Tensor, float]:
+    """Mean and variance of each feature; categories are not normalized by VecNormalize."""
+    means, variances = [], []
+    for leaf in spec.leaves or (ObsLeaf((), (spec.num_features,)),):
+        key, width = str(leaf.path[0]) if leaf.path else "", leaf.width
+        found = state.obs.get(key)
+        if found is not None and found.mean.size == width:
+            mean, variance = found.mean.reshape(-1), found.variance.reshape(-1)
+        elif found is None and leaf.choices and state.clip_obs >= 1.0:
+            mean, variance = np.zeros(width), np.full(width, 1.0 - state.epsilon)
+        else:
+            what = f"part '{key}' of the observation" if key else "the observation"
+            raise CheckpointError(f"VecNormalize does not have {width} statistics for {what} of this environment")
+        means.append(torch.from_numpy(mean.copy()))
+        variances.append(torch.from_numpy(variance.copy()))
+    return torch.cat(means), torch.cat(variances), next(iter(state.obs.values())).count

@@ -1,0 +1,400 @@
+"""Imports a model of Stable-Baselines3 as a run: settings, networks, normalizers, optimizers, its score."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.optim import Adam
+from rl_training.envs.factory import EnvSource
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.experiment.config import TrainConfig, resolve_config
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.run_folder import TrainingRun
+from rl_training.importers.files import Archive, read_archive
+from rl_training.importers.networks import (
+    NETWORKS,
+    Model,
+    Networks,
+    Part,
+    Placed,
+    Weights,
+    fold_norms,
+    refuse_two_cnns,
+)
+from rl_training.importers.normalization import VecNormalizeState, read_normalization, read_vecnormalize
+from rl_training.importers.settings import (
+    ALGORITHMS,
+    Report,
+    find_algorithm,
+    read_bounds,
+    read_hyperparameters,
+    read_policy_settings,
+    read_shape,
+    whole,
+)
+from rl_training.importers.verification import verify
+from rl_training.models.normalizer import RewardNormalizer
+from rl_training.runtime.assembly import make_algorithm
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run import run_training
+from rl_training.runtime.run_utils import RunSeeds
+from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.spec import Spaces
+from rl_training.terminal.streams import quieted
+
+NETWORK_SETTINGS = frozenset(
+    ("activation", "layer_norm", "hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "network", "memory")
+) | {"normalize_obs", "dueling", "num_quantiles", "num_critics"}
+"""Settings on which the action for an observation depends: they are the model's."""
+MAX_ENVS = 64
+STOP_REASON = "imported from Stable-Baselines3"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A model of SB3 as an algorithm of ours."""
+
+    archive: Archive
+    config: TrainConfig
+    algorithm: Algorithm[Any]
+    report: Report
+    global_step: int
+    """Environment steps that SB3 had trained for."""
+    num_updates: int
+    """Gradient steps that it had taken, as its optimizers count them."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An imported model: its run, what was taken and left, and how it compares with SB3's policy."""
+
+    result: TrainResult
+    conversion: Conversion
+    verified: dict[str, Any] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, JSON-compatible."""
+        conversion, result = self.conversion, self.result
+        return {
+            "run": str(result.run_dir),
+            "checkpoint": str(result.checkpoint_path),
+            "algo": conversion.config.algo,
+            "env_id": conversion.config.env_id,
+            "global_step": conversion.global_step,
+            "sb3_version": conversion.archive.version,
+            **conversion.report.as_dict(),
+            "verified": self.verified,
+            "metrics": result.metrics,
+        }
+
+
+def import_sb3(
+    path: str | Path,
+    env_id: str,
+    *,
+    vecnormalize: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    run_suffix: str | None = None,
+    verify_with_sb3: bool = False,
+    sb3_python: str | None = None,
+) -> Imported:
+    """Import the zip file of an SB3 model as a run folder, which can be evaluated, resumed and started from.
+
+    `changes` are settings of the run (`{"env_kwargs": …}`), which win over those of the model. Without
+    `verify_with_sb3` nothing of the file is unpickled; with it SB3 loads the file itself, in a process of its own.
+    """
+    statistics_file = None if vecnormalize is None else Path(vecnormalize)
+    archive = read_archive(Path(path))
+    statistics = None if statistics_file is None else read_vecnormalize(statistics_file)
+    conversion = convert(archive, statistics, {**(changes or {}), "env_id": env_id})
+    verified = None
+    if verify_with_sb3:
+        found = verify(conversion.algorithm, conversion.config, archive, statistics_file, sb3_python)
+        verified = vars(found)
+    with quieted():
+        callbacks = [_Load(conversion)]
+        result = run_training(conversion.config, run_suffix=run_suffix or Path(path).stem, callbacks=callbacks)
+    facts = {"file": archive.path.name, "package": "stable-baselines3", "version": archive.version}
+    origin = {**facts, **conversion.report.as_dict(), "verified": verified}
+    # Written without owning the folder again, which would count as another attempt at the run.
+    TrainingRun(result.run_dir).update_metadata(imported=origin, steps_per_second=None)
+    return Imported(result, conversion, verified)
+
+
+class _Load(Callback):
+    """Puts the imported state into a new run, and ends it at once: it saves and evaluates as any run does."""
+
+    def __init__(self, conversion: Conversion) -> None:
+        self._conversion = conversion
+
+    def on_train_start(self, trainer: TrainerState) -> None:
+        """Load the state, and set the counters to where SB3 stopped."""
+        state = copy.deepcopy(self._conversion.algorithm.state_dict())
+        own = trainer.algorithm.state_dict()
+        trainer.algorithm.load_state_dict({**state, "generator": own["generator"], "progress": 1.0})
+        trainer.global_step, trainer.update_count = self._conversion.global_step, self._conversion.num_updates
+        # No update is due for steps that are not in the replay buffer.
+        trainer.warm_start_step = trainer.update_calls = trainer.global_step
+        trainer.request_stop(STOP_REASON)
+
+
+def convert(archive: Archive, statistics: VecNormalizeState | None, changes: Mapping[str, Any]) -> Conversion:
+    """Convert a model; `changes` are settings of the run, `env_id` among them, which win over the model's."""
+    for key in sorted(NETWORK_SETTINGS & changes.get("algo_kwargs", {}).keys()):
+        raise ConfigError(f"'algo_kwargs.{key}' follows from the model, which would act differently: remove it")
+    report = Report()
+    algo = find_algorithm(archive)
+    networks, policy = NETWORKS[algo], read_policy_settings(archive, algo)
+    _check_statistics(archive, statistics)
+    spaces = _spaces_of(changes)
+    normalizers, model = read_normalization(spaces.obs, statistics, Model(archive.weights, policy, spaces), report)
+    with _translate_errors(archive):
+        model = fold_norms(model)
+        refuse_two_cnns(archive.weights)
+        sizes = networks.read_sizes(model)
+        _check_spaces(archive, networks.has_cnn(model), spaces)
+    step = whole(archive.settings.get("num_timesteps"))
+    hyperparameters = read_hyperparameters(archive, algo, report)
+    hyperparameters |= {**dict.fromkeys(normalizers, True), "activation": policy.activation, **sizes}
+    if ALGORITHMS[algo].acts_on_values:
+        hyperparameters["learning_starts"] = _refill(hyperparameters, step, report)
+    if "normalize_reward" in normalizers and statistics and statistics.gamma != hyperparameters.get("gamma"):
+        report.leave("gamma of VecNormalize", f"{statistics.gamma:g}: rewards are normalized with the algorithm's here")
+    run = {"algo": algo, "total_timesteps": max(1, step), "num_envs": _num_envs(archive, report), "tags": ["sb3"]}
+    layers = [("the model", {**run, "algo_kwargs": hyperparameters}), ("the command line", changes)]
+    config = resolve_config(layers).config
+    report.take("settings", ", ".join(sorted(hyperparameters)))
+    spec = get_algorithm_spec(algo)
+    algo_config = spec.parse_kwargs(config.algo_kwargs)
+    spec.check_spaces(spaces)
+    algorithm = make_algorithm(config.replace(device="cpu"), algo_config, spaces, RunSeeds.from_seed(config.seed))
+    with _translate_errors(archive):
+        num_updates = _fill(algorithm, model, networks, archive, report)
+    _load_normalizers(algorithm, normalizers)
+    _set_counters(algorithm, step, num_updates)
+    report.leave("generators, environments", "a run that continues has its own")
+    if "buffer_size" in archive.settings:
+        report.leave("replay buffer", "a model's zip has none: it begins empty")
+    return Conversion(archive, config, algorithm, report, step, num_updates)
+
+
+@contextlib.contextmanager
+def _translate_errors(archive: Archive) -> Iterator[None]:
+    """Raise what goes wrong with tensors of other names or shapes than SB3's as a `CheckpointError`."""
+    try:
+        yield
+    except RLTrainingError:
+        raise
+    except (KeyError, IndexError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        detail = str(error).partition("\n")[0]
+        raise CheckpointError(
+            f"'policy.pth' of '{archive.path}' does not have the tensors of an SB3 policy: {type(error).__name__}:"
+            f" {detail:.200}"
+        ) from None
+
+
+def _check_statistics(archive: Archive, statistics: VecNormalizeState | None) -> None:
+    """An on-policy model that has been trained keeps the original observation only behind VecNormalize."""
+    if "gae_lambda" not in archive.settings:
+        return
+    is_normalized = archive.settings.get("_last_original_obs") is not None
+    if not is_normalized and statistics is not None and archive.settings.get("_last_obs") is not None:
+        raise CheckpointError(
+            f"'{archive.path}' was trained without VecNormalize, with whose statistics it acts differently: leave"
+            " --vecnormalize out"
+        )
+    if is_normalized and statistics is None:
+        raise CheckpointError(
+            f"'{archive.path}' was trained with VecNormalize, without whose statistics it acts differently: pass"
+            " --vecnormalize FILE (the file that VecNormalize.save wrote)"
+        )
+
+
+def _spaces_of(changes: Mapping[str, Any]) -> Spaces:
+    envs = EnvSource.parse(changes["env_id"], changes.get("env_kwargs", {})).make_vector(1)
+    try:
+        return envs.spaces
+    finally:
+        envs.close()
+
+
+def _check_spaces(archive: Archive, reads_images: bool, spaces: Spaces) -> None:
+    """Refuse spaces in which the policy would act differently, or not at all."""
+    action, obs = spaces.action, spaces.obs
+    if any(".extractors." in name for name in archive.weights):
+        raise CheckpointError("the policy reads images within a Dict by CNNs of 256 features: no counterpart")
+    shape = read_shape(archive.settings)
+    if shape is not None and not obs.leaves and sorted(shape) != sorted(obs.shape):
+        raise CheckpointError(
+            f"the model's observations are of shape {shape}, this environment's {obs.shape}: name the environment with"
+            " its wrappers (Atari: env_kwargs.wrappers.atari={}; others: env_kwargs.wrappers.list)"
+        )
+    if reads_images is not bool(obs.image_shapes):
+        ways = ("with a CNN", "as vectors") if reads_images else ("as vectors", "with a CNN")
+        raise CheckpointError(f"the model reads observations {ways[0]}; those of this environment are read {ways[1]}")
+    if action.kind is not ActionKind.CONTINUOUS:
+        if np.any(action.start != 0):
+            raise CheckpointError("SB3 counts actions from 0, and those of this environment start elsewhere")
+        return
+    bounds = read_bounds(archive.settings)
+    if bounds is None or len(bounds[0]) != action.num_components:
+        return
+    for own, theirs in zip((action.low, action.high), bounds, strict=True):
+        if not np.allclose(own.reshape(-1), theirs, rtol=1e-4, atol=1e-6):
+            raise CheckpointError(f"the model's actions are bounded by {theirs}, this environment's by {own.tolist()}")
+
+
+def _refill(hyperparameters: Mapping[str, Any], step: int, report: Report) -> int:
+    """Steps of the model's replay buffer, to be collected before the first update.
+
+    A Q-network acts on what the last update changed: updated from few transitions of one policy, it loses that policy.
+    """
+    held = min(step, int(hyperparameters.get("buffer_capacity", step)))
+    needed = max(held, int(hyperparameters.get("learning_starts", 0)))
+    report.take("learning_starts", f"{needed:,}: the replay buffer is refilled before the first update")
+    return needed
+
+
+def _num_envs(archive: Archive, report: Report) -> int:
+    count = archive.settings.get("n_envs")
+    if isinstance(count, int) and 1 <= count <= MAX_ENVS:
+        return count
+    report.leave("n_envs", f"{count!r:.20} is not from 1 to {MAX_ENVS}: one environment here")
+    return 1
+
+
+def _fill(algorithm: Algorithm[Any], model: Model, networks: Networks, archive: Archive, report: Report) -> int:
+    """Load networks and optimizers; returns the gradient steps that the optimizers count."""
+    members: dict[str, Any] = algorithm.stateful_members()
+    unfit = networks.unfit_critics(model)
+    used: set[str] = set()
+    steps = [0]
+    for part in networks.parts:
+        if unfit and "critic" in part.member:
+            continue
+        placed, module = part.place(model, part.prefix), members[part.member]
+        sources = {one.source for one in placed.placements}
+        module.load_state_dict(_filled(placed, module.state_dict(), model.weights))
+        report.take(part.member, f"{sum(model.weights[name].numel() for name in sources):,} numbers")
+        used |= sources
+        if part.optimizer is not None:
+            steps.append(_load_moments(part, placed, model, members, archive, report))
+    if unfit:
+        report.leave("critic", unfit)
+    networks.refuse_unused(model, used)
+    steps.append(_load_temperature(members, archive, report))
+    return max(steps)
+
+
+def _filled(placed: Placed, state: Weights, weights: Weights) -> dict[str, Tensor]:
+    """The state of our network with the model's weights."""
+    filled = {name: tensor.clone() for name, tensor in state.items()}
+    for target, index, value in placed.constants:
+        filled[target][index] = value
+    for one in placed.placements:
+        one.put(weights[one.source] * one.scale + one.offset, filled)
+    return filled
+
+
+def _load_moments(
+    part: Part, placed: Placed, model: Model, members: Mapping[str, Any], archive: Archive, report: Report
+) -> int:
+    """Load Adam's moments and step count; returns the count."""
+    optimizer, module, what = members[str(part.optimizer)], members[part.member], f"optimizer of {part.member}"
+    found = None
+    if placed.is_trained_alike and isinstance(optimizer, Adam):
+        found = _moments_of(part, model, archive)
+    if found is None:
+        has_state = placed.is_trained_alike or part.source_optimizer in archive.optimizers
+        reason = "its state is not Adam's, or does not fit" if placed.is_trained_alike else "its layers differ here"
+        if has_state:
+            report.leave(what, f"{reason}: Adam begins anew")
+        return 0
+    step, *both = found
+    moments = []
+    for power, moment in enumerate(both, start=1):  # of gradients, and of squared gradients
+        zeros = {name: torch.zeros_like(one) for name, one in module.named_parameters()}
+        for one in placed.placements:
+            if one.source in moment:
+                one.put(moment[one.source] * (1.0 / one.scale) ** power, zeros)
+        moments.append(list(zeros.values()))
+    _set_moments(optimizer, moments[0], moments[1], step)
+    report.take(what, f"Adam's moments, {step:,} steps")
+    return step
+
+
+def _moments_of(part: Part, model: Model, archive: Archive) -> tuple[int, Weights, Weights] | None:
+    """Step count and both moments by the names of SB3's parameters; None unless all of them fit."""
+    state = archive.optimizers.get(part.source_optimizer)
+    groups = state["param_groups"] if state else []
+    keys = groups[0].get("params") if len(groups) == 1 and isinstance(groups[0], dict) else None
+    if state is None or not isinstance(keys, list):
+        return None
+    first, second, steps = {}, {}, set()
+    for name, key in zip(model.trained(*part.trained), keys, strict=False):
+        entry = state["state"].get(key) if isinstance(key, int) else None
+        if entry is None:
+            continue
+        mean = entry.get("exp_avg", torch.zeros_like(model.weights[name]))  # RMSprop has none
+        square = entry.get("exp_avg_sq", entry.get("square_avg"))
+        if not all(isinstance(one, Tensor) and one.shape == model.weights[name].shape for one in (mean, square)):
+            return None
+        first[name], second[name] = mean, square
+        steps.add(_step_of(entry))
+    return (steps.pop(), first, second) if len(steps) == 1 else None
+
+
+def _load_temperature(members: Mapping[str, Any], archive: Archive, report: Report) -> int:
+    """The entropy temperature and its optimizer, whose step count it returns."""
+    log_alpha = archive.variables.get("log_ent_coef")
+    if "temperature" not in members or log_alpha is None or log_alpha.numel() != 1:
+        return 0
+    members["temperature"].load_state_dict({"log_alpha": log_alpha.reshape(())})
+    report.take("temperature", f"alpha {float(log_alpha.exp()):.4g}")
+    state = archive.optimizers.get("ent_coef")
+    entry: dict[str, Any] = next(iter(state["state"].values()), {}) if state else {}
+    first, second = entry.get("exp_avg"), entry.get("exp_avg_sq")
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.numel() == second.numel() == 1):
+        return 0
+    _set_moments(members["alpha_optimizer"], [first.reshape(())], [second.reshape(())], _step_of(entry))
+    return _step_of(entry)
+
+
+def _set_moments(optimizer: Adam, first: list[Tensor], second: list[Tensor], step: int) -> None:
+    values = {"first": first, "second": second, "step": torch.tensor(float(step))}
+    optimizer.load_state_dict({**optimizer.state_dict(), **values})
+
+
+def _step_of(entry: Mapping[str, Any]) -> int:
+    """Adam's step count, which older versions keep as a number and newer ones as a tensor."""
+    step = entry.get("step", 0)
+    return whole(float(step) if isinstance(step, Tensor) and step.numel() == 1 else step)
+
+
+def _load_normalizers(algorithm: Algorithm[Any], found: Mapping[str, dict[str, Tensor]]) -> None:
+    members: dict[str, Any] = algorithm.stateful_members()
+    if "normalize_obs" in found:
+        owner = members.get("preprocessor") or members["policy"].preprocessor
+        owner.normalizer.load_state_dict(found["normalize_obs"])
+    rewards = members.get("reward_normalizer")
+    if "normalize_reward" in found and isinstance(rewards, RewardNormalizer):
+        rewards.statistics.load_state_dict(found["normalize_reward"])
+
+
+def _set_counters(algorithm: Algorithm[Any], step: int, num_updates: int) -> None:
+    """Continue the counters of target copies and delayed updates where SB3 stopped."""
+    algorithm.global_step = step
+    interval = getattr(algorithm.config, "target_update_interval", None)
+    values = {"updates": num_updates, "target_copies": 0 if interval is None else step // interval}
+    algorithm.counters |= {name: values[name] for name in algorithm.counters.keys() & values.keys()}
