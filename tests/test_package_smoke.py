@@ -93,14 +93,14 @@ def test_spaces_need_no_torch_and_those_of_bundles_numpy_only() -> None:
     assert list(answer.values()) == [set(), {"gymnasium", "pydantic"}]
 
 
-def test_every_room_has_a_rule_and_at_most_fifteen_files() -> None:
+def test_every_room_has_a_rule_and_at_most_twenty_files() -> None:
     folders = {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}
     assert {folder.relative_to(SOURCE).parts[0] for folder in folders} == set(MAY_IMPORT)
     pages = {spec.name for spec in list_algorithm_specs()}
     for folder in folders:
         files = [path.stem for path in folder.glob("*.py")]
         counted = [name for name in files if name not in pages]
-        assert len(counted) <= 15, (folder, sorted(counted))
+        assert len(counted) <= 20, (folder, sorted(counted))
 
 
 def test_no_algorithm_is_singled_out_by_name_outside_the_registry() -> None:

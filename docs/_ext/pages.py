@@ -13,7 +13,7 @@ from docutils.statemachine import StringList
 from pydantic import BaseModel
 from sphinx.application import Sphinx
 
-from rl_training.cli.settings import Setting, list_settings, schedule_line
+from rl_training.cli.configuration import Setting, list_settings, schedule_line
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.presets import Preset, describe_presets
 from rl_training.experiment.registry import get_algorithm_spec

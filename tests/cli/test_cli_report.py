@@ -12,7 +12,7 @@ from conftest import small_config
 from terminals import Terminal
 from test_cli import OFF_POLICY, PPO, WALK, Answer, Call, call, finished_run, logged, run
 
-from rl_training.cli import command_lines, report
+from rl_training.cli import output, training
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainResult
 
@@ -127,11 +127,11 @@ class TestCommands:
         monkeypatch.setenv("PATH", str(program.parent))
         for started, word in ((program, "rl-training"), (other, str(other))):
             monkeypatch.setattr(sys, "argv", [str(started)])
-            assert command_lines.program_command("algos") == f"{word} algos"
+            assert output.program_command("algos") == f"{word} algos"
 
     def test_are_broken_between_words_and_not_from_their_values(self) -> None:
         words = ["rl-training", "resume", "runs/a folder/" + "x" * 60, "--plugin", "mine.py", "--total-timesteps", "9"]
-        lines = command_lines.wrap_command(shlex.join(words), 11)
+        lines = output.wrap_command(shlex.join(words), 11)
         assert max(map(len, lines[2:])) <= 69
         assert all(line.endswith(" \\") for line in lines[:-1])
         assert any("--total-timesteps 9" in line for line in lines)
@@ -148,7 +148,7 @@ class TestCommands:
         for best, place in ((3.0, tmp_path / "checkpoints" / "best"), (2.0, tmp_path)):
             metrics = {"eval_return_mean": 2.0, "best_eval_return_mean": best}
             result = TrainResult(tmp_path, tmp_path / "checkpoints" / "x", metrics)
-            assert report._evaluations(result, config) == [["eval", str(place)]]
+            assert training._evaluations(result, config) == [["eval", str(place)]]
 
     def test_of_a_run_without_environment_estimate_from_its_data(self, call: Call) -> None:
         assert call("data", "collect", "--env", "CartPole-v1", "--steps", "200", "--out", "a.npz").code == 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import TESTS
 
-from rl_training.cli.settings import list_settings
+from rl_training.cli.configuration import list_settings
 from rl_training.experiment.registry import list_algorithm_specs
 
 pytest.importorskip("sphinx", reason="the site needs Sphinx")

@@ -271,7 +271,7 @@ def test_a_target_that_is_taken_is_refused_before_the_work(
         raise AssertionError("nothing should be recorded or read")
 
     monkeypatch.setattr(recording, "record_transitions", work)
-    monkeypatch.setattr("rl_training.cli.verbs.data.load_source", work)
+    monkeypatch.setattr("rl_training.cli.data.load_source", work)
     (tmp_path / "taken.npz").touch()
     assert main(["data", *words, "--out", str(tmp_path / "taken.npz")]) == 2
     assert "not overwritten" in capsys.readouterr().err

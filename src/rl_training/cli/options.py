@@ -1,17 +1,104 @@
-"""The options that several verbs share, each declared once. Imports here stay light: `--help` loads no torch."""
+"""Arguments and options that several verbs share. Imports here stay light: `--help` loads no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rl_training.cli.arguments import positive_number, whole_number
-from rl_training.cli.completion import complete_run, complete_words
+from rl_training.errors import ConfigError
 from rl_training.terminal.streams import quieted
+
+
+def whole_number(text: str | int) -> int:
+    """Parse 20000, 20_000, 1e6 or 1.0e6; a number with a fraction is refused."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+        if number == int(number):
+            return int(number)
+    except (ValueError, OverflowError):
+        from rl_training.validation import spelled_out  # imports pydantic
+
+        example = spelled_out(text) or "an integer, such as 20000 or 1e6"
+        raise typer.BadParameter(f"'{text}' is not a whole number: write {example}") from None
+    raise typer.BadParameter(f"{text} is not a whole number: write an integer, such as 20000 or 1e6")
+
+
+def positive_number(text: str | int) -> int:
+    """Parse a whole number that is at least 1."""
+    number = whole_number(text)
+    if number < 1:
+        raise typer.BadParameter(f"{text} should be at least 1")
+    return number
+
+
+def output_file(text: str | Path) -> Path:
+    """Parse the path of a file to write; one that ends in a slash names a folder and is refused."""
+    if str(text).endswith(("/", os.sep)):
+        raise typer.BadParameter(f"'{text}' names a folder: give the path of a file, without a slash at its end")
+    return Path(text)
+
+
+def find_run(run: Path | None, checkpoint: Path | None = None) -> Path:
+    """The run folder or checkpoint that a command names, as RUN or as --checkpoint; exactly one must be given."""
+    if run is not None and checkpoint is not None:
+        raise ConfigError(f"the run is given twice, as RUN '{run}' and as --checkpoint '{checkpoint}': remove one")
+    found = run or checkpoint
+    if found is None:
+        raise ConfigError("missing argument RUN (or --checkpoint): name a run folder or a checkpoint in it")
+    return named_run(found)
+
+
+def named_run(name: Path | str) -> Path:
+    """The run that `name` means: a path, the unique beginning of a run folder's name in `runs`, or `@last`."""
+    with contextlib.suppress(OSError):  # a name longer than any file's
+        if Path(name).exists():
+            return Path(name)
+    from rl_training.studies.run_names import find_run as find_in_catalog
+
+    return find_in_catalog(str(name))
+
+
+def complete_algorithm(incomplete: str) -> list[tuple[str, str]]:
+    """Names of the algorithms, each with its summary."""
+    from rl_training.experiment.registry import list_algorithm_specs
+
+    return [(spec.name, spec.summary) for spec in list_algorithm_specs() if spec.name.startswith(incomplete)]
+
+
+def complete_words(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """ALGO, then the environments that have a preset for it."""
+    words = [word for word in ctx.params.get("words") or [] if "=" not in word and word != incomplete]
+    if not words:
+        return complete_algorithm(incomplete)
+    if len(words) > 1:
+        return []
+    from rl_training.experiment.config import load_config_file
+    from rl_training.experiment.presets import list_presets
+
+    files = [path for path in list_presets() if path.parent.name == words[0]]
+    found = {str(load_config_file(path).get("env_id")): path for path in files}
+    return [
+        (name, f"preset {path.parent.name}/{path.name}") for name, path in found.items() if name.startswith(incomplete)
+    ]
+
+
+def complete_run(incomplete: str) -> Iterator[str]:
+    """Run folders whose path starts with `incomplete`, also one level below."""
+    for pattern in (f"{incomplete}*", f"{incomplete}*/*"):
+        for path in sorted(Path().glob(pattern)) if not incomplete.startswith(("/", "~")) else ():
+            if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
+                yield str(path)
+
 
 NUMBER = "NUMBER"
 RUN_HELP = (

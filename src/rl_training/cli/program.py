@@ -12,17 +12,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from rl_training.cli import data, importing, runs, studies
+from rl_training.cli.comparing import compare
+from rl_training.cli.exporting import export
+from rl_training.cli.inspection import algos, doctor, presets, show_config
 from rl_training.cli.output import say
 from rl_training.cli.parsing import StrictCommand, expand_groups
-from rl_training.cli.verbs import data, importing, runs, studies
-from rl_training.cli.verbs.comparing import compare
-from rl_training.cli.verbs.evaluation import evaluate, plot
-from rl_training.cli.verbs.exporting import export
-from rl_training.cli.verbs.filming import video
-from rl_training.cli.verbs.inspection import algos, doctor, presets, show_config
-from rl_training.cli.verbs.reporting import report, ui
-from rl_training.cli.verbs.training import demo, resume, train
-from rl_training.cli.verbs.tuning import tune
+from rl_training.cli.training import demo, evaluate, resume, train
+from rl_training.cli.tuning import tune
+from rl_training.cli.viewing import plot, report, ui, video
 from rl_training.errors import RLTrainingError
 from rl_training.terminal.streams import drop_unwritten, is_terminal
 

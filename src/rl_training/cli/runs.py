@@ -10,9 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rl_training.cli.arguments import named_run
-from rl_training.cli.completion import complete_run
-from rl_training.cli.options import AsJson
+from rl_training.cli.options import AsJson, complete_run, named_run
 from rl_training.cli.output import show
 from rl_training.cli.parsing import StrictCommand
 from rl_training.errors import ConfigError

@@ -7,12 +7,22 @@ from typing import Annotated
 
 import typer
 
-from rl_training.cli.arguments import find_run, output_file, whole_number
-from rl_training.cli.options import NUMBER, AllowedPaths, AsJson, CheckpointPath, CheckpointPlugins, Quiet, Run
+from rl_training.cli.options import (
+    NUMBER,
+    AllowedPaths,
+    AsJson,
+    CheckpointPath,
+    CheckpointPlugins,
+    Quiet,
+    Run,
+    find_run,
+    output_file,
+    whole_number,
+)
 from rl_training.cli.output import say, show
 from rl_training.errors import ConfigError
 
-Out = Annotated[
+BundleFile = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", parser=output_file, help="Bundle to write, such as policy.rlp. Needed."),
 ]
@@ -20,7 +30,7 @@ Onnx = Annotated[
     bool, typer.Option("--onnx", help="Add the policy as an ONNX model, checked with ONNX Runtime (extra: onnx).")
 ]
 Card = Annotated[bool, typer.Option("--card", help="Add card.md: what the policy is, its score, how to load it.")]
-EvalEpisodes = Annotated[
+GoldenEpisodes = Annotated[
     int | None,
     typer.Option(
         "--eval-episodes",
@@ -34,10 +44,10 @@ EvalEpisodes = Annotated[
 def export(
     run: Run = None,
     checkpoint: CheckpointPath = None,
-    out: Out = None,
+    out: BundleFile = None,
     onnx: Onnx = False,
     card: Card = False,
-    eval_episodes: EvalEpisodes = None,
+    eval_episodes: GoldenEpisodes = None,
     plugin: CheckpointPlugins = None,
     allow_path: AllowedPaths = None,
     quiet: Quiet = False,

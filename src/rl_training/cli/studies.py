@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli.command_lines import program_command, wrap_command
-from rl_training.cli.config_sources import resolve
+from rl_training.cli.configuration import resolve
 from rl_training.cli.options import AsJson, LaunchOptions, Plugins, Quiet, SeedOptions, TrainOptions
-from rl_training.cli.output import say, show
+from rl_training.cli.output import program_command, say, show, wrap_command
 from rl_training.cli.parsing import StrictCommand, expand_groups
 from rl_training.errors import ConfigError, RunExistsError
 from rl_training.files import is_file
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from rl_training.studies.launching.launchers import ClusterOptions, Launcher
     from rl_training.studies.selection import Shard
     from rl_training.studies.study import Study
+
 
 app = typer.Typer(rich_markup_mode=None)
 StudyName = Annotated[

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli.arguments import positive_number, whole_number
-from rl_training.cli.command_lines import program_command, wrap_command
-from rl_training.cli.completion import complete_words
-from rl_training.cli.config_sources import resolve
+from rl_training.cli.configuration import resolve
 from rl_training.cli.options import (
     NUMBER,
     AsJson,
@@ -29,9 +26,12 @@ from rl_training.cli.options import (
     Quiet,
     TotalTimesteps,
     TrainOptions,
+    complete_words,
+    positive_number,
+    whole_number,
 )
-from rl_training.cli.output import say, show
-from rl_training.cli.verbs.studies import launch_words, launcher_in
+from rl_training.cli.output import program_command, say, show, wrap_command
+from rl_training.cli.studies import launch_words, launcher_in
 from rl_training.errors import ConfigError
 from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
@@ -40,6 +40,7 @@ from rl_training.views.studies import tune_plan_lines, tune_result_lines, tune_w
 
 if TYPE_CHECKING:
     from rl_training.studies.tuning.tune_plan import TuneRequest, TuneSettings
+
 
 RUNS = Path("runs")
 INTERRUPTED = 130

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_training.cli.arguments import find_run, positive_number
 from rl_training.cli.options import (
     NUMBER,
     AllowedPaths,
@@ -16,6 +15,8 @@ from rl_training.cli.options import (
     CheckpointPlugins,
     Plugins,
     find_in_working_directory,
+    find_run,
+    positive_number,
     run_argument,
 )
 from rl_training.cli.output import put, say, show
@@ -25,6 +26,7 @@ from rl_training.errors import ConfigError
 if TYPE_CHECKING:
     from rl_training.data.offline_dataset import TransitionDataset
     from rl_training.runtime.recording import Recording
+
 
 app = typer.Typer(rich_markup_mode=None)
 

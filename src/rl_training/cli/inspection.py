@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training.cli.arguments import positive_number
-from rl_training.cli.completion import complete_algorithm
-from rl_training.cli.config_rows import configuration_rows, row_lines
-from rl_training.cli.config_sources import resolve
-from rl_training.cli.options import NUMBER, AsJson, Plugins, TrainOptions, find_in_working_directory
+from rl_training.cli.configuration import configuration_rows, resolve, row_lines
+from rl_training.cli.options import (
+    NUMBER,
+    AsJson,
+    Plugins,
+    TrainOptions,
+    complete_algorithm,
+    find_in_working_directory,
+    positive_number,
+)
 from rl_training.cli.output import say, show
 from rl_training.errors import ConfigError
 from rl_training.terminal.tables import table_lines
@@ -21,6 +26,7 @@ from rl_training.terminal.tables import table_lines
 if TYPE_CHECKING:
     from rl_training.algorithms.config import AlgorithmConfig
     from rl_training.experiment.presets import PresetScore
+
 
 MIN_WIDTH = 40
 
@@ -72,7 +78,7 @@ def algos(name: Algo = None, plugin: Plugins = None, as_json: AsJson = False) ->
 
 
 def _show_settings(config_class: type[AlgorithmConfig], as_json: bool) -> None:
-    from rl_training.cli.settings import list_settings, schedule_line
+    from rl_training.cli.configuration import list_settings, schedule_line
 
     settings = list_settings(config_class)
     width = shutil.get_terminal_size().columns

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training.cli.completion import complete_words
-from rl_training.cli.options import AsJson, Plugins, Quiet, RunSuffix, find_in_working_directory
+from rl_training.cli.options import AsJson, Plugins, Quiet, RunSuffix, complete_words, find_in_working_directory
 from rl_training.cli.output import say, show
 from rl_training.cli.parsing import StrictCommand
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_training.importers.sb3 import Imported
+
 
 WIDTH = 80
 PART_WIDTH = 28
@@ -33,7 +33,10 @@ Env = Annotated[str, typer.Option("--env", metavar="ENV_ID", help="Environment i
 Statistics = Annotated[
     Path | None, typer.Option("--vecnormalize", metavar="FILE", help="The file that VecNormalize.save() wrote.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Parent of the run folder (default: runs).")]
+ImportDir = Annotated[
+    Path | None,
+    typer.Option("--output-dir", "--out", metavar="FOLDER", help="Parent of the run folder (default: runs)."),
+]
 Verify = Annotated[
     bool,
     typer.Option(
@@ -59,7 +62,7 @@ def import_stable_baselines3(
     env: Env,
     words: Settings = None,
     vecnormalize: Statistics = None,
-    out: Out = None,
+    output_dir: ImportDir = None,
     run_suffix: RunSuffix = None,
     verify: Verify = False,
     sb3_python: Python = None,
@@ -80,7 +83,7 @@ def import_stable_baselines3(
     changes = parse_overrides(words or [])
     for key in changes.keys() & {"algo", "env_id", "total_timesteps"}:
         raise ConfigError(f"'{key}' follows from the model and --env: remove it from the command line")
-    changes |= {} if out is None else {"output_dir": str(out)}
+    changes |= {} if output_dir is None else {"output_dir": str(output_dir)}
     imported = import_sb3(
         model,
         str(find_in_working_directory(env)),
@@ -92,15 +95,15 @@ def import_stable_baselines3(
     )
     for line in () if as_json else _next_steps(imported):
         say(line)
-    show(imported.as_dict(), _lines(imported), as_json)
+    show(imported.as_dict(), _imported_lines(imported), as_json)
 
 
-def _lines(imported: Imported) -> list[str]:
+def _imported_lines(imported: Imported) -> list[str]:
     conversion, result = imported.conversion, imported.result
     lines = [
         f"run={result.run_dir}",
-        *_table("taken", conversion.report.taken),
-        *_table("left", conversion.report.left),
+        *_report_table("taken", conversion.report.taken),
+        *_report_table("left", conversion.report.left),
     ]
     if imported.verified is not None:
         found = imported.verified
@@ -113,7 +116,7 @@ def _lines(imported: Imported) -> list[str]:
     return lines if score is None else [*lines, f"eval_return_mean={score:.2f} ({episodes})"]
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> list[str]:
+def _report_table(title: str, rows: list[tuple[str, str]]) -> list[str]:
     """Rows of two columns under a title, at most 80 columns wide."""
     lines = [title]
     for part, detail in rows:

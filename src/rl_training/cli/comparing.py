@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from rl_training.cli.arguments import output_file, positive_number
-from rl_training.cli.command_lines import program_command, wrap_command
-from rl_training.cli.completion import complete_run
-from rl_training.cli.options import NUMBER, AsJson, LaunchOptions, Plugins, Quiet
-from rl_training.cli.output import say, show
-from rl_training.cli.verbs.studies import launch_words, launcher_in
+from rl_training.cli.options import (
+    NUMBER,
+    AsJson,
+    LaunchOptions,
+    Plugins,
+    Quiet,
+    complete_run,
+    output_file,
+    positive_number,
+)
+from rl_training.cli.output import program_command, say, show, wrap_command
+from rl_training.cli.studies import launch_words, launcher_in
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
@@ -24,6 +30,7 @@ from rl_training.terminal.streams import results_alone
 if TYPE_CHECKING:
     from rl_training.studies.comparison.run_scores import ScoreRule
     from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
+
 
 Arms = Annotated[
     list[str],
