@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from report_tools import HOSTILE, append_lines, line, write_run
 from rl_training.cli import main
 from rl_training.studies.statistics.summaries import summarize
 from rl_training.views.film import open_film
-from rl_training.views.report.server import make_server
+from rl_training.views.report.server import Server, make_server
 
 pytest.importorskip("selenium", reason="the tests of the report page need selenium")
 from selenium.common.exceptions import StaleElementReferenceException
@@ -103,6 +103,19 @@ def table(browser: Any, metric: str) -> list[list[str]]:
 
 def background(browser: Any) -> str:
     return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """A running server for the runs in a folder."""
+    with make_server(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_no_request_leaves_the_file_and_no_error_is_logged(page: Any) -> None:
@@ -224,29 +237,45 @@ def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
 
 def test_the_live_page_follows_its_runs(browser: Any, tmp_path: Path) -> None:
     run = write_run(tmp_path / "some", "run", [line(10, 1.0), line(20, 2.0)])
-    with make_server(tmp_path, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            show(browser, server.address)
-            wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "tbody a"))[0].click()
-            wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "figure"))
-            wait_for(lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20"])
-            append_lines(run, [line(30, 7.0, entropy=0.5)])
-            wait_for(lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20", "30"])
-            wait_for(lambda: browser.find_element(By.CSS_SELECTOR, ".verdict strong").text == "7.00")
-            wait_for(lambda: len(table(browser, "entropy")) == 2)
-            (run / "metrics.jsonl").unlink()
-            append_lines(run, [line(10, 4.0)])
-            wait_for(lambda: table(browser, "eval_return_mean")[1:] == [["10", "4"]])
-            assert browser.get_log("browser") == []
-            # The browser asks for an icon by itself.
-            asked = [address for address in requests(browser) if not address.startswith(server.address)]
-            assert [address for address in asked if not address.startswith(("about:", "data:"))] == []
-        finally:
-            browser.get("about:blank")
-            server.shutdown()
-            thread.join()
+    with serving(tmp_path) as server:
+        show(browser, server.address)
+        wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "tbody a"))[0].click()
+        wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "figure"))
+        wait_for(lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20"])
+        append_lines(run, [line(30, 7.0, entropy=0.5)])
+        wait_for(lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20", "30"])
+        wait_for(lambda: browser.find_element(By.CSS_SELECTOR, ".verdict strong").text == "7.00")
+        wait_for(lambda: len(table(browser, "entropy")) == 2)
+        (run / "metrics.jsonl").unlink()
+        append_lines(run, [line(10, 4.0)])
+        wait_for(lambda: table(browser, "eval_return_mean")[1:] == [["10", "4"]])
+        assert browser.get_log("browser") == []
+        # The browser asks for an icon by itself.
+        asked = [address for address in requests(browser) if not address.startswith(server.address)]
+        assert [address for address in asked if not address.startswith(("about:", "data:"))] == []
+        browser.get("about:blank")
+
+
+def test_the_list_is_sorted_filtered_and_live(browser: Any, tmp_path: Path) -> None:
+    for seed, score in enumerate((5.0, 11.0, 7.0)):
+        write_run(tmp_path, f"run{seed}", [line(10, score)], seed=seed, status=("finished", "finished", "failed")[seed])
+    names = "return [...document.querySelectorAll('tbody th')].map(node => node.textContent)"
+    with serving(tmp_path) as server:
+        show(browser, server.address)
+        wait_for(lambda: len(browser.find_elements(By.CSS_SELECTOR, "tbody tr .spark")) == 3)
+        for order in (["run1", "run2", "run0"], ["run0", "run2", "run1"]):
+            browser.find_element(By.XPATH, "//thead//button[text()='last']").click()
+            wait_for(lambda wanted=order: browser.execute_script(names) == wanted)
+        browser.find_element(By.CSS_SELECTOR, "#state option[value=failed]").click()
+        wait_for(lambda: browser.execute_script(names) == ["run2"])
+        browser.find_element(By.CSS_SELECTOR, "#state option").click()
+        browser.find_element(By.ID, "text").send_keys("CartPole RUN0")
+        wait_for(lambda: browser.execute_script(names) == ["run0"])
+        append_lines(tmp_path / "run0", [line(60, 444.0)])
+        wait_for(lambda: "444.0" in browser.find_element(By.TAG_NAME, "tbody").text)
+        assert "60 %" in browser.find_element(By.TAG_NAME, "tbody").text
+        assert browser.execute_script("return document.querySelector('.scroll')") is None
+        assert browser.get_log("browser") == []
 
 
 def test_films_inside_the_page_can_be_played(browser: Any, tmp_path: Path) -> None:

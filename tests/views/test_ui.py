@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import socket
@@ -158,11 +159,27 @@ def test_a_thousand_runs_cost_nothing_until_they_are_opened(server: Server, tmp_
     assert status == 200
     assert data_of(page)["num_runs"] == 1000
     assert not [name for name in OPENED if str(tmp_path) in name and Path(name).is_file()]
-    rows = ask_json(server, "/runs", folder=".", **{"from": 100})["runs"]
-    assert [rows[0]["name"], len(rows), rows[0]["state"], rows[0]["seed"]] == ["run0100", 100, "finished", "100"]
-    assert not [name for name in OPENED if name.endswith(("metrics.jsonl", "evaluations.jsonl", "timing.jsonl"))]
+    answer = ask_json(server, "/runs", folder=".", **{"from": 900})
+    assert (len(answer["runs"]), answer["count"]) == (100, 1000)
+    opened = {Path(name).parent.name for name in OPENED if str(tmp_path) in name and Path(name).is_file()}
+    assert len(opened) == 100, "of the runs that are shown"
+    OPENED.clear()
     ask(server, "/view?path=run0100")
     assert {name for name in OPENED if name.endswith("metrics.jsonl")} == {str(tmp_path / "run0100" / "metrics.jsonl")}
+
+
+def test_the_list_has_how_far_and_how_good_runs_are_the_newest_first(server: Server, tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "old", "bare")):
+        run = write_run(tmp_path, name, [line(step, step / 10) for step in (20, 50)], seed=age, steps_per_second=7.5)
+        os.utime(run / "config.yaml", (1e9 - age, 1e9 - age))
+    (run / "evaluations.jsonl").write_text('[]\n{"returns": [1e999]}\n{"returns": []}\nnot json\n')
+    rows = ask_json(server, "/runs", folder=".")["runs"]
+    assert [row["name"] for row in rows] == ["new", "old", "bare"]
+    assert [rows[0][key] for key in ("step", "total", "share", "last", "rate")] == [50, 100, 0.5, 5.0, 7.5]
+    assert [row["scores"] for row in rows] == [[2.0, 5.0], [2.0, 5.0], []]
+    append_lines(tmp_path / "old", [line(80, 9.0)])
+    (_, old, _) = ask_json(server, "/runs", folder=".")["runs"]
+    assert (old["share"], old["last"], old["scores"]) == (0.8, 9.0, [2.0, 5.0, 9.0])
 
 
 def test_hostile_names_in_the_list_stay_text(server: Server, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,21 +14,22 @@ from threading import Lock
 from typing import Any
 from urllib.parse import urlencode
 
-from rl_training.errors import ConfigError, RLTrainingError
-from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
-from rl_training.experiment.owner import read_heartbeat
-from rl_training.files import is_file
-from rl_training.studies.catalog import RunReader, find_run_folders, is_run_folder
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.files import is_file, open_regular
+from rl_training.studies.catalog import STATES, find_run_folders, is_run_folder, read_run
 from rl_training.studies.groups import RunGroup, find_groups
 from rl_training.studies.records import RunRecord
 from rl_training.studies.study_folder import PLAN_FILE
-from rl_training.views.report.blocks import number
 from rl_training.views.report.data import Curves, Logged, read_curves
+from rl_training.views.report.lines import finite
 from rl_training.views.report.page import assemble, report_page, to_json
 from rl_training.views.report.sections import page_facts
 
 RUNS_AT_ONCE = 100
 SECONDS_BETWEEN_POLLS = 3.0
+MAX_SCORE_BYTES = 1 << 16
+"""End of `evaluations.jsonl` that is read for the small curve of a run in the list."""
+SPARK_POINTS = 40
 NO_CONTENT = "default-src 'none'; frame-ancestors 'none'"
 """Content-Security-Policy of answers that are no page."""
 
@@ -83,17 +86,19 @@ class Site:
             }
             for path, count in sorted(members.items(), key=lambda item: (-_changed(item[0]), item[0]))
         ]
-        data = {"view": "list", "live": True, "folder": str(self.folder), "folders": folders}
+        data = {"view": "list", "live": True, "folder": str(self.folder), "folders": folders, "states": STATES}
+        data["seconds"] = SECONDS_BETWEEN_POLLS
         page, policy = assemble(f"Runs in {self.folder}", {**data, "num_runs": sum(members.values())})
         return Answer(page, "text/html; charset=utf-8", policy)
 
     def run_rows(self, query: Mapping[str, Sequence[str]]) -> Answer:
-        """The runs directly in a folder, some at a time: state, settings, last checkpoint; no log file is read."""
+        """The runs directly in a folder, newest first, some at a time; of logs only the last lines are read."""
         folder = self._inside(_one(query, "folder"))
         first = _whole(_one(query, "from", "0"))
         runs = [path for path in find_run_folders(folder) if path.parent == folder or path == folder]
+        runs.sort(key=lambda path: (-_changed(path / "config.yaml"), path))
         rows = [_row(path, self._name(path)) for path in runs[first : first + RUNS_AT_ONCE]]
-        return Answer(to_json({"runs": rows}))
+        return Answer(to_json({"runs": rows, "count": len(runs)}))
 
     def report(self, query: Mapping[str, Sequence[str]]) -> Answer:
         """The live page of the runs, studies or folders that the query names."""
@@ -174,26 +179,40 @@ class Site:
 
 
 def _row(run_dir: Path, name: str) -> dict[str, Any]:
-    """One run of the list, by its metadata, its owner and the names of its checkpoints."""
-    reader = RunReader(run_dir)
-    checkpoints = CheckpointFolder(run_dir / "checkpoints")
-    last, best = checkpoints.last, checkpoints.best
-    step = 0 if last is None else checkpoint_order(last.name)[0]
-    if reader.state == "running" and reader.owner is not None:
-        beat = read_heartbeat(run_dir, reader.owner).get("step")
-        step = max(step, beat) if isinstance(beat, int) else step
-    texts = {key: str(reader.metadata.get(key) or "–") for key in ("algo", "env_id", "created")}
-    seed = reader.metadata.get("seed")
+    """One run of the list."""
+    info = read_run(run_dir)
     return {
         "path": name,
         "name": run_dir.name,
-        "state": reader.state,
-        **texts,
-        "created": texts["created"][:16].replace("T", " "),
-        "seed": str(seed) if isinstance(seed, int) else "–",
-        "step": f"{step:,}",
-        "best": number(None if best is None else best.score),
+        "state": info.state,
+        "algo": info.algo or "–",
+        "env_id": info.env_id or "–",
+        "seed": info.seed,
+        "step": info.step,
+        "total": info.total,
+        "share": info.share,
+        "last": info.last_eval,
+        "best": info.best_eval,
+        "rate": info.rate,
+        "created": (info.created or "–")[:16].replace("T", " "),
+        "scores": _scores(run_dir / "evaluations.jsonl"),
     }
+
+
+def _scores(path: Path) -> list[float]:
+    """Mean returns of a run's evaluations, the last 40 as far as they are in the end of the file."""
+    lines: list[bytes] = []
+    with contextlib.suppress(CheckpointError, OSError), open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - MAX_SCORE_BYTES))
+        lines = file.read().splitlines()[-SPARK_POINTS:]
+    return [score for line in lines if (score := _mean_return(line)) is not None]
+
+
+def _mean_return(line: bytes) -> float | None:
+    with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return finite(statistics.fmean(json.loads(line)["returns"]))
+    return None
 
 
 def _checksum_of(groups: Sequence[RunGroup]) -> str:

@@ -135,10 +135,23 @@ RL.pollSafely = () => RL.poll().catch(() => {
   setTimeout(RL.pollSafely, 10000);
 });
 
-// The first page of `ui`: folders; the runs of one are read when it is opened.
+// The first page of `ui`: folders; the runs of an open one are read again and again.
+RL.COLUMNS = [
+  ["run", (run) => run.name], ["state", (run) => run.state], ["progress", (run) => run.share],
+  ["last", (run) => run.last], ["best", (run) => run.best], ["scores", (run) => run.scores[run.scores.length - 1]],
+  ["steps/s", (run) => run.rate], ["algorithm", (run) => run.algo], ["environment", (run) => run.env_id],
+  ["seed", (run) => run.seed], ["created", (run) => run.created],
+];
+RL.NUMBERS = new Set(["last", "best", "steps/s", "seed"]);
+RL.MINOR = new Set(["best", "steps/s", "algorithm", "environment", "seed", "created"]);  // not on a phone
+
 RL.showList = () => {
-  document.querySelector("header").append(RL.el("div", { id: "tools" }, RL.themeButton()));
-  const main = document.querySelector("main");
+  const { folders, states, folder, num_runs: count } = RL.data, main = document.querySelector("main");
+  document.querySelector("header").append(RL.el("div", { id: "tools" }, RL.el("span", { id: "live", role: "status" }, "live"), RL.themeButton()));
+  if (!folders.length) {
+    main.append(RL.el("p", { className: "note" }, `There is no run in ${folder} yet: reload this page later.`));
+    return;
+  }
   const chosen = new Set();
   const open = RL.el("a", { className: "button", id: "open", "aria-disabled": "true" }, "Open the chosen runs");
   const choose = (path, isOn) => {
@@ -148,43 +161,120 @@ RL.showList = () => {
     if (chosen.size) open.href = `/view?${new URLSearchParams([...chosen].map((name) => ["path", name]))}`;
     else open.removeAttribute("href");
   };
-  main.append(RL.el("p", { className: "note" }, RL.data.folders.length
-    ? `${RL.count(RL.data.num_runs)} runs, the folder that changed last first.` : `There is no run in ${RL.data.folder} yet: reload this page later.`),
-    RL.data.folders.length ? RL.el("p", {}, open) : "");
-  for (const folder of RL.data.folders) main.append(RL.folder(folder, choose));
+  const text = RL.el("input", { type: "search", id: "text", placeholder: "filter by text", "aria-label": "filter by text" });
+  const state = RL.el("select", { id: "state", "aria-label": "filter by state" },
+    RL.el("option", { value: "" }, "every state"), states.map((name) => RL.el("option", { value: name }, name)));
+  const filter = { matches: (run) => (!state.value || run.state === state.value)
+    && text.value.toLowerCase().split(/\s+/).every((word) => `${run.name} ${run.algo} ${run.env_id}`.toLowerCase().includes(word)),
+    isOn: () => Boolean(state.value || text.value.trim()) };
+  const lists = folders.map((found) => RL.folder(found, choose, filter));
+  for (const input of [text, state]) input.addEventListener("input", () => lists.forEach((list) => list.filter()));
+  main.append(RL.el("p", { className: "note" }, `${RL.count(count)} ${count === 1 ? "run" : "runs"}, newest first.`),
+    RL.el("p", { id: "filters" }, text, state, open), ...lists.map((list) => list.details));
+  const poll = async () => {
+    const began = performance.now();
+    let word = `live · ${new Date().toLocaleTimeString()}`;
+    try {
+      for (const list of lists) if (list.details.open) await list.load();
+    } catch (error) {
+      word = "the server does not answer";
+    }
+    document.getElementById("live").textContent = word;
+    setTimeout(poll, Math.max(RL.data.seconds * 1000, 5 * (performance.now() - began)));
+  };
+  setTimeout(poll, RL.data.seconds * 1000);
 };
 
-RL.folder = (folder, choose) => {
+RL.folder = (folder, choose, filter) => {
   const rows = RL.el("tbody"), more = RL.el("button", { type: "button" }, "Show more");
-  const heads = ["", "run", "state", "algorithm", "environment", "seed", "step", "best", "created"];
-  const table = RL.el("table", {}, RL.el("caption", { className: "unseen" }, folder.name),
-    RL.el("thead", {}, RL.el("tr", {}, heads.map((name, index) =>
-      RL.el("th", { scope: "col", className: [5, 6, 7].includes(index) ? "number" : null }, name)))), rows);
-  let shown = 0;
-  const load = async () => {
-    const query = new URLSearchParams({ folder: folder.path, from: shown });
-    const found = await (await fetch(`/runs?${query}`)).json();
-    for (const run of found.runs) {
-      const box = RL.el("input", { type: "checkbox", "aria-label": `choose ${run.name}` });
-      box.addEventListener("change", () => choose(run.path, box.checked));
-      const cells = [{ text: run.name, href: `/view?${new URLSearchParams({ path: run.path })}` },
-        { text: run.state, state: run.state }, run.algo, run.env_id, run.seed, run.step, run.best, run.created];
-      rows.append(RL.el("tr", {}, RL.el("td", {}, box),
-        cells.map((cell, index) => RL.cell(index ? "td" : "th", cell, index >= 4 && index <= 6))));
-    }
-    shown += found.runs.length;
-    more.hidden = shown >= folder.runs;
+  const boxes = new Map();  // by path: they stay checked when rows are drawn again
+  let runs = [], wanted = 0, sorted = { column: null, isDown: true };
+  const heads = RL.COLUMNS.map(([name, key]) => {
+    const button = RL.el("button", { type: "button" }, name);
+    const head = RL.el("th", { scope: "col", className: RL.columnClass(name) }, button);
+    button.addEventListener("click", async () => {
+      sorted = { column: key, isDown: sorted.column === key ? !sorted.isDown : RL.NUMBERS.has(name) || name === "progress" };
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", sorted.isDown ? "descending" : "ascending");
+      await load(folder.runs);
+    });
+    return head;
+  });
+  const draw = () => {
+    const shown = runs.filter(filter.matches);
+    if (sorted.column) shown.sort((a, b) => RL.compare(sorted.column(a), sorted.column(b), sorted.isDown));
+    rows.replaceChildren(...shown.map((run) => RL.runRow(run, boxes, choose)));
+    more.hidden = runs.length >= folder.runs;
   };
-  more.addEventListener("click", load);
+  const load = async (count = wanted || 1) => {
+    wanted = Math.max(wanted, count);
+    const found = [];
+    do {
+      const answer = await fetch(`/runs?${new URLSearchParams({ folder: folder.path, from: found.length })}`);
+      if (!answer.ok) throw new Error(String(answer.status));
+      const news = await answer.json();
+      found.push(...news.runs);
+      folder.runs = news.count;
+      if (!news.runs.length) break;
+    } while (found.length < Math.min(wanted, folder.runs));
+    runs = found;
+    draw();
+  };
+  more.addEventListener("click", () => load(runs.length + 1));
   const links = folder.is_study || folder.runs <= 50
     ? RL.el("p", {}, RL.el("a", { href: `/view?${new URLSearchParams({ path: folder.path })}` },
       folder.is_study ? "Open the study" : "Open all of them")) : null;
-  const details = RL.el("details", { className: "folder", open: false },
+  const table = RL.el("table", { className: "runs" }, RL.el("caption", { className: "unseen" }, folder.name),
+    RL.el("thead", {}, RL.el("tr", {}, RL.el("th"), heads)), rows);
+  const details = RL.el("details", { className: "folder", open: RL.data.folders[0] === folder },
     RL.el("summary", {}, RL.el("strong", {}, folder.name), ` ${folder.is_study ? "study, " : ""}${RL.count(folder.runs)} ${folder.runs === 1 ? "run" : "runs"}`),
-    links, RL.el("div", { className: "scroll" }, table), more);
-  details.addEventListener("toggle", () => { if (details.open && !shown) load(); });
-  if (RL.data.folders[0] === folder) details.open = true;
-  return details;
+    links, table, more);
+  details.addEventListener("toggle", () => { if (details.open) load(filter.isOn() ? folder.runs : undefined); });
+  return { details, load, filter: () => {
+    if (!filter.isOn() || details.open) load(filter.isOn() ? folder.runs : undefined);
+    else details.open = true;
+  } };
+};
+
+RL.columnClass = (name) => [RL.NUMBERS.has(name) ? "number" : "", RL.MINOR.has(name) ? "minor" : ""].filter(Boolean).join(" ") || null;
+
+RL.runRow = (run, boxes, choose) => {
+  if (!boxes.has(run.path)) {
+    const box = RL.el("input", { type: "checkbox", "aria-label": `choose ${run.name}` });
+    box.addEventListener("change", () => choose(run.path, box.checked));
+    boxes.set(run.path, box);
+  }
+  const share = run.share === null ? "–" : `${Math.floor(100 * run.share)} %`;
+  const title = `step ${RL.count(run.step)}${run.total ? ` of ${RL.count(run.total)}` : ""}`;
+  const contents = [
+    RL.el("a", { href: `/view?${new URLSearchParams({ path: run.path })}` }, run.name),
+    RL.el("span", { className: `state ${run.state}` }, run.state),
+    RL.el("span", { className: "progress", title }, RL.el("progress", { max: 1, value: run.share ?? 0, "aria-label": title }), ` ${share}`),
+    RL.number(run.last), RL.number(run.best), RL.sparkline(run.scores),
+    run.rate === null ? "–" : RL.count(Math.round(run.rate)), run.algo, run.env_id, run.seed === null ? "–" : String(run.seed), run.created,
+  ];
+  return RL.el("tr", {}, RL.el("td", {}, boxes.get(run.path)), contents.map((content, index) =>
+    RL.el(index ? "td" : "th", { scope: index ? null : "row", className: RL.columnClass(RL.COLUMNS[index][0]) }, content)));
+};
+
+// What is missing comes last in either direction.
+RL.compare = (a, b, isDown) => {
+  const isMissing = [a, b].map((value) => value === null || value === undefined || value === "–");
+  if (isMissing[0] || isMissing[1]) return isMissing[0] - isMissing[1];
+  const order = typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  return isDown ? -order : order;
+};
+
+RL.sparkline = (scores) => {
+  if (!scores.length) return "–";
+  const low = Math.min(...scores), span = Math.max(...scores) - low || 1, width = 80, height = 18;
+  const x = (index) => 2 + (width - 4) * (scores.length > 1 ? index / (scores.length - 1) : 1);
+  const y = (score) => height - 2 - (height - 4) * (score - low) / span;
+  const svg = RL.svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "spark", role: "img",
+    "aria-label": `evaluations, from ${RL.number(scores[0])} to ${RL.number(scores[scores.length - 1])}` });
+  svg.append(RL.svg("polyline", { points: scores.map((score, index) => `${x(index).toFixed(1)},${y(score).toFixed(1)}`).join(" ") }),
+    RL.svg("circle", { cx: x(scores.length - 1), cy: y(scores[scores.length - 1]), r: 2 }));
+  return svg;
 };
 
 RL.data = JSON.parse(document.getElementById("data").textContent);
