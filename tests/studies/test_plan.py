@@ -69,7 +69,9 @@ class TestSettings:
         assert expand(settings) == settings
 
     def test_nested_and_dotted_keys_are_the_same(self) -> None:
-        assert expand({"algo_kwargs": {"gamma": [0.9]}}) == expand({GAMMA: [0.9]}) == [{GAMMA: 0.9}]
+        for vary in ({"algo_kwargs": {"gamma": [0.9]}}, {GAMMA: [0.9]}, {"gamma": [0.9]}, [{"gamma": 0.9}]):
+            assert expand(vary) == [{GAMMA: 0.9}]
+        assert expand({"early_stopping": {"patience": [3]}}) == [{"algo_kwargs.early_stopping.patience": 3}]
         assert expand([{"algo_kwargs": {"gamma": 0.9}}]) == [{GAMMA: 0.9}]
         deep = {"env_kwargs": {"wrappers": {"frame_stack": [2, 4]}}}
         assert expand(deep) == expand({"env_kwargs.wrappers.frame_stack": [2, 4]})
@@ -96,12 +98,12 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("vary", "message"),
         [
-            ({"total_timestep": [1]}, "unknown key 'total_timestep' in 'vary' of the study: did you mean 'total_time"),
+            ({"total_timestep": [1]}, "unknown key 'total_timestep' for 'vary' of the study: did you mean 'total_time"),
             ({"algo_kwarg.gamma": [1]}, "unknown key 'algo_kwarg.gamma' .* did you mean 'algo_kwargs'"),
-            ([{"num_env": 1}], "unknown key 'num_env' in 'vary' of the study: did you mean 'num_envs'"),
-            ({"gamma": [0.9]}, r"unknown key 'gamma' .*: did you mean algo_kwargs.gamma\?"),
-            ({"eval_interval": [8]}, r"unknown key 'eval_interval' .*: did you mean algo_kwargs.eval_interval\?"),
-            ({"zzz": [8]}, r"unknown key 'zzz' .*\(write a key of the algorithm as algo_kwargs.zzz\)"),
+            ([{"num_env": 1}], "unknown key 'num_env' for 'vary' of the study: did you mean 'num_envs'"),
+            ({"gama": [0.9]}, r"unknown key 'gama' .*: did you mean gamma\?"),
+            ({"gamma": [0.9], GAMMA: [0.8]}, "'algo_kwargs.gamma' in 'vary' of the study is given twice"),
+            ({"zzz": [8]}, r"unknown key 'zzz' .*\(`rl-training algos NAME` lists the settings of an algorithm\)"),
             ({"": [1]}, "empty key '' in 'vary'"),
             ({"seed": [1, 2]}, "'seed' cannot be varied: the seeds of a study are in its key seeds"),
             ([{"seed": 1}], "'seed' cannot be varied"),

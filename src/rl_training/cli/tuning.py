@@ -156,7 +156,8 @@ def tune(options: TuneOptions) -> None:
         result = _run(options, find_plan(request, path), path)
     values, lines = tune_result_lines(result)
     show(values, lines, options.as_json)
-    _say_command("to train with the winner's settings:", program_command("train", "--config", str(result.best)))
+    if result.verdict.is_better:
+        _say_command("to train with the winner's settings:", program_command("train", "--config", str(result.best)))
 
 
 @contextlib.contextmanager

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig, nearest_algorithm_key
+from rl_training.experiment.config import full_key
 from rl_training.experiment.run_folder import safe_name
-from rl_training.validation import suggest
 
 LONGEST_LABEL = 80
 """Characters of a setting's label in the name of a run folder; a longer one is cut and gets a checksum."""
@@ -34,19 +33,16 @@ Setting = dict[str, Any]
 
 
 def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]], algo: Any = None) -> list[Setting]:
-    """The settings of a grid, or of a list of settings, checked; a study that varies nothing has one, empty.
+    """Expand `vary` into checked settings; without it, one empty setting.
 
-    `algo` is the algorithm, as far as it is known: an error suggests its keys.
+    `algo_kwargs.` may be left out of a key. `algo` is the algorithm, as far as it is known: an error suggests its keys.
     """
     if not vary:
         return [{}]
     if not isinstance(vary, (Mapping, list, tuple)):
         raise ConfigError(f"bad value {vary!r:.80} for 'vary' of the study: give lists by key, or a list of settings")
     vary = plain(vary)
-    settings = list(_grid(vary, algo)) if isinstance(vary, Mapping) else [_flat(setting) for setting in vary]
-    for setting in settings:
-        for key in setting:
-            _check_key(key, setting.get("algo", algo))
+    settings = list(_grid(vary, algo)) if isinstance(vary, Mapping) else [_flat(setting, algo) for setting in vary]
     texts = [json.dumps(setting, sort_keys=True, default=repr) for setting in settings]
     twice = [text for text, count in Counter(texts).items() if count > 1]
     if twice:
@@ -124,8 +120,8 @@ def suffixes_of(settings: Sequence[Setting], suffix: str | None) -> list[str]:
 
 def _grid(vary: Mapping[str, Any], algo: Any) -> Iterator[Setting]:
     values = {}
-    for key, choices in _flat_grid(vary):
-        _check_key(key, None if "algo" in vary else algo)
+    for short_key, choices in _flat_grid(vary):
+        key = _full_key(short_key, None if "algo" in vary else algo)
         if isinstance(choices, str) or not isinstance(choices, (list, tuple, range)):
             raise ConfigError(
                 f"bad value {choices!r} for 'vary.{key}' of the study: write a list of values: [{choices}]"
@@ -150,13 +146,14 @@ def _flat_grid(vary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _flat(setting: Any) -> Setting:
+def _flat(setting: Any, algo: Any) -> Setting:
     if not isinstance(setting, Mapping):
         raise ConfigError(f"bad value {setting!r} for 'vary' of the study: each setting is a mapping of keys to values")
     found: Setting = {}
     for key, value in setting.items():
         is_section = key in ("algo_kwargs", "env_kwargs") and isinstance(value, Mapping)
-        values = {f"{key}.{name}": item for name, item in value.items()} if is_section else {str(key): value}
+        parts = {f"{key}.{name}": item for name, item in value.items()} if is_section else {str(key): value}
+        values = {_full_key(name, setting.get("algo", algo)): item for name, item in parts.items()}
         twice = found.keys() & values.keys()
         if twice:
             raise ConfigError(f"'{min(twice)}' in 'vary' of the study is given twice: remove one")
@@ -164,17 +161,14 @@ def _flat(setting: Any) -> Setting:
     return found
 
 
-def _check_key(key: str, algo: Any) -> None:
+def _full_key(key: str, algo: Any) -> str:
+    """The dotted key of the configuration that `key` of `vary` means; a `ConfigError` if it cannot be varied."""
     first = key.partition(".")[0]
     if not first:
         raise ConfigError(f"empty key {key!r} in 'vary' of the study")
     if first in NOT_VARIED:
         raise ConfigError(f"'{first}' cannot be varied: {NOT_VARIED[first]}")
-    if first not in TrainConfig.model_fields:
-        near = nearest_algorithm_key(first, algo)
-        otherwise = f"write a key of the algorithm as algo_kwargs.{key}"
-        hint = f": did you mean algo_kwargs.{near}?" if near else suggest(first, TrainConfig.model_fields, otherwise)
-        raise ConfigError(f"unknown key '{key}' in 'vary' of the study{hint}")
+    return full_key(key, "'vary' of the study", algo)
 
 
 def describe(setting: Setting) -> str:

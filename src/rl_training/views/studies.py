@@ -363,12 +363,12 @@ def tune_result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
         text = difference_text(comparison)
         lines.append(f"    difference {text}, p = {comparison.p_value:.2g} (permutation test)")
     lines += textwrap.wrap(result.verdict.sentence, WIDTH)
-    lines += textwrap.wrap(
-        f"{result.winner}: {describe(result.settings[result.winner])}", WIDTH, break_long_words=False
-    )
+    is_better = result.verdict.is_better
+    chosen = f"{result.winner}{'' if is_better else ' (not better)'}: {describe(result.settings[result.winner])}"
+    lines += textwrap.wrap(chosen, WIDTH, break_long_words=False) if is_better or result.winner != "default" else []
     if result.edited is not None:
         lines.append(f"{result.edited} was edited and is kept as it is")
-    lines.append(f"written to {result.best}")
+    lines.append(f"written to {result.best}{'' if is_better else ': the default configuration'}")
     return _tune_values(result), lines
 
 

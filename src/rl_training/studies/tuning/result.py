@@ -36,6 +36,11 @@ class Verdict:
     sentence: str
     comparison: MeanComparison | None
 
+    @property
+    def is_better(self) -> bool:
+        """Whether to train with the winner's settings; else the default is kept."""
+        return self.kind == "better"
+
 
 def verdict_of(winner: str, final: Scores) -> Verdict:
     """Compare the winner with the default on the final seeds."""
@@ -102,7 +107,7 @@ class TuneResult:
     winner: str
     verdict: Verdict
     best: Path
-    """The winner's configuration, for `train --config`."""
+    """The configuration to train with: the winner's if it is better, else the default's."""
     edited: Path | None = None
     """The `best.yaml` that was edited and is kept, so that `best` is another file."""
 

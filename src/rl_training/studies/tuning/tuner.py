@@ -117,18 +117,19 @@ class Tuning:
         winner = _winner(race)
         settings = self.settings(journal)
         verdict = verdict_of(winner, final)
+        chosen = winner if verdict.is_better else DEFAULT
         text = [
-            f"# {winner} of tuning {self.plan.name}: {describe(settings[winner])}",
+            f"# {chosen} of tuning {self.plan.name}: {describe(settings[chosen])}",
             f"# {verdict.sentence}",
         ]
-        values, _ = merge_layers([("base", self.plan.request.base), (winner, nested(settings[winner]))])
+        values, _ = merge_layers([("base", self.plan.request.base), (chosen, nested(settings[chosen]))])
         first = self.path / BEST_FILE
         best = self._write_best(first, sign("\n".join(text) + "\n" + dump_yaml(values)))
         edited = None if best == first else first
         return TuneResult(self.path, journal.trials(), settings, race, final, winner, verdict, best, edited)
 
     def _write_best(self, path: Path, text: str) -> Path:
-        """Write the winner's configuration beside files that were edited, which are kept; returns its path."""
+        """Write the configuration to train with beside files that were edited, which are kept; returns its path."""
         place, numbers = path, itertools.count(2)
         with translate_write_errors(path):
             while place.is_file() and not is_unedited(place.read_text(encoding="utf-8", errors="replace")):
