@@ -58,6 +58,7 @@ def pytest_configure() -> None:
 
     Runs sync their files again and again: waiting for a disk takes longer than training a small run.
     """
+    warm.take_over_workers()
     if not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK) or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
         return
     if shutil.disk_usage(MEMORY).free > MIN_MEMORY_BYTES:

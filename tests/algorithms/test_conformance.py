@@ -162,7 +162,7 @@ def test_a_failing_environment_ends_the_run_with_its_own_error(algo: str, tmp_pa
     assert "the simulator exploded" in metadata["stop_reason"]
 
 
-@pytest.mark.parametrize("algo", ALGOS if TRY_ALL else ["ppo", "sac"])
+@pytest.mark.parametrize("algo", ALGOS if TRY_ALL else ["ppo"])
 def test_a_compiled_update_computes_what_the_plain_one_does(algo: str, tmp_path: Path) -> None:
     changes = {"total_timesteps": 48, "log_interval": 48}
     plain = run_training(small_config(algo, tmp_path / "plain", **changes))

@@ -14,13 +14,24 @@ from pathlib import Path
 import pytest
 from conftest import TRY_ALL
 from run_tools import contents
-from study_tools import BASE, PPO, assert_same_study, finish, live_workers, start, train_alone, wait_until, write_study
+from study_tools import (
+    BASE,
+    PPO,
+    assert_same_study,
+    finish,
+    live_workers,
+    start,
+    start_fresh,
+    train_alone,
+    wait_until,
+    write_study,
+)
 
 from rl_training.experiment.owner import read_owner
 from rl_training.studies.catalog import read_run
 from rl_training.studies.study import Study
 
-NUM_KILLS = 20 if TRY_ALL else 8
+NUM_KILLS = 20 if TRY_ALL else 5
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
@@ -36,7 +47,8 @@ def test_one_and_two_jobs_give_the_runs_of_single_commands(tmp_path: Path, alone
         folder = tmp_path / jobs
         folder.mkdir()
         path = write_study(folder, seeds=seeds)
-        code, out, error = finish(start(["study", "run", str(path), "--jobs", jobs], folder))
+        words = ["study", "run", str(path), "--jobs", jobs]
+        code, out, error = finish(start(words, folder) if jobs == "1" else start_fresh(words, folder))
         assert code == 0, error
         assert f"{num_runs} of {num_runs} runs finished" in out
         assert_same_study(Study.from_file(path), alone)

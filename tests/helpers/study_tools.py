@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ DQN = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 64, "hidden_
 SETTINGS = [{"algo": "ppo", "algo_kwargs": PPO}, {"algo": "dqn", "algo_kwargs": DQN}]
 BASE = {
     "env_id": "CartPole-v1",
-    "total_timesteps": 3000,
+    "total_timesteps": 1500,
     "checkpoint_interval": 128,
     "eval_episodes": 1,
     "device": "cpu",
@@ -43,7 +44,13 @@ def write_study(folder: Path, name: str = "small", **changes: Any) -> Path:
 
 def start(words: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
     """Start the command line."""
-    return warm.start(words, folder, **environment)
+    return warm.start(words, folder, workers=True, **environment)
+
+
+def start_fresh(words: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Start the command line in a fresh interpreter, which starts others as its workers."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", "rl_training", *words], cwd=folder, text=True, **pipes)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

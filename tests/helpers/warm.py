@@ -7,6 +7,7 @@ a fresh interpreter (environment variables that are read at import, a terminal, 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -22,12 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+PR_SET_PDEATHSIG = 1
+LAUNCHING = "rl_training.studies.launching"
 COMMAND_LINE = "rl_training.cli:run"
 IMPORTED = (
     *("rl_training.runtime.workflows", "rl_training.experiment.default_manager", "rl_training.cli.program"),
     *("tensorboard.summary.writer.record_writer", "gymnasium.envs.classic_control", "gymnasium.wrappers", "torch"),
     *("rl_training.algorithms.ppo", "rl_training.algorithms.dqn", "rl_training.algorithms.sac", "killed_run"),
-    *("rl_training.algorithms.iql", "toy_envs"),
+    *("rl_training.algorithms.iql", "rl_training.studies.launching.worker", "toy_envs"),
 )
 SIGNALS = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
 CAN_FORK = sys.platform.startswith("linux")
@@ -42,14 +45,17 @@ def run_script() -> None:
 
 
 class WarmProcess:
-    """A process as `subprocess.Popen` describes one; its output goes to files, and is read when it has ended."""
+    """A process as `subprocess.Popen` describes one."""
 
-    def __init__(self, request: dict[str, Any]) -> None:
-        self.stdout, self.stderr = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+    def __init__(self, request: dict[str, Any], fds: Sequence[int]) -> None:
+        """Start it with these descriptors as standard input, output and error."""
+        self.stdin: Any = None
+        self.stdout: Any = None
+        self.stderr: Any = None
         self.returncode: int | None = None
         self._report, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = [self.stdout.fileno(), self.stderr.fileno(), remote.fileno()]
-        socket.send_fds(_server(), [json.dumps(request).encode()], fds)
+        request = {"environment": dict(os.environ), "new_session": False, "workers": False, **request}
+        socket.send_fds(_server(), [json.dumps(request).encode()], [*fds, remote.fileno()])
         remote.close()
         self.pid = int(self._report.recv(64))
 
@@ -67,12 +73,12 @@ class WarmProcess:
                 code = self._report.recv(64)
             except (BlockingIOError, TimeoutError):
                 raise subprocess.TimeoutExpired("a warm process", timeout or 0.0) from None
-            self.returncode = int(code)
+            self.returncode = int(code or -signal.SIGKILL)
             self._report.close()
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for its end; returns what it printed on standard output and on standard error."""
+        """Wait for its end; returns what it wrote to the files of its output and of its errors."""
         self.wait(timeout)
         for file in (self.stdout, self.stderr):
             file.seek(0)
@@ -93,9 +99,13 @@ def start(
     folder: Path,
     target: str = COMMAND_LINE,
     start_new_session: bool = False,
+    workers: bool = False,
     **environment: str,
 ) -> Any:
-    """Start a process that calls a function (`module:name`) with `words` as arguments of the program."""
+    """Start a process that calls a function (`module:name`) with `words` as arguments of the program.
+
+    `workers`: the workers that it starts, of a study, are warm processes, too.
+    """
     if not CAN_FORK:
         module, _, name = target.partition(":")
         return subprocess.Popen(
@@ -107,9 +117,33 @@ def start(
             stderr=subprocess.PIPE,
             text=True,
         )
-    request = {"words": list(words), "folder": str(folder), "target": target, "environment": dict(os.environ)}
-    request["environment"] |= environment
-    return WarmProcess({**request, "new_session": start_new_session})
+    request = {"words": list(words), "folder": str(folder), "target": target, "workers": workers}
+    request |= {"environment": {**os.environ, **environment}, "new_session": start_new_session}
+    out, error = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+    with Path(os.devnull).open() as nothing:
+        process = WarmProcess(request, [nothing.fileno(), out.fileno(), error.fileno()])
+    process.stdout, process.stderr = out, error
+    return process
+
+
+def start_worker(output: int | None = None) -> Any:
+    """Start a worker process of a study, as `launchers.start_worker` does."""
+    words = {"words": [], "folder": str(Path.cwd()), "target": f"{LAUNCHING}.worker:main", "new_session": True}
+    order, stdin = os.pipe()
+    answers, out = os.pipe() if output == subprocess.PIPE else (None, os.dup(2))
+    process = WarmProcess(words, [order, out, 2])
+    process.stdin = os.fdopen(stdin, "wb")
+    process.stdout = None if answers is None else os.fdopen(answers, "rb")
+    for fd in (order, out):
+        os.close(fd)
+    return process
+
+
+def take_over_workers() -> None:
+    """Let the studies of this process start their workers as warm processes."""
+    if CAN_FORK:
+        for name in ("launchers", "checking"):
+            importlib.import_module(f"{LAUNCHING}.{name}").start_worker = start_worker  # type: ignore[attr-defined]
 
 
 def run(words: Sequence[str], folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -119,29 +153,35 @@ def run(words: Sequence[str], folder: Path, **options: Any) -> subprocess.Comple
     return subprocess.CompletedProcess(list(words), process.returncode, out, error)
 
 
-_servers: dict[int, tuple[socket.socket, subprocess.Popen[bytes]]] = {}
+_servers: dict[int, tuple[socket.socket, subprocess.Popen[bytes] | None]] = {}
 
 
 def close() -> None:
     """End the server and wait for it, so that the processor time of its processes is counted as this process's."""
     connection, process = _servers.pop(os.getpid(), (None, None))
-    if connection is not None and process is not None:
+    if connection is not None:
         connection.close()
+    if process is not None:
         process.wait()
 
 
 def _server() -> socket.socket:
     """The connection to the server of this process, which ends when this process does."""
     if os.getpid() not in _servers:
-        ours, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, remote):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST_REQUEST)
+        ours, remote = _connection()
         words = [sys.executable, __file__, str(remote.fileno()), json.dumps(sys.path)]
         fds = [remote.fileno()]
         server = subprocess.Popen(words, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         remote.close()
         _servers[os.getpid()] = ours, server
     return _servers[os.getpid()][0]
+
+
+def _connection() -> tuple[socket.socket, socket.socket]:
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST_REQUEST)
+    return ends
 
 
 def serve(control: socket.socket) -> Callable[[], object]:
@@ -151,7 +191,7 @@ def serve(control: socket.socket) -> Callable[[], object]:
     gc.collect()
     gc.freeze()
     while True:
-        data, fds, _, _ = socket.recv_fds(control, LONGEST_REQUEST, 3)
+        data, fds, _, _ = socket.recv_fds(control, LONGEST_REQUEST, 4)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, 0 if not data else os.WNOHANG)[0]:
                 pass
@@ -164,10 +204,13 @@ def serve(control: socket.socket) -> Callable[[], object]:
             os.close(fd)
 
 
-def _live(request: Mapping[str, Any], out: int, error: int, report: int) -> Callable[[], object]:
+def _live(request: Mapping[str, Any], given: int, out: int, error: int, report: int) -> Callable[[], object]:
     """Become the process of a request, as the child of one that reports its id and its end."""
     child = os.fork()
     if child:
+        _end_with_parent()  # and the worker of a study notices that its parent has gone
+        for fd in (given, out, error):
+            os.close(fd)
         os.write(report, str(child).encode())
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         with contextlib.suppress(OSError):
@@ -175,9 +218,9 @@ def _live(request: Mapping[str, Any], out: int, error: int, report: int) -> Call
         os._exit(0)
     if request["new_session"]:
         os.setsid()
-    os.dup2(out, 1)
-    os.dup2(error, 2)
-    for fd in (out, error, report):
+    for number, fd in enumerate((given, out, error)):
+        os.dup2(fd, number)
+    for fd in (given, out, error, report):
         os.close(fd)
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -187,8 +230,22 @@ def _live(request: Mapping[str, Any], out: int, error: int, report: int) -> Call
     tempfile.tempdir = None
     module, _, name = request["target"].partition(":")
     sys.path[0], sys.argv = request["folder"], [module, *request["words"]]
+    if request["workers"]:
+        ours, remote = _connection()
+        if os.fork() == 0:
+            ours.close()
+            _end_with_parent()
+            return serve(remote)
+        remote.close()
+        _servers[os.getpid()] = ours, None
+        take_over_workers()
     function: Callable[[], object] = getattr(importlib.import_module(module), name)
     return function
+
+
+def _end_with_parent() -> None:
+    """Be killed when the parent of this process ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

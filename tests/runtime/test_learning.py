@@ -13,6 +13,7 @@ from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint
 
 pytestmark = pytest.mark.learning
+LONG = pytest.mark.skipif(not TRY_ALL, reason="takes half a minute: RL_TRAINING_TEST_ALL=1 runs it")
 
 
 def train_preset(algo: str, env_id: str, output_dir: Path, **changes: object) -> Path:
@@ -27,14 +28,16 @@ def score(run_dir: Path, policy: str = "last") -> float:
 
 
 def test_ppo_balances_the_pole(tmp_path: Path) -> None:
+    """Takes more than ten seconds: 100,000 steps, all that its preset has."""
     assert score(train_preset("ppo", "CartPole-v1", tmp_path)) >= 475
 
 
-@pytest.mark.skipif(not TRY_ALL, reason="takes half a minute: RL_TRAINING_TEST_ALL=1 runs it")
+@LONG
 def test_dqn_balances_the_pole(tmp_path: Path) -> None:
     assert score(train_preset("dqn", "CartPole-v1", tmp_path), "best") >= 475
 
 
+@LONG
 def test_sac_swings_the_pendulum_up_in_a_quarter_of_its_steps(tmp_path: Path) -> None:
     # On seeds 0 to 5 the best of these five policies has -133 to -175, and an untrained one about -1700.
     small = {"learning_rate": 1e-3, "hidden_sizes": [64, 64], "eval_interval": 1000}

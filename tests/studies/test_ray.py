@@ -129,10 +129,11 @@ def kill_raylet(cluster: RayCluster, pid: int) -> None:
     cluster.tell("add")
 
 
-KILLS = [[kill_worker, remove_node], [kill_ray_worker, kill_raylet]]
+KILLS = [[kill_worker, kill_raylet], [kill_ray_worker, remove_node]]
+LONG = pytest.mark.skipif(not TRY_ALL, reason="takes half a minute: RL_TRAINING_TEST_ALL=1 runs it")
 
 
-@pytest.mark.parametrize("kills", [[], *KILLS] if TRY_ALL else KILLS, ids=len)
+@pytest.mark.parametrize("kills", [[], *KILLS] if TRY_ALL else KILLS[:1], ids=len)
 def test_whatever_dies_the_study_ends_as_if_nothing_had(
     kills: list[Any], cluster: RayCluster, tmp_path: Path, alone: dict[str, Path]
 ) -> None:
@@ -152,6 +153,7 @@ def test_whatever_dies_the_study_ends_as_if_nothing_had(
     assert_same_study(study, alone)
 
 
+@LONG
 def test_a_killed_driver_is_replaced_by_the_same_command(
     cluster: RayCluster, tmp_path: Path, alone: dict[str, Path]
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_killed_driver_is_replaced_by_the_same_command(
     assert_same_study(study, alone)
 
 
+@LONG
 def test_a_suspended_worker_is_replaced_and_wakes_up_without_a_trace(
     cluster: RayCluster, tmp_path: Path, alone: dict[str, Path]
 ) -> None:
@@ -194,7 +197,7 @@ def test_a_suspended_worker_is_replaced_and_wakes_up_without_a_trace(
     assert_same_study(study, alone)
 
 
-@pytest.mark.skipif(not TRY_ALL, reason="takes half a minute: RL_TRAINING_TEST_ALL=1 runs it")
+@LONG
 def test_on_a_node_of_another_kind_a_run_is_approximate_unless_it_is_kept_among_like_ones(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
