@@ -1,12 +1,14 @@
 """Which files and functions of the package one training step enters: what a reader opens to follow it.
 
     python benchmarks/reading.py            # SAC and PPO on Pendulum-v1
+    python benchmarks/reading.py --run      # a whole run of SAC, from the configuration to the last checkpoint
     python benchmarks/reading.py --list     # with the functions by file
 
 A training runs until it is warm; then one iteration is traced, from within one environment step to within the next
 one after an update: for SAC one environment step and one update, for PPO one rollout and one update. Log lines,
 evaluations, checkpoints and the ends of episodes fall outside of it. Only code of `rl_training` counts; comprehensions
-and lambdas count as part of their function.
+and lambdas count as part of their function. Of a whole run the files of `experiment` and `runtime` are counted: what
+lies between a configuration and its checkpoints beside environments, algorithm and networks.
 """
 
 from __future__ import annotations
@@ -63,33 +65,48 @@ def note(frame: FrameType, event: str, _: Any) -> None:
 
 
 def trace(algo: str) -> dict[str, set[str]]:
-    """The functions by file."""
+    """The functions of one step with its update, by file."""
     case = CASES[algo]
     gym.register("Traced-v0", lambda: Tracer(gym.make("Pendulum-v1")), max_episode_steps=1000)
     Tracer.entered, Tracer.steps_traced, Tracer.is_done = defaultdict(set), case["steps"], False
+    train(algo, "Traced-v0")
+    del gym.registry["Traced-v0"]
+    return Tracer.entered
+
+
+def trace_run(algo: str) -> dict[str, set[str]]:
+    """The functions of a whole run in `experiment` and `runtime`, by file."""
+    Tracer.entered = defaultdict(set)
+    sys.setprofile(note)
+    train(algo, "Pendulum-v1")
+    sys.setprofile(None)
+    return {file: names for file, names in Tracer.entered.items() if file.startswith(("experiment", "runtime"))}
+
+
+def train(algo: str, env_id: str) -> None:
+    """A short run with one log line, evaluation and checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(
             algo=algo,
-            env_id="Traced-v0",
+            env_id=env_id,
             total_timesteps=320,
             output_dir=Path(folder),
             log_interval=320,
             checkpoint_interval=320,
             eval_episodes=1,
-            algo_kwargs={**case["algo_kwargs"], "eval_interval": 320},
+            algo_kwargs={**CASES[algo]["algo_kwargs"], "eval_interval": 320},
         )
         DefaultExperimentManager().setup(config).train()
-    del gym.registry["Traced-v0"]
-    return Tracer.entered
 
 
 def main() -> None:
     """Print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="list the functions")
+    parser.add_argument("--run", action="store_true", help="trace a whole run")
     arguments = parser.parse_args()
     for algo in CASES:
-        entered = trace(algo)
+        entered = trace_run(algo) if arguments.run else trace(algo)
         print(f"{algo}: {len(entered)} files, {sum(map(len, entered.values()))} functions")
         if arguments.list:
             for file, names in sorted(entered.items()):

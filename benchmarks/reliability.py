@@ -32,8 +32,7 @@ from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.replay.transitions import FIELDS
 from rl_training.runtime import run as runs
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.metrics import ParameterGuard
-from rl_training.runtime.session import Session
+from rl_training.runtime.metrics import MetricAccumulator, ParameterGuard
 from rl_training.spaces.spec import describe_spaces
 
 RUNS = (("ppo", "CartPole-v1", 20_480), ("dqn", "CartPole-v1", 12_000), ("sac", "Pendulum-v1", 2_000))
@@ -73,18 +72,18 @@ def guard_share(algo: str, env_id: str, steps: int, compile_updates: bool) -> fl
     }
     values["algo_kwargs"] = {**values["algo_kwargs"], "eval_interval": 10 * steps}
     guards, loop = Stopwatch(), Stopwatch()
-    kept = ParameterGuard.check, Collector._check_finite, Session._check_updates
+    kept = ParameterGuard.check, Collector._check_finite, MetricAccumulator.check
     loops = dict(runs.LOOPS)
     ParameterGuard.check = guards.around(kept[0])  # type: ignore[method-assign]
     Collector._check_finite = guards.around(kept[1])  # type: ignore[method-assign]
-    Session._check_updates = guards.around(kept[2])  # type: ignore[method-assign]
+    MetricAccumulator.check = guards.around(kept[2])  # type: ignore[method-assign]
     for key, run in loops.items():
-        runs.LOOPS[key] = loop.around(run)
+        runs.LOOPS[key] = run._replace(train=loop.around(run.train))
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             runs.run_training(TrainConfig(**values))
     finally:
-        ParameterGuard.check, Collector._check_finite, Session._check_updates = kept  # type: ignore[method-assign]
+        ParameterGuard.check, Collector._check_finite, MetricAccumulator.check = kept  # type: ignore[method-assign]
         runs.LOOPS.update(loops)
     return guards.seconds / loop.seconds
 

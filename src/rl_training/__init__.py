@@ -11,7 +11,6 @@ __version__ = "0.1.0"
 
 limit_spinning()
 
-provide("env_settings", "rl_training.envs.given.objects:env_settings")
 provide("record_random_actions", "rl_training.runtime.recording:record_random_actions")
 provide("train_function", "rl_training.runtime.trainer_modules:train_function")
 

@@ -23,7 +23,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.models.actor_critic import PolicyAndValue, StackedPolicyAndValue
 from rl_training.models.mlp import Activation
-from rl_training.runtime.checks.memory import count_weights
+from rl_training.runtime.assembly import count_weights
 from rl_training.testing import AlgorithmCase, check_resume, check_state
 
 SHARED: dict[str, Any] = {

@@ -13,8 +13,8 @@ from conftest import HELPERS, small_config
 from rl_training.cli import main
 from rl_training.errors import ConfigError, EnvError
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.resuming.plan import plan_resume, resume_training
 from rl_training.runtime.run import run_training
+from rl_training.runtime.workflows import plan_resume, resume_training
 
 CALLBACK = """
 class Broken:

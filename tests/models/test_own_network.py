@@ -26,7 +26,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.models.encoders import find_network, flatten, make_encoder, split_leaves
-from rl_training.runtime.checks.memory import count_weights
+from rl_training.runtime.assembly import count_weights
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
 from rl_training.spaces.observations import ObsSpec

@@ -21,7 +21,7 @@ from rl_training.experiment.checkpointing import CheckpointState, load_checkpoin
 from rl_training.replay import transitions
 from rl_training.replay.frame_replay import FrameReplayBuffer, replay_bytes, replay_class
 from rl_training.replay.replay_buffer import ReplayBuffer
-from rl_training.runtime.checks import memory
+from rl_training.runtime import assembly
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 from rl_training.spaces.spec import describe_spaces
@@ -201,10 +201,10 @@ def test_memory_of_atari_is_a_seventh_and_the_estimate_is_what_the_arrays_take()
 
 
 def test_a_replay_of_images_that_cannot_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
-    memory.check_replay_fits(spaces_of((4, 84, 84)), 100_000, 10**6)
+    monkeypatch.setattr(assembly, "available_memory", lambda: 10**9)
+    assembly.check_replay_fits(spaces_of((4, 84, 84)), 100_000, 10**6)
     with pytest.raises(ConfigError, match=r"200,000 transitions needs 1\.51 GB"):
-        memory.check_replay_fits(spaces_of((4, 84, 84)), 200_000, 10**6)
+        assembly.check_replay_fits(spaces_of((4, 84, 84)), 200_000, 10**6)
 
 
 def test_images_among_other_things_stay_with_the_plain_replay():

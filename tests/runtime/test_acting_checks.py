@@ -16,7 +16,7 @@ from rl_training.errors import ConfigError, EnvError
 from rl_training.evaluation.prediction import predict
 from rl_training.replay.sequences import Sampling
 from rl_training.replay.transitions import StepField
-from rl_training.runtime.checks.acting import check_acted, check_info, initial_state_of, stored_fields
+from rl_training.runtime.collector import check_acted, check_info, initial_state_of, stored_fields
 from rl_training.spaces.spec import describe_spaces
 
 SPACES = describe_spaces(Box(-1, 1, (2,), np.float32), Discrete(3))

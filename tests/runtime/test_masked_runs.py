@@ -20,7 +20,7 @@ from rl_training.evaluation.evaluator import Evaluator
 from rl_training.evaluation.prediction import predict
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.recording import record_random
-from rl_training.runtime.resuming.checkpoint_config import read_config
+from rl_training.runtime.resuming.trust import read_config
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import (
     evaluate_algorithm,

@@ -24,9 +24,9 @@ from rl_training.experiment.default_manager import DefaultExperimentManager
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.controls import TrainingProgress
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import serialize_train_config
-from rl_training.runtime.session import TrainingProgress
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.workflows import resume_training
 

@@ -23,9 +23,8 @@ from rl_training.experiment.run_folder import has_checkpoint
 from rl_training.runtime.callbacks import AnyCallback, Callback, CallbackList
 from rl_training.runtime.controls import Schedules
 from rl_training.runtime.resuming.initial_weights import policy_name
-from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, run_plan
-from rl_training.runtime.resuming.source import find_run_folder
-from rl_training.runtime.run import run_training
+from rl_training.runtime.resuming.plan import ResumePlan, find_run_folder, plan_resume
+from rl_training.runtime.run import run_plan, run_training
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.workflows import evaluate_algorithm, load_algorithm, stored_step
 from rl_training.terminal.streams import quieted

@@ -14,7 +14,6 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, config_values, resolve_config
 from rl_training.experiment.presets import preset_layers
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.providers import provided
 from rl_training.validation import FrozenConfig, suggest
 
 OPTIONS: dict[str, Any] = {"preset": True, "progress": True, "eval_env": None}
@@ -95,7 +94,9 @@ def _merge(
             raise ConfigError(f"{owner} got env_id twice: remove one")
         values["env_id"] = env
     if eval_env is not None or not isinstance(values.get("env_id"), (str, type(None))):
-        values |= provided("env_settings")(values.get("env_id"), values.get("num_envs"), eval_env)
+        from rl_training.envs.given.objects import env_settings
+
+        values |= env_settings(values.get("env_id"), values.get("num_envs"), eval_env)
     below, above = _split(owner, algo, values)
     env_id = above.get("env_id")
     layers = preset_layers(algo, env_id) if preset and isinstance(env_id, str) else []

@@ -8,7 +8,7 @@ import math
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -212,7 +212,7 @@ def train(options: TrainOptions, many: SeedOptions) -> None:
         return
     refuse_without_seeds(many)
     config = resolve(options).config
-    from rl_training.runtime.checks.callback_loading import load_callbacks
+    from rl_training.runtime.callbacks import load_callbacks
 
     callbacks = load_callbacks(options.callback)
     plan = _find_started(config, options.run_suffix) if options.resume_or_start else None
@@ -250,7 +250,7 @@ def resume(options: ResumeOptions) -> None:
     A finished run is extended by a larger --total-timesteps.
     """
     path, arguments = read_resume(options)
-    from rl_training.runtime.checks.callback_loading import load_callbacks
+    from rl_training.runtime.callbacks import load_callbacks
     from rl_training.runtime.workflows import plan_resume
 
     callbacks = load_callbacks(options.callback)
@@ -271,7 +271,7 @@ def _confirm(question: str) -> bool:
     return sys.stdin.isatty() and typer.confirm(printable(question), err=True)
 
 
-def _continue(plan: ResumePlan, callbacks: Sequence[object], options: TrainOptions | ResumeOptions) -> None:
+def _continue(plan: ResumePlan, callbacks: Iterable[object], options: TrainOptions | ResumeOptions) -> None:
     """Carry out a resume and report it."""
     from rl_training.runtime.workflows import run_plan
 

@@ -14,7 +14,6 @@ from rl_training.experiment.codec.storable_values import storable_copy
 from rl_training.experiment.registry import get_algorithm_spec, learns_offline, list_algorithm_specs
 from rl_training.experiment.tracking.settings import DEFAULT_LOGGERS, PlainLoggers, plain_loggers
 from rl_training.experiment.yaml_text import MAX_BYTES, is_unedited, parse_yaml
-from rl_training.providers import provided
 from rl_training.validation import FrozenConfig, nearest, suggest
 
 MAX_THREADS = 1024
@@ -67,7 +66,9 @@ class TrainConfig(FrozenConfig):
     def __init__(self, /, **values: Any) -> None:
         env = values.get("env_id")
         if callable(env) or hasattr(env, "reset"):  # a class, a function or an environment, as a Python script has it
-            values |= provided("env_settings")(env, values.get("num_envs"))
+            from rl_training.envs.given.objects import env_settings
+
+            values |= env_settings(env, values.get("num_envs"))
         if isinstance(values.get("env_kwargs"), dict):
             values["env_kwargs"] = storable_copy(dict(values["env_kwargs"]), "env_kwargs")
         if isinstance(values.get("algo_kwargs"), FrozenConfig):

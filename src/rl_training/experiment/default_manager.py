@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import Schedules
-from rl_training.runtime.resuming.plan import plan_restart, plan_resume, run_plan
-from rl_training.runtime.run import run_training
+from rl_training.runtime.resuming.plan import plan_restart, plan_resume
+from rl_training.runtime.run import run_plan, run_training
 from rl_training.runtime.trainer import Trainer, TrainResult
 
 
@@ -35,7 +35,7 @@ class DefaultExperimentManager:
         self,
         config: TrainConfig,
         *,
-        callbacks: Sequence[AnyCallback] | None = None,
+        callbacks: Iterable[AnyCallback] | None = None,
         run_suffix: str | None = None,
         is_restart: bool = False,
     ) -> Trainer:
@@ -43,7 +43,7 @@ class DefaultExperimentManager:
 
         With `is_restart`, the folder of a run that was killed before its first checkpoint is used again.
         """
-        callbacks = CallbackList(callbacks).callbacks
+        callbacks = CallbackList(callbacks)
         get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
         start = partial(run_training, config, run_suffix=run_suffix, callbacks=callbacks, is_restart=is_restart)
         return PreparedRun(start)
@@ -53,7 +53,7 @@ class DefaultExperimentManager:
         config: TrainConfig,
         *,
         run_suffix: str,
-        callbacks: Sequence[AnyCallback] | None = None,
+        callbacks: Iterable[AnyCallback] | None = None,
         fall_back: bool = False,
     ) -> Trainer:
         """Prepare the run with this suffix: resumed if its folder exists, else new.
@@ -63,7 +63,7 @@ class DefaultExperimentManager:
         plan = plan_restart(config, run_suffix, fall_back=fall_back)
         if plan is None:
             return self.setup(config, callbacks=callbacks, run_suffix=run_suffix, is_restart=True)
-        return PreparedRun(partial(run_plan, plan, callbacks=CallbackList(callbacks).callbacks))
+        return PreparedRun(partial(run_plan, plan, callbacks=CallbackList(callbacks)))
 
     def resume(
         self,
@@ -72,7 +72,7 @@ class DefaultExperimentManager:
         total_timesteps: int | None = None,
         output_dir: str | Path | None = None,
         eval_episodes: int | None = None,
-        callbacks: Sequence[AnyCallback] | None = None,
+        callbacks: Iterable[AnyCallback] | None = None,
         rewind: bool = False,
         schedules: Schedules | None = None,
         changes: Mapping[str, Any] | None = None,
@@ -85,7 +85,7 @@ class DefaultExperimentManager:
         extended run continue, and `changes` are further new values of its configuration. `env` (and `eval_env`) give
         an environment again whose id begins with `python:`.
         """
-        callbacks = CallbackList(callbacks).callbacks
+        callbacks = CallbackList(callbacks)
         flags: dict[str, Any] = {
             "total_timesteps": total_timesteps,
             "output_dir": output_dir,

@@ -23,8 +23,8 @@ from rl_training.plugins.given import find_given, is_given_id
 from rl_training.validation import suggest
 
 Maker = Callable[..., gym.Env[Any, Any]]
-SHIPPED = ("rl_training.envs.goals", "rl_training.envs.toys", *KNOWN_PACKAGES)
-"""Modules whose environment classes a checkpoint may name without a plugin."""
+SHIPPED = {*KNOWN_PACKAGES}
+"""Modules whose environment classes a checkpoint may name without a plugin; our own add theirs."""
 NOT_THE_USERS = ("rl_training", "gymnasium", "importlib")
 """Packages whose frames are left out of tracebacks of the user's code."""
 FILE_MODULE = "rl_training_env_"

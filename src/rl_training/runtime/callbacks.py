@@ -1,19 +1,19 @@
-"""Callbacks: the events of a run at which user code is called, and the checks of a callback before the run starts."""
+"""Callbacks: the events of a run at which user code is called; checking them, and loading those of `--callback`."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, failure_note
 from rl_training.experiment.codec.tree_packing import UnsavableStateError, pack
-from rl_training.plugins.user_code import frames_of_user
+from rl_training.plugins.user_code import frames_of_user, load_code, split_source
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
-from rl_training.validation import nearest
+from rl_training.validation import nearest, suggest
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "on_train_start": ("trainer",),
@@ -88,19 +88,27 @@ def _naming_callback(callback: object, method: str) -> Iterator[None]:
 class CallbackList(Callback):
     """Calls every event of each callback, in order. An exception in a callback ends the run."""
 
-    def __init__(self, callbacks: Iterable[AnyCallback] | None = None) -> None:
-        """Check each callback; the callbacks of another `CallbackList` are shared."""
-        if isinstance(callbacks, CallbackList):
-            callbacks = callbacks.callbacks
+    def __init__(self, callbacks: Iterable[AnyCallback] | None = None, titles: Sequence[str] | None = None) -> None:
+        """Check each callback; those of another `CallbackList` were checked. `titles` name them in errors."""
         try:
             self.callbacks = list(callbacks or [])
         except TypeError:
             name = type(callbacks).__name__
             raise ConfigError(f"callbacks must be a list, not one {name}: write callbacks=[...]") from None
-        for index, callback in enumerate(self.callbacks):
-            check_callback(callback, self._title(index))
+        if not isinstance(callbacks, CallbackList):
+            for index, callback in enumerate(self.callbacks):
+                check_callback(callback, titles[index] if titles else self._title(index))
         self.unclaimed: list[str] = []
         """Class names of callbacks with saved state but without a counterpart in this list."""
+
+    def __iter__(self) -> Iterator[AnyCallback]:
+        return iter(self.callbacks)
+
+    def after(self, first: Sequence[AnyCallback]) -> CallbackList:
+        """The same callbacks, called after `first`."""
+        joined = CallbackList(self)
+        joined.callbacks = [*first, *joined.callbacks]
+        return joined
 
     def listens_to(self, event: str) -> bool:
         """Whether any callback has this event, other than the empty one of `Callback`."""
@@ -226,3 +234,48 @@ def _try_state(callback: object, title: str) -> None:
         raise
     except Exception:
         return
+
+
+def load_callbacks(names: Sequence[str] | None) -> CallbackList:
+    """The callbacks of these names, FILE.py:NAME or MODULE:NAME, in order.
+
+    NAME is a class or a factory function, called without arguments, or an object with callback methods.
+    """
+    names = names or ()
+    return CallbackList([_load_callback(name) for name in names], [f"callback '{name}'" for name in names])
+
+
+def _load_callback(name: str) -> object:
+    place, attribute = split_source(name)
+    if not attribute:
+        raise ConfigError(f"--callback '{name}' names no object: write FILE.py:NAME or MODULE:NAME")
+    module = load_code(place)
+    if not hasattr(module, attribute):
+        raise ConfigError(f"'{place}' has no '{attribute}'{suggest(attribute, _candidates(vars(module)))}")
+    found = getattr(module, attribute)
+    if not callable(found) or (not inspect.isclass(found) and any(hasattr(found, event) for event in EVENTS)):
+        return found
+    try:
+        return _make(found, name)
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"callback '{name}' cannot be used: it raised {type(error).__name__}: {error}") from error
+
+
+def _make(maker: Callable[[], object], name: str) -> object:
+    """What the class or factory function makes."""
+    try:
+        inspect.signature(maker).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"callback '{name}' cannot be called without arguments: {error}; name a factory function without arguments"
+        ) from None
+    except ValueError:
+        pass  # some classes written in C have no signature
+    return maker()
+
+
+def _candidates(names: dict[str, Any]) -> list[str]:
+    """Names in a module that --callback could refer to."""
+    return [name for name, value in names.items() if not name.startswith("_") and not inspect.ismodule(value)]

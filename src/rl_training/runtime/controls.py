@@ -1,4 +1,4 @@
-"""Controls of a run: early stopping, signals, and intervals between events."""
+"""Controls of a run: early stopping, intervals between events, the course of the schedules, and signals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
@@ -18,7 +19,14 @@ from rl_training.runtime.trainer import TrainerState
 from rl_training.terminal.streams import tell
 from rl_training.validation import suggest
 
-__all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "Interval", "Schedules", "stop_on_signals"]
+__all__ = [
+    "EarlyStoppingCallback",
+    "EarlyStoppingConfig",
+    "Interval",
+    "Schedules",
+    "TrainingProgress",
+    "stop_on_signals",
+]
 
 Schedules = Literal["stretch", "restart", "hold"]
 """Schedules of a resumed run: `stretch` the rest of each over the steps left (if `total_timesteps` changed), `restart`
@@ -116,6 +124,37 @@ class Interval:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the saved step, also with another `every`."""
         self._passed = state["every"] * state["passed"] // self.every
+
+
+@dataclass
+class TrainingProgress:
+    """The last step of the run, and the fraction of each schedule done at a step.
+
+    From `from_step` to `total`, the fraction rises linearly from `from_progress` to `to_progress`.
+    """
+
+    total: int
+    from_step: int = 0
+    from_progress: float = 0.0
+    to_progress: float = 1.0
+
+    def progress(self, step: int) -> float:
+        """Fraction of each schedule done at `step`, 0 to 1."""
+        left = self.total - self.from_step
+        fraction = (step - self.from_step) / left if left > 0 else 0.0
+        return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * fraction)
+
+    def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> TrainingProgress:
+        """Progress of a run resumed at `step` that now ends at `total`; no schedule jumps, unless it restarts."""
+        if schedules == "restart":
+            return TrainingProgress(total, step)
+        if schedules == "hold":
+            return TrainingProgress(total, step, self.progress(step), self.progress(step))
+        return self if total == self.total else TrainingProgress(total, step, self.progress(step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All fields."""
+        return vars(self).copy()
 
 
 @contextlib.contextmanager

@@ -1,10 +1,11 @@
-"""Metrics between two log lines: their means, and the checks that they and the parameters are finite."""
+"""Metrics of a run: their means between two lines, checks that they and the parameters are finite, and their files."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,12 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import ConfigError, NonFiniteError
 from rl_training.experiment.codec.tree_codec import tensors_in
+from rl_training.experiment.logging import EvaluationFile, JsonlSink, MetricSink, TensorboardSink, latest_metrics
+from rl_training.experiment.run_folder import TrainingRun
+from rl_training.experiment.timing import TIMING_NAME, PhaseTimes, TimingFile
+from rl_training.experiment.tracking.tracking import Tracking
+from rl_training.runtime.assembly import RunSetup
+from rl_training.terminal.progress import ProgressView
 
 EPISODE_WINDOW = 100
 RESERVED = (
@@ -172,3 +179,75 @@ class ParameterGuard:
         for path, tensor in tensors_in(states):
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 raise NonFiniteError(f"parameter '{path[1:]}' is not finite at step {step:,}")
+
+
+class RunLog:
+    """Writes the metrics and evaluations of a run to its files and trackers, once `opened`."""
+
+    def __init__(self, setup: RunSetup, folder: TrainingRun, view: ProgressView, tracking: Tracking) -> None:
+        self._setup, self._folder, self._view, self._tracking = setup, folder, view, tracking
+        self._metrics: JsonlSink | None = None
+        self._evaluations: EvaluationFile | None = None
+        self._sinks: list[MetricSink] = []
+        self.times = PhaseTimes()
+        """Where the time goes."""
+        self.latest: dict[str, float] = {}
+        """Last value of each metric that was logged, also before a resume."""
+
+    @contextlib.contextmanager
+    def opened(self, kept: Mapping[str, Any], first_step: int) -> Iterator[None]:
+        """Open the files, cut to the lines that `kept`, the trainer state of the restored checkpoint, counts."""
+        run_dir, workspace, config = self._folder.run_dir, self._folder.workspace, self._setup.config
+        metrics_bytes, evaluations_bytes = kept.get("metrics_bytes", 0), kept.get("evaluations_bytes", 0)
+        all_settings = self._setup.algo_config.model_dump(mode="json")
+        trackers = self._tracking.open(all_settings, metrics_bytes, first_step)
+        with contextlib.ExitStack() as stack:
+            self._metrics = JsonlSink(run_dir / "metrics.jsonl", metrics_bytes, workspace)
+            stack.callback(self._metrics.close)
+            self._evaluations = EvaluationFile(run_dir / "evaluations.jsonl", evaluations_bytes, workspace)
+            stack.callback(self._evaluations.close)
+            timing = TimingFile(run_dir / TIMING_NAME, self._metrics.path, first_step, workspace)
+            stack.callback(timing.close)
+            self._sinks = [self._metrics, timing]
+            if "tensorboard" in config.loggers:
+                tensorboard = TensorboardSink(run_dir / "tensorboard", first_step, workspace, lambda: timing.latest)
+                stack.callback(tensorboard.close)
+                self._sinks.append(tensorboard)
+            self._sinks += trackers
+            self._report_lost_lines()
+            self.times = timing.times
+            self.latest |= latest_metrics(self._metrics.path)
+            yield
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Write one line of metrics."""
+        for sink in self._sinks:
+            sink.write(metrics)
+        self.latest |= metrics
+
+    def write_evaluation(self, step: int, seeds: Sequence[int], *episodes: Any) -> None:
+        """Write the returns, lengths and successes of an evaluation's episodes."""
+        if self._evaluations is not None:
+            self._evaluations.write(step, seeds, *episodes)
+
+    def sync(self) -> None:
+        """Flush the files to the disk."""
+        for file in self._files():
+            file.sync()
+
+    def num_bytes(self) -> dict[str, int]:
+        """Lengths of the files, to which a resumed run cuts them."""
+        metrics, evaluations = self._files()
+        return {"metrics_bytes": metrics.num_bytes, "evaluations_bytes": evaluations.num_bytes}
+
+    def _files(self) -> tuple[JsonlSink, EvaluationFile]:
+        assert self._metrics is not None
+        assert self._evaluations is not None
+        return self._metrics, self._evaluations
+
+    def _report_lost_lines(self) -> None:
+        lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in self._files() if file.num_lost_bytes]
+        if lost:
+            self._view.message(
+                f"shorter than at the checkpoint: {' and '.join(lost)}; the run resumes without the missing lines"
+            )

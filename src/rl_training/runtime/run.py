@@ -1,60 +1,40 @@
-"""A run in motion: from a configuration, or from a checkpoint, to its result."""
+"""A run in motion, from Enter to the last checkpoint: `run_training` takes its steps in order."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rl_training.envs.factory import EnvSource
 from rl_training.envs.foreign_paths import allow_paths_of
-from rl_training.errors import NonFiniteError, RLTrainingError, failure_note
+from rl_training.envs.given.objects import EnvLike
+from rl_training.errors import NonFiniteError, RLTrainingError, RunChangedError, failure_note
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import EvaluationFile, JsonlSink, MetricSink, TensorboardSink, latest_metrics
-from rl_training.experiment.ownership import Lease
-from rl_training.experiment.registry import Loop, get_algorithm_spec
-from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun
-from rl_training.experiment.timing import TIMING_NAME, TimingFile
-from rl_training.experiment.tracking.settings import check_installed
+from rl_training.experiment.logging import latest_metrics
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun, create_training_run
 from rl_training.experiment.tracking.tracking import Tracking
 from rl_training.experiment.tracking.trust import allow_trackers
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
-from rl_training.runtime.checks.preflight import learning_warnings
-from rl_training.runtime.controls import EarlyStoppingCallback, stop_on_signals
-from rl_training.runtime.execution import choose_execution, code_facts, machine_facts, watch_compilation
-from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_loop
-from rl_training.runtime.loops.offline import assemble_offline, offline_loop
-from rl_training.runtime.loops.on_policy import assemble_on_policy, on_policy_loop
-from rl_training.runtime.resuming.checkpoint_config import read_spaces
-from rl_training.runtime.resuming.initial_weights import read_initial_weights
-from rl_training.runtime.resuming.origin import Origin
-from rl_training.runtime.resuming.restore import Resumption, discard_newer, restore
-from rl_training.runtime.resuming.saved_state import translate_save_errors, try_saving
-from rl_training.runtime.run_utils import RunSeeds, save_training_checkpoint
-from rl_training.runtime.scores import Scores
-from rl_training.runtime.session import Session, TrainingProgress
+from rl_training.runtime.controls import EarlyStoppingCallback, Schedules, stop_on_signals
+from rl_training.runtime.execution import watch_compilation
+from rl_training.runtime.loops import LOOPS
+from rl_training.runtime.metrics import RunLog
+from rl_training.runtime.resuming.initial_weights import InitialWeights, read_initial_weights
+from rl_training.runtime.resuming.plan import ResumePlan, plan_resume
+from rl_training.runtime.resuming.restore import continue_folder, restore
+from rl_training.runtime.resuming.saved_state import try_saving
+from rl_training.runtime.resuming.trust import read_spaces
+from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
-from rl_training.terminal.progress import ProgressView, collapsed, make_view
+from rl_training.terminal.progress import collapsed, make_view
 from rl_training.terminal.streams import tell
-
-
-class LoopFunctions(NamedTuple):
-    """How a loop's components are made, and how it trains with them."""
-
-    assemble: Callable[[RunSetup, contextlib.ExitStack], RunComponents]
-    train: Callable[..., None]
-
-
-LOOPS = {
-    Loop.ON_POLICY: LoopFunctions(assemble_on_policy, on_policy_loop),
-    Loop.OFF_POLICY: LoopFunctions(assemble_off_policy, off_policy_loop),
-    Loop.OFFLINE: LoopFunctions(assemble_offline, offline_loop),
-}
 
 
 def run_training(
@@ -62,45 +42,73 @@ def run_training(
     *,
     run_suffix: str | None = None,
     checkpoint_state: CheckpointState | None = None,
-    callbacks: Sequence[AnyCallback] | None = None,
-    resumption: Resumption | None = None,
+    callbacks: Iterable[AnyCallback] | None = None,
     is_restart: bool = False,
 ) -> TrainResult:
-    """Train with `config`, from the start or from `checkpoint_state`, in a new folder or in that of `resumption`.
+    """Train with `config` in a new run folder, from the start or from `checkpoint_state`.
 
     Nothing is written before every component has been made, so an error in the configuration leaves nothing behind.
     With `is_restart`, the folder of a run that was killed before its first checkpoint is used again.
     """
-    callbacks = CallbackList(callbacks).callbacks  # refuses a callback that cannot be called
-    allow_paths_of(config.env_kwargs)  # the user's own, or a checkpoint's that were checked
-    allow_trackers(config.loggers)
-    check_installed(config.loggers)
-    algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    execution = choose_execution(config, checkpoint_state, algo_config)
-    env = None if config.env_id is None else EnvSource.parse(config.env_id, config.env_kwargs)
-    if env is not None and checkpoint_state and not read_spaces(checkpoint_state.algorithm_state).has_masks:
-        env = env.without_masks()  # the run may have begun before masks were read
-    setup = RunSetup(config, algo_config, env, RunSeeds.from_seed(config.seed), execution)
+    plan = None if checkpoint_state is None else ResumePlan(config, checkpoint_state)
+    return _run(config, plan, CallbackList(callbacks), run_suffix=run_suffix, is_restart=is_restart)
+
+
+def _run(
+    config: TrainConfig,
+    plan: ResumePlan | None,
+    callbacks: CallbackList,
+    *,
+    run_suffix: str | None = None,
+    is_restart: bool = False,
+) -> TrainResult:
+    """Train from the start or as planned: set up, own a folder, restore, train, record the end."""
+    setup = _set_up(config, plan)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(execution.applied())
+        stack.enter_context(setup.execution.applied())
         components = assemble_run(setup)
         stack.callback(_close, components)
-        weights = None if checkpoint_state else read_initial_weights(config, components.algorithm)
-        origin = Origin(checkpoint_state, resumption, weights)
-        folder, stop_reason = origin.open_folder(config, run_suffix, is_restart=is_restart)
+        weights = read_initial_weights(config, components.algorithm) if plan is None else None
+        folder, stop_reason = _open_folder(config, plan, weights, run_suffix, is_restart=is_restart)
         stack.callback(folder.close)
-        tracking = stack.enter_context(Tracking(config, folder))
-        with _recording_failure(folder):
-            view = make_view(origin.first_step)
-            stack.callback(view.close)
-            if execution.compile:
+        state = TrainerState(components.algorithm, folder.run_dir, config=config)
+        view = make_view(plan.global_step if plan else 0)
+        tracking = stack.enter_context(Tracking(config, folder, view.message, lambda: state.stop_reason))
+        with _recording_failure(folder), contextlib.closing(view):
+            if setup.execution.compile:
                 stack.enter_context(watch_compilation(view.compiling))
-            run = Run(setup, components, folder, view, callbacks, origin, tracking)
-            run.announce()
-            result = run.train(stop_reason)
+            early_stopping = setup.algo_config.early_stopping
+            callbacks = callbacks.after([EarlyStoppingCallback(early_stopping)] if early_stopping else [])
+            log = RunLog(setup, folder, view, tracking)
+            session = Session(setup, components, folder, state, callbacks, view, log)
+            _watch_ownership(session)
+            started = time.monotonic()
+            _announce(session, plan, weights)
+            result = _train(session, plan, weights, stop_reason)
+            seconds, steps = time.monotonic() - started, state.global_step - (plan.global_step if plan else 0)
+            session.callbacks.on_train_end(state, result)
         # Before the environments are closed, which may fail or hang: the run is complete.
-        folder.finish("finished" if result.stop_reason is None else "stopped", result.stop_reason, **run.summary())
+        folder.finish(
+            "finished" if result.stop_reason is None else "stopped",
+            result.stop_reason,
+            exactness=session.exactness,
+            seconds=round(seconds, 3),
+            steps_per_second=round(steps / seconds, 3) if seconds > 0 else None,
+        )
     return result
+
+
+def _set_up(config: TrainConfig, plan: ResumePlan | None) -> RunSetup:
+    """The parsed configuration, whose paths and trackers are the user's own, or a checkpoint's that were checked."""
+    allow_paths_of(config.env_kwargs)
+    allow_trackers(config.loggers)
+    if plan is None:
+        return RunSetup.parse(config)
+    warm_start_step = plan.state.trainer_state["session"].get("warm_start_step") or 0
+    setup = dataclasses.replace(RunSetup.parse(config, plan.state), warm_start_step=warm_start_step)
+    if setup.env is not None and not read_spaces(plan.state.algorithm_state).has_masks:
+        return dataclasses.replace(setup, env=setup.env.without_masks())  # it may have begun before masks were read
+    return setup
 
 
 def assemble_run(setup: RunSetup) -> RunComponents:
@@ -113,214 +121,91 @@ def assemble_run(setup: RunSetup) -> RunComponents:
     return components
 
 
-class Run:
-    """One run: its components, its folder and files, and the session that its loop reports to."""
+def _open_folder(
+    config: TrainConfig,
+    plan: ResumePlan | None,
+    weights: InitialWeights | None,
+    run_suffix: str | None,
+    *,
+    is_restart: bool,
+) -> tuple[TrainingRun, str | None]:
+    """The run folder, which this process owns from here on, and the stop reason that a killed process had saved."""
+    if plan is not None and plan.run is not None:
+        return continue_folder(plan, plan.run)
+    metadata = plan.metadata() if plan else {}
+    if weights is not None:
+        metadata["init_from"] = weights.metadata()
+    return create_training_run(config, run_suffix=run_suffix, is_restart=is_restart, **metadata), None
 
-    def __init__(
-        self,
-        setup: RunSetup,
-        components: RunComponents,
-        folder: TrainingRun,
-        view: ProgressView,
-        callbacks: Sequence[AnyCallback],
-        origin: Origin,
-        tracking: Tracking,
-    ) -> None:
-        self.setup, self.components, self.folder = setup, components, folder
-        self.view, self.origin, self.tracking = view, origin, tracking
-        config, algo_config = setup.config, setup.algo_config
-        self.checkpoints = CheckpointFolder(folder.checkpoints_dir, config.keep, folder.workspace)
-        early_stopping = [EarlyStoppingCallback(algo_config.early_stopping)] if algo_config.early_stopping else []
-        state = TrainerState(components.algorithm, folder.run_dir, config=config)
-        tracking.report, tracking.read_stop_reason = view.message, lambda: state.stop_reason
-        self.scores = Scores(state, components.evaluator, self.checkpoints)
-        self.session = Session(
-            config=config,
-            state=state,
-            training_progress=TrainingProgress(config.total_timesteps),
-            callbacks=CallbackList([*early_stopping, *callbacks]),
-            scores=self.scores,
-            sinks=(),
-            view=view,
-            save=self.save,
-            eval_every_steps=algo_config.eval_interval or max(1, config.total_timesteps // 10),
-        )
-        self._metrics: JsonlSink
-        self._evaluations: EvaluationFile
-        self._started = time.monotonic()
-        self._heed(folder.lease)
 
-    def _heed(self, lease: Lease | None) -> None:
-        """Report the progress in the heartbeat, and stop when it finds a stop file or another owner."""
-        state = self.session.state
-        if lease is None:
-            return
+def _watch_ownership(session: Session) -> None:
+    """Report the progress in the heartbeat, and stop when it finds a stop file or another owner."""
+    lease, state = session.folder.lease, session.state
+    if lease is None:
+        return
 
-        def interrupt(what: str) -> None:
-            if not state.should_stop:
-                self.view.stopping()
-            state.request_stop(INTERRUPTED + what)
+    def interrupt(what: str) -> None:
+        if not state.should_stop:
+            session.view.stopping()
+        state.request_stop(INTERRUPTED + what)
 
-        lease.read_progress = lambda: {"step": state.global_step, "total": self.session.last_step}
-        lease.on_request = interrupt
+    lease.read_progress = lambda: {"step": state.global_step, "total": session.last_step}
+    lease.on_request = interrupt
 
-    def summary(self) -> dict[str, Any]:
-        """What the metadata says of the run at its end: how exact it is, and how fast this process was."""
-        seconds = time.monotonic() - self._started
-        steps = self.session.state.global_step - self.origin.first_step
-        return {
-            "exactness": self._exactness(),
-            "seconds": round(seconds, 3),
-            "steps_per_second": round(steps / seconds, 3) if seconds > 0 else None,
-        }
 
-    def announce(self) -> None:
-        """Show where and how the run computes, and warnings about its settings."""
-        setup, components = self.setup, self.components
-        self.view.message(f"{self.folder.run_dir}: {components.algorithm.device}, {setup.execution.describe()}")
-        if self.origin.state is not None:
-            first, total = f"{self.origin.first_step:,}", f"{setup.config.total_timesteps:,}"
-            self.folder.logger.info("resumed at step %s of %s", first, total)
-            self.view.message(f"resumed at step {first} of {total}")
-        dataset_size = len(components.dataset) if components.dataset else None
-        notes = [
-            *learning_warnings(setup.config, setup.algo_config, dataset_size, self.origin.warm_start_step),
-            *components.notes,
-        ]
-        taken = self.origin.weights.describe() if self.origin.weights else []
-        for note in collapsed([*taken, *notes, *self._env_reasons()]):
-            self.view.message(note)
+def _announce(session: Session, plan: ResumePlan | None, weights: InitialWeights | None) -> None:
+    """Show where and how the run computes, and warnings about its settings."""
+    setup, components, view = session.setup, session.components, session.view
+    view.message(f"{session.folder.run_dir}: {components.algorithm.device}, {setup.execution.describe()}")
+    if plan is not None:
+        first, total = f"{plan.global_step:,}", f"{setup.config.total_timesteps:,}"
+        session.folder.logger.info("resumed at step %s of %s", first, total)
+        view.message(f"resumed at step {first} of {total}")
+    taken = weights.describe() if weights else []
+    for note in collapsed([*taken, *setup.warnings(), *components.notes, *components.env_reasons]):
+        view.message(note)
 
-    def train(self, stop_reason: str | None = None) -> TrainResult:
-        """Train to the end; `stop_reason` ends the run at once, as its killed process had decided."""
-        session, is_new = self.session, self.origin.state is None
-        with contextlib.ExitStack() as stack, stop_on_signals(session.state, self.view.stopping):
-            self._begin()
-            self._open_files(stack)
-            if not is_new and self.origin.folder is None:  # a fork can be resumed from its first moment on
-                self.scores.offer_best(self.save())
+
+def _train(
+    session: Session, plan: ResumePlan | None, weights: InitialWeights | None, stop_reason: str | None
+) -> TrainResult:
+    """Train to the end; `stop_reason` ends the run at once, as its killed process had decided."""
+    components, folder = session.components, session.folder
+    is_fork = plan is not None and plan.run is None
+    with stop_on_signals(session.state, session.view.stopping):
+        if plan is None:
+            components.begin(session.setup.seeds)
+            if weights is not None:  # after `begin`: networks keep the normalizer they were trained with
+                weights.load_into(components.algorithm)
+                session.state.warm_start_step = 0 if weights.has_policy else None
+        else:
+            restore(plan, session)
+        if components.dataset_facts:
+            folder.update_metadata(dataset=dict(components.dataset_facts))
+        kept: Mapping[str, Any] = plan.state.trainer_state if plan is not None and not is_fork else {}
+        with session.log.opened(kept, session.state.global_step):
+            if is_fork:  # a fork can be resumed from its first moment on
+                session.offer_best(session.save())
             if stop_reason is not None:
                 session.state.request_stop(stop_reason)
-            session.begin(len(self.components.dataset) if is_new and self.components.dataset else None)
-            try_saving(**self._checkpoint_values())
-            result = self._run_loop()
-        session.callbacks.on_train_end(session.state, result)
-        return result
+            session.begin(is_new=plan is None)
+            try_saving(**session.checkpoint_values())
+            with _naming_last_checkpoint(session.checkpoints):
+                session.do_pending()
+                train = LOOPS[get_algorithm_spec(session.setup.config.algo).loop].train
+                train(session, components.algorithm, components.collector, components.buffer)
+                return session.finish()
 
-    def save(self) -> Path:
-        """Write a checkpoint of the current state."""
-        started = time.perf_counter()
-        self._metrics.sync()
-        self._evaluations.sync()
-        lease = self.folder.lease
-        with lease.explained() if lease else contextlib.nullcontext():
-            path = self.checkpoints.save(self.session.position, self._write_checkpoint)
-        self.session.times.save_seconds += time.perf_counter() - started
-        return path
 
-    def _begin(self) -> None:
-        """Set up a new run, or restore a checkpoint; only then is anything newer than the checkpoint removed."""
-        if self.origin.state is None:
-            self.components.begin(self.setup.seeds)
-            if self.origin.weights is not None:  # after `begin`: networks keep the normalizer they were trained with
-                self.origin.weights.load_into(self.components.algorithm)
-                if self.origin.weights.has_policy:
-                    self.session.state.warm_start_step = 0
-        else:
-            restore(self.origin.state, self.components, self.session, self.view, self.origin.resumption)
-            self.folder.update_metadata(exactness=self._exactness())
-        if self.components.dataset_facts:
-            self.folder.update_metadata(dataset=dict(self.components.dataset_facts))
-        if self.origin.folder is None:
-            self.scores.reset_best()
-        elif self.origin.state is not None and self.origin.resumption is not None:
-            discard_newer(self.origin.state.trainer_state, self.session, self.origin.resumption)
-
-    def _open_files(self, stack: contextlib.ExitStack) -> None:
-        """Open the files of metrics, cut to the lines that the restored checkpoint counts."""
-        run_dir = self.folder.run_dir
-        is_continued = self.origin.folder is not None and self.origin.state is not None
-        kept: dict[str, Any] = self.origin.state.trainer_state if is_continued and self.origin.state else {}
-        workspace, first_step = self.folder.workspace, self.origin.first_step
-        all_settings = self.setup.algo_config.model_dump(mode="json")
-        trackers = self.tracking.open(all_settings, kept.get("metrics_bytes", 0), first_step)
-        self._metrics = JsonlSink(run_dir / "metrics.jsonl", kept.get("metrics_bytes", 0), workspace)
-        stack.callback(self._metrics.close)
-        self._evaluations = EvaluationFile(run_dir / "evaluations.jsonl", kept.get("evaluations_bytes", 0), workspace)
-        stack.callback(self._evaluations.close)
-        timing = TimingFile(run_dir / TIMING_NAME, self._metrics.path, first_step, workspace)
-        stack.callback(timing.close)
-        sinks: list[MetricSink] = [self._metrics, timing]
-        if "tensorboard" in self.setup.config.loggers:
-            tensorboard = TensorboardSink(run_dir / "tensorboard", first_step, workspace, lambda: timing.latest)
-            stack.callback(tensorboard.close)
-            sinks.append(tensorboard)
-        files = (self._metrics, self._evaluations)
-        lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in files if file.num_lost_bytes]
-        if lost:
-            files_lost = " and ".join(lost)
-            self.view.message(
-                f"shorter than at the checkpoint: {files_lost}; the run resumes without the missing lines"
-            )
-        self.session.sinks, self.scores.evaluations = [*sinks, *trackers], self._evaluations
-        self.session.times = timing.times
-        self.session.recall_metrics(latest_metrics(run_dir / "metrics.jsonl"))
-
-    def _run_loop(self) -> TrainResult:
-        session, components = self.session, self.components
-        train = LOOPS[get_algorithm_spec(self.setup.config.algo).loop].train
-        try:
-            session.handle_pending()
-            train(session, components.algorithm, components.collector, components.buffer)
-            result = session.finish()
-            self._metrics.sync()
-            self._evaluations.sync()
-        except NonFiniteError as error:
-            last = self.checkpoints.last
-            where = f"the last good checkpoint is '{last}'" if last else "no checkpoint had been written yet"
-            raise NonFiniteError(f"{error}; {where}") from error
-        return result
-
-    def _write_checkpoint(self, path: Path, base: Path | None) -> None:
-        self.session.parameters.check_all(self.session.state.global_step)
-        values = self._checkpoint_values()
-        with translate_save_errors():
-            buffer_state = self.components.buffer.state_dict()
-            save_training_checkpoint(
-                path, base=base, buffer_state=buffer_state, workspace=self.folder.workspace, **values
-            )
-
-    def _checkpoint_values(self) -> dict[str, Any]:
-        """The content of a checkpoint of the current state, without the buffer."""
-        session, components, execution = self.session, self.components, self.setup.execution
-        best = self.checkpoints.best
-        return {
-            "config": self.setup.config,
-            "algorithm_state": components.algorithm.state_dict(),
-            "trainer_state": {
-                "session": session.state_dict(),
-                "collector": components.collector.state_dict() if components.collector else None,
-                "metrics_bytes": self._metrics.num_bytes,
-                "evaluations_bytes": self._evaluations.num_bytes,
-                "best": best._asdict() if best else None,
-            },
-            "metadata": {
-                "execution": {"num_threads": execution.num_threads, "compile": execution.compile},
-                "global_step": session.state.global_step,
-                "machine": machine_facts(components.algorithm.device),
-                "code": code_facts(self.setup.config),
-                "exactness": self._exactness(),
-                "inexact_reasons": [*session.inexact_reasons, *self._env_reasons()],
-            },
-        }
-
-    def _exactness(self) -> str:
-        """`exact`, or `approximate` if the run may differ from one that was never stopped."""
-        return "approximate" if self.session.inexact_reasons or self._env_reasons() else "exact"
-
-    def _env_reasons(self) -> Sequence[str]:
-        """Why the environments may not be in the exact state."""
-        return self.components.collector.inexact_reasons if self.components.collector else ()
+@contextlib.contextmanager
+def _naming_last_checkpoint(checkpoints: CheckpointFolder) -> Iterator[None]:
+    """Name the last good checkpoint in an error about a non-finite number."""
+    try:
+        yield
+    except NonFiniteError as error:
+        last = checkpoints.last
+        where = f"the last good checkpoint is '{last}'" if last else "no checkpoint had been written yet"
+        raise NonFiniteError(f"{error}; {where}") from error
 
 
 @contextlib.contextmanager
@@ -343,3 +228,66 @@ def _recording_failure(folder: TrainingRun) -> Iterator[None]:
 def _close(components: RunComponents) -> None:
     for failure in components.close():
         tell(f"the run is over, but closing failed: {failure}")
+
+
+def resume_training(
+    path: str | Path,
+    *,
+    total_timesteps: int | None = None,
+    output_dir: str | Path | None = None,
+    eval_episodes: int | None = None,
+    device: str | None = None,
+    fall_back: bool = False,
+    rewind: bool = False,
+    schedules: Schedules | None = None,
+    changes: Mapping[str, Any] | None = None,
+    callbacks: Iterable[AnyCallback] | None = None,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
+    run_suffix: str | None = None,
+) -> TrainResult:
+    """Resume training from a checkpoint or a run folder. A run that is over is returned as it ended.
+
+    `changes` are further values of the configuration, such as {"algo_kwargs": {"learning_rate": 1e-4}}. `run_suffix`
+    ends the name of a new run folder (with `output_dir`). `env` (and `eval_env`) give an environment again whose id
+    begins with `python:`. `plan_resume` documents the other arguments.
+    """
+    flags: dict[str, Any] = {"total_timesteps": total_timesteps, "output_dir": output_dir, "device": device}
+    plan = plan_resume(
+        path,
+        fall_back=fall_back,
+        rewind=rewind,
+        schedules=schedules,
+        changes=changes,
+        eval_episodes=eval_episodes,
+        env=env,
+        eval_env=eval_env,
+        run_suffix=run_suffix,
+        **flags,
+    )
+    return run_plan(plan, callbacks=callbacks)
+
+
+def run_plan(plan: ResumePlan, *, callbacks: Iterable[AnyCallback] | None = None) -> TrainResult:
+    """Resume as planned. A run that is over is returned as it ended."""
+    checked = CallbackList(callbacks)  # also if no step is left
+    if plan.is_over:
+        return _ended_result(plan)
+    try:
+        return _run(plan.config, plan, checked, run_suffix=plan.run_suffix)
+    except RunChangedError:  # between reading the checkpoint and becoming the owner
+        if plan.again is None:
+            raise
+        return run_plan(plan.again(), callbacks=checked)
+
+
+def _ended_result(plan: ResumePlan) -> TrainResult:
+    """The result of a run that is over, from its checkpoint and its logged metrics."""
+    run_dir, session = plan.checkpoint_path.parent.parent, plan.state.trainer_state["session"]
+    counts: dict[str, float] = {"global_step": plan.global_step, "gradient_steps": session["update_count"]}
+    evaluated = {**session["last_eval"], "eval_step": session["last_eval_step"]} if session["last_eval"] else {}
+    metrics = {**counts, **evaluated, **latest_metrics(run_dir / "metrics.jsonl"), **counts}
+    best = CheckpointFolder(plan.checkpoint_path.parent).best
+    if best is not None:
+        metrics["best_eval_return_mean"] = best.score
+    return TrainResult(run_dir, plan.checkpoint_path, metrics, None if plan.is_finished else plan.early_stop)

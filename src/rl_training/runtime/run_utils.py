@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
+from rl_training.experiment.codec.tree_packing import UnsavableStateError
 from rl_training.experiment.config import TrainConfig, serialize_train_config
 from rl_training.experiment.run_folder import TrainingRun, create_training_run, now, package_versions
 from rl_training.plugins.user_code import loaded_code
+
+ENVIRONMENTS = ("trainer", "collector", "envs", "environments")
+"""Path of the environment states in a checkpoint."""
+VECTOR_STATE = ("trainer", "collector", "envs", "vector", "custom_state")
+"""Path of the state of a vector environment of the user's."""
 
 __all__ = [
     "RunSeeds",
@@ -23,6 +30,7 @@ __all__ = [
     "resolve_device",
     "save_training_checkpoint",
     "serialize_train_config",
+    "translate_save_errors",
 ]
 
 
@@ -95,3 +103,23 @@ def save_training_checkpoint(
     values = serialize_train_config(config)
     state = CheckpointState(algorithm_state, buffer_state, trainer_state, values, metadata)
     return save_checkpoint(path, state, base=base, workspace=workspace)
+
+
+@contextlib.contextmanager
+def translate_save_errors() -> Iterator[None]:
+    """Raise an unsavable environment state as an `EnvError` that names the environment and the place in its state."""
+    try:
+        yield
+    except UnsavableStateError as error:
+        index = len(ENVIRONMENTS)
+        if error.path[: len(VECTOR_STATE)] == VECTOR_STATE:
+            place = "/".join(map(str, error.path[len(VECTOR_STATE) :]))
+            raise EnvError(
+                f"the vector environment cannot be saved: the return value of get_state() at '{place}' {error.problem}"
+            ) from None
+        if error.path[:index] != ENVIRONMENTS or len(error.path) < index + 2:
+            raise
+        env, part, *rest = error.path[index:]
+        source = {"custom_state": "the return value of get_state()", "obs": "the observation"}.get(part, f"the {part}")
+        place = f" at '{'/'.join(map(str, rest))}'" if rest else ""
+        raise EnvError(f"environment {env} cannot be saved: {source}{place} {error.problem}") from None

@@ -25,14 +25,15 @@ from rl_training.runtime.assembly import make_algorithm, try_to_close
 from rl_training.runtime.execution import choose_execution
 from rl_training.runtime.loops.offline import check_data
 from rl_training.runtime.recording import Recording, noisy_policy, record_transitions
-from rl_training.runtime.resuming.checkpoint_config import (
+from rl_training.runtime.resuming.plan import ResumePlan, plan_resume
+from rl_training.runtime.resuming.saved_state import check_network_size, translate_state_errors
+from rl_training.runtime.resuming.trust import (
     read_config,
     read_spaces,
     refuse_unknown_code,
     refuse_unknown_network,
 )
-from rl_training.runtime.resuming.plan import ResumePlan, plan_resume, resume_training, run_plan
-from rl_training.runtime.resuming.saved_state import check_network_size, translate_state_errors
+from rl_training.runtime.run import resume_training, run_plan
 from rl_training.runtime.run_utils import RunSeeds
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces

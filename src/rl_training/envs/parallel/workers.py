@@ -33,7 +33,6 @@ LONG_COMMANDS = ("restore",)
 """Commands that may replay a whole episode. Their last argument is a progress callback; each call restarts the
 timeout."""
 STOP_SIGNALS = {signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
-PRELOADED = ["__main__", "rl_training.envs.parallel.workers", "rl_training.envs.factory"]
 ANSWER, FAULT, SIGN_OF_LIFE, GONE = "answer", "fault", "sign of life", "gone"
 
 
@@ -136,7 +135,7 @@ class _Worker:
         # Forking a process with threads is unsafe, so workers fork from a server process on Linux.
         context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         if sys.platform == "linux":
-            context.set_forkserver_preload(PRELOADED)
+            context.set_forkserver_preload(["__main__", __name__, *sorted(_modules_of(make))])
         handle, path = tempfile.mkstemp(prefix="rl_training_worker_", suffix=".txt")
         os.close(handle)
         self._trace = Path(path)
@@ -273,3 +272,11 @@ def _end_with_parent(trace_path: str) -> None:
         parent.join()
         Path(trace_path).unlink(missing_ok=True)
         os._exit(1)
+
+
+def _modules_of(make: object) -> set[str]:
+    """The modules of this package that define what a function, or a `partial` of functions, calls."""
+    if isinstance(make, functools.partial):
+        return {name for part in (make.func, *make.args) for name in _modules_of(part)}
+    name = str(getattr(make, "__module__", ""))
+    return {name} if name.partition(".")[0] == "rl_training" else set()

@@ -17,11 +17,17 @@ from rl_training.replay.hindsight_replay import GoalRewardFn, HindsightReplay, f
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.replay.sequences import sampler_of
-from rl_training.replay.transitions import Storage
-from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, try_to_close
-from rl_training.runtime.checks.acting import stored_fields
-from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
-from rl_training.runtime.collector import Act, Collector
+from rl_training.replay.transitions import StepFields, Storage
+from rl_training.runtime.assembly import (
+    RunComponents,
+    RunSetup,
+    check_batch_fits,
+    check_replay_fits,
+    make_collector,
+    translate_memory_errors,
+    try_to_close,
+)
+from rl_training.runtime.collector import Act, Collector, stored_fields
 from rl_training.runtime.session import Session
 from rl_training.spaces.spec import Spaces
 
@@ -41,8 +47,7 @@ def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Ru
     spaces = envs.spaces
     algorithm = setup.make_algorithm(spaces)
     fields = stored_fields(algorithm)
-    check_replay_fits(spaces, algo_config.buffer_capacity, config.total_timesteps, algo_config.replay.kind, fields)
-    check_batch_fits(spaces, algo_config.batch_size)
+    off_policy_bytes(setup, spaces, fields)
     check_sampling(algo_config)
     goal_rewards = None
     if algo_config.replay.kind == HINDSIGHT:
@@ -55,7 +60,41 @@ def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Ru
         buffer = make_replay_buffer(algo_config, spaces, config.num_envs, goal_rewards, **options)
     evaluator = setup.make_evaluator()
     on_failure.callback(try_to_close, evaluator)
-    return RunComponents(algorithm, make_collector(envs, algorithm), buffer, evaluator, goal_rewards=goal_rewards)
+    new_steps = config.total_timesteps - setup.warm_start_step
+    notes = no_update_warnings(algo_config, new_steps, config.num_envs, "learning_starts")
+    stored = min(algo_config.buffer_capacity, new_steps)
+    notes += repeated_batch_warnings(algo_config.batch_size, stored, "the replay buffer")
+    collector = make_collector(envs, algorithm)
+    return RunComponents(algorithm, collector, buffer, evaluator, notes=notes, goal_rewards=goal_rewards)
+
+
+def off_policy_bytes(setup: RunSetup, spaces: Spaces, fields: StepFields | None = None) -> int:
+    """Memory of the replay buffer at its fullest; raises where there is less for it or for a batch."""
+    algo_config, total = setup.algo_config, setup.config.total_timesteps
+    check_batch_fits(spaces, algo_config.batch_size)
+    return check_replay_fits(spaces, algo_config.buffer_capacity, total, algo_config.replay.kind, fields)
+
+
+def no_update_warnings(ratio: UpdateRatio, num_steps: int, num_envs: int, key: str) -> list[str]:
+    """A warning if the run ends before its first gradient step."""
+    last_step = -(-num_steps // num_envs) * num_envs
+    if updates_due(ratio, last_step, 0) > 0:
+        return []
+    return [
+        f"WARNING: nothing will be learned in the environment: {key} {ratio.learning_starts:,} and train_frequency"
+        f" {ratio.train_frequency:,} leave no gradient step in {num_steps:,} steps; lower algo_kwargs.{key} or raise"
+        " total_timesteps"
+    ]
+
+
+def repeated_batch_warnings(batch_size: int, num_stored: int, where: str) -> list[str]:
+    """A warning if a batch is larger than what it is drawn from."""
+    if batch_size <= num_stored:
+        return []
+    return [
+        f"WARNING: batch_size {batch_size:,} is larger than {where}, which holds at most {num_stored:,} transitions:"
+        " every batch repeats some; lower algo_kwargs.batch_size"
+    ]
 
 
 def check_sampling(config: OffPolicyConfig) -> None:

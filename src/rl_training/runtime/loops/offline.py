@@ -18,11 +18,18 @@ from rl_training.errors import ConfigError, DatasetError
 from rl_training.replay.frame_replay import replay_class
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.sequences import sampler_of
-from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, try_to_close
-from rl_training.runtime.checks.acting import stored_fields
-from rl_training.runtime.checks.memory import check_batch_fits, check_replay_fits, translate_memory_errors
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.loops.off_policy import collect_and_update
+from rl_training.replay.transitions import StepFields
+from rl_training.runtime.assembly import (
+    RunComponents,
+    RunSetup,
+    check_batch_fits,
+    check_replay_fits,
+    make_collector,
+    translate_memory_errors,
+    try_to_close,
+)
+from rl_training.runtime.collector import Collector, stored_fields
+from rl_training.runtime.loops.off_policy import collect_and_update, no_update_warnings, repeated_batch_warnings
 from rl_training.runtime.session import Session
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.rewards import RewardTransformConfig
@@ -51,7 +58,7 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
         raise DatasetError(
             f"{setup.config.algo} learns from rewards, and the dataset has none: store them as 'rewards', or use bc"
         )
-    check_batch_fits(spaces, algo_config.batch_size)
+    offline_bytes(setup, spaces, stored_fields(algorithm))
     rng, facts = setup.seeds.replay_generator(), _facts_of(recorded)
     transform = RewardTransformConfig(**algo_config.reward_transform)
     dataset = recorded.for_training(
@@ -60,17 +67,23 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     online = _online_stage(algo_config)
     if online is None:
         return RunComponents(algorithm, None, dataset, evaluator, dataset, notes, facts)
-    config = setup.config
     envs = setup.make_envs()
     on_failure.callback(try_to_close, envs)
-    new_steps = config.total_timesteps - online.after_updates
-    fields = stored_fields(algorithm)
-    check_replay_fits(spaces, online.buffer_capacity, new_steps, fields=fields, key="online.buffer_capacity")
-    options: dict[str, Any] = {"rng": rng, "device": algorithm.device, "fields": fields}
+    options: dict[str, Any] = {"rng": rng, "device": algorithm.device, "fields": stored_fields(algorithm)}
     with translate_memory_errors():
-        replay = replay_class(spaces)(spaces, online.buffer_capacity, config.num_envs, **options)
+        replay = replay_class(spaces)(spaces, online.buffer_capacity, setup.config.num_envs, **options)
     buffer = MixedReplay(dataset, replay, online.offline_ratio, transform)
     return RunComponents(algorithm, make_collector(envs, algorithm), buffer, evaluator, dataset, notes, facts)
+
+
+def offline_bytes(setup: RunSetup, spaces: Spaces, fields: StepFields | None = None) -> int:
+    """Memory of the online stage's replay buffer; raises where there is less for it or for a batch."""
+    check_batch_fits(spaces, setup.algo_config.batch_size)
+    online = _online_stage(setup.algo_config)
+    new_steps = 0 if online is None else setup.config.total_timesteps - online.after_updates
+    if online is None or new_steps <= 0:
+        return 0
+    return check_replay_fits(spaces, online.buffer_capacity, new_steps, fields=fields, key="online.buffer_capacity")
 
 
 def offline_loop(
@@ -105,15 +118,15 @@ def _online_stage(config: OfflineConfig) -> OnlineStageConfig | None:
     return config.online if isinstance(config, OfflineToOnlineConfig) else None
 
 
-def _load_dataset(setup: RunSetup) -> TransitionDataset:
+def check_dataset_settings(setup: RunSetup) -> None:
+    """Raise a `ConfigError` where the settings name no dataset that can be read."""
     config, algo_config = setup.config, setup.algo_config
     if setup.env is not None and setup.env.settings.wrappers.reward is not None:
         raise ConfigError(
             "env_kwargs.wrappers.reward does not reach recorded rewards: use reward_scale, reward_shift,"
             f" reward_clip_min and reward_clip_max of {config.algo}, which also apply to new rewards"
         )
-    kind, seed = algo_config.dataset_kind, algo_config.dataset_seed
-    if kind is None:
+    if algo_config.dataset_kind is None:
         words = f"rl-training train {config.algo} {config.env_id or ''}".strip()
         raise ConfigError(
             f"{config.algo} learns from recorded data, and dataset_kind is not set: set it to npz or pt with"
@@ -121,6 +134,12 @@ def _load_dataset(setup: RunSetup) -> TransitionDataset:
             f" `{words} algo_kwargs.dataset_kind=npz algo_kwargs.dataset_path=data.npz` (`rl-training data collect`"
             " records a file)"
         )
+
+
+def _load_dataset(setup: RunSetup) -> TransitionDataset:
+    check_dataset_settings(setup)
+    config, algo_config = setup.config, setup.algo_config
+    kind, seed = algo_config.dataset_kind, algo_config.dataset_seed
     return load_transition_dataset(
         kind,
         dataset_path=algo_config.dataset_path,
@@ -144,18 +163,22 @@ def _facts_of(dataset: TransitionDataset) -> dict[str, float]:
 
 
 def _notes_of(setup: RunSetup, dataset: TransitionDataset) -> list[str]:
-    """Messages about where the dataset comes from, and about an online stage that trains nothing."""
-    config, online, notes = setup.config, _online_stage(setup.algo_config), []
+    """Messages about where the dataset comes from, and about batches and an online stage that train little."""
+    config, online = setup.config, _online_stage(setup.algo_config)
+    notes = repeated_batch_warnings(setup.algo_config.batch_size, len(dataset), "the dataset")
+    new_steps = 0 if online is None else config.total_timesteps - online.after_updates
+    if online is not None and new_steps > 0:
+        notes += no_update_warnings(online, new_steps, config.num_envs, "online.learning_starts")
     if setup.algo_config.dataset_kind == "random":
         notes.append(
             f"WARNING: the dataset is {len(dataset):,} steps of random actions in {config.env_id}, because dataset_kind"
             " is random; to learn from recorded data, set it to npz, pt or minari"
         )
-    if online is not None and config.total_timesteps <= online.after_updates:
+    if online is not None and new_steps <= 0:
         notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
-    elif online is not None and config.total_timesteps - online.after_updates <= online.learning_starts:
+    elif online is not None and new_steps <= online.learning_starts:
         notes.append(
-            f"the online stage has {config.total_timesteps - online.after_updates:,} steps and trains only after"
+            f"the online stage has {new_steps:,} steps and trains only after"
             f" online.learning_starts, {online.learning_starts:,}: it changes nothing"
         )
     return [*notes, *dataset.notes]

@@ -9,11 +9,18 @@ from torch import Tensor
 
 from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.replay.rollout_buffer import RolloutBuffer
-from rl_training.runtime.assembly import RunComponents, RunSetup, make_collector, try_to_close
-from rl_training.runtime.checks.acting import stored_fields
-from rl_training.runtime.checks.memory import check_rollout_fits, translate_memory_errors
-from rl_training.runtime.collector import Collector
+from rl_training.replay.transitions import StepFields
+from rl_training.runtime.assembly import (
+    RunComponents,
+    RunSetup,
+    check_rollout_fits,
+    make_collector,
+    translate_memory_errors,
+    try_to_close,
+)
+from rl_training.runtime.collector import Collector, stored_fields
 from rl_training.runtime.session import Session
+from rl_training.spaces.spec import Spaces
 
 
 def assemble_on_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunComponents:
@@ -23,13 +30,18 @@ def assemble_on_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Run
     on_failure.callback(try_to_close, envs)
     spaces = envs.spaces
     algorithm = setup.make_algorithm(spaces)
-    num_steps, fields = setup.algo_config.num_steps, stored_fields(algorithm)
-    check_rollout_fits(spaces, num_steps, config.num_envs, fields)
+    fields = stored_fields(algorithm)
+    rollout_bytes(setup, spaces, fields)
     with translate_memory_errors():
-        buffer = RolloutBuffer(spaces, num_steps, config.num_envs, algorithm.device, fields)
+        buffer = RolloutBuffer(spaces, setup.algo_config.num_steps, config.num_envs, algorithm.device, fields)
     evaluator = setup.make_evaluator()
     on_failure.callback(try_to_close, evaluator)
     return RunComponents(algorithm, make_collector(envs, algorithm), buffer, evaluator)
+
+
+def rollout_bytes(setup: RunSetup, spaces: Spaces, fields: StepFields | None = None) -> int:
+    """Memory of the rollout; raises where there is less."""
+    return check_rollout_fits(spaces, setup.algo_config.num_steps, setup.config.num_envs, fields)
 
 
 def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:

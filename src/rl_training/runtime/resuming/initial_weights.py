@@ -14,8 +14,8 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.actor_critic import VALUE_PREFIXES, ActorCritic, split_networks
-from rl_training.runtime.resuming.checkpoint_config import read_spaces
 from rl_training.runtime.resuming.saved_state import translate_state_errors
+from rl_training.runtime.resuming.trust import read_spaces
 
 POLICY_NAMES = ("policy", "actor", "network")
 """Attributes of an algorithm that hold the network it acts with: actor-critics, actors, Q-networks."""

@@ -1,72 +1,67 @@
-"""Restores a run from a checkpoint, and reports how it differs from a run that was never stopped."""
+"""Restores a run from a checkpoint: its folder, the state of every component, and what differs from then on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.config import AlgorithmConfig, value_at
 from rl_training.envs.state.shared_changes import change_of_shared
+from rl_training.errors import RunChangedError
 from rl_training.experiment.checkpoint_folder import Best
 from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.run_folder import TrainingRun
+from rl_training.experiment.run_folder import TrainingRun, is_interruption
 from rl_training.runtime.assembly import RunComponents
-from rl_training.runtime.controls import Schedules
+from rl_training.runtime.controls import Schedules, TrainingProgress
 from rl_training.runtime.execution import code_differences, code_facts, machine_differences, machine_facts
 from rl_training.runtime.resuming.changes import Change
+from rl_training.runtime.resuming.plan import ResumePlan
 from rl_training.runtime.resuming.saved_state import translate_state_errors
-from rl_training.runtime.session import Session, TrainingProgress
+from rl_training.runtime.session import Session
 from rl_training.terminal.progress import ProgressView, collapsed
 
 
-@dataclass(frozen=True)
-class Resumption:
-    """The checkpoint, folder and changes with which a run resumes."""
+def continue_folder(plan: ResumePlan, run: TrainingRun) -> tuple[TrainingRun, str | None]:
+    """The folder of the plan's run, owned by this process from here on; and the stop reason of a killed process.
 
-    checkpoint_path: Path
-    run: TrainingRun | None
-    """The run's own folder; None: a new folder (a fork)."""
-    schedules: Schedules = "stretch"
-    changes: Sequence[Change] = ()
-    pointer: bytes | None = None
-    """Content of the run's `last` file when the checkpoint was read."""
-
-    @property
-    def name(self) -> str:
-        """Name of the checkpoint's folder."""
-        return self.checkpoint_path.resolve().name
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether another process has written a checkpoint since this one was read."""
-        return self.run is not None and self.run.read_pointer() != self.pointer
-
-    def metadata(self, global_step: int) -> dict[str, Any]:
-        """Entries for `metadata.json` of the resumed run, which keep the changes of earlier resumes."""
-        source = self.run or TrainingRun(self.checkpoint_path.resolve().parent.parent)
-        known = source.metadata().get("changes", [])
-        changes = [change.as_dict() for change in self.changes]
-        values: dict[str, Any] = {"resumed": {"from_step": global_step, "schedules": self.schedules}}
-        if self.run is None:
-            values["parent"] = {"checkpoint": str(self.checkpoint_path.resolve()), "global_step": global_step}
-        if known or changes:
-            values["changes"] = [*known, *(change for change in changes if change not in known)]
-        return values
+    The reason is one that the process had saved and not yet recorded as the run's end.
+    """
+    folder = run.owned()
+    try:
+        if plan.is_outdated:
+            raise RunChangedError(f"run '{folder.run_dir}' was continued meanwhile: repeat the command")
+        reason, metadata = _standing_reason(plan, folder), plan.metadata()
+        metadata["resumed"]["stop_reason"] = reason
+        folder.resume(plan.config, **metadata)
+    except BaseException:
+        folder.close()
+        raise
+    return folder, reason
 
 
-def restore(
-    checkpoint_state: CheckpointState,
-    components: RunComponents,
-    session: Session,
-    view: ProgressView,
-    resumption: Resumption | None,
-) -> None:
-    """Load the state of every component, and report why the run is not bit-exact from here on, if it is not."""
-    saved = checkpoint_state.trainer_state["session"]
-    schedules = resumption.schedules if resumption else "stretch"
-    env_reasons, buffer_reasons = _load_state(checkpoint_state, components, session, schedules)
+def _standing_reason(plan: ResumePlan, run: TrainingRun) -> str | None:
+    """Stop reason saved in the checkpoint, if the process was killed before it recorded the end."""
+    if not run.was_cut_short:
+        return None
+    with translate_state_errors():
+        session = plan.state.trainer_state["session"]
+        reason: str | None = session["stop_reason"]
+        is_extended = session["training_progress"]["total"] != plan.config.total_timesteps
+    resumed = run.metadata().get("resumed")
+    is_known = isinstance(resumed, dict) and resumed.get("from_step") == plan.global_step
+    if isinstance(resumed, dict) and is_known and resumed.get("stop_reason") is None:
+        return None  # the killed process had already resumed from this checkpoint and cleared the reason
+    return None if is_extended or is_interruption(reason) else reason
+
+
+def restore(plan: ResumePlan, session: Session) -> None:
+    """Load the state of every component, and report why the run is not bit-exact from here on, if it is not.
+
+    Only then are checkpoints removed that are newer than the restored one.
+    """
+    state, components, view = plan.state, session.components, session.view
+    saved = state.trainer_state["session"]
+    env_reasons, buffer_reasons = _load_state(state, components, session, plan.schedules)
     for name in session.callbacks.unclaimed:
         lost = f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have"
         view.message(f"{lost}: it is dropped; to keep it, resume with that callback (callbacks=[...] or --callback)")
@@ -74,18 +69,23 @@ def restore(
         components.buffer.truncate_newest()  # the next step may belong to another episode
     _report("The environments are not in the exact state in which the run stopped:", env_reasons, view)
     _report("The rollout begins again:", buffer_reasons, view)
-    code_reasons = code_differences(checkpoint_state.metadata.get("code"), code_facts(session.config))
+    code_reasons = code_differences(state.metadata.get("code"), code_facts(session.setup.config))
     _report("From here on the run may differ from one that was never stopped:", code_reasons, view)
-    machine_reasons = _machine_reasons(checkpoint_state, components)
+    machine_reasons = _machine_reasons(state, components)
     _report("From here on the results differ in their last bits:", machine_reasons, view)
     shared_reasons = _shared_reasons(saved, env_reasons)
     _report("New environments, as each evaluation makes, differ from those before the stop:", shared_reasons, view)
-    change_reasons = _report_changes(resumption.changes if resumption else (), view)
+    change_reasons = _report_changes(plan.changes, view)
     reasons = [*session.inexact_reasons, *buffer_reasons, *code_reasons, *machine_reasons]
     reasons += [*shared_reasons, *change_reasons]
     session.inexact_reasons = list(dict.fromkeys(reasons))
     if session.training_progress.state_dict() != saved["training_progress"]:
         view.message(_describe_progress(session.training_progress, components.algorithm.config))
+    session.folder.update_metadata(exactness=session.exactness)
+    if plan.run is None:
+        session.forget_best()
+    else:
+        _discard_newer(plan, session)
 
 
 def _describe_progress(progress: TrainingProgress, config: AlgorithmConfig) -> str:
@@ -156,9 +156,20 @@ def _report_changes(changes: Sequence[Change], view: ProgressView) -> list[str]:
     return reasons
 
 
-def discard_newer(trainer_state: dict[str, Any], session: Session, resumption: Resumption) -> None:
-    """Remove the checkpoints newer than the restored one, and restore `best`."""
-    best = Best(**trainer_state["best"]) if trainer_state["best"] else None
-    is_extended = trainer_state["session"]["training_progress"]["total"] != session.training_progress.total
-    position = None if resumption.changes else session.position
-    session.scores.discard_newer(resumption.name, position, best, is_extended=is_extended)
+def _discard_newer(plan: ResumePlan, session: Session) -> None:
+    """Make the restored checkpoint the last one, and restore `best` as of then.
+
+    A resumed run drops the final evaluation made when it was stopped; an extended run keeps it.
+    """
+    saved, checkpoints = plan.state.trainer_state, session.checkpoints
+    best = Best(**saved["best"]) if saved["best"] else None
+    is_extended = saved["session"]["training_progress"]["total"] != session.training_progress.total
+    now = checkpoints.best
+    if now is not None and not is_extended and (session.best_return is None or now.score > session.best_return):
+        checkpoints.restore_best(best)
+    position = None if plan.changes else session.position
+    checkpoints.rewind_to(plan.checkpoint_path.resolve().name, position, best)
+    kept = checkpoints.best
+    if kept is not None and (session.best_return is None or kept.score > session.best_return):
+        session.best_return = kept.score  # of the closing evaluation
+    session.offer_restored()

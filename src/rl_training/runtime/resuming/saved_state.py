@@ -10,19 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstra
 from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig, Fraction
-from rl_training.errors import CheckpointError, EnvError, RLTrainingError
+from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME
 from rl_training.experiment.checkpointing import CheckpointState, check_savable
 from rl_training.experiment.codec.tree_codec import tensors_in
-from rl_training.experiment.codec.tree_packing import UnsavableStateError
 from rl_training.experiment.config import TrainConfig, serialize_train_config
-from rl_training.runtime.checks.memory import count_weights
+from rl_training.runtime.assembly import count_weights
+from rl_training.runtime.run_utils import translate_save_errors
 from rl_training.spaces.spec import Spaces
-
-ENVIRONMENTS = ("trainer", "collector", "envs", "environments")
-"""Path of the environment states in a checkpoint."""
-VECTOR_STATE = ("trainer", "collector", "envs", "vector", "custom_state")
-"""Path of the state of a vector environment of the user's."""
 
 
 class _Saved(BaseModel):
@@ -120,26 +115,6 @@ def try_saving(
         values = serialize_train_config(config)
         check_savable(CheckpointState(algorithm_state, None, trainer_state, values, metadata))
     check_trainer_state(trainer_state, config.num_envs)
-
-
-@contextlib.contextmanager
-def translate_save_errors() -> Iterator[None]:
-    """Raise an unsavable environment state as an `EnvError` that names the environment and the place in its state."""
-    try:
-        yield
-    except UnsavableStateError as error:
-        index = len(ENVIRONMENTS)
-        if error.path[: len(VECTOR_STATE)] == VECTOR_STATE:
-            place = "/".join(map(str, error.path[len(VECTOR_STATE) :]))
-            raise EnvError(
-                f"the vector environment cannot be saved: the return value of get_state() at '{place}' {error.problem}"
-            ) from None
-        if error.path[:index] != ENVIRONMENTS or len(error.path) < index + 2:
-            raise
-        env, part, *rest = error.path[index:]
-        source = {"custom_state": "the return value of get_state()", "obs": "the observation"}.get(part, f"the {part}")
-        place = f" at '{'/'.join(map(str, rest))}'" if rest else ""
-        raise EnvError(f"environment {env} cannot be saved: {source}{place} {error.problem}") from None
 
 
 def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rl_training.errors import ReplacedError, RLTrainingError, RunOwnedError
@@ -78,7 +78,7 @@ def check(order: Mapping[str, Any]) -> int:
     """Check every configuration of the order; prints one JSON object for each."""
     from rl_training.envs.wrapping.trust import find_wrappers_here
     from rl_training.plugins.user_code import add_working_directory
-    from rl_training.runtime.checks.settings import SettingsChecker
+    from rl_training.runtime.dry_run import SettingsChecker
     from rl_training.studies.launching.launchers import read_worker_values
     from rl_training.studies.tuning.space_check import resolve_asked
 
@@ -117,10 +117,10 @@ def _print_to(log: str | None) -> None:
             os.dup2(file.fileno(), 2)
 
 
-def _load_code(order: Mapping[str, Any]) -> list[object]:
+def _load_code(order: Mapping[str, Any]) -> Iterable[object]:
     """Import the plugins of an order; returns its callbacks."""
     from rl_training.plugins.user_code import add_working_directory, load_code
-    from rl_training.runtime.checks.callback_loading import load_callbacks
+    from rl_training.runtime.callbacks import load_callbacks
 
     for name in (*order["plugins"], *order["callbacks"]):
         add_working_directory(name)

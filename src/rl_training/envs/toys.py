@@ -1,4 +1,4 @@
-"""Environments with action masks: one where nearly all actions are invalid, and one that needs memory as well."""
+"""Small environments that need memory, action masks, or both: `rl_training.envs.toys:CartPoleNoVel`, ..."""
 
 from __future__ import annotations
 
@@ -7,10 +7,41 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 from gymnasium.spaces import Box, Discrete
 
+__all__ = ["CartPoleNoVel", "HiddenTarget", "MostlyInvalid", "PendulumNoVel"]
 Obs = npt.NDArray[np.float32]
 Step = tuple[Obs, float, bool, bool, dict[str, Any]]
+
+
+class _Positions(gym.ObservationWrapper[Obs, Any, Obs]):
+    """Keeps some components of the observation."""
+
+    def __init__(self, env: gym.Env[Obs, Any], kept: list[int], max_episode_steps: int) -> None:
+        super().__init__(gym.wrappers.TimeLimit(env, max_episode_steps))
+        space = env.observation_space
+        assert isinstance(space, Box)
+        self._kept = kept
+        self.observation_space = Box(space.low[kept], space.high[kept], dtype=np.float32)
+
+    def observation(self, observation: Obs) -> Obs:
+        """The kept components."""
+        return observation[self._kept]
+
+
+class CartPoleNoVel(_Positions):
+    """CartPole-v1 whose observation is the position of the cart and the angle of the pole."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(CartPoleEnv(render_mode=render_mode), [0, 2], max_episode_steps=500)
+
+
+class PendulumNoVel(_Positions):
+    """Pendulum-v1 whose observation is the cosine and the sine of the angle."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(PendulumEnv(render_mode=render_mode), [0, 1], max_episode_steps=200)
 
 
 class MostlyInvalid(gym.Env[Obs, np.int64]):

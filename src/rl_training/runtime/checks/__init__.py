@@ -1,1 +1,0 @@
-"""Checks of a run's settings before its first environment step."""
