@@ -15,12 +15,10 @@ from torch import nn
 
 from rl_training.algorithms.ppo import PPOAlgorithm
 from rl_training.bundle.exporting.describing import describe
-from rl_training.bundle.exporting.onnx_model import input_names, make_onnx
-from rl_training.bundle.exporting.operation_list import UndescribableError
-from rl_training.bundle.exporting.torch_operations import TORCH_OPERATIONS
-from rl_training.bundle.loading import load_bytes
+from rl_training.bundle.exporting.modules import UndescribableError
+from rl_training.bundle.exporting.onnx_model import TORCH_OPERATIONS, input_names, make_onnx
+from rl_training.bundle.loading import BundlePolicy, load_bytes
 from rl_training.bundle.operations import OPERATIONS
-from rl_training.bundle.policy import BundlePolicy
 from rl_training.errors import BundleError, ConfigError, EnvError
 from rl_training.evaluation.prediction import predict
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs

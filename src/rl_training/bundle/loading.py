@@ -1,20 +1,22 @@
-"""Loads a bundle: checks every byte and number of the file, then that the policy reproduces its golden pairs."""
+"""Loads a bundle, whose every byte and number is checked, proves it by its golden pairs, and acts."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
 
 from rl_training.bundle.archive import GOLDEN, MANIFEST, OPERATIONS, SPACES, WEIGHTS, read_file, unpack
-from rl_training.bundle.policy import BundlePolicy
 from rl_training.bundle.program import ACTION, MASK, NEXT_STATE, OBS, STATE, Program
 from rl_training.bundle.reading import Array, Settings, parse_json, parse_tensors
 from rl_training.bundle.spaces import BundleSpaces, parse_spaces
-from rl_training.errors import BundleError, EnvError
+from rl_training.errors import BundleError, ConfigError, EnvError
+from rl_training.spaces.actions import ActionKind
+from rl_training.spaces.given import check_masks, mask_in, read_state
 
 FORMAT = "rl-training policy bundle"
 SCHEMA_VERSION = 1
@@ -25,6 +27,8 @@ CHUNK_ELEMENTS = 1 << 24
 """Golden pairs are replayed in chunks, whose values have at most this many numbers together."""
 MAX_WORK = 1 << 36
 """Limit of golden pairs times weights and values: some seconds of work."""
+NO_STATE: EllipsisType = ...
+"""Default of `state`: the caller does not ask for the next policy state."""
 
 
 def load(path: str | os.PathLike[str]) -> BundlePolicy:
@@ -92,7 +96,7 @@ def differing(spaces: BundleSpaces, actions: Array, expected: Array, factor: flo
     rows = actions.reshape(len(actions), -1)
     targets = expected.reshape(len(expected), -1)
     action = spaces.action
-    if action.low is None or action.high is None:
+    if action.kind is not ActionKind.CONTINUOUS:
         return np.asarray((rows != targets).any(1))
     rows, targets = rows.astype(np.float64), targets.astype(np.float64)
     magnitude = np.maximum(np.abs(np.where(np.isfinite(targets), targets, 0.0)).max(1, keepdims=True, initial=0.0), 1.0)
@@ -129,7 +133,7 @@ def _check_golden(spaces: BundleSpaces, golden: dict[str, Array]) -> int:
         array = golden[name]
         if array.shape != (total, *shape) or array.dtype != np.dtype(dtype):
             raise BundleError(f"{GOLDEN}: '{name}' is {array.dtype} {list(array.shape)}, not {dtype} {[total, *shape]}")
-    if action.start is not None:
+    if action.choices:
         options = golden[ACTION].astype(np.int64) - action.start
         if not ((options >= 0) & (options < np.reshape(action.choices, action.shape))).all():
             raise BundleError(f"{GOLDEN} has actions outside of the action space in {SPACES}")
@@ -163,3 +167,69 @@ def _read_manifest(files: dict[str, bytes]) -> dict[str, Any]:
         if hashlib.sha256(files[name]).hexdigest() != digest:
             raise BundleError(f"{name} is damaged: its SHA-256 is not the one in the manifest")
     return values
+
+
+class BundlePolicy:
+    """A deterministic policy that was loaded from a bundle, and has reproduced its golden pairs."""
+
+    def __init__(self, program: Program, spaces: BundleSpaces, manifest: dict[str, Any]) -> None:
+        self._program = program
+        self.spaces = spaces
+        """What the policy reads and returns: `spaces.observation`, `spaces.action`, `spaces.state_size`."""
+        self.manifest = manifest
+        """Content of manifest.json: versions, algorithm, environment, and the hash of each file."""
+
+    def act(self, obs: Any, state: Any = NO_STATE, mask: Any = None) -> Any:
+        """Environment action for one observation, or actions for a batch.
+
+        With `state` the result is a pair: the actions, and the policy state to pass with the next observations. Pass
+        `state=None` at the first step of an episode. A policy with memory requires it; for others the next state is
+        None. `mask` marks the valid actions, one row per observation.
+        """
+        leaves, is_batch = self.spaces.as_batch(obs)
+        before = self._state_before(state, len(leaves[0]), is_batch=is_batch)
+        masks = self._masks(obs, mask, len(leaves[0]), is_batch=is_batch)
+        actions, after = self._program.run(leaves, before, masks)
+        if state is NO_STATE:
+            return actions if is_batch else actions[0]
+        if is_batch or after is None:
+            return actions if is_batch else actions[0], after
+        return actions[0], after[0]
+
+    def __repr__(self) -> str:
+        what = f"{self.manifest['algorithm']} on {self.manifest['env_id'] or 'a dataset'}"
+        parts = ", ".join(f"{leaf.name or 'obs'} {leaf.dtype}{list(leaf.shape)}" for leaf in self.spaces.observation)
+        action = self.spaces.action
+        options = f" of {list(action.choices)} options" if action.choices else ""
+        memory = f", memory of {self.spaces.state_size}" if self.spaces.state_size else ""
+        return f"<BundlePolicy {what}: {parts:.200} -> {action.dtype}{list(action.shape)}{options:.60}{memory}>"
+
+    def _state_before(self, state: Any, count: int, *, is_batch: bool) -> Array | None:
+        size = self.spaces.state_size
+        if not size:
+            if state is not NO_STATE and state is not None:
+                raise ConfigError("this policy has no memory, so it has no state: pass state=None or leave it out")
+            return None
+        if state is NO_STATE:
+            raise ConfigError(
+                "this policy has memory: pass state=None at the first step of an episode, and afterwards the state"
+                " that act returned: action, state = policy.act(obs, state=state)"
+            )
+        if state is None:
+            return np.zeros((count, size), np.float32)
+        return read_state(state, count, (size,), is_batch=is_batch)
+
+    def _masks(self, obs: Any, mask: Any, count: int, *, is_batch: bool) -> Array | None:
+        use = self.spaces.mask_use
+        if mask is None and use == "required":
+            mask = mask_in(obs, self.spaces.observation)
+            if mask is None:
+                raise ConfigError(
+                    "this policy was trained with action masks: pass mask=…, one boolean for each action (all true"
+                    " permits every action)"
+                )
+        if mask is None:
+            return None
+        if use == "none":
+            raise ConfigError("mask is given, but this policy does not obey action masks: leave it out")
+        return check_masks(mask, count, self.spaces.action.choices, is_batch=is_batch)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from rl_training.bundle.layers import conv2d, gru_step, lstm_step
 from rl_training.bundle.reading import MAX_CHOICES, Array, Settings, count
 from rl_training.bundle.spaces import ACTION_DTYPES
 from rl_training.errors import BundleError, EnvError
@@ -55,7 +55,7 @@ def _flatten(settings: Settings, x: Value) -> Built:
 
 def _one_hot(settings: Settings, x: Value) -> Built:
     choices = settings.sizes("choices", most=MAX_CHOICES)
-    start = np.asarray(settings.sizes("start", -(1 << 62), 1 << 62, MAX_CHOICES), np.int64)
+    start = settings.starts("start")
     if x.dtype != "int64" or not len(choices) == len(start) == x.size:
         raise BundleError(f"{settings.where}: the input is not {len(choices)} categories")
     width = count((sum(choices),))
@@ -152,6 +152,40 @@ def _gelu(x: Array) -> Array:
     return 0.5 * x * (1.0 + erf.reshape(x.shape))
 
 
+def conv2d(x: Array, weight: Array, bias: Array, kernel: tuple[int, ...], stride: int) -> Array:
+    """Convolve [B, C, H, W] with `weight` [C * kernel, out] as one product of patches (im2col)."""
+    windows = sliding_window_view(x, kernel, (2, 3))[:, :, ::stride, ::stride]  # [B, C, h, w, kernel]
+    batch, _, height, width = windows.shape[:4]
+    patches = windows.transpose(0, 2, 3, 1, 4, 5).reshape(batch * height * width, -1)
+    product = patches @ weight + bias
+    return product.reshape(batch, height, width, -1).transpose(0, 3, 1, 2)
+
+
+def sigmoid(x: Array) -> Array:
+    """The logistic function, without an exponential that overflows."""
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def lstm_step(x: Array, state: Array, weight: Array, recurrent: Array, bias: Array) -> tuple[Array, Array]:
+    """Output [B, size] and next state [B, 2 * size]: hidden vector and cell."""
+    hidden, cell = np.split(state, 2, 1)
+    input_gate, forget_gate, candidate, output_gate = np.split(x @ weight + bias + hidden @ recurrent, 4, 1)
+    cell = sigmoid(forget_gate) * cell + sigmoid(input_gate) * np.tanh(candidate)
+    hidden = sigmoid(output_gate) * np.tanh(cell)
+    return hidden, np.concatenate([hidden, cell], 1)
+
+
+def gru_step(
+    x: Array, state: Array, weight: Array, recurrent: Array, bias: Array, recurrent_bias: Array
+) -> tuple[Array, Array]:
+    """Output [B, size], which is the next state too."""
+    reset, update, new = np.split(x @ weight + bias, 3, 1)
+    reset_h, update_h, new_h = np.split(state @ recurrent + recurrent_bias, 3, 1)
+    candidate = np.tanh(new + sigmoid(reset + reset_h) * new_h)
+    hidden = candidate + sigmoid(update + update_h) * (state - candidate)
+    return hidden, hidden
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0.0),
     "tanh": np.tanh,
@@ -239,7 +273,7 @@ def _argmax(settings: Settings, x: Value) -> Built:
 
 
 def _offset(settings: Settings, x: Value) -> Built:
-    start = np.asarray(settings.sizes("start", -(1 << 62), 1 << 62, MAX_CHOICES), np.int64)
+    start = settings.starts("start")
     if x.dtype != "int64" or x.shape != start.shape:
         raise BundleError(f"{settings.where}: the input is not {len(start)} integers")
     return lambda x: x + start, (x,)

@@ -112,6 +112,10 @@ class Settings:
             raise self.fault(key, f"a list of integers from {low} to {high}")
         return tuple(value)
 
+    def starts(self, key: str) -> Array:
+        """First options or categories: integers of any sign."""
+        return np.asarray(self.sizes(key, -(1 << 62), 1 << 62, MAX_CHOICES), np.int64)
+
     def names(self, key: str) -> tuple[str, ...]:
         """A list of strings."""
         value = self.any(key)

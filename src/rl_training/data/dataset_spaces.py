@@ -13,7 +13,8 @@ from rl_training.data.dataset_fields import flat_rows, row_blocks, rows_where
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import Array
 from rl_training.spaces.actions import ActionKind, ActionSpec
-from rl_training.spaces.observations import FLOAT_BYTES, MIN_IMAGE_SIDE, LeafPath, ObsLeaf, ObsSpec
+from rl_training.spaces.given import LeafPath, ObsLeaf
+from rl_training.spaces.observations import FLOAT_BYTES, MIN_IMAGE_SIDE, ObsSpec
 from rl_training.spaces.spec import Spaces, describe_observation
 
 TOLERANCE = 1e-5

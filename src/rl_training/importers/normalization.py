@@ -16,8 +16,8 @@ from rl_training.importers.networks import Model
 from rl_training.importers.pickles import Record, read_pickle
 from rl_training.importers.settings import Report
 from rl_training.models.normalizer import CLIP, EPSILON
-from rl_training.spaces.given import Array
-from rl_training.spaces.observations import ObsLeaf, ObsSpec
+from rl_training.spaces.given import Array, ObsLeaf
+from rl_training.spaces.observations import ObsSpec
 
 MAX_BYTES = 1 << 26
 VECNORMALIZE = "stable_baselines3.common.vec_env.vec_normalize.VecNormalize"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,35 +13,59 @@ import numpy.typing as npt
 from rl_training.errors import ConfigError, EnvError
 
 Array = npt.NDArray[Any]
+LeafPath = tuple[str | int, ...]
 MASK_KEY = "action_mask"
 """Key of the mask in an environment's info, and in a Dict observation."""
 
 
-class Part(Protocol):
-    """One array of an observation: the whole observation, or a leaf of a Dict or Tuple."""
+@dataclass(frozen=True)
+class ObsLeaf:
+    """One array of an observation, a leaf of a Dict or Tuple or the whole: its path and its stored form."""
+
+    path: LeafPath
+    shape: tuple[int, ...]
+    is_image: bool = False
+    scale: float = 1.0
+    """Factor of its numbers: 1/255 for byte vectors."""
+    choices: tuple[int, ...] = ()
+    """Number of categories of each component; empty for numbers."""
+    start: tuple[int, ...] = ()
+    """First category of each component."""
 
     @property
-    def path(self) -> tuple[str | int, ...]:
-        """Keys that lead to it; empty for an observation that is one array."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape in one observation."""
+    def name(self) -> str:
+        """Its path as text, such as `arm/camera`; empty for an observation that is one array."""
+        return "/".join(map(str, self.path))
 
     @property
     def dtype(self) -> str:
         """float32 for numbers, uint8 for bytes and images, int64 for categories."""
+        return "int64" if self.choices else "uint8" if self.is_image or self.scale != 1.0 else "float32"
 
     @property
-    def choices(self) -> tuple[int, ...]:
-        """Number of categories of each component; empty for numbers."""
+    def width(self) -> int:
+        """Length of its stored row."""
+        return sum(self.choices) or prod(self.shape)
 
-    @property
-    def start(self) -> tuple[int, ...]:
-        """First category of each component."""
+    def find(self, obs: Any) -> Any:
+        """The leaf in an observation."""
+        for key in self.path:
+            obs = obs[key]
+        return obs
+
+    def row(self, obs: Any) -> Array:
+        """The leaf of a batch of observations in stored form, [B, width]."""
+        values = np.asarray(self.find(obs))
+        rows = values.reshape(len(values), prod(self.shape))
+        if self.is_image:
+            return rows
+        if not self.choices:
+            return rows.astype(np.float32) if self.scale == 1.0 else rows.astype(np.float32) * np.float32(self.scale)
+        columns = zip((rows - np.asarray(self.start)).T, self.choices, strict=True)
+        return np.hstack([column[:, None] == np.arange(count) for column, count in columns]).astype(np.float32)
 
 
-def read_parts(obs: Any, parts: Sequence[Part]) -> tuple[list[Array], bool]:
+def read_parts(obs: Any, parts: Sequence[ObsLeaf]) -> tuple[list[Array], bool]:
     """The parts of an observation or a batch, each [B, *shape] in its dtype, and whether it was a batch.
 
     Raises an `EnvError` if a part is missing, has another shape, or holds what the space cannot hold: NaN, infinity,
@@ -108,7 +134,7 @@ def check_masks(mask: Any, count: int, choices: tuple[int, ...], *, is_batch: bo
     return rows
 
 
-def mask_in(obs: Any, parts: Sequence[Part]) -> Any | None:
+def mask_in(obs: Any, parts: Sequence[ObsLeaf]) -> Any | None:
     """The mask that a Dict observation holds under `action_mask`; None if it holds none."""
     return obs[MASK_KEY] if any(part.path == (MASK_KEY,) for part in parts) else None
 
@@ -121,13 +147,13 @@ def _is_one_per_component(parts: Sequence[Any], choices: tuple[int, ...]) -> boo
         return False
 
 
-def _array(obs: Any, part: Part) -> Array:
+def _array(obs: Any, part: ObsLeaf) -> Array:
     found = obs
     try:
         for key in part.path:
             found = found[key]
     except (KeyError, IndexError, TypeError):
-        raise EnvError(f"the observation has no part '{_name(part)}'") from None
+        raise EnvError(f"the observation has no part '{part.name}'") from None
     try:
         array = np.asarray(found)
     except ValueError:  # rows of different lengths
@@ -142,7 +168,7 @@ def _array(obs: Any, part: Part) -> Array:
     return array
 
 
-def _checked(batch: Array, part: Part) -> Array:
+def _checked(batch: Array, part: ObsLeaf) -> Array:
     """A batch in the dtype of its part, if every value can be one of the space."""
     if batch.dtype == part.dtype and not part.choices and batch.dtype.kind != "f":
         return batch
@@ -160,7 +186,7 @@ def _checked(batch: Array, part: Part) -> Array:
     return values.astype(part.dtype, copy=False)
 
 
-def _check_categories(values: Array, part: Part) -> None:
+def _check_categories(values: Array, part: ObsLeaf) -> None:
     first = np.asarray(part.start, np.int64).reshape(part.shape)
     last = first + np.asarray(part.choices, np.int64).reshape(part.shape) - 1
     fits = (values >= first) & (values <= last) & (values == np.floor(values))
@@ -173,9 +199,5 @@ def _check_categories(values: Array, part: Part) -> None:
         )
 
 
-def _what(part: Part) -> str:
-    return f"part '{_name(part)}' of the observation" if part.path else "the observation"
-
-
-def _name(part: Part) -> str:
-    return "/".join(map(str, part.path))
+def _what(part: ObsLeaf) -> str:
+    return f"part '{part.name}' of the observation" if part.path else "the observation"

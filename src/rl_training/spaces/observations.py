@@ -14,54 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.spaces.given import Array, read_parts
+from rl_training.spaces.given import Array, ObsLeaf, read_parts
 
-LeafPath = tuple[str | int, ...]
 FLOAT_BYTES = 4
 MIN_IMAGE_SIDE = 36
 """Smaller images would be reduced to nothing by the convolutions, and are read as vectors."""
-
-
-@dataclass(frozen=True)
-class ObsLeaf:
-    """One leaf of a Dict or Tuple: its path in the observation, and its stored form."""
-
-    path: LeafPath
-    shape: tuple[int, ...]
-    is_image: bool = False
-    scale: float = 1.0
-    """Factor of its numbers: 1/255 for byte vectors."""
-    choices: tuple[int, ...] = ()
-    """Number of categories of each component; empty for numbers."""
-    start: tuple[int, ...] = ()
-    """First category of each component."""
-
-    @property
-    def dtype(self) -> str:
-        """float32 for numbers, uint8 for bytes and images, int64 for categories."""
-        return "int64" if self.choices else "uint8" if self.is_image or self.scale != 1.0 else "float32"
-
-    @property
-    def width(self) -> int:
-        """Length of its stored row."""
-        return sum(self.choices) or prod(self.shape)
-
-    def find(self, obs: Any) -> Any:
-        """The leaf in an observation."""
-        for key in self.path:
-            obs = obs[key]
-        return obs
-
-    def row(self, obs: Any) -> Array:
-        """The leaf of a batch of observations in stored form, [B, width]."""
-        values = np.asarray(self.find(obs))
-        rows = values.reshape(len(values), prod(self.shape))
-        if self.is_image:
-            return rows
-        if not self.choices:
-            return rows.astype(np.float32) if self.scale == 1.0 else rows.astype(np.float32) * np.float32(self.scale)
-        columns = zip((rows - np.asarray(self.start)).T, self.choices, strict=True)
-        return np.hstack([column[:, None] == np.arange(count) for column, count in columns]).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -114,7 +71,8 @@ class ObsSpec:
             return self.leaves
         if self.num_categories is not None:
             return (ObsLeaf((), (), choices=(self.num_categories,), start=(0,)),)
-        return (ObsLeaf((), self.shape, is_image=self.dtype == "uint8"),)
+        is_image = bool(self.image_shapes)
+        return (ObsLeaf((), self.shape, is_image, 1 / 255 if self.dtype == "uint8" and not is_image else 1.0),)
 
     def read(self, obs: Any) -> tuple[Any, bool]:
         """Observation or batch given by a user, as a batch for `as_stored`, and whether it was a batch.

@@ -13,7 +13,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 from rl_training.errors import EnvError
 from rl_training.spaces.actions import ActionKind, ActionSpec
-from rl_training.spaces.observations import LeafPath, ObsLeaf, ObsSpec, check_sizes, is_image_shape, stored_as
+from rl_training.spaces.given import LeafPath, ObsLeaf
+from rl_training.spaces.observations import ObsSpec, check_sizes, is_image_shape, stored_as
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_training.bundle.exporting.describing import Description
-from rl_training.bundle.spaces import BundleSpaces, Leaf, parse_spaces
+from rl_training.bundle.spaces import BundleSpaces, parse_spaces
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import learns_offline
+from rl_training.spaces.given import ObsLeaf
 from rl_training.studies.statistics import MeanInterval, mean_interval
 
 
@@ -130,7 +131,7 @@ def _literal(nested: dict[str | int, Any]) -> str:
     return "{" + ", ".join(f"{key!r}: {value}" for key, value in parts.items()) + "}"
 
 
-def _example_leaf(leaf: Leaf) -> str:
+def _example_leaf(leaf: ObsLeaf) -> str:
     shape = repr(leaf.shape)
     return f"np.reshape({list(leaf.start)}, {shape})" if leaf.choices else f'np.zeros({shape}, "{leaf.dtype}")'
 

@@ -20,15 +20,15 @@ from rl_training.algorithms.replay import ReplayAlgorithm
 from rl_training.algorithms.td3 import TD3Algorithm
 from rl_training.bundle.exporting.modules import (
     Observation,
+    OperationList,
+    UndescribableError,
     encode,
-    leaves_of,
     mlp,
     normalize,
     policy_network,
     read_observation,
     remember,
 )
-from rl_training.bundle.exporting.operation_list import OperationList, UndescribableError
 from rl_training.bundle.reading import Array
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.critics import QNetwork, QuantileQNetwork
@@ -41,7 +41,7 @@ from rl_training.models.policies import (
     TanhMeanGaussianPolicy,
 )
 from rl_training.spaces.actions import ActionKind, ActionSpec
-from rl_training.spaces.observations import ObsLeaf
+from rl_training.spaces.given import ObsLeaf
 
 SQUASHED = (SquashedGaussianPolicy, DeterministicPolicy, TanhMeanGaussianPolicy)
 
@@ -68,7 +68,7 @@ def describe(algorithm: Algorithm[Any]) -> Description:
     _finish(ops, outputs, spaces.action)
     obeys_masks = algorithm.obeys_masks and bool(spaces.action.choices)
     described = {
-        "observation": [_leaf(leaf) for leaf in leaves_of(spaces.obs)],
+        "observation": [_leaf(leaf) for leaf in spaces.obs.parts],
         "action": _action(spaces.action),
         "mask_use": "none" if not obeys_masks else "required" if spaces.has_masks else "optional",
         "state_size": sum(len(columns) for columns in state_columns(algorithm)),
@@ -156,9 +156,8 @@ def _finish(ops: OperationList, outputs: str, action: ActionSpec) -> None:
 
 
 def _leaf(leaf: ObsLeaf) -> dict[str, Any]:
-    dtype = "int64" if leaf.choices else "uint8" if leaf.is_image or leaf.scale != 1.0 else "float32"
     lists = {"path": leaf.path, "shape": leaf.shape, "choices": leaf.choices, "start": leaf.start}
-    return {**{name: list(values) for name, values in lists.items()}, "dtype": dtype}
+    return {**{name: list(values) for name, values in lists.items()}, "dtype": leaf.dtype}
 
 
 def _action(action: ActionSpec) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from rl_training.bundle.exporting.describing import Description, state_columns
 from rl_training.bundle.loading import differing, replay
 from rl_training.bundle.program import ACTION, MASK, NEXT_STATE, OBS, STATE, Program
 from rl_training.bundle.reading import Array
-from rl_training.bundle.spaces import BundleSpaces, Leaf, parse_spaces
+from rl_training.bundle.spaces import BundleSpaces, parse_spaces
 from rl_training.evaluation.episode_runner import Episode
 from rl_training.evaluation.evaluator import act_on
+from rl_training.spaces.given import ObsLeaf
 
 MAX_REAL = 64
 MAX_CATEGORIES = 256
@@ -135,7 +136,7 @@ def _extremes(spaces: BundleSpaces, obs_space: Space[Any] | None) -> list[Array]
     return [part[np.arange(longest) % len(part)] for part in parts]
 
 
-def _extremes_of(leaf: Leaf, space: Space[Any] | None, generator: np.random.Generator) -> Array:
+def _extremes_of(leaf: ObsLeaf, space: Space[Any] | None, generator: np.random.Generator) -> Array:
     if leaf.choices:
         return _every_category(leaf)
     if leaf.dtype == "uint8":
@@ -148,7 +149,7 @@ def _extremes_of(leaf: Leaf, space: Space[Any] | None, generator: np.random.Gene
     return np.stack(rows).astype(np.float32)
 
 
-def _every_category(leaf: Leaf) -> Array:
+def _every_category(leaf: ObsLeaf) -> Array:
     """Observations in which each category of each component occurs, the first of the other components beside it."""
     start, last = np.asarray(leaf.start, np.int64), np.asarray(leaf.choices, np.int64) - 1
     rows = [start, start + last]

@@ -6,21 +6,56 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.fx
 from torch import Tensor, nn
 
-from rl_training.bundle.exporting.operation_list import OperationList, UndescribableError
+from rl_training.bundle.reading import Array
+from rl_training.errors import ConfigError
 from rl_training.models.actor_critic import PolicyAndValue, StackedPolicyAndValue
 from rl_training.models.encoders import CONVOLUTIONS, CNNEncoder, NatureCNN, ObsPreprocessor
 from rl_training.models.memory import EnsembleMemory
 from rl_training.models.mlp import _ACTIVATIONS, MLP, EnsembleMLP, LayerNorm
 from rl_training.models.normalizer import CLIP, EPSILON
-from rl_training.spaces.observations import ObsLeaf, ObsSpec, plane_shape
+from rl_training.spaces.observations import ObsSpec, plane_shape
 
 LAYER_NORM_EPSILON = 1e-5
 """Default of torch's layer_norm, which our LayerNorm uses."""
 ACTIVATION_NAMES = {function: name for name, function in _ACTIVATIONS.items()}
+
+
+class UndescribableError(ConfigError):
+    """A policy cannot be written as operations of a bundle."""
+
+
+class OperationList:
+    """Operations in order, each with names of the values that it reads and makes."""
+
+    def __init__(self) -> None:
+        self.operations: list[dict[str, Any]] = []
+        self.tensors: dict[str, Array] = {}
+
+    def add(self, name: str, *inputs: str, **settings: Any) -> str:
+        """Append an operation and return the name of its output; tensors among its settings are stored."""
+        return self.add_named(name, inputs, (f"v{len(self.operations)}",), **settings)
+
+    def add_named(self, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], **settings: Any) -> str:
+        """The same with chosen names of the outputs; returns the first."""
+        number = len(self.operations)
+        for key, value in settings.items():
+            if isinstance(value, (Tensor, np.ndarray)):
+                settings[key] = self._store(f"{number}.{key}", value)
+        self.operations.append({"op": name, "in": list(inputs), "out": list(outputs), **settings})
+        return outputs[0]
+
+    def _store(self, name: str, value: Tensor | Array) -> str:
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+        if np.isnan(array).any():
+            raise UndescribableError(f"the policy's weights hold NaN (operation {name}): export another checkpoint")
+        # A copy: the tensor may be a part of the network's memory.
+        self.tensors[name] = np.array(array, order="C")
+        return name
 
 
 @dataclass(frozen=True)
@@ -35,7 +70,7 @@ class Observation:
 def read_observation(ops: OperationList, spec: ObsSpec) -> Observation:
     """Turn the parts of an observation into one row of numbers and images."""
     rows, images = [], []
-    for index, leaf in enumerate(leaves_of(spec)):
+    for index, leaf in enumerate(spec.parts):
         name = f"obs.{index}"
         if leaf.is_image:
             images.append(name)
@@ -46,16 +81,6 @@ def read_observation(ops: OperationList, spec: ObsSpec) -> Observation:
             rows.append(row if leaf.scale == 1.0 else ops.add("scale", row, factor=leaf.scale))
     numbers = ops.add("concat", *rows) if len(rows) > 1 else next(iter(rows), None)
     return Observation(spec, numbers, tuple(images))
-
-
-def leaves_of(spec: ObsSpec) -> tuple[ObsLeaf, ...]:
-    """The leaves of an observation; a Box, Discrete or MultiBinary is one leaf without a path."""
-    if spec.leaves:
-        return spec.leaves
-    if spec.num_categories is not None:
-        return (ObsLeaf((), (), choices=(spec.num_categories,), start=(0,)),)
-    is_image = bool(spec.image_shapes)
-    return (ObsLeaf((), spec.shape, is_image, 1 / 255 if spec.dtype == "uint8" and not is_image else 1.0),)
 
 
 def normalize(ops: OperationList, obs: Observation, preprocessor: ObsPreprocessor | None) -> Observation:
