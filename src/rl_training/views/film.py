@@ -1,41 +1,58 @@
-"""Writes frames into a film, MP4 or GIF, one after the other: a film of any length needs the memory of a few frames."""
+"""Frames of environments that render without a display, and the film, MP4 or GIF, that they are written to."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
-import struct
+import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.error import DependencyNotInstalled
 
-from rl_training.errors import ConfigError, RLTrainingError, install_extra
+from rl_training.envs.factory import EnvSource
+from rl_training.envs.parallel.pools import close_example
+from rl_training.errors import ConfigError, EnvError, RLTrainingError, install_extra
 from rl_training.files import atomic_write, translate_write_errors
 
+RENDER_MODE = "rgb_array"
+DEFAULT_FPS = 30.0
+"""Frames per second of an environment whose metadata does not name them."""
+PYGAME_VARIABLES = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+"""Without them pygame prints a line at its import, and SDL looks for a display and a sound card."""
+GL_VARIABLE = "MUJOCO_GL"
+GL_BACKENDS = ("egl", "osmesa")
+"""Ways of MuJoCo to render without a display, the faster one first."""
+GL_TRIAL = (
+    "import importlib, sys;"
+    "context = importlib.import_module('mujoco.' + sys.argv[1]).GLContext(8, 8);"
+    "context.make_current(); context.free()"
+)
+SECONDS_TO_TRY_GL = 60
+GL_REMEDY = (
+    "install EGL (Debian, Ubuntu: apt install libegl1 libgl1) or OSMesa (apt install libosmesa6); the first that works"
+    f" is used, unless {GL_VARIABLE}=egl or {GL_VARIABLE}=osmesa chooses"
+)
 Frame = npt.NDArray[np.uint8]
 """One picture, [height, width, 3]."""
 MP4, GIF = ".mp4", ".gif"
 FASTEST_GIF = 50.0
 """Frames per second of a GIF at most: viewers show shorter delays than 20 ms as 100 ms."""
-GIF_COLORS = 256
-
-
-class FilmWriter(Protocol):
-    """Takes the frames of one film."""
-
-    def add(self, frame: Frame) -> None:
-        """Append a frame; all frames have one size."""
-
-    def finish(self) -> None:
-        """Complete the file."""
-
-    def abort(self) -> None:
-        """Stop writing; the file is incomplete."""
+PALETTE_OF_EACH_FRAME = "palettegen=stats_mode=single[p];[b][p]paletteuse"
+ENCODINGS = {
+    MP4: ("-c:v", "libx264", "-crf", "20", "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-f", "mp4"),
+    GIF: ("-filter_complex", f"split[a][b];[a]{PALETTE_OF_EACH_FRAME}=new=1:dither=none", "-f", "gif"),
+}
+"""Arguments of ffmpeg; H.264 in MP4 is what browsers play."""
 
 
 def check_film_path(path: Path, *, makes_folder: bool = False) -> None:
@@ -48,18 +65,13 @@ def check_film_path(path: Path, *, makes_folder: bool = False) -> None:
     _refuse_existing(path)
     if not makes_folder and not path.parent.is_dir():
         raise ConfigError(f"folder '{path.parent}' does not exist: create it, or give another --out")
-    if suffix == MP4 and importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise RLTrainingError(
-            f"an MP4 film needs imageio-ffmpeg: {install_extra('video')}; or write a GIF: --out {path.stem}{GIF}"
-        )
-    if suffix == GIF:
-        check_has_pillow("a GIF film")
+    check_installed("a film", "imageio_ffmpeg", "imageio-ffmpeg")
 
 
-def check_has_pillow(what: str) -> None:
-    """Raise an error that names the extra if Pillow is missing, which `what` needs."""
-    if importlib.util.find_spec("PIL") is None:
-        raise RLTrainingError(f"{what} needs Pillow: {install_extra('video')}")
+def check_installed(what: str, module: str, package: str) -> None:
+    """Raise an error that names the extra if a package is missing, which `what` needs."""
+    if importlib.util.find_spec(module) is None:
+        raise RLTrainingError(f"{what} needs {package}: {install_extra('video')}")
 
 
 def film_rate(path: Path, fps: float) -> float:
@@ -81,7 +93,7 @@ def open_film(path: Path, fps: float) -> Iterator[FilmWriter]:
         with translate_write_errors(path, kind="the film "):
             path.parent.mkdir(exist_ok=True)
             with atomic_write(path) as draft:
-                writer: FilmWriter = Mp4Writer(draft, fps) if path.suffix.lower() == MP4 else GifWriter(draft, fps)
+                writer = FilmWriter(draft, fps, path.suffix.lower())
                 try:
                     yield writer
                     writer.finish()
@@ -100,24 +112,25 @@ def _refuse_existing(path: Path) -> None:
         raise ConfigError(f"'{path}' exists and is not overwritten: give another --out FILE, or remove it")
 
 
-class Mp4Writer:
-    """Pipes raw frames to ffmpeg, which encodes H.264 that browsers play."""
+class FilmWriter:
+    """Pipes raw frames to ffmpeg as they come: a film of any length needs the memory of a few frames."""
 
-    def __init__(self, path: Path, fps: float) -> None:
-        self._path, self._fps = path, fps
+    def __init__(self, path: Path, fps: float, suffix: str) -> None:
+        self._path, self._fps, self._suffix = path, fps, suffix
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in abort)
 
     def add(self, frame: Frame) -> None:
-        """Append a frame."""
-        # H.264 with 4:2:0 colours needs even sides: the last row or column of an odd one is repeated.
-        height, width, _ = frame.shape
-        even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        """Append a frame; all frames have one size."""
+        if self._suffix == MP4:
+            # H.264 with 4:2:0 colours needs even sides: the last row or column of an odd one is repeated.
+            height, width, _ = frame.shape
+            frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         if self._process is None:
-            self._process = self._start(even.shape[1], even.shape[0])
+            self._process = self._start(frame.shape[1], frame.shape[0])
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(even.tobytes())
+            self._process.stdin.write(frame.tobytes())
         except BrokenPipeError:
             self.finish()
             raise
@@ -148,8 +161,7 @@ class Mp4Writer:
         command = [
             *(imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-nostats"),
             *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self._fps:g}", "-i", "pipe:0"),
-            *("-an", "-c:v", "libx264", "-crf", "20", "-pix_fmt", "yuv420p", "-movflags", "+faststart"),
-            *("-f", "mp4", "-y", str(self._path)),
+            *("-an", *ENCODINGS[self._suffix], "-y", str(self._path)),
         ]
         # A session of its own: Ctrl-C in the terminal must reach this process only, which then ends ffmpeg.
         try:
@@ -157,66 +169,142 @@ class Mp4Writer:
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log, start_new_session=True
             )
         except OSError as error:
-            raise RLTrainingError(
-                f"ffmpeg cannot be started: {error}; check IMAGEIO_FFMPEG_EXE, or write a GIF: --out film.gif"
+            raise RLTrainingError(f"ffmpeg cannot be started: {error}; check IMAGEIO_FFMPEG_EXE") from error
+
+
+@dataclass(frozen=True)
+class RenderedSource:
+    """A source of environments that render."""
+
+    source: EnvSource
+    fps: float
+    """Frames per second, by the environment's metadata."""
+    uses_mujoco: bool
+
+
+def with_rendering(source: EnvSource) -> RenderedSource:
+    """The source of the same evaluation environments, in this process, with `render_mode="rgb_array"`.
+
+    A failed environment is not recreated: the film of its episode could not be continued.
+    """
+    settings = source.settings.model_copy(update={"backend": "sync", "max_restarts": 0})
+    plain = replace(source, settings=settings, is_single=True)
+    rendering = replace(plain, arguments={**plain.arguments, "render_mode": RENDER_MODE})
+    with _translate_import_of_opengl():
+        env = plain.make(with_wrappers=False)
+    try:
+        _check_metadata(env, source.env_id)
+        rate, uses_mujoco = env.metadata.get("render_fps"), _uses_mujoco(env)
+        renders_anyway = env.render_mode == RENDER_MODE
+    finally:
+        close_example(env)
+    fps = float(rate) if isinstance(rate, (int, float)) and rate > 0 else DEFAULT_FPS
+    try:
+        example = rendering.make(with_wrappers=False)
+    except ConfigError as error:  # the same arguments without render_mode were accepted
+        if not renders_anyway:
+            raise EnvError(
+                f"environment '{source.env_id}' cannot be filmed: its constructor does not accept"
+                f" render_mode='{RENDER_MODE}'; let it take render_mode and keep it in self.render_mode ({error})"
             ) from error
+        return RenderedSource(plain, fps, uses_mujoco)
+    mode = example.render_mode
+    close_example(example)
+    if mode != RENDER_MODE:
+        raise EnvError(
+            f"environment '{source.env_id}' cannot be filmed: made with render_mode='{RENDER_MODE}', its render_mode"
+            f" is {mode!r}; let its constructor keep the argument in self.render_mode"
+        )
+    return RenderedSource(rendering, fps, uses_mujoco)
 
 
-class GifWriter:
-    """Writes each frame as the rectangle that differs from the frame before, with a palette of its own."""
-
-    def __init__(self, path: Path, fps: float) -> None:
-        self._file = path.open("xb")
-        self._fps = fps
-        self._last: Frame | None = None
-        self._num_frames = 0
-
-    def add(self, frame: Frame) -> None:
-        """Append a frame."""
-        if self._last is None:
-            self._file.write(_gif_header(*frame.shape[:2]))
-        top, bottom, left, right = _changed_part(frame, self._last)
-        for part in _gif_frame(frame[top:bottom, left:right], (left, top), 10 * self._delay()):
-            self._file.write(part)
-        self._last = frame.copy()
-        self._num_frames += 1
-
-    def finish(self) -> None:
-        """Write the end of the file."""
-        if self._last is None:
-            raise RLTrainingError("cannot write the film: it has no frames")
-        self._file.write(b";")
-        self._file.close()
-
-    def abort(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _delay(self) -> int:
-        """Hundredths of a second for which a frame is shown: rounded so that the sum stays right."""
-        end, start = (round(100 * number / self._fps) for number in (self._num_frames + 1, self._num_frames))
-        return end - start
+@contextlib.contextmanager
+def _translate_import_of_opengl() -> Iterator[None]:
+    """Add the remedy where the user's MUJOCO_GL names a library that is missing: the import of mujoco then fails."""
+    try:
+        yield
+    except EnvError as error:
+        if GL_VARIABLE not in os.environ or "OpenGL" not in str(error):
+            raise
+        raise EnvError(f"{GL_VARIABLE}={os.environ[GL_VARIABLE]} does not work here: {GL_REMEDY}") from error
 
 
-def _gif_header(height: int, width: int) -> bytes:
-    """Signature and size, without a global palette; then the extension that repeats the film for ever."""
-    return b"GIF89a" + struct.pack("<HHBBB", width, height, 0, 0, 0) + b"\x21\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00"
+def _check_metadata(env: gym.Env[Any, Any], env_id: str) -> None:
+    modes = env.metadata.get("render_modes") or []
+    if RENDER_MODE not in modes:
+        raise EnvError(
+            f"environment '{env_id}' cannot be filmed: its metadata['render_modes'] is {list(modes)}, without"
+            f" '{RENDER_MODE}'; an environment of your own lists it there and returns an RGB array from render()"
+        )
 
 
-def _gif_frame(pixels: Frame, offset: tuple[int, int], milliseconds: int) -> list[Any]:
-    from PIL import GifImagePlugin, Image
-
-    image = Image.fromarray(np.ascontiguousarray(pixels)).quantize(GIF_COLORS, dither=Image.Dither.NONE)
-    return GifImagePlugin.getdata(image, offset, duration=milliseconds, include_color_table=True, disposal=1)
+def _uses_mujoco(env: gym.Env[Any, Any]) -> bool:
+    classes = type(env.unwrapped).__mro__
+    return any("mujoco" in f"{base.__module__}.{base.__name__}".lower() for base in classes)
 
 
-def _changed_part(frame: Frame, last: Frame | None) -> tuple[int, int, int, int]:
-    """First and last row and column (exclusive) of the pixels that changed; one pixel if none did."""
-    height, width, _ = frame.shape
-    if last is None:
-        return 0, height, 0, width
-    changed = (frame != last).any(axis=2)
-    rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
-    if len(rows) == 0:
-        return 0, 1, 0, 1
-    return int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
+@contextlib.contextmanager
+def without_display(uses_mujoco: bool) -> Iterator[None]:
+    """Let environments render without a display during the block: pygame, and MuJoCo unless MUJOCO_GL is set."""
+    variables = {name: value for name, value in PYGAME_VARIABLES.items() if name not in os.environ}
+    if sys.platform == "linux" and "mujoco" in sys.modules and GL_VARIABLE not in os.environ:
+        backend = find_gl_backend()
+        if backend is not None:
+            variables[GL_VARIABLE] = backend
+        elif uses_mujoco:
+            raise EnvError(f"MuJoCo cannot render without a display here: {GL_REMEDY}")
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+
+
+@functools.cache
+def find_gl_backend() -> str | None:
+    """MuJoCo's first backend that renders here without a display.
+
+    Each is tried in a process of its own: the first that is imported decides which OpenGL library a process uses.
+    """
+    for name in GL_BACKENDS:
+        command = [sys.executable, "-c", GL_TRIAL, name]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            tried = subprocess.run(
+                command, env={**os.environ, GL_VARIABLE: name}, capture_output=True, timeout=SECONDS_TO_TRY_GL
+            )
+            if tried.returncode == 0:
+                return name
+    return None
+
+
+@contextlib.contextmanager
+def translate_render_errors(env_id: str, *, uses_mujoco: bool) -> Iterator[None]:
+    """Add the remedy to an error of `render`: a missing package, or a missing OpenGL library."""
+    try:
+        yield
+    except EnvError as error:
+        cause = error.__cause__
+        if isinstance(cause, (DependencyNotInstalled, ImportError)) and "pygame" in str(cause):
+            raise EnvError(f"rendering '{env_id}' needs pygame: {install_extra('video')}") from error
+        if uses_mujoco:
+            chosen = os.environ.get(GL_VARIABLE)
+            raise EnvError(f"{error}\n{GL_VARIABLE} is {chosen or 'not set'}. If OpenGL is missing, {GL_REMEDY}") from (
+                error
+            )
+        raise
+
+
+def check_frame(frame: Any, env_id: str, shape: tuple[int, ...] | None) -> Frame:
+    """The frame if it is an RGB array, of the shape of the first one if there is one."""
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        is_array = isinstance(frame, np.ndarray)
+        what = f"an array of {frame.dtype} {list(frame.shape)}" if is_array else f"a {type(frame).__name__}"
+        raise EnvError(
+            f"environment '{env_id}' cannot be filmed: its render() returned {what}, not an array of uint8"
+            " [height, width, 3]"
+        )
+    if shape is not None and frame.shape != shape:
+        sizes = " and then ".join(f"{width}x{height}" for height, width, _ in (shape, frame.shape))
+        raise EnvError(f"environment '{env_id}' cannot be filmed: its render() returned frames of {sizes} pixels")
+    return frame

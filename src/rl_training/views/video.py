@@ -22,10 +22,16 @@ from rl_training.runtime.workflows import check_spaces, evaluation_source, load_
 from rl_training.spaces.spec import describe_spaces
 from rl_training.terminal.progress import counter
 from rl_training.terminal.streams import tell
-from rl_training.views.film import FilmWriter, Frame, check_film_path, check_has_pillow, film_rate, film_size, open_film
-from rl_training.views.rendering import (
+from rl_training.views.film import (
+    FilmWriter,
+    Frame,
     RenderedSource,
+    check_film_path,
     check_frame,
+    check_installed,
+    film_rate,
+    film_size,
+    open_film,
     translate_render_errors,
     with_rendering,
     without_display,
@@ -119,7 +125,7 @@ def record_video(
     target = Path(out) if out is not None else default_film_path(checkpoint, pick)
     check_film_path(target, makes_folder=out is None)
     if overlay:
-        check_has_pillow("--overlay")
+        check_installed("--overlay", "PIL", "Pillow")
     config, algorithm, state = load_algorithm(path, device=device)
     rendered = with_rendering(evaluation_source(config, algorithm, state.metadata))
     rate = _rate(target, fps or rendered.fps)
