@@ -162,7 +162,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Model actions [B, ...] for observations [B, ...]; without `explore` no random number is drawn.
 
         `state` is the policy state before this step: `initial_state` at the first step of an episode, else what the
-        step before returned. `mask` [B, num_options] tells the valid actions, if the environment gives masks.
+        step before returned. `mask` [B, num_options] marks the valid actions, if the environment gives masks.
         """
 
     @abstractmethod

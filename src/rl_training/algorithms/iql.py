@@ -53,7 +53,7 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
         self.actor = make_imitation_policy(config.policy, spaces, self.actor_spec).to(self.device)
         self.critic = EnsembleCritic(spaces, self.critic_spec).to(self.device)
         self.target_critic = frozen_copy(self.critic)
-        # Without an encoder of the user's a plain MLP, whose weights have other names in checkpoints.
+        # Without a user-defined encoder a plain MLP, whose weights have other names in checkpoints.
         has_encoder, sizes = config.network is not None, (spaces.obs.num_features, 1)
         value = ValueNetwork(spaces, self.critic_spec) if has_encoder else self.critic_spec.make(*sizes)
         self.value = value.to(self.device)

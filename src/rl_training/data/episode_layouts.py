@@ -63,7 +63,7 @@ def _split_episodes(fields: MutableMapping[str, Array], source: str) -> Iterator
 
 
 def _tells_every_end(fields: MutableMapping[str, Array]) -> bool:
-    """Whether flags with one row per observation tell both kinds of episode end."""
+    """Whether flags with one row per observation mark both kinds of episode end."""
     flags = [fields[name] for name in EPISODE_END_FIELDS if name in fields]
     is_per_step = len(fields["obs"]) == len(fields["actions"]) and all(
         flag.shape == fields["actions"].shape[:1] for flag in flags
@@ -143,7 +143,7 @@ def _mark_ends(fields: MutableMapping[str, Array], ends: Array, num_steps: int, 
     flags = {name: _per_step(name, values, ends, num_steps, source) for name, values in given.items()}
     truncated = flags.get("truncated", np.zeros(num_steps, np.bool_))
     terminated = flags.get("terminated", flags.get("dones", np.zeros(num_steps, np.bool_)))
-    # A flag of a whole episode, and 'dones', say that it ended: 'truncated' tells in which way.
+    # A flag of a whole episode, and 'dones', say that it ended; 'truncated' says how.
     is_any_end = "terminated" not in given or given["terminated"].shape != (num_steps,)
     if is_any_end:
         terminated &= ~truncated

@@ -193,7 +193,7 @@ def _check_masks(dataset: TransitionDataset, actions: Array, spaces: Spaces) -> 
     chosen = flat_rows(spec.to_model(actions)) + starts
     is_permitted = np.take_along_axis(masks, chosen, 1).all(1)
     has_option = np.logical_or.reduceat(next_masks, starts, 1).all(1) | dataset.terminated
-    # Without masks in the environment, those of the dataset are not used.
+    # Without masks in the environment, the dataset's are not used.
     level = Level.ERROR if spaces.has_masks else Level.WARNING
     for name, is_right, fault in (
         ("masks_forbid_actions", is_permitted, "masks forbid the recorded action"),

@@ -28,8 +28,9 @@ from rl_training.terminal.streams import tell
 
 HELD_OUT = 0.2
 MAX_DRIFT = 0.01
+"""The estimate has converged if the change left is within this fraction of it."""
 MAX_DRIFT_OF_INTERVAL = 0.1
-"""The estimate has converged if the change left is within this fraction of the estimate, or that of its interval."""
+"""It has also converged if the change left is within this fraction of its interval."""
 BOOTSTRAP_SAMPLES = 1000
 TAU = 0.05
 """Polyak coefficient. The Q-values converge like exp(-TAU * (1 - gamma) * updates): 1 % at 10,000 for gamma 0.99."""

@@ -176,7 +176,7 @@ def find_network(name: str) -> type[nn.Module]:
 
 
 def make_encoder(encoder_class: type[nn.Module], spec: ObsSpec, generator: torch.Generator) -> nn.Module:
-    """An encoder of the user's class in evaluation mode, with initial weights that depend on `generator` only.
+    """An encoder of a user-defined class in evaluation mode, with initial weights that depend on `generator` only.
 
     The global generator, from which torch's layers are initialized, is seeded from `generator` meanwhile and restored.
     """

@@ -30,7 +30,7 @@ _table: dict[str, GivenEnv] = {}
 
 
 def is_given_id(env_id: str | None) -> bool:
-    """Whether an environment id stands for an object of a Python process."""
+    """Whether an environment id names an object of a Python process."""
     return env_id is not None and env_id.startswith(PREFIX)
 
 

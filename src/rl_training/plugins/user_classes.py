@@ -1,4 +1,4 @@
-"""Names of classes that the user passes in Python, and the classes that such names stand for."""
+"""Names of classes that the user passes in Python, and the classes by those names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_of_program(name: str) -> bool:
 
 
 def find_class(name: str, is_wanted: Callable[[Any], bool]) -> Any:
-    """What `source:name` stands for; imports the source. An `EnvError` suggests names that are wanted."""
+    """The class `source:name`; imports the source. An `EnvError` suggests names that are wanted."""
     if name in _local:
         return _local[name]
     source, attribute = split_source(name)

@@ -26,7 +26,7 @@ Maker = Callable[..., gym.Env[Any, Any]]
 SHIPPED = {*KNOWN_PACKAGES}
 """Modules whose environment classes a checkpoint may name without a plugin; our own add theirs."""
 NOT_THE_USERS = ("rl_training", "gymnasium", "importlib")
-"""Packages whose frames are left out of tracebacks of the user's code."""
+"""Packages whose frames are left out of tracebacks of user code."""
 FILE_MODULE = "rl_training_env_"
 """Prefix of the module names of loaded files."""
 
@@ -95,7 +95,7 @@ def code_for(env_id: str) -> str | None:
 
 
 def fingerprints(names: Iterable[str]) -> dict[str, str]:
-    """By name (an environment id or `source:name`): a checksum of the user's or a package's file that defines it."""
+    """Checksum of the file, of the user or of a package, that defines each name (environment id or `source:name`)."""
     found = {}
     for name in names:
         source, attribute = split_source(name)
@@ -173,7 +173,7 @@ def find_maker(env_id: str) -> Maker | None:
 
 
 def find_file(source: str) -> Path:
-    """The absolute path of a file; if it does not exist, that of the only loaded file of the same name."""
+    """The absolute path of a file; if it does not exist, of the only loaded file of the same name."""
     path = Path(source).resolve()
     if str(path) in _loaded or path.is_file():
         return path

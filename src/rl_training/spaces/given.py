@@ -83,7 +83,7 @@ def read_parts(obs: Any, parts: Sequence[ObsLeaf]) -> tuple[list[Array], bool]:
 
 
 def read_state(state: Any, count: int, shape: tuple[int, ...], *, is_batch: bool) -> Array:
-    """Policy states [B, *shape], from that of one observation or of a batch."""
+    """Policy states [B, *shape], given for one observation or for a batch."""
     try:
         given = np.asarray(state, np.float32)
     except (ValueError, TypeError):

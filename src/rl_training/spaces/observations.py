@@ -2,7 +2,7 @@
 
 A Box keeps its shape and a Discrete is an integer. Dict and Tuple become one float32 row with categories one-hot
 encoded, as in `gymnasium.spaces.flatten`. With images among them, the row is uint8: the bytes of the float32 numbers
-first, then those of the images.
+first, then the images' bytes.
 """
 
 from __future__ import annotations
