@@ -106,21 +106,22 @@ def test_a_truncated_or_extended_file_is_found(bundle: bytes) -> None:
     for extra in (b"\0", b"PK", bundle):
         with pytest.raises(BundleError):
             load_bytes(bundle + extra)
-        with pytest.raises(BundleError, match="is not a bundle"):
+        with pytest.raises(BundleError, match="is damaged"):
             load_bytes(b"#!" + extra + bundle)
 
 
-@pytest.mark.parametrize("name", ["../manifest.json", "/etc/passwd", "a\\..\\b", "manifest.json\0", "extra.bin", ""])
+@pytest.mark.parametrize("name", ["../manifest.json", "/etc/passwd", "a\\..\\b", "extra.bin", ""])
 def test_other_names_are_refused(bundle: bytes, name: str) -> None:
     with pytest.raises(BundleError, match="which a bundle does not have"):
         load_bytes(pack({**unpack(bundle), name: b"x"}))
 
 
 def test_a_duplicate_name_is_refused(bundle: bytes) -> None:
-    first = pack({"card.md": b"x"})
-    local = first[: 30 + len("card.md") + 1]
-    with pytest.raises(BundleError, match=r"it holds card\.md twice"):
-        load_bytes(local + local + bundle)
+    buffer = io.BytesIO(bundle)
+    with zipfile.ZipFile(buffer, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("spaces.json", b"{}")
+    with pytest.raises(BundleError, match="it holds a file twice"):
+        load_bytes(buffer.getvalue())
 
 
 def test_missing_and_unlisted_files_are_refused(bundle: bytes) -> None:
@@ -142,10 +143,14 @@ def test_compressed_files_and_bombs_are_refused(bundle: bytes) -> None:
 
 
 def test_a_claimed_size_is_compared_before_anything_is_allocated(bundle: bytes) -> None:
-    claimed = bytearray(bundle)
-    struct.pack_into("<II", claimed, 18, 0xFFFFFFF0, 0xFFFFFFF0)
-    with pytest.raises(BundleError, match=r"manifest\.json claims 4,294,967,280 bytes, where"):
-        load_bytes(bytes(claimed))
+    for place, message in (
+        (18, "it is damaged"),
+        (bundle.index(b"PK\x01\x02") + 20, r"claim 4,294,9\d\d,\d+ bytes, where"),
+    ):
+        claimed = bytearray(bundle)
+        struct.pack_into("<II", claimed, place, 0xFFFFFFF0, 0xFFFFFFF0)
+        with pytest.raises(BundleError, match=message):
+            load_bytes(bytes(claimed))
 
 
 def test_a_wrong_hash_or_size_is_refused(bundle: bytes) -> None:
@@ -360,7 +365,7 @@ def test_paths_that_are_no_files_are_refused(tmp_path: Path) -> None:
 def test_the_error_names_the_file(bundle: bytes, tmp_path: Path) -> None:
     path = tmp_path / "policy.rlp"
     path.write_bytes(bundle[:-5])
-    with pytest.raises(BundleError, match=rf"cannot load '{path}': its directory differs"):
+    with pytest.raises(BundleError, match=rf"cannot load '{path}': it is not a bundle, or is damaged"):
         load(path)
 
 

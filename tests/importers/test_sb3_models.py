@@ -353,6 +353,25 @@ def test_adams_moments_follow_their_weights(bounded: bool, tmp_path: Path) -> No
     assert (settings["adam_beta1"], settings["adam_beta2"], settings["adam_eps"]) == (0.8, 0.99, 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "eps"), [("torch.optim.rmsprop.RMSprop", 0.01), ("stable_baselines3.x.RMSpropTFLike", 0.1)]
+)
+def test_rmsprop_goes_on_as_adam_without_a_mean(name: str, eps: float, tmp_path: Path) -> None:
+    weights = ppo_weights(4, 2)
+    entries = {number: {"step": 9, "square_avg": one.square()} for number, one in enumerate(weights.values())}
+    group = {"lr": 0.002, "alpha": 0.95, "eps": 0.01, "weight_decay": 0, "params": list(entries)}
+    optimizers, kwargs = (
+        {"policy": {"state": entries, "param_groups": [group]}},
+        {"optimizer_class": f"<class '{name}'>"},
+    )
+    conversion = imported(tmp_path, "a2c", weights, CARTPOLE, optimizers=optimizers, policy_kwargs=kwargs)
+    settings, state = conversion.config.algo_kwargs, conversion.algorithm.optimizer.state_dict()
+    assert (settings["adam_beta1"], settings["adam_beta2"], settings["adam_eps"]) == (0.0, 0.95, eps)
+    assert not any(one.any() for one in state["first"])
+    parameters = dict(conversion.algorithm.policy.named_parameters())
+    np.testing.assert_allclose(state["second"][0], parameters["networks.weight_0"].detach().square(), rtol=1e-5)
+
+
 def vecnormalize_file(path: Path, protocol: int, **changes: Any) -> Path:
     """What VecNormalize.save writes, with classes that go by the names of SB3's."""
     module = ModuleType("stable_baselines3.common.vec_env.vec_normalize")
