@@ -48,7 +48,7 @@ SMALL: dict[Loop, dict[str, Any]] = {
 BOX_TESTED = ("sac", "bc", "cql")
 """Tested on Box actions although they also accept Discrete ones."""
 FAULTY = ("ppo", "dqn", "sac", "iql")
-"""The algorithms of the fault tests: one for each loop and each kind of action. `RL_TRAINING_TEST_ALL=1`: all."""
+"""One for each loop and each kind of action; the stored checkpoints of older versions are theirs."""
 MEMORY, MIN_MEMORY_BYTES = Path("/dev/shm"), 4 << 30
 TRY_ALL = bool(os.environ.get("RL_TRAINING_TEST_ALL"))
 
@@ -71,8 +71,8 @@ def pytest_unconfigure() -> None:
 
 
 def algorithms_for_faults() -> list[str]:
-    """The algorithms that the fault tests run."""
-    return [spec.name for spec in list_algorithm_specs()] if TRY_ALL else list(FAULTY)
+    """The algorithms that the fault tests run: one for each loop. `RL_TRAINING_TEST_ALL=1`: all."""
+    return [spec.name for spec in list_algorithm_specs()] if TRY_ALL else ["ppo", "sac", "iql"]
 
 
 @pytest.fixture(autouse=True)

@@ -29,10 +29,10 @@ from rl_training.runtime.workflows import (
 
 ALGOS = [spec.name for spec in list_algorithm_specs()]
 LOOPS = algorithms_for_faults()
-"""The algorithms of tests of what the loops do, whichever algorithm they run."""
+"""The algorithms of tests of what the loops do; `check_algorithm` stops and resumes each algorithm."""
 STOPS = {
     "before-the-updates-of-the-first-best": ("collect", 64, LOOPS),
-    "within-the-updates-of-the-first-best": ("update", 64, ALGOS),
+    "within-the-updates-of-the-first-best": ("update", 64, LOOPS),
     "within-the-last-updates": ("update", 192, LOOPS),
 }
 
@@ -118,7 +118,7 @@ def test_prediction_fits_the_action_space_alone_and_in_a_batch(algo: str, tmp_pa
     actions = predict_checkpoint(result.run_dir, as_observation(spec, batch))
     alone = predict_checkpoint(result.run_dir, as_observation(spec, batch[2]))
     assert actions.shape == (4, *algorithm.spaces.action.shape)
-    assert alone.shape == algorithm.spaces.action.shape
+    assert np.shape(alone) == algorithm.spaces.action.shape
     np.testing.assert_allclose(alone, actions[2], rtol=1e-4)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from conftest import TESTS, small_config
 
 from rl_training.bundle import load
@@ -105,7 +104,8 @@ def python_blocks(text: str) -> list[str]:
 
 
 def run_python(code: str, folder: Path) -> str:
-    answer = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    (folder / "snippet.py").write_text(code)
+    answer = warm.run(["snippet.py"], folder, target=warm.SCRIPT)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 

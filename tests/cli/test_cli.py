@@ -20,6 +20,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+import warm
 import yaml
 from run_tools import contents
 from terminals import use_terminal
@@ -203,7 +204,8 @@ def spawn(folder: Path, *command: str) -> subprocess.Popen[str]:
 
 
 def spawn_cli(folder: Path, *args: str) -> subprocess.Popen[str]:
-    return spawn(folder, sys.executable, "-m", "rl_training", *args)
+    process: subprocess.Popen[str] = warm.start(args, folder)
+    return process
 
 
 def unwrap(text: str) -> str:
@@ -796,7 +798,7 @@ class TestProcess:
         assert Path(answer.lines["checkpoint_path"]).name == f"step_{step:012d}"
         (line,) = [line.strip() for line in unwrap(answer.err).splitlines() if " resume " in line]
         assert line == f"{sys.executable} -m rl_training resume {answer.run_dir}"
-        resumed_process = spawn(tmp_path, *shlex.split(line))
+        resumed_process = spawn_cli(tmp_path, *shlex.split(line)[3:])
         wait_for_step(resumed_process, tmp_path / "runs", step)
         resumed_process.send_signal(signal.SIGINT)
         resumed = answer_of(resumed_process)

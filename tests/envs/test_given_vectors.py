@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import warm
 from conftest import TESTS
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -387,14 +385,12 @@ def test_the_example_of_the_page_survives_a_kill(tmp_path: Path) -> None:
     section = page.partition("### Your own vector environment")[2].partition("\n### ")[0].partition("\n## ")[0]
     code = section.partition("```python\n")[2].partition("\n```")[0]
     command = section.partition("```\n")[2].partition("```\n")[2].splitlines()[0].split("#")[0].split()
-    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent / "src")}
     runs = []
     for name in ("whole", "killed"):
         folder = tmp_path / name
         folder.mkdir()
         (folder / command[1]).write_text(code.replace("100_000", "8_192"))
-        options: Any = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen([sys.executable, command[1]], **options, text=True)
+        process = warm.start([command[1]], folder, warm.SCRIPT)
         if name == "killed":
             deadline = time.monotonic() + 60
             while not list(folder.glob("runs/*/checkpoints/last")) and time.monotonic() < deadline:
@@ -402,7 +398,7 @@ def test_the_example_of_the_page_survives_a_kill(tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
             process.communicate()
             assert process.returncode == -signal.SIGKILL
-            process = subprocess.Popen([sys.executable, command[1]], **options, text=True)
+            process = warm.start([command[1]], folder, warm.SCRIPT)
         out, err = process.communicate()
         assert process.returncode == 0, err
         runs.append((out, *folder.glob("runs/*")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from checkpoint_tools import forge_manifest
 from conftest import TESTS, small_config
 from run_tools import StopAt, assert_same_checkpoint, assert_same_end
@@ -317,11 +317,9 @@ def test_the_example_of_the_page_survives_a_kill(tmp_path: Path, monkeypatch: py
     train, resume, evaluate = (line.split("#")[0].split() for line in commands.strip().splitlines())
     quick = ["total_timesteps=1536", "checkpoint_interval=256", "eval_episodes=2", "num_threads=1", "compile=false"]
     small = [*quick, "algo_kwargs.num_steps=128", "algo_kwargs.update_epochs=1"]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent / "src")}
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "rl_training", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        return warm.run(words, Path.cwd())
 
     killed = call(*train[1:], *small, "--run-suffix", "killed", "--callback", "killer.py:Killer")
     assert killed.returncode == -9, killed.stderr

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import warm
 from conftest import small_config
 from run_tools import StopAt, assert_same_checkpoint, contents
 
@@ -292,24 +293,22 @@ class TestRuns:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_suspended_process_that_was_replaced_wakes_up_and_leaves_without_a_trace(tmp_path: Path) -> None:
     config = small_config("ppo", tmp_path / "runs", total_timesteps=8_000, checkpoint_interval=256, log_interval=64)
-    words = [sys.executable, "-m", "rl_training"]
     settings = [f"{key}={json.dumps(value)}" for key, value in config.algo_kwargs.items()]
     train = [
-        *(*words, "train", "ppo", "CartPole-v1", "--no-preset", "--output-dir", str(config.output_dir)),
+        *("train", "ppo", "CartPole-v1", "--no-preset", "--output-dir", str(config.output_dir)),
         *("--run-suffix", "x", "total_timesteps=8000", "checkpoint_interval=256", "log_interval=64", "seed=1"),
         *("eval_episodes=2", "num_threads=1", "compile=false", *(f"algo_kwargs.{text}" for text in settings)),
     ]
-    environment = {**os.environ, STALE: "2"}
-    first = subprocess.Popen(train, env=environment, stderr=subprocess.PIPE, text=True)
+    first = warm.start(train, tmp_path, **{STALE: "2"})
     run_dir = config.output_dir / run_name(config, "x")
     try:
         wait_until(lambda: (run_dir / "checkpoints" / "last").exists())
         first.send_signal(signal.SIGSTOP)
-        refused = subprocess.run([*words, "resume", str(run_dir)], env=environment, capture_output=True, text=True)
+        refused = warm.run(["resume", str(run_dir)], tmp_path, **{STALE: "2"})
         if refused.returncode == 2:  # within two seconds of its last heartbeat it still counts as alive
             assert f"belongs to process {first.pid} on {socket.gethostname()} since" in refused.stderr
             wait_until(lambda: heartbeat_age(run_dir, read_owner(run_dir)) > 2.1)
-        second = subprocess.run([*words, "resume", str(run_dir)], env=environment, capture_output=True, text=True)
+        second = warm.run(["resume", str(run_dir)], tmp_path, **{STALE: "2"})
         assert second.returncode == 0, second.stderr
         before = contents(run_dir)
         first.send_signal(signal.SIGCONT)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import warm
 from checkpoint_tools import forge_manifest
-from conftest import HELPERS, TESTS, small_config
+from conftest import small_config
 from run_tools import StopAt
 
-import rl_training
 from rl_training.api.algorithms import PPO
 from rl_training.cli import main
 from rl_training.envs import foreign_paths
@@ -145,11 +143,7 @@ def test_the_command_that_an_interrupted_run_prints_has_the_flags(tmp_path: Path
     (tmp_path / "level one.txt").write_text("")
     words = ["train", "ppo", "test_foreign_text:FileEnv", "env_kwargs.file=level one.txt", "env_kwargs.interrupts=true"]
     words += ["total_timesteps=64", "num_threads=1", "compile=false"]
-    code = "import sys; sys.path[:0] = sys.argv[1:5]; from rl_training.cli import main; sys.exit(main(sys.argv[5:]))"
-    paths = [str(Path(rl_training.__file__).parent.parent), *map(str, (TESTS / "faults", TESTS, HELPERS))]
-    process = subprocess.run(
-        [sys.executable, "-c", code, *paths, *words], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    process = warm.run(words, tmp_path)
     assert process.returncode == 130, process.stderr
     stderr = process.stderr.replace("\\\n", "")  # a long command continues after a backslash
     (command,) = [line for line in stderr.splitlines() if " resume " in line]

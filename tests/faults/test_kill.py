@@ -32,9 +32,8 @@ from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.workflows import resume_training
 
 ALGOS = algorithms_for_faults()
-KILLS_IN_ALL = 27
 NUM_KILLS_FROM_OUTSIDE = 3 if TRY_ALL else 2
-KILLS_OF_EACH = max(5, -(-KILLS_IN_ALL // len(ALGOS)))
+KILLS_OF_EACH = 7
 PATIENCE_SECONDS = 120
 STEPS = 256
 RUN: dict[str, Any] = {
@@ -48,7 +47,6 @@ ALGO_KWARGS: dict[Loop, dict[str, Any]] = {Loop.OFF_POLICY: {"buffer_capacity": 
 SEGMENT_BYTES = 1 << 10
 """So small that a checkpoint of these runs has segments to link."""
 Kill = tuple[str, int]
-survived: list[Kill] = []
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +127,6 @@ class Victim:
 
     def check(self, kill: Kill) -> None:
         """What must be true of the folder of a run that was killed."""
-        survived.append(kill)
         for path in self.config.output_dir.glob("*/checkpoints"):
             if (path / "last").exists():
                 resolve_checkpoint(path.parent)
@@ -185,7 +182,6 @@ def test_a_run_killed_again_and_again_ends_as_one_that_never_was(algo: str, tmp_
     for kill in plan_of(algo):
         victim.die(kill)
     assert_same_run(victim, tmp_path / "whole")
-    print(f"{algo}: survived {len(survived)} kills so far")
 
 
 def test_a_run_with_memory_and_masks_is_killed_again_and_again(tmp_path: Path) -> None:
@@ -295,13 +291,6 @@ class TestWorkerProcesses:
         process.kill()
         assert finish(process)[0] == -9
         wait_until(lambda: not processes_marked(mark))
-
-
-def test_the_suite_kills_often_enough() -> None:
-    planned = [kill for algo in ALGOS for kill in plan_of(algo)]
-    assert len(planned) >= 25
-    assert {kind for kind, _ in planned} == {"collect", "update", "eval", "file", "half"}
-    print(f"survived {len(survived)} kills of fresh processes: {survived}")
 
 
 def test_an_extension_is_not_forgotten_if_the_run_fails_before_its_next_checkpoint(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from rl_training.replay.transitions import storage_bytes
 from rl_training.runtime.run import run_training
 from rl_training.spaces.spec import describe_spaces
 
-NUM_RUNS = 200 if TRY_ALL else 60
+NUM_RUNS = 200 if TRY_ALL else 36
 MAX_GROWTH_MB = 4 if TRY_ALL else 2
 SCRIPT = """
 import contextlib, ctypes, gc, json, sys

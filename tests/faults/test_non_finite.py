@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import HELPERS, env_of, small_config
+from conftest import HELPERS, algorithms_for_faults, env_of, small_config
 from torch import Tensor
 
 from rl_training.algorithms.optim import Adam
 from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
-from rl_training.experiment.registry import learns_offline, list_algorithm_specs
+from rl_training.experiment.registry import learns_offline
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import find_non_finite
 from rl_training.runtime.metrics import MetricAccumulator
@@ -25,7 +25,7 @@ from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import load_algorithm, resume_training
 from rl_training.spaces.observations import ObsSpec
 
-ALGOS = [spec.name for spec in list_algorithm_specs()]
+ALGOS = algorithms_for_faults()
 ONLINE = [name for name in ALGOS if not learns_offline(name) and name != "her"]  # whose environments have goals
 FAULTY = f"{HELPERS / 'toy_envs.py'}:FaultyEnv"
 CHECKPOINTED = {"checkpoint_interval": 32, "algo_kwargs": {"eval_interval": 1000}}

@@ -26,6 +26,7 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 LAUNCHING = "rl_training.studies.launching"
 COMMAND_LINE = "rl_training.cli:run"
+SCRIPT = "warm:run_script"
 IMPORTED = (
     *("rl_training.runtime.workflows", "rl_training.experiment.default_manager", "rl_training.cli.program"),
     *("tensorboard.summary.writer.record_writer", "gymnasium.envs.classic_control", "gymnasium.wrappers", "torch"),
@@ -40,7 +41,7 @@ LONGEST_REQUEST = 1 << 17
 def run_script() -> None:
     """Run the program that is the first argument as `python PROGRAM` does."""
     del sys.argv[0]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import warm
 from conftest import TESTS, TRY_ALL, env_of, small_config
 from gymnasium.spaces import Box, Dict
 from oracle_envs import OBSERVATION_SPACES
@@ -203,8 +202,7 @@ class TestKilled:
         assert "--plugin my_nets.py" in whole.stderr + whole.stdout  # the commands that are printed at the end
 
     def _command(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "rl_training", *words]
-        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables}, check=False)
+        return warm.run(words, Path.cwd(), **variables)
 
 
 class TestTrust:
@@ -212,8 +210,7 @@ class TestTrust:
     def run_dir(self, file: str, tmp_path: Path) -> Path:
         """A run whose process is gone: its file is not imported here."""
         words = ["train", "ppo", "CartPole-v1", "--no-preset", "total_timesteps=32", "algo_kwargs.num_steps=32"]
-        command = [sys.executable, "-m", "rl_training", *words, f"algo_kwargs.network={file}", "eval_episodes=1"]
-        subprocess.run(command, capture_output=True, check=True)
+        warm.run([*words, f"algo_kwargs.network={file}", "eval_episodes=1"], tmp_path).check_returncode()
         (run_dir,) = (tmp_path / "runs").iterdir()
         marker = "open('imported', 'w').close()\n"
         (tmp_path / "my_nets.py").write_text(marker + FILE)
@@ -276,7 +273,7 @@ def test_a_class_of_another_program_names_the_remedy(tmp_path: Path) -> None:
         "print(PPO.load(agent.run_dir, progress=False).evaluate(1)['eval_return_mean'])\n"
     )
     (tmp_path / "train.py").write_text(script)
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, check=True)
+    warm.run(["train.py"], tmp_path, target=warm.SCRIPT).check_returncode()
     (run_dir,) = (tmp_path / "runs").iterdir()
     with pytest.raises(ConfigError, match=r"only the program .* load\(path, network=MyEncoder\)"):
         PPO.load(run_dir)
@@ -399,7 +396,7 @@ class TestDocumentation:
     def test_the_python_example_runs(self, snippets: list[str], tmp_path: Path) -> None:
         (script,) = (text for text in snippets if not text.startswith("# "))
         (tmp_path / "script.py").write_text(script)
-        ended = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False)
+        ended = warm.run(["script.py"], tmp_path, target=warm.SCRIPT)
         assert ended.returncode == 0, ended.stderr
         assert float(ended.stdout.splitlines()[-1]) > 0
 

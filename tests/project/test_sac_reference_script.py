@@ -15,7 +15,7 @@ EXAMPLES = TESTS.parent / "examples"
 def test_a_reference_script_runs(name: str, tmp_path: Path) -> None:
     steps = "1300" if name.startswith("dqn") else "300"
     words = [str(EXAMPLES / name), "--total-timesteps", steps, "--seed", "2", "--output-dir", str(tmp_path)]
-    answer = warm.run([*words, "--eval-episodes", "2"], tmp_path, target="warm:run_script")
+    answer = warm.run([*words, "--eval-episodes", "2"], tmp_path, target=warm.SCRIPT)
     assert answer.returncode == 0, answer.stderr
     values = dict(line.split("=", 1) for line in answer.stdout.splitlines() if "=" in line)
     assert values.keys() >= {"run_dir", "eval_return_mean", "action"}

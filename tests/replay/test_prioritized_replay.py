@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import env_of, small_config, step_of
+from conftest import TRY_ALL, env_of, small_config, step_of
 from run_tools import StopAt, assert_same_end
 
 from rl_training.envs.factory import make_env
@@ -105,7 +105,7 @@ def test_a_batch_is_drawn_after_the_errors_of_the_one_before_are_known():
     assert set(next(batches).rewards.tolist()) == {11.0}
 
 
-@pytest.mark.parametrize("algo", OFF_POLICY)
+@pytest.mark.parametrize("algo", OFF_POLICY if TRY_ALL else ["dqn", "sac"])
 def test_a_stopped_and_resumed_run_with_priorities_equals_one_that_never_stopped(algo, tmp_path: Path):
     replay = {"kind": "prioritized", "alpha": 0.7, "beta": {"kind": "linear", "start": 0.5, "end": 1.0}}
     changes = {"num_envs": 2, "algo_kwargs": {"replay": replay, "n_step": 3, "buffer_capacity": 60}}

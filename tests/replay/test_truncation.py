@@ -63,7 +63,7 @@ def test_a_truncated_world_is_worth_its_endless_sum(algo: str, tmp_path: Path) -
     assert learned_value(algo, "truncate", tmp_path, obs=1.0) == pytest.approx(FOREVER, rel=0.05)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"] if TRY_ALL else ["ppo", "sac"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"] if TRY_ALL else ["ppo"])
 def test_a_terminating_world_is_worth_its_finite_sum(algo: str, tmp_path: Path) -> None:
     assert learned_value(algo, "terminate", tmp_path, obs=0.0) == pytest.approx(FIVE_STEPS, rel=0.08)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from conftest import small_config
 
 from rl_training import PPO
@@ -298,9 +298,7 @@ def test_a_signal_ends_a_film_and_leaves_nothing(tmp_path: Path, number: signal.
     run, out = train(tmp_path, "CartPole-v1"), tmp_path / "films"
     out.mkdir()
     arguments = ("video", run, "--episodes", "2000", "--out", out / "film.gif")
-    heard = f"import signal; signal.signal({int(number)}, signal.SIG_DFL)"  # a suite under `nohup` ignores SIGHUP
-    script = f"{heard}; from rl_training.cli import run; run()"
-    process = subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)])
+    process = warm.start(list(map(str, arguments)), tmp_path)
     while not any(found.stat().st_size for found in out.iterdir()):  # SDL has its signal handlers by then
         assert process.poll() is None
         time.sleep(0.05)
