@@ -15,7 +15,7 @@ from rl_training.cli import main
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.execution import Execution
 from rl_training.runtime.run import run_training
-from rl_training.views.doctor_view import describe_machine
+from rl_training.views.findings import describe_machine
 
 DATA = ("algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=data.npz")
 

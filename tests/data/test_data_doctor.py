@@ -18,7 +18,7 @@ from rich.console import Console
 from rl_training.data.dataset_checks import DatasetReport, Finding, Level, check_dataset
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.spaces.spec import Spaces, describe_spaces
-from rl_training.views.dataset_report import render_report
+from rl_training.views.findings import render_report
 
 Fields = dict[str, np.ndarray]
 

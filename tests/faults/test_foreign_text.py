@@ -26,7 +26,7 @@ from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, plan_resume, record_checkpoint, resume_training
 from rl_training.terminal.progress import LiveView
 from rl_training.terminal.streams import printable, tell
-from rl_training.views.dataset_report import render_report
+from rl_training.views.findings import render_report
 
 
 class FileEnv(gym.Env[Any, Any]):

@@ -20,8 +20,7 @@ from rl_training.cli import main
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.runtime.run import run_training
 from rl_training.studies.statistics.summaries import summarize
-from rl_training.views.report.columns import MAX_POINTS, Columns, thin
-from rl_training.views.report.data import DEFAULT_DISCOUNT, discount
+from rl_training.views.report.data import DEFAULT_DISCOUNT, MAX_POINTS, Columns, discount, thin
 
 
 def report(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[dict[str, object], str]:
@@ -59,7 +58,7 @@ def test_reading_runs_imports_no_torch(tmp_path: Path) -> None:
     write_run(tmp_path, lines=[line(1, 2.0)])
     code = (
         "import sys; from rl_training.cli import main; assert main(['report', '.', '--out', 'page.html']) == 0;"
-        "import rl_training.views.report.server; assert not {'torch', 'gymnasium', 'matplotlib'} & set(sys.modules)"
+        "import rl_training.views.report.site; assert not {'torch', 'gymnasium', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
 

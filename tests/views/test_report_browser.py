@@ -17,7 +17,7 @@ from report_tools import HOSTILE, append_lines, line, write_run
 from rl_training.cli import main
 from rl_training.studies.statistics.summaries import summarize
 from rl_training.views.film import open_film
-from rl_training.views.report.server import Server, make_server
+from rl_training.views.report.site import Server, make_server
 
 pytest.importorskip("selenium", reason="the tests of the report page need selenium")
 from selenium.common.exceptions import StaleElementReferenceException

@@ -20,8 +20,8 @@ import pytest
 from report_tools import HOSTILE, append_lines, data_of, line, section, text_of, write_run
 
 from rl_training.cli import main
-from rl_training.views.report.lines import START
-from rl_training.views.report.server import Server, make_server
+from rl_training.views.report.data import START
+from rl_training.views.report.site import Server, make_server
 
 OPENED: list[str] = []
 """Files that this process opens."""

@@ -177,7 +177,7 @@ def check(source: Source, env: CheckedEnv = None, plugin: Plugins = None, as_jso
     """
     from rl_training.data.dataset_checks import check_dataset
     from rl_training.envs.factory import EnvSource
-    from rl_training.views.dataset_report import render_report
+    from rl_training.views.findings import render_report
 
     spaces = EnvSource.parse(env).read_spaces() if env is not None else None
     report = check_dataset(load_source(source, tell_notes=False), spaces)

@@ -135,7 +135,7 @@ def doctor(
         return
     if words:
         raise ConfigError(f"{' '.join(words)!r} sets env_kwargs of no environment: add --env ENV_ID")
-    from rl_training.views.doctor_view import describe_machine
+    from rl_training.views.findings import describe_machine
 
     facts = describe_machine()
     show(facts, table_lines(list(facts.items()), "l"), as_json)
@@ -145,7 +145,7 @@ def _check_environment(env_id: str, words: list[str], steps: int, seed: int, as_
     from rl_training.diagnostics.env_doctor import check_environment
     from rl_training.envs.wrapping.trust import find_wrappers_here
     from rl_training.experiment.config import parse_overrides
-    from rl_training.views.doctor_view import print_report
+    from rl_training.views.findings import print_report
 
     settings = parse_overrides([f"env_kwargs.{word.removeprefix('env_kwargs.')}" for word in words])
     find_wrappers_here(settings.get("env_kwargs") or {})

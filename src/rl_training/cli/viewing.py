@@ -214,7 +214,7 @@ def ui(folder: Folder = Path("runs"), port: Port = None, as_json: AsJson = False
 
     Listens to this machine only, and only reads. Ctrl-C ends it with exit code 0.
     """
-    from rl_training.views.report.server import make_server
+    from rl_training.views.report.site import make_server
 
     with make_server(folder, port) as server:
         try:

@@ -34,7 +34,7 @@ from rl_training.views.figures import (
     style_axes,
     value_limits,
 )
-from rl_training.views.report.charts import metric_label
+from rl_training.views.report.blocks import metric_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,34 +1,191 @@
-"""What a page shows of runs, read from their folders: facts, curves, and which metrics were logged."""
+"""What a page shows of runs, read from their folders: new lines of their logs, curves as columns, facts."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpoint_folder import last_metadata
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.experiment.run_log import LOG_NAME
-from rl_training.files import read_limited
+from rl_training.files import open_regular, read_limited
 from rl_training.studies.catalog import RunInfo, last_line
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.records import RunRecord
-from rl_training.views.report.charts import ESTIMATE
-from rl_training.views.report.columns import Columns, Line, evaluations_of, points_for, speeds_of, thin, updates_of
-from rl_training.views.report.lines import START, NewLines, finite, read_new_lines
+from rl_training.views.report.blocks import ESTIMATE
 
+CHECKED_BYTES = 256
+"""Bytes before a place whose checksum shows that the file is still the one that was read."""
+TOKEN = re.compile(r"([0-9a-f]{1,15})\.([0-9a-f]{8})")
+START = f"0.{0:08x}"
+"""Token of the beginning of a file."""
+MAX_POINTS = 400
+"""Rows of one run's curves on a page."""
+MIN_POINTS = 40
+MAX_VALUES = 16_000
+"""Numbers in all curves of a page: with them it stays under 300 KB."""
+STEP = "global_step"
+NOT_DRAWN = {STEP, "eval_episodes", "eval_success_reports", "gradient_steps"}
+DIGITS = 6
+Line = Mapping[str, float | None]
 MAX_LOG_BYTES = 1 << 18
 ESTIMATE_FILE = "fqe.json"
 DEFAULT_DISCOUNT = 0.99
 """Discount factor of a run that sets none: the default of every algorithm, whose classes would import torch."""
 LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ([A-Z]+) (.*)")
+
+
+@dataclass(frozen=True)
+class NewLines:
+    """Lines of a file, and the place after them."""
+
+    lines: list[dict[str, float | None]]
+    """Steps and finite numbers; a value that is not finite is None."""
+    token: str
+    """Place after the last complete line: its offset, and a checksum of the bytes before it."""
+    is_whole: bool
+    """Whether the lines begin at the file's first: everything read before is void."""
+    num_damaged: int = 0
+    """Complete lines that hold no object with a step."""
+
+
+def read_new_lines(path: Path, token: str = START) -> NewLines:
+    """The complete lines after the place `token`; all lines if the file before that place has changed."""
+    with contextlib.suppress(CheckpointError, OSError), open_regular(path) as file:
+        offset = _offset(file, token)
+        file.seek(offset)
+        data = file.read()
+        data = data[: data.rfind(b"\n") + 1]  # what follows the last line break is incomplete
+        parsed = [_parse(line) for line in data.splitlines()]
+        lines = [line for line in parsed if line is not None]
+        return NewLines(lines, _token(file, offset + len(data)), offset == 0, len(parsed) - len(lines))
+    return NewLines([], START, is_whole=True)
+
+
+def _offset(file: BinaryIO, token: str) -> int:
+    """The offset of a token; 0 if the token is not of this file."""
+    match = TOKEN.fullmatch(token)
+    offset = int(match[1], 16) if match else 0
+    is_same = offset <= file.seek(0, os.SEEK_END) and _token(file, offset) == token
+    return offset if is_same else 0
+
+
+def _token(file: BinaryIO, offset: int) -> str:
+    start = max(0, offset - CHECKED_BYTES)
+    file.seek(start)
+    return f"{offset:x}.{zlib.crc32(file.read(offset - start)):08x}"
+
+
+def _parse(line: bytes) -> dict[str, float | None] | None:
+    values: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        values = json.loads(line)
+    if not isinstance(values, dict):
+        return None
+    found = {name: finite(value) for name, value in values.items() if value is None or _is_number(value)}
+    return found if found.get("global_step") is not None else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def finite(value: Any) -> float | None:
+    """The value as a number; None if it is none, or not finite."""
+    with contextlib.suppress(OverflowError):
+        if _is_number(value) and math.isfinite(value):
+            return value  # type: ignore[no-any-return]
+    return None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Curves of one run that share their steps."""
+
+    steps: tuple[float, ...] = ()
+    metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+    @property
+    def num_values(self) -> int:
+        """Numbers in all curves."""
+        return len(self.steps) * len(self.metrics)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the page: numbers with six significant digits."""
+        return {
+            "x": [_short(step, 12) for step in self.steps],
+            "y": {name: [_short(value) for value in values] for name, values in self.metrics.items()},
+        }
+
+
+def evaluations_of(lines: Iterable[Line]) -> Columns:
+    """The curves of evaluations, at the steps at which evaluations took place."""
+    return _columns([{name: line[name] for name in line if name.startswith("eval_") or name == STEP} for line in lines])
+
+
+def updates_of(lines: Iterable[Line]) -> Columns:
+    """All other curves."""
+    return _columns([{name: value for name, value in line.items() if not name.startswith("eval_")} for line in lines])
+
+
+def speeds_of(lines: Iterable[Line]) -> Columns:
+    """The curve of the speed in `timing.jsonl`; the other times are sums, of which a page shows the last."""
+    return _columns([{name: line[name] for name in line if name in ("steps_per_second", STEP)} for line in lines])
+
+
+def thin(columns: Columns, max_points: int) -> Columns:
+    """At most about `max_points` rows: the first, the last, each curve's extremes, and others evenly between."""
+    count = len(columns.steps)
+    if count <= max_points:
+        return columns
+    kept = {0, count - 1}
+    for values in columns.metrics.values():
+        known = [index for index, value in enumerate(values) if value is not None]
+        if known:
+            kept |= {min(known, key=lambda i: values[i] or 0), max(known, key=lambda i: values[i] or 0)}
+    spaced = max(2, max_points - len(kept))
+    kept |= {round(index * (count - 1) / (spaced - 1)) for index in range(spaced)}
+    rows = sorted(kept)
+    metrics = {name: tuple(values[row] for row in rows) for name, values in columns.metrics.items()}
+    return Columns(tuple(columns.steps[row] for row in rows), metrics)
+
+
+def points_for(tables: Iterable[Columns]) -> int:
+    """Rows for each table, so that all of them together fit into a page."""
+    sizes = [(len(table.steps), len(table.metrics)) for table in tables]
+    low, high = MIN_POINTS, MAX_POINTS
+    while low < high:
+        middle = (low + high + 1) // 2
+        is_small = sum(min(steps, middle) * metrics for steps, metrics in sizes) <= MAX_VALUES
+        low, high = (middle, high) if is_small else (low, middle - 1)
+    return low
+
+
+def _columns(lines: list[dict[str, float | None]]) -> Columns:
+    names = dict.fromkeys(name for line in lines for name in line if name not in NOT_DRAWN)
+    rows = [line for line in lines if any(name in line for name in names)]
+    table = {name: tuple(line.get(name) for line in rows) for name in names}
+    drawn = {name: values for name, values in table.items() if any(value is not None for value in values)}
+    return Columns(tuple(line[STEP] or 0 for line in rows), drawn)
+
+
+def _short(value: float | None, digits: int = DIGITS) -> float | None:
+    """A number with few digits; whole numbers without a fraction."""
+    if value is None:
+        return None
+    number = float(f"{value:.{digits}g}")
+    return int(number) if number == int(number) and abs(number) < 1e15 else number
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ from typing import Any
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import leaves, load_config_file
 from rl_training.experiment.presets import find_preset
-from rl_training.views.report.blocks import Bars, Block, Cell, Code, Section, Table, Text, duration, number
-from rl_training.views.report.charts import TIME_PARTS
-from rl_training.views.report.data import RunFacts, mapping
-from rl_training.views.report.lines import finite
+from rl_training.views.report.blocks import TIME_PARTS, Bars, Block, Cell, Code, Section, Table, Text, duration, number
+from rl_training.views.report.data import RunFacts, finite, mapping
 from rl_training.views.report.summary import GroupFacts, run_label
 
 MAX_EVENTS = 200
@@ -45,7 +43,7 @@ def _time_of(row: Sequence[Cell]) -> str:
 
 
 def _events(run: RunFacts) -> list[Sequence[Cell]]:
-    """Entries of the log, except the creation and an undisturbed end; then what the folder tells beside it."""
+    """Log entries other than `created` and `finished`, then events derived from the run folder."""
     found: list[tuple[str, str]] = []
     for time, level, text in run.log:
         if not text.startswith("created: ") and text != "finished":

@@ -12,8 +12,7 @@ from rl_training.studies.groups import RunGroup
 from rl_training.studies.selection import format_seeds
 from rl_training.studies.statistics.summaries import Summary, summarize
 from rl_training.views.report.blocks import Block, Cell, Section, Strip, Table, Text, Verdict, number
-from rl_training.views.report.data import RunFacts
-from rl_training.views.report.lines import finite
+from rl_training.views.report.data import RunFacts, finite
 
 MAX_REASONS = 20
 """Runs without a score whose reason stands below the table; the events have all of them."""
