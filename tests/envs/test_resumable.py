@@ -39,7 +39,7 @@ from run_tools import StopAt, assert_same_end
 from rl_training.diagnostics.resume_check import check_resume
 from rl_training.envs.rewards import RewardClipWrapper, RewardScaleWrapper
 from rl_training.envs.single.resumable import ResumableEnv
-from rl_training.envs.state import ale_rng
+from rl_training.envs.state import generators as ale_rng
 from rl_training.envs.state.attributes import capture_attributes, restore_attributes
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.run import run_training

@@ -18,9 +18,9 @@ from rl_training.envs.factory import EnvSource, make_env, make_vector_env
 from rl_training.envs.parallel.pools import describe_error
 from rl_training.envs.parallel.vector import MakeEnv
 from rl_training.envs.single.answers import REMEDIES
+from rl_training.envs.single.masks import make_valid
 from rl_training.envs.state.attributes import is_same
-from rl_training.envs.state.shared_changes import shared_changes
-from rl_training.envs.wrapping.valid_actions import make_valid
+from rl_training.envs.state.unsaved_state import shared_changes
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.registry import list_algorithm_specs
 from rl_training.memory import available_memory

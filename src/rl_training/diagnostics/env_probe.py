@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.single.answers import check, explain_reset, explain_step, is_reward, short
-from rl_training.envs.state.global_generators import drawn_from, global_generators
+from rl_training.envs.state.generators import drawn_from, global_generators
 from rl_training.envs.state.unsaved_state import shared_state
 from rl_training.errors import EnvError
 

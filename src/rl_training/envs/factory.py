@@ -12,8 +12,8 @@ import gymnasium as gym
 import numpy as np
 from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from rl_training.envs.given.objects import WorkerCode
 from rl_training.envs.given.vector_env import make_given_vector
-from rl_training.envs.given.worker_code import WorkerCode
 from rl_training.envs.parallel.native_vector import (
     EnvPoolNativeEnv,
     NativeTrainingEnv,

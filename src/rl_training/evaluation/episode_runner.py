@@ -19,8 +19,8 @@ from rl_training.envs.parallel.workers import SECONDS_TO_START
 from rl_training.envs.single.answers import find_misfit
 from rl_training.envs.single.episodes import EpisodeStep
 from rl_training.envs.state.attributes import is_same
-from rl_training.envs.state.global_generators import seeded_global_generators
-from rl_training.envs.state.shared_changes import shared_changes
+from rl_training.envs.state.generators import seeded_global_generators
+from rl_training.envs.state.unsaved_state import shared_changes
 from rl_training.errors import EnvError, NonFiniteError
 
 ATTEMPTS_WITH_ITS_SEED = 3

@@ -1,4 +1,4 @@
-"""Training in a vector environment that the user made."""
+"""Vector environments given as objects: checked, stepped, saved and restored."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import iterate
 
-from rl_training.envs.given.autoreset import REMEDY, resets_within_step
 from rl_training.envs.parallel.pools import Fault, Member, describe_error
 from rl_training.envs.parallel.vector import (
     Array,
@@ -27,10 +26,46 @@ from rl_training.envs.single.answers import find_misfit
 from rl_training.envs.single.masks import NOTHING, StepReading
 from rl_training.envs.single.resumable import ResumableEnv
 from rl_training.envs.state.attributes import capture_attributes, is_same, restore_attributes, restore_generator
-from rl_training.envs.state.global_generators import drawn_from, global_generators
+from rl_training.envs.state.generators import drawn_from, global_generators
 from rl_training.envs.state.unsaved_state import unsaved_state
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.plugins.user_code import trace_from_user
+
+REMEDY = (
+    "let it reset within the step that ends an episode (AutoresetMode.SAME_STEP, the last observation in"
+    " infos['final_obs']), or on request (AutoresetMode.DISABLED, reset(options={'reset_mask': mask}))"
+)
+
+
+def resets_within_step(env: VectorEnv[Any, Any, Any]) -> bool:
+    """Whether ended episodes are reset within the step; False: on request, by `reset` with a `reset_mask`.
+
+    Raises an `EnvError` for a vector environment that would return steps which only reset an environment.
+    """
+    name = type(env.unwrapped).__name__
+    try:
+        mode = AutoresetMode(env.metadata.get("autoreset_mode"))
+    except ValueError:
+        raise EnvError(f"metadata['autoreset_mode'] of {name} is not set to an AutoresetMode: {REMEDY}") from None
+    if mode is not AutoresetMode.NEXT_STEP:
+        return mode is AutoresetMode.SAME_STEP
+    if not _takes_reset_mask(env.unwrapped):
+        gymnasium = "; for one of gymnasium.make_vec give vectorization_mode='sync'" if env.unwrapped.spec else ""
+        raise EnvError(
+            f"{name} resets in the step after an episode's end, and that step would be stored: {REMEDY}{gymnasium}"
+        )
+    return False
+
+
+def _takes_reset_mask(core: Any) -> bool:
+    """Whether it is one of Gymnasium's own, which do not reset again after a `reset_mask`."""
+    kinds: tuple[Any, ...] = (SyncVectorEnv, AsyncVectorEnv)
+    kind = next((kind for kind in kinds if isinstance(core, kind)), None)
+    if kind is None or (type(core).step, type(core).reset) != (kind.step, kind.reset):
+        return False
+    # Without shared memory, workers of Gymnasium 1.4 reset again in the next step all the same.
+    return kind is SyncVectorEnv or (core.shared_memory and core.worker is None)
+
 
 NO_STATE = "the vector environment has no get_state and set_state: a resumed run starts new episodes"
 

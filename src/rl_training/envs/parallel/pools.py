@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
-from rl_training.envs.state.shared_changes import watch_call
+from rl_training.envs.state.unsaved_state import watch_call
 from rl_training.errors import EnvError
 from rl_training.plugins.user_code import trace_from_user
 

@@ -13,7 +13,7 @@ from gymnasium.envs.registration import find_highest_version, get_env_id, load_e
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.error import Error as GymnasiumError
 
-from rl_training.envs.state.shared_changes import known_class, remember_class, watch_call
+from rl_training.envs.state.unsaved_state import known_class, remember_class, watch_call
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.plugins.extras import import_known_packages, missing_for_registered, missing_for_unknown
 from rl_training.plugins.user_code import Maker, find_maker, frames_of_user

@@ -11,8 +11,8 @@ import numpy as np
 
 from rl_training.envs.single.answers import check, explain_reset, explain_step, find_misfit
 from rl_training.envs.single.masks import NOTHING, MaskReader, StepReading
-from rl_training.envs.state.global_generators import seed_global_generators
-from rl_training.envs.state.shared_changes import shared_changes, watch_call
+from rl_training.envs.state.generators import seed_global_generators
+from rl_training.envs.state.unsaved_state import shared_changes, watch_call
 from rl_training.errors import EnvError
 
 SUCCESS_KEYS = ("is_success", "success")

@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_training.envs.single.answers import check, explain_reset, explain_step, find_misfit
 from rl_training.envs.single.masks import NOTHING, StepReading
-from rl_training.envs.state import ale_rng
+from rl_training.envs.state import generators as ale_rng
 from rl_training.envs.state.attributes import (
     MAX_ARRAY_BYTES,
     MAX_ITEMS,
@@ -21,9 +21,8 @@ from rl_training.envs.state.attributes import (
     restore_attributes,
     restore_generator,
 )
-from rl_training.envs.state.global_generators import global_generators
-from rl_training.envs.state.shared_changes import change_of_shared, watch_call
-from rl_training.envs.state.unsaved_state import shared_state, unsaved_state
+from rl_training.envs.state.generators import global_generators
+from rl_training.envs.state.unsaved_state import change_of_shared, shared_state, unsaved_state, watch_call
 
 NO_RESET = "rl_training.no_reset"
 """Info key of a step that terminates without a reset: the game continues. Qualified, so that no user's info has it."""

@@ -10,7 +10,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, Transf
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from rl_training.envs.single.resumable import NO_RESET
-from rl_training.envs.state.ale_rng import is_atari
+from rl_training.envs.state.generators import is_atari
 from rl_training.errors import ConfigError, EnvError, install_extra
 from rl_training.spaces.observations import MIN_IMAGE_SIDE
 from rl_training.validation import FrozenConfig

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rl_training.algorithms.config import AlgorithmConfig, value_at
-from rl_training.envs.state.shared_changes import change_of_shared
+from rl_training.envs.state.unsaved_state import change_of_shared
 from rl_training.errors import RunChangedError
 from rl_training.experiment.checkpoint_folder import Best
 from rl_training.experiment.checkpointing import CheckpointState

@@ -1,18 +1,65 @@
-"""The random generators of the Atari emulator, which alone determine its next episode for given actions.
+"""Random generators beside an environment's own: the global ones of NumPy, Python and torch; the Atari emulator's.
 
 The emulator's own snapshot lacks the action repeated by sticky actions, so a game restored from it can diverge; and
-a snapshot with crafted bytes can crash the process. So only the generators are saved, as numbers, and a game is
-restored by replaying its actions.
+a snapshot with crafted bytes can crash the process. So only its generators, which alone determine its next episode for
+given actions, are saved, as numbers, and a game is restored by replaying its actions.
 """
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import struct
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+
+def global_generators() -> dict[str, Any]:
+    """States of the global generators, in a form that compares quickly; torch's only if torch is imported."""
+    state: Any = np.random.get_state(legacy=False)
+    words = np.asarray(state["state"].pop("key", ())).tobytes()
+    found: dict[str, Any] = {"numpy": (state, words), "Python": random.getstate()}
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = torch.default_generator.get_state().numpy().tobytes()
+    return found
+
+
+def drawn_from(before: dict[str, Any]) -> list[str]:
+    """Names of the generators whose state has changed since `before`, a result of `global_generators`."""
+    now = global_generators()
+    return [name for name in before if now[name] != before[name]]
+
+
+def seed_global_generators(seed: int) -> None:
+    """Seed the global generators; torch's only if torch is imported."""
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def seeded_global_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators within the block, then restore them."""
+    numpy_state, python_state = np.random.get_state(legacy=False), random.getstate()
+    torch: Any = sys.modules.get("torch")
+    torch_state = None if torch is None else torch.default_generator.get_state()
+    seed_global_generators(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        if torch_state is not None:
+            torch.default_generator.set_state(torch_state)
+
 
 NUM_WORDS = 624
 GENERATOR_TEXT = re.compile(rb"(?:[0-9]{1,10} ){%d}[0-9]{1,3}" % NUM_WORDS)
