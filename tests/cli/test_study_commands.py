@@ -472,12 +472,17 @@ class TestPlannedStudy:
 class TestRuns:
     def test_runs_are_listed_with_their_state_and_scores(self, answer: Answer) -> None:
         infos = json.loads(answer("runs", "--json"))
-        assert [info["name"] for info in infos] == sorted(NAMES)
+        assert sorted(info["name"] for info in infos) == sorted(NAMES)
+        assert [info["created"] for info in infos] == sorted((info["created"] for info in infos), reverse=True)
         assert all(info.keys() >= RUN_KEYS for info in infos)
         assert {(info["state"], info["algo"], info["env_id"], info["total"]) for info in infos} == {
             ("finished", "ppo", "CartPole-v1", 64)
         }
-        lines = answer("runs").splitlines()
+        line = answer("runs").splitlines()[1].split()
+        assert line[:5] == ["grid/", "(4", "runs)", "finished", "100%"]
+        assert line[6] == f"{max(info['best_eval'] for info in infos):.1f}"
+        infos = json.loads(answer("runs", "--sort", "name", "--json"))
+        lines = answer("runs", "--sort", "name", "--all").splitlines()
         assert lines[0].split() == ["run", "state", "done", "last", "best", "steps/s", "age"]
         assert [line.split()[:3] for line in lines[1:]] == [
             [f"grid/{name}", "finished", "100%"] for name in sorted(NAMES)
@@ -502,8 +507,14 @@ class TestRuns:
         ],
     )
     def test_a_folder_and_filters_choose_runs(self, answer: Answer, words: list[str], expected: list[str]) -> None:
-        infos = json.loads(answer("runs", *words, "--json"))
+        infos = json.loads(answer("runs", *words, "--sort", "name", "--json"))
         assert [info["name"] for info in infos] == sorted(expected)
+
+    def test_the_order_and_number_of_lines_are_chosen(self, answer: Answer) -> None:
+        best = [info["best_eval"] for info in json.loads(answer("runs", "--sort", "best", "--json"))]
+        assert best == sorted(best, reverse=True)
+        assert len(json.loads(answer("runs", "--limit", "3", "--json"))) == 3
+        assert answer("runs", "--all", "--limit", "3").endswith("\n1 more: leave out --limit\n")
 
     def test_no_such_run_is_said_and_is_an_empty_list(self, answer: Answer) -> None:
         assert answer("runs", "state=dead") == "there is no such run in 'runs'\n"
@@ -562,6 +573,7 @@ class TestWrongRuns:
                 "bad value 'done' for the filter state: use running, finished, stopped, failed, de",
             ),
             (("runs", "list", "state=done", "--json"), "bad value 'done' for the filter state"),
+            (("runs", "--sort", "seed"), "bad value 'seed' for --sort: use age, name, state, done, last, best"),
             (("runs", "missing/"), "folder 'missing/' does not exist (looked from "),
             (("runs", "out/runs", "state=dead"), "folder 'out/runs' does not exist (looked from "),
             (("runs", "show", "unheard"), "'unheard' does not exist (looked from "),

@@ -593,3 +593,48 @@ def test_a_finished_run_has_no_score_but_that_of_its_last_step(tmp_path: Path) -
     assert read_run(run_dir).last_eval == 200.0
     (run_dir / "evaluations.jsonl").write_text("".join(lines)[:-5])
     assert read_run(run_dir).last_eval is None
+
+
+class TestRemoving:
+    @pytest.fixture
+    def runs(self, tmp_path: Path) -> Path:
+        """Runs with and without a checkpoint, one that is trained, and a study of two."""
+        for name, status in (("kept", "finished"), ("begun", "failed"), ("alive", "running")):
+            make_run(tmp_path / "runs", name, status=status)
+        (tmp_path / "runs/kept/checkpoints/last").write_text("step_000000000005\n")
+        own(tmp_path / "runs/alive")
+        for number in range(2):
+            make_run(tmp_path / "runs" / "study", f"part{number}", status="failed")
+        (tmp_path / "runs/study/study.yaml").touch()
+        return tmp_path / "runs"
+
+    def left(self, runs: Path) -> list[str]:
+        return sorted(path.name for path in runs.iterdir())
+
+    def test_prune_removes_what_never_had_a_checkpoint(self, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["runs", "prune", str(runs)]) == 2
+        assert f"1 folders would be removed, the first '{runs / 'begun'}': add --yes" in capsys.readouterr().err
+        assert main(["runs", "prune", str(runs), "--yes"]) == 0
+        assert capsys.readouterr().out == f"removed {runs / 'begun'}\n"
+        assert self.left(runs) == ["alive", "kept", "study"]
+        assert main(["runs", "prune", str(runs), "state=finished", "--yes"]) == 0
+        assert self.left(runs) == ["alive", "study"]
+        assert main(["runs", "prune", str(runs)]) == 0
+        assert "nothing to remove" in capsys.readouterr().out
+
+    def test_rm_removes_runs_and_studies_that_are_not_trained(
+        self, runs: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["runs", "rm", str(runs / "kept"), str(runs / "alive"), "--yes"]) == 2
+        assert "which is still alive" in capsys.readouterr().err
+        assert main(["runs", "rm", str(runs), "--yes"]) == 2
+        assert "is not a run folder" in capsys.readouterr().err
+        assert main(["runs", "rm", str(runs / "kept"), str(runs / "study"), "--yes"]) == 0
+        assert self.left(runs) == ["alive", "begun"]
+
+    def test_a_terminal_is_asked(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        for answer, is_left in ((False, True), (True, False)):
+            monkeypatch.setattr("typer.confirm", lambda text, err, answer=answer: answer)
+            assert main(["runs", "rm", str(runs / "begun")]) == 0
+            assert (runs / "begun").exists() == is_left

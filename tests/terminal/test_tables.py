@@ -37,6 +37,20 @@ def test_long_names_lose_their_middle() -> None:
     assert name == f"{'a' * 12}…{'b' * 11}"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "shown"),
+    [
+        ("ppo__CartPole-v1__seed{}__20261119-044604", "ppo__CartP…__seed0__20261119-044604"),
+        ("study/{}" + "a" * 60, "study/0aaaaaaaaaa…aaaaaaaaaaaaaaaaa"),
+        ("a" * 30 + "{}" + "b" * 20, "…aaaaaaaaaaaaa0bbbbbbbbbbbbbbbbbbbb"),
+    ],
+)
+def test_names_that_differ_stay_different(pattern: str, shown: str) -> None:
+    rows = shorten_names([(pattern.format(seed), "x" * 43) for seed in range(10)], 80)
+    assert rows[0][0] == shown
+    assert len({row[0] for row in rows}) == 10
+
+
 def test_cells_fill_lines_of_eighty_columns() -> None:
     lines = cell_lines([f"seed {seed}: 500.0" for seed in range(10)], "  ")
     assert [len(line) for line in lines] == [75, 75]

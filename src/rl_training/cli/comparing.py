@@ -16,7 +16,6 @@ from rl_training.cli.options import (
     AsJson,
     LaunchOptions,
     Plugins,
-    Quiet,
     complete_run,
     output_file,
     positive_number,
@@ -124,7 +123,6 @@ class CompareOptions(LaunchOptions):
     out: Picture = None
     plugin: Plugins = None
     explain: Explain = False
-    quiet: Quiet = False
     as_json: AsJson = False
 
     def rule(self) -> ScoreRule:

@@ -20,7 +20,7 @@ from rl_training.cli.options import (
     run_argument,
 )
 from rl_training.cli.output import put, say, show
-from rl_training.cli.parsing import StrictCommand
+from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _data() -> None:
     """Record, mix and check datasets of transitions."""
 
 
-@app.command(cls=StrictCommand)
+@verb(app)
 def collect(
     steps: Steps,
     run: OptionalRun = None,
@@ -150,7 +150,7 @@ def _save(recording: Recording, out: Path | None, minari: str | None) -> None:
         put(f"minari={minari}")
 
 
-@app.command(cls=StrictCommand)
+@verb(app)
 def mix(words: MixedFiles, out: MixOut, weights: Weights = None, seed: MixSeed = 0) -> None:
     """Mix whole episodes of several datasets: `data mix a.npz b.npz --weights 0.5 0.5 --out mixed.npz`."""
     from rl_training.data.dataset_loaders import check_new_file, mix_datasets, save_transition_dataset
@@ -169,7 +169,7 @@ def mix(words: MixedFiles, out: MixOut, weights: Weights = None, seed: MixSeed =
     _print_returns(dataset)
 
 
-@app.command(cls=StrictCommand)
+@verb(app)
 def check(source: Source, env: CheckedEnv = None, plugin: Plugins = None, as_json: AsJson = False) -> None:
     """Check a dataset: its faults and their remedies, and the algorithms that suit it.
 

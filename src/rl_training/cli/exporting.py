@@ -13,7 +13,6 @@ from rl_training.cli.options import (
     AsJson,
     CheckpointPath,
     CheckpointPlugins,
-    Quiet,
     Run,
     find_run,
     output_file,
@@ -50,7 +49,6 @@ def export(
     eval_episodes: GoldenEpisodes = None,
     plugin: CheckpointPlugins = None,
     allow_path: AllowedPaths = None,
-    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the policy of a run as one file: `export RUN --out policy.rlp`.

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training.cli.options import AsJson, Plugins, Quiet, RunSuffix, complete_words, find_in_working_directory
+from rl_training.cli.options import AsJson, Plugins, RunSuffix, complete_words, find_in_working_directory
 from rl_training.cli.output import say, show
-from rl_training.cli.parsing import StrictCommand
+from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_training.importers.sb3 import Imported
+
 
 
 WIDTH = 80
@@ -56,7 +57,7 @@ def _import() -> None:
     """Import models of other packages as runs."""
 
 
-@app.command("sb3", cls=StrictCommand)
+@verb(app, "sb3")
 def import_stable_baselines3(
     model: Model,
     env: Env,
@@ -67,7 +68,6 @@ def import_stable_baselines3(
     verify: Verify = False,
     sb3_python: Python = None,
     plugin: Plugins = None,
-    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Import a Stable-Baselines3 model: `import sb3 model.zip --env CartPole-v1`.

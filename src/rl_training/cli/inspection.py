@@ -107,15 +107,14 @@ def presets(as_json: AsJson = False) -> None:
     rows += [(preset.name, preset.env_id, f"{preset.total_timesteps:,}", _score_text(preset.score)) for preset in found]
     show([dataclasses.asdict(preset) for preset in found], table_lines(rows, "llrl"), as_json)
     if not as_json:
-        say("score: mean over (n) seeds, last checkpoint; 'best': best checkpoint")
+        say("score: mean over (n) seeds, last checkpoint; *: best checkpoint; %: success rate")
 
 
 def _score_text(score: PresetScore | None) -> str:
     if score is None:
         return "not measured"
-    is_rate = score.metric == "eval_success_rate"
-    value = f"{score.mean:.0%} success" if is_rate else f"{score.mean:,.1f}"
-    return f"{value}{' best' if score.policy == 'best' else ''} ({len(score.scores)})"
+    value = f"{score.mean:.0%}" if score.metric == "eval_success_rate" else f"{score.mean:,.1f}"
+    return f"{value}{'*' if score.policy == 'best' else ''} ({len(score.scores)})"
 
 
 def doctor(

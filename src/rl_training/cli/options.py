@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from rl_training.errors import ConfigError
-from rl_training.terminal.streams import quieted
 
 
 def whole_number(text: str | int) -> int:
@@ -125,12 +124,6 @@ def _allow_paths(paths: Sequence[str] | None) -> Sequence[str]:
     return paths or []
 
 
-def _be_quiet(ctx: typer.Context, value: bool) -> bool:
-    if value:
-        ctx.with_resource(quieted())
-    return value
-
-
 def find_in_working_directory(name: str | None) -> str | None:
     """Make `module:ClassName` importable from the working directory. Only for names that the user typed."""
     if name is not None and ":" in name:
@@ -236,9 +229,6 @@ Rewind = Annotated[
 FallBack = Annotated[
     bool, typer.Option("--fall-back", help="If the checkpoint is damaged, resume the newest intact one.")
 ]
-Quiet = Annotated[
-    bool, typer.Option("-q", "--quiet", callback=_be_quiet, is_eager=True, help="Print results and errors only.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 Plugins = Annotated[
     list[str] | None, _plugins("Code to import first; it registers algorithms or environments. Repeatable.")
@@ -338,7 +328,6 @@ class TrainOptions:
     resume_or_start: ResumeOrStart = False
     plugin: Plugins = None
     callback: Callbacks = None
-    quiet: Quiet = False
     as_json: AsJson = False
 
 
@@ -360,5 +349,4 @@ class ResumeOptions:
     plugin: CheckpointPlugins = None
     allow_path: AllowedPaths = None
     callback: Callbacks = None
-    quiet: Quiet = False
     as_json: AsJson = False

@@ -8,20 +8,42 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
+import typer
 from typer import TyperException
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from rl_training.errors import ConfigError
-from rl_training.terminal.streams import results_alone
+from rl_training.terminal.streams import quieted, results_alone
 
 NO_LIMIT = 1000
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
+def _be_quiet(ctx: typer.Context, value: bool) -> bool:
+    if value:
+        ctx.with_resource(quieted())
+    return value
+
+
+QUIET = Annotated[
+    bool, typer.Option("-q", "--quiet", callback=_be_quiet, is_eager=True, help="Print results and errors only.")
+]
+
+
+def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a command of `app`: its options, those of its groups, and `-q`."""
+
+    def register(command: Callable[..., None]) -> Callable[..., None]:
+        app.command(name, cls=StrictCommand)(expand_groups(command))
+        return command
+
+    return register
+
+
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter whose type is a data class by one parameter per field, for typer to parse.
+    """Replace each parameter whose type is a data class by one parameter per field, for typer to parse; add `-q`.
 
     Commands that take the same options share the data class: `def train(options: TrainOptions)`.
     """
@@ -31,9 +53,11 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     expanded: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         expanded += _parameters_of(groups[name]) if name in groups else [parameter.replace(kind=KEYWORD)]
+    expanded.append(inspect.Parameter("quiet", KEYWORD, default=False, annotation=QUIET))
 
     @functools.wraps(command)
     def call(**values: Any) -> None:
+        del values["quiet"]  # its callback has acted
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
         command(**values)

@@ -17,7 +17,7 @@ from rl_training.cli.comparing import compare
 from rl_training.cli.exporting import export
 from rl_training.cli.inspection import algos, doctor, presets, show_config
 from rl_training.cli.output import say
-from rl_training.cli.parsing import StrictCommand, expand_groups
+from rl_training.cli.parsing import verb
 from rl_training.cli.training import demo, evaluate, resume, train
 from rl_training.cli.tuning import tune
 from rl_training.cli.viewing import plot, report, ui, video
@@ -103,7 +103,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
 }
 for _name, _verb in _VERBS.items():
-    app.command(_name, cls=StrictCommand)(expand_groups(_verb))
+    verb(app, _name)(_verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

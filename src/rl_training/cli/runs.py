@@ -1,21 +1,28 @@
-"""The verb `runs`: lists runs, shows one, compares the settings of two."""
+"""The verb `runs`: lists runs, shows one, compares the settings of two, and removes them."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from rl_training.cli.options import AsJson, complete_run, named_run
+from rl_training.cli.options import NUMBER, AsJson, complete_run, named_run, positive_number
 from rl_training.cli.output import show
-from rl_training.cli.parsing import StrictCommand
-from rl_training.errors import ConfigError
-from rl_training.terminal.streams import is_terminal
+from rl_training.cli.parsing import verb
+from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.files import TEMPORARY
+from rl_training.terminal.streams import is_terminal, printable
 from rl_training.terminal.tables import shorten_names, table_lines
+
+if TYPE_CHECKING:
+    from rl_training.studies.catalog import RunInfo
 
 LIST = "list"
 
@@ -48,34 +55,147 @@ OneRun = Annotated[
 OtherRun = Annotated[Path, typer.Argument(metavar="OTHER", autocompletion=complete_run, help="Another run.")]
 
 
+Sort = Annotated[
+    str,
+    typer.Option(
+        "--sort", metavar="KEY", help="Order: age (newest first; the default), name, state, done, last, best."
+    ),
+]
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar=NUMBER, parser=positive_number, help="Show the first so many only.")
+]
+All = Annotated[bool, typer.Option("--all", help="A line for each run of a study or tuning, too.")]
+Removed = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", autocompletion=complete_run, help="Runs, studies and tunings to remove."),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+SORTS: dict[str, Callable[[RunInfo], Any]] = {
+    "age": lambda info: info.created or "",
+    "name": lambda info: info.name,
+    "state": lambda info: info.state,
+    "done": lambda info: info.share or 0.0,
+    "last": lambda info: -math.inf if info.last_eval is None else info.last_eval,
+    "best": lambda info: -math.inf if info.best_eval is None else info.best_eval,
+}
+"""What `--sort` sorts by, the largest first; names and states alphabetically."""
+PLANS = ("study.yaml", "tune.yaml")
+"""Files of a folder whose runs belong together."""
+
+
 @app.callback()
 def _runs() -> None:
-    """List runs, show one, or compare the settings of two."""
+    """List runs, show one, compare the settings of two, or remove them."""
 
 
-@app.command(LIST, cls=StrictCommand)
-def list_all(words: Filters = None, as_json: AsJson = False) -> None:
-    """List runs: state, algorithm, environment, seed, share done, scores, speed, age."""
-    from rl_training.studies.catalog import check_filters, format_age, list_runs
+@verb(app, LIST)
+def list_all(
+    words: Filters = None, sort: Sort = "age", limit: Limit = None, every: All = False, as_json: AsJson = False
+) -> None:
+    """List runs, newest first: state, share done, scores, speed, age. Those of a study or tuning are one line."""
+    from rl_training.studies.catalog import check_filters, list_runs
+
+    if sort not in SORTS:
+        raise ConfigError(f"bad value '{sort}' for --sort: use {', '.join(SORTS)}")
+    folder, filters = _split(words or [])
+    check_filters(filters)
+    infos = sorted(list_runs(folder, filters), key=SORTS[sort], reverse=sort not in ("name", "state"))
+    groups: dict[Path, list[RunInfo]] = {}
+    for info in infos:
+        together = next((parent for parent in info.run_dir.parents if _is_plan_below(parent, folder)), None)
+        is_folded = together is not None and not (every or filters)
+        groups.setdefault(together if is_folded and together else info.run_dir, []).append(info)
+    shown = list(groups.items())[:limit]
+    rows: list[tuple[str, ...]] = [("run", "state", "done", "last", "best", "steps/s", "age")]
+    rows += [_row(path, members, folder) for path, members in shown]
+    if is_terminal(sys.stdout):
+        rows = shorten_names(rows, shutil.get_terminal_size().columns)
+    lines = table_lines(rows, "llr") if infos else [f"there is no {'such ' if filters else ''}run in '{folder}'"]
+    if len(shown) < len(groups):
+        lines.append(f"{len(groups) - len(shown):,} more: leave out --limit")
+    show([info.as_dict() for info in infos[:limit]], lines, as_json)
+
+
+def _is_plan_below(path: Path, folder: Path) -> bool:
+    return path != folder and folder in path.parents and any((path / name).is_file() for name in PLANS)
+
+
+def _row(path: Path, members: list[RunInfo], folder: Path) -> tuple[str, ...]:
+    """The line of a run, or of the runs of a study or tuning."""
+    from rl_training.studies.catalog import format_age
+
+    name = path.name if path == folder else str(path.relative_to(folder))
+    shares = [info.share for info in members if info.share is not None]
+    rates = [info.rate for info in members if info.rate is not None]
+    best = [info.best_eval for info in members if info.best_eval is not None]
+    last = members[0].last_eval
+    state: str = members[0].state
+    if path != members[0].run_dir:
+        counts = Counter(info.state for info in members)
+        name, last = f"{name}/ ({len(members):,} runs)", None
+        state = state if len(counts) == 1 else ", ".join(f"{count} {word}" for word, count in counts.most_common(2))
+        rates = [info.rate for info in members if info.state == "running" and info.rate is not None]
+    return (
+        name,
+        state,
+        f"{sum(shares) / len(members):.0%}" if shares else "-",
+        "-" if last is None else f"{last:.1f}",
+        f"{max(best):.1f}" if best else "-",
+        f"{sum(rates):,.0f}" if rates else "-",
+        format_age(min((info.age_seconds for info in members if info.age_seconds is not None), default=None)),
+    )
+
+
+@verb(app, "rm")
+def remove_runs(runs: Removed, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Remove runs, or a whole study or tuning: `runs rm RUN`. Asks first; a run that is being trained is refused."""
+    found = [path if _is_plan(path) else _run_folder(path) for path in runs]
+    _remove(list(dict.fromkeys(found)), yes=yes, as_json=as_json)
+
+
+@verb(app, "prune")
+def prune(words: Filters = None, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Remove runs that ended before their first checkpoint, or all that match: `runs prune state=failed`. Asks first.
+
+    Runs that are being trained and runs of studies and tunings stay.
+    """
+    from rl_training.studies.catalog import check_filters, list_runs
 
     folder, filters = _split(words or [])
     check_filters(filters)
-    infos = list_runs(folder, filters)
-    rows: list[tuple[str, ...]] = [("run", "state", "done", "last", "best", "steps/s", "age")]
-    for info in infos:
-        share = "-" if info.share is None else f"{info.share:.0%}"
-        scores = ["-" if score is None else f"{score:.1f}" for score in (info.last_eval, info.best_eval)]
-        rate = "-" if info.rate is None else f"{info.rate:,.0f}"
-        name = info.name if info.run_dir == folder else str(info.run_dir.relative_to(folder))
-        rows.append((name, info.state, share, *scores, rate, format_age(info.age_seconds)))
-    if is_terminal(sys.stdout):
-        rows = shorten_names(rows, shutil.get_terminal_size().columns)
-    nothing = [f"there is no {'such ' if filters else ''}run in '{folder}'"]
-    lines = table_lines(rows, "llr") if infos else nothing
-    show([info.as_dict() for info in infos], lines, as_json)
+    infos = [info for info in list_runs(folder, filters) if info.state != "running"]
+    infos = [info for info in infos if not any(map(_is_plan, info.run_dir.parents))]
+    _remove([info.run_dir for info in infos if filters or not info.has_checkpoint], yes=yes, as_json=as_json)
 
 
-@app.command("show", cls=StrictCommand)
+def _is_plan(path: Path) -> bool:
+    return any((path / name).is_file() for name in PLANS)
+
+
+def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:
+    """Remove these folders, after a question and unless a live process owns one of their runs."""
+    from rl_training.experiment.owner import refuse_owned
+    from rl_training.studies.catalog import find_run_folders
+
+    for run_dir in dict.fromkeys(run_dir for path in paths for run_dir in [path, *find_run_folders(path)]):
+        refuse_owned(run_dir)
+    if paths and not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"{len(paths):,} folders would be removed, the first '{paths[0]}': add --yes")
+        listed = "\n".join(f"  {path}" for path in paths)
+        if not typer.confirm(printable(f"{listed}\nRemove {len(paths):,} folders for good?"), err=True):
+            paths = []
+    for path in paths:
+        hidden = path.with_name(f".{path.name}{TEMPORARY}removed")
+        try:
+            path.rename(hidden)  # nobody reads a part of it
+            shutil.rmtree(hidden)
+        except OSError as error:
+            raise RLTrainingError(f"cannot remove '{path}': {error.strerror}") from None
+    show([str(path) for path in paths], [f"removed {path}" for path in paths] or ["nothing to remove"], as_json)
+
+
+@verb(app, "show")
 def show_one(run: OneRun, as_json: AsJson = False) -> None:
     """Show what a run's folder tells of it: state, owner, scores, versions, settings."""
     from rl_training.experiment.config import leaves
@@ -109,7 +229,7 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
     show(values, lines, as_json)
 
 
-@app.command("diff", cls=StrictCommand)
+@verb(app, "diff")
 def diff(run: OneRun, other: OtherRun, as_json: AsJson = False) -> None:
     """Show the settings in which two runs differ."""
     from rl_training.experiment.config import leaves

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli.configuration import resolve
-from rl_training.cli.options import AsJson, LaunchOptions, Plugins, Quiet, SeedOptions, TrainOptions
+from rl_training.cli.options import AsJson, LaunchOptions, Plugins, SeedOptions, TrainOptions
 from rl_training.cli.output import program_command, say, show, wrap_command
-from rl_training.cli.parsing import StrictCommand, expand_groups
+from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError, RunExistsError
 from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
@@ -65,7 +65,6 @@ class StudyOptions(LaunchOptions):
     extend: Extend = False
     output_dir: StudiesDir = None
     plugin: Plugins = None
-    quiet: Quiet = False
     as_json: AsJson = False
 
 
@@ -90,10 +89,10 @@ def run(study: StudyName, options: StudyOptions) -> None:
     report_study(found.path, driver, [*launch_words(options), *_shard_words(options)], as_json=options.as_json)
 
 
-app.command("run", cls=StrictCommand)(expand_groups(run))
+verb(app, "run")(run)
 
 
-@app.command("status", cls=StrictCommand)
+@verb(app, "status")
 def status(study: StartedStudy = None, output_dir: StudiesDir = None, as_json: AsJson = False) -> None:
     """Show the runs of a study, or list the studies: `study status NAME`."""
     output_dir = output_dir or RUNS

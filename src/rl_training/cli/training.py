@@ -26,7 +26,6 @@ from rl_training.cli.options import (
     Device,
     EvalEpisodes,
     OutputDir,
-    Quiet,
     ResumeOptions,
     Run,
     SeedOptions,
@@ -292,7 +291,7 @@ def _say_if_over(plan: ResumePlan) -> None:
         )
 
 
-def demo(output_dir: OutputDir = None, total_timesteps: DemoTimesteps = None, quiet: Quiet = False) -> None:
+def demo(output_dir: OutputDir = None, total_timesteps: DemoTimesteps = None) -> None:
     """Train PPO on CartPole-v1, evaluate it, and list commands to try next."""
     words = ["ppo", "CartPole-v1"]
     config = resolve(TrainOptions(words=words, output_dir=output_dir, total_timesteps=total_timesteps)).config
@@ -353,7 +352,6 @@ def evaluate(
     device: Device = None,
     plugin: CheckpointPlugins = None,
     allow_path: AllowedPaths = None,
-    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a run: `eval RUN`.

@@ -23,7 +23,6 @@ from rl_training.cli.options import (
     NoPreset,
     NumEnvs,
     Plugins,
-    Quiet,
     TotalTimesteps,
     TrainOptions,
     complete_words,
@@ -127,7 +126,6 @@ class TuneOptions(LaunchOptions):
     dry_run: DryRun = False
     plugin: Plugins = None
     callback: Callbacks = None
-    quiet: Quiet = False
     as_json: AsJson = False
 
 
@@ -203,7 +201,7 @@ def _command_words(options: TuneOptions) -> list[str]:
     launch = {field.name for field in dataclasses.fields(LaunchOptions)}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if field.name in {*launch, "words", "quiet", "as_json", "dry_run"} or value == field.default:
+        if field.name in {*launch, "words", "as_json", "dry_run"} or value == field.default:
             continue
         option = "--" + field.name.replace("_", "-")
         values = value if isinstance(value, (list, tuple)) else [value]

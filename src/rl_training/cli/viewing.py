@@ -14,7 +14,6 @@ from rl_training.cli.options import (
     CheckpointPath,
     CheckpointPlugins,
     Device,
-    Quiet,
     Run,
     complete_run,
     find_run,
@@ -131,7 +130,6 @@ def video(
     device: Device = None,
     plugin: CheckpointPlugins = None,
     allow_path: AllowedPaths = None,
-    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Film a policy: `video RUN`, `video RUN --pick best --out film.gif`.

@@ -48,15 +48,35 @@ def cell_lines(cells: Sequence[str], indent: str = "") -> list[str]:
 
 
 def shorten_names(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """The rows with the first column shortened in its middle, so that `table_lines` gives lines of `width` columns."""
+    """The rows with long names in the first column shortened, for lines of `width` columns; names stay different.
+
+    First the environment in a run's name gives way, then the middle of a name, then its beginning.
+    """
     others = sum(max(len(row[column]) for row in rows) + GAP for column in range(1, len(rows[0])))
     room = max(SHORTEST_NAME, width - others)
+    names = [row[0] for row in rows]
+    for shorten in (_shorten_env, _cut_middle, _cut_start):
+        short = [name if len(name) <= room else shorten(name, room) for name in names]
+        if len(set(short)) == len(set(names)) and max(map(len, short)) <= room:
+            return [(name, *row[1:]) for name, row in zip(short, rows, strict=True)]
+    return list(rows)
 
-    def shorten(text: str) -> str:
-        half = (room - 1) // 2
-        return text if len(text) <= room else f"{text[: room - 1 - half]}…{text[-half:]}"
 
-    return [(shorten(row[0]), *row[1:]) for row in rows]
+def _shorten_env(name: str, room: int) -> str:
+    head, *rest = name.split("__")
+    if len(rest) < 2:
+        return _cut_middle(name, room)
+    size = len(rest[0]) - (len(name) - room) - 1
+    return "__".join([head, f"{rest[0][: max(0, size)]}…", *rest[1:]])
+
+
+def _cut_middle(name: str, room: int) -> str:
+    half = (room - 1) // 2
+    return f"{name[: room - 1 - half]}…{name[-half:]}"
+
+
+def _cut_start(name: str, room: int) -> str:
+    return f"…{name[1 - room :]}"
 
 
 def lines_of(renderable: RenderableType, width: int = UNLIMITED) -> list[str]:
