@@ -16,7 +16,7 @@ from run_tools import StopAt, assert_same_end
 from rl_training import TrainConfig
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.registry import Loop, get_algorithm_spec, learns_offline, list_algorithm_specs
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainResult

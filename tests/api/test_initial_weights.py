@@ -16,7 +16,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import parse_overrides
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 

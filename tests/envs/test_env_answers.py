@@ -13,7 +13,7 @@ from rl_training.envs.factory import EnvSource, make_vector_env
 from rl_training.errors import EnvError, NonFiniteError
 from rl_training.evaluation import evaluator as evaluation
 from rl_training.evaluation.evaluator import Evaluator
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.runtime.run import run_training
 
 WRONG = f"{HELPERS / 'wrong_envs.py'}:Wrong"

@@ -25,8 +25,7 @@ from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.envs.rewards import RewardTransformConfig, apply_reward_wrappers
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.codec.tree_codec import unpack
-from rl_training.experiment.codec.tree_packing import pack
+from rl_training.experiment.codec import pack, unpack
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.run import run_training

@@ -15,7 +15,7 @@ from rl_training.envs.factory import EnvSource
 from rl_training.errors import EnvError, NonFiniteError
 from rl_training.evaluation import evaluator
 from rl_training.evaluation.evaluator import Evaluator
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import RunSeeds
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training

@@ -13,7 +13,7 @@ from conftest import small_config
 from run_tools import StopAt
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import RunSeeds
 from rl_training.runtime.workflows import resume_training

@@ -11,7 +11,7 @@ from conftest import small_config
 from run_tools import StopAt, contents
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.runtime import run
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training

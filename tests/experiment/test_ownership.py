@@ -23,8 +23,10 @@ from rl_training.cli import main
 from rl_training.errors import ReplacedError, RLTrainingError, RunExistsError, RunOwnedError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.default_manager import DefaultExperimentManager
-from rl_training.experiment.owner import (
+from rl_training.experiment.ownership import (
+    Lease,
     Owner,
+    acquire,
     heartbeat_age,
     is_alive,
     process_status,
@@ -33,7 +35,6 @@ from rl_training.experiment.owner import (
     refuse_owned,
     this_machine,
 )
-from rl_training.experiment.ownership import Lease, acquire
 from rl_training.experiment.run_folder import is_interruption, run_name
 from rl_training.files import AppendedFile, replace_synced
 from rl_training.runtime.run import run_training

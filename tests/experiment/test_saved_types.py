@@ -19,9 +19,8 @@ from gymnasium.spaces import Box, Discrete
 from run_tools import StopAt, assert_identical, assert_same_end
 
 from rl_training.errors import CheckpointError, RLTrainingError
-from rl_training.experiment import checkpointing
+from rl_training.experiment import checkpointing, codec
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, save_checkpoint
-from rl_training.experiment.codec import checkpoint_sections, tree_packing
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 
@@ -115,7 +114,7 @@ class Colour(enum.IntEnum):
 def test_what_cannot_be_saved_is_named_with_its_place(
     value: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree_packing, "MAX_VALUES", 10_000)
+    monkeypatch.setattr(codec, "MAX_VALUES", 10_000)
     with pytest.raises(CheckpointError, match=rf"'/algorithm/here.*{words}"):
         save_checkpoint(tmp_path / "c", CheckpointState({"here": value}, None, {}, {}))
     assert not (tmp_path / "c").exists()
@@ -129,13 +128,13 @@ def test_state_that_is_larger_than_a_manifest_may_be_is_read_again(tmp_path: Pat
 
 def test_a_limit_holds_for_reading_as_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     through_a_file(["word"] * 60_000, tmp_path)
-    monkeypatch.setattr(checkpoint_sections, "MAX_JSON_BYTES", 100_000)
+    monkeypatch.setattr(codec, "MAX_JSON_BYTES", 100_000)
     with pytest.raises(CheckpointError, match="bytes of JSON"):
         load_checkpoint(tmp_path / "c")
 
 
 def test_what_would_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_sections, "MAX_JSON_BYTES", 100_000)
+    monkeypatch.setattr(codec, "MAX_JSON_BYTES", 100_000)
     with pytest.raises(CheckpointError, match=r"bytes.*NumPy arrays"):
         save_checkpoint(tmp_path / "c", CheckpointState({"x": ["word"] * 30_000}, None, {}, {}))
     monkeypatch.setattr(checkpointing, "MAX_MANIFEST_BYTES", 10_000)

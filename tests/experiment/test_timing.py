@@ -11,8 +11,7 @@ import pytest
 from conftest import small_config
 from run_tools import StopAt
 
-from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.timing import PHASES, TIMES, TimingFile
+from rl_training.experiment.logs import PHASES, TIMES, TimingFile, read_metrics
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 from rl_training.studies.records import RunRecord

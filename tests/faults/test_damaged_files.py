@@ -17,7 +17,7 @@ from run_tools import assert_equal, assert_same_end
 from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import load_algorithm, plan_resume, resume_training
 from rl_training.views.plotting import plot_learning_curve

@@ -19,7 +19,7 @@ from rl_training.algorithms.base import ActResult
 from rl_training.envs.factory import make_vector_env
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.replay.rollout_buffer import RolloutBuffer
 from rl_training.runtime.collector import Collector

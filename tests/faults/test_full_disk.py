@@ -23,7 +23,7 @@ from rl_training.errors import RLTrainingError
 from rl_training.experiment import checkpointing
 from rl_training.experiment.checkpoint_folder import list_checkpoints
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
-from rl_training.experiment.logging import JsonlSink, TensorboardSink, read_metrics
+from rl_training.experiment.logs import JsonlSink, TensorboardSink, read_metrics
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.plugins import user_code
 from rl_training.runtime.callbacks import Callback

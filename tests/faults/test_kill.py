@@ -22,7 +22,7 @@ from run_tools import assert_same_end
 
 from rl_training.experiment.checkpoint_folder import list_checkpoints, read_pointer
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.replay import transitions
 from rl_training.runtime.callbacks import Callback

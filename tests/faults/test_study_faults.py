@@ -27,7 +27,7 @@ from study_tools import (
     write_study,
 )
 
-from rl_training.experiment.owner import read_owner
+from rl_training.experiment.ownership import read_owner
 from rl_training.studies.catalog import read_run
 from rl_training.studies.study import Study
 

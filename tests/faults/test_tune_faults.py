@@ -15,7 +15,7 @@ from conftest import TRY_ALL
 from study_tools import finish, start, wait_until
 from tune_tools import BASE, SMALL, InlineLauncher, outcome
 
-from rl_training.experiment.owner import is_alive, read_owner
+from rl_training.experiment.ownership import is_alive, read_owner
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.catalog import find_run_folders
 from rl_training.studies.tuning.tune_plan import TuneRequest, find_plan

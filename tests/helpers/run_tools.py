@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.replay.transitions import Segment
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState, TrainResult

@@ -13,8 +13,8 @@ import pytest
 import warm
 from run_tools import assert_same_checkpoint
 
-from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.owner import is_alive, read_owner
+from rl_training.experiment.logs import read_metrics
+from rl_training.experiment.ownership import is_alive, read_owner
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.runtime.run import run_training
 from rl_training.studies.plan import PlannedRun

@@ -16,7 +16,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.rewards import RewardTransformConfig
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.replay.mixed_replay import MixedReplay
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime.callbacks import Callback

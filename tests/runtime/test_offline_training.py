@@ -18,7 +18,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import make_env
 from rl_training.errors import ConfigError, DatasetError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import recording
 from rl_training.runtime.assembly import make_algorithm

@@ -21,7 +21,7 @@ from rl_training.envs.foreign_paths import allow_path
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.evaluation.prediction import predict
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.registry import Loop
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import RunSeeds

@@ -21,7 +21,7 @@ from rl_training.experiment.checkpoint_folder import list_checkpoints
 from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
 from rl_training.experiment.config import load_config_file
 from rl_training.experiment.default_manager import DefaultExperimentManager
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import TrainingProgress

@@ -11,7 +11,7 @@ from conftest import small_config
 
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState, TrainResult

@@ -10,7 +10,7 @@ from conftest import small_config
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.workflows import resume_training
 

@@ -18,8 +18,7 @@ from run_tools import StopAt, contents
 
 from rl_training.cli import main
 from rl_training.errors import ConfigError
-from rl_training.experiment.owner import process_status, read_owner, this_machine
-from rl_training.experiment.ownership import acquire
+from rl_training.experiment.ownership import acquire, process_status, read_owner, this_machine
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.runtime.run import run_training
 from rl_training.studies.catalog import (

@@ -31,7 +31,7 @@ from rl_training.algorithms.replay import Batch, ReplayAlgorithm, bootstrap_disc
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment import registry
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec, list_algorithm_specs, registered
 from rl_training.replay.transitions import Transitions
 from rl_training.runtime.metrics import MetricAccumulator

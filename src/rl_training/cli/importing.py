@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rl_training.importers.sb3 import Imported
 
 
-
 WIDTH = 80
 PART_WIDTH = 28
 app = typer.Typer(rich_markup_mode=None)

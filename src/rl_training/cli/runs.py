@@ -174,7 +174,7 @@ def _is_plan(path: Path) -> bool:
 
 def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:
     """Remove these folders, after a question and unless a live process owns one of their runs."""
-    from rl_training.experiment.owner import refuse_owned
+    from rl_training.experiment.ownership import refuse_owned
     from rl_training.studies.catalog import find_run_folders
 
     for run_dir in dict.fromkeys(run_dir for path in paths for run_dir in [path, *find_run_folders(path)]):

@@ -19,8 +19,7 @@ from rl_training.envs.parallel.vector import MakeEnv, make_limited, make_member
 from rl_training.envs.parallel.workers import AsyncPool
 from rl_training.envs.single.resumable import ResumableEnv, Step
 from rl_training.envs.state.attributes import is_same
-from rl_training.experiment.codec.tree_codec import unpack
-from rl_training.experiment.codec.tree_packing import pack
+from rl_training.experiment.codec import pack, unpack
 
 NUM_POINTS = 12
 STEPS_COMPARED = 50

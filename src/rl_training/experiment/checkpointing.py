@@ -32,9 +32,15 @@ from rl_training.experiment.checkpoint_folder import (
     list_checkpoints,
     read_pointer,
 )
-from rl_training.experiment.codec.checkpoint_sections import pack_section, unpack_section
-from rl_training.experiment.codec.tree_codec import as_array, unpack_dict
-from rl_training.experiment.codec.tree_packing import UnsavableStateError, pack
+from rl_training.experiment.codec import (
+    UnsavableStateError,
+    as_array,
+    pack,
+    pack_section,
+    unpack_dict,
+    unpack_section,
+    without_python_types,
+)
 from rl_training.files import atomic_write, open_regular, read_limited, sync, translate_write_errors, write_new
 from rl_training.replay.transitions import Segment
 
@@ -236,7 +242,7 @@ def _read(folder: Path, include_buffer: bool) -> CheckpointState:
         algorithm_state=sections["algorithm"],
         buffer_state=sections.get("buffer"),
         trainer_state=sections["trainer"],
-        config=unpack_dict(manifest["config"], {}, "config"),
+        config=without_python_types(unpack_dict(manifest["config"], {}, "config")),
         metadata=unpack_dict(manifest["metadata"], {}, "metadata"),
     )
 

@@ -10,13 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.codec.storable_values import storable_copy
+from rl_training.experiment.loggers import DEFAULT_LOGGERS, PlainLoggers, plain_loggers
 from rl_training.experiment.registry import get_algorithm_spec, learns_offline, list_algorithm_specs
-from rl_training.experiment.tracking.settings import DEFAULT_LOGGERS, PlainLoggers, plain_loggers
 from rl_training.experiment.yaml_text import MAX_BYTES, is_unedited, parse_yaml
 from rl_training.validation import FrozenConfig, nearest, suggest
 
 MAX_THREADS = 1024
+MAX_DEPTH, MAX_VALUES, MAX_BITS = 20, 20_000, 1024
+CHARACTERS_PER_VALUE = 64
+"""A text counts as one more value for each this many characters."""
+OTHER_OBJECTS = (
+    "use numbers, text, true or false, None, and lists and dictionaries of these; for another object pass a name or"
+    " path from which the environment creates it"
+)
 NO_KEY = "`rl-training algos NAME` lists the settings of an algorithm"
 
 
@@ -70,7 +76,7 @@ class TrainConfig(FrozenConfig):
 
             values |= env_settings(env, values.get("num_envs"))
         if isinstance(values.get("env_kwargs"), dict):
-            values["env_kwargs"] = storable_copy(dict(values["env_kwargs"]), "env_kwargs")
+            values["env_kwargs"] = json_copy(values["env_kwargs"], "env_kwargs")
         if isinstance(values.get("algo_kwargs"), FrozenConfig):
             values["algo_kwargs"] = config_values(values["algo_kwargs"], str(values.get("algo")))
         elif isinstance(values.get("algo_kwargs"), Mapping):
@@ -132,15 +138,48 @@ def _with_names(algo_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as a dictionary with derived defaults filled in; JSON-compatible except for `env_kwargs`.
-
-    `env_kwargs` keep their types, which may include tuples, sets, dates and keys that are not strings.
-    """
+    """The configuration as a JSON-compatible dictionary with derived defaults filled in."""
     values = config.model_dump(mode="json", exclude={"env_kwargs"})
-    values["env_kwargs"] = storable_copy(config.env_kwargs, "env_kwargs")
+    values["env_kwargs"] = json_copy(config.env_kwargs, "env_kwargs")  # pydantic would write infinity as null
     values["log_interval"] = config.log_every_steps
     values["checkpoint_interval"] = config.checkpoint_every_steps
     return values
+
+
+def json_copy(value: Any, place: str) -> Any:
+    """A deep copy of a setting that has what JSON has; a `ConfigError` names the first other value and the remedy."""
+    num_values = 0
+
+    def copy(item: Any, place: str, depth: int) -> Any:
+        nonlocal num_values
+        num_values += 1 + (len(item) // CHARACTERS_PER_VALUE if isinstance(item, str) else 0)
+        if num_values > MAX_VALUES or depth > MAX_DEPTH:
+            limit = (
+                f"has more than {MAX_VALUES:,} values"
+                if depth <= MAX_DEPTH
+                else f"is nested deeper than {MAX_DEPTH} levels"
+            )
+            raise ConfigError(f"'{place:.100}' of the configuration {limit}: put it in a file and pass its path")
+        kind = type(item)
+        if kind is dict:
+            for key in (key for key in item if type(key) is not str):
+                raise ConfigError(
+                    f"key {key!r:.40} of '{place}' is not text: write it in quotes, or pass a list of pairs"
+                )
+            return {key: copy(inner, f"{place}.{key:.40}", depth + 1) for key, inner in item.items()}
+        if kind is list:
+            return [copy(inner, f"{place}.{index}", depth + 1) for index, inner in enumerate(item)]
+        if kind in (str, bool, float, type(None)) or (kind is int and item.bit_length() <= MAX_BITS):
+            return item
+        fault = f"is an integer of more than {MAX_BITS} bits" if kind is int else f"has type {_type_name(kind)}"
+        remedy = "write a list" if kind in (tuple, set, frozenset) else OTHER_OBJECTS
+        raise ConfigError(f"'{place}' of the configuration {fault}, which JSON does not have: {remedy}")
+
+    return copy(value, place, 0)
+
+
+def _type_name(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,8 @@ from typing import Any
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError, RunOwnedError
 from rl_training.experiment.checkpoint_folder import list_checkpoints
 from rl_training.experiment.config import TrainConfig, load_config_file, serialize_train_config
-from rl_training.experiment.owner import OWNER_FOLDER
-from rl_training.experiment.ownership import REPLACED, STOP_FILE, STOP_REQUEST, Lease, acquire
-from rl_training.experiment.run_log import LOG_NAME, close_run_logger, make_run_logger
-from rl_training.experiment.timing import TIMING_NAME
+from rl_training.experiment.logs import LOG_NAME, TIMING_NAME, close_run_logger, make_run_logger
+from rl_training.experiment.ownership import OWNER_FOLDER, REPLACED, STOP_FILE, STOP_REQUEST, Lease, acquire
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
 from rl_training.files import read_limited, remove, replace_synced, translate_write_errors
 

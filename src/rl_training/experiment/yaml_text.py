@@ -1,9 +1,4 @@
-"""Safe YAML of limited size; every value that is written is read back with its type.
-
-Numbers and booleans are those of YAML 1.2: 010 is ten, 0o10 is eight, 1:30 is a string, and only true and false are
-booleans; unquoted yes, no, on and off are refused as ambiguous. Digits may be grouped: 100_000. The tags !tuple and
-!frozenset are extensions of this package.
-"""
+"""Safe YAML: as PyYAML reads it, with limits of size, 1e-3 as a number, and errors for repeated keys and for 010."""
 
 from __future__ import annotations
 
@@ -23,8 +18,7 @@ MAX_VALUES = 50_000
 CHARACTERS_PER_VALUE = 64
 PREFIX = "tag:yaml.org,2002:"
 CHECKSUM_LINE = "# as written by rl-training; checksum "
-AMBIGUOUS = "!ambiguous"
-REPLACED = {f"{PREFIX}{name}" for name in ("int", "float", "bool", "value")}
+LEADING_ZERO = "!leading_zero"
 DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """Exceptions of PyYAML for invalid YAML, or for an explicit tag that does not fit its value."""
 
@@ -124,56 +118,30 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _read_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    text = loader.construct_scalar(node).replace("_", "").lower()
-    digits = text.lstrip("+-")
-    base = {"0x": 16, "0o": 8, "0b": 2}.get(digits[:2], 10)
-    return int(text, base)
-
-
-def _read_float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    return float(loader.construct_scalar(node).replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
-def _read_bool(loader: _Loader, node: yaml.ScalarNode) -> bool:
-    return {"true": True, "false": False}[loader.construct_scalar(node).lower()]
-
-
-def _refuse_word(loader: _Loader, node: yaml.ScalarNode) -> None:
-    word = node.value
-    problem = f"{word} is ambiguous: write true or false, or '{word}' in quotes"
+def _refuse_octal(loader: _Loader, node: yaml.ScalarNode) -> None:
+    problem = f"{node.value} is octal to some readers and decimal to others: write it without the zero, or in quotes"
     raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _read_tuple(loader: _Loader, node: yaml.SequenceNode) -> tuple[Any, ...]:
-    return tuple(loader.construct_sequence(node, deep=True))
+def _read_list(loader: _Loader, node: yaml.SequenceNode) -> list[Any]:
+    return list(loader.construct_sequence(node, deep=True))
 
 
-def _read_frozenset(loader: _Loader, node: yaml.SequenceNode) -> frozenset[Any]:
-    return frozenset(loader.construct_sequence(node, deep=True))
-
-
+RESOLVERS = (
+    (LEADING_ZERO, r"[-+]?0[0-9_]+", "-+0"),
+    (f"{PREFIX}int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0o[0-7]+|0b[01_]+)", "-+0123456789"),
+    (f"{PREFIX}float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+0123456789."),
+    (f"{PREFIX}float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+)
+"""Numbers: as in PyYAML, and 1e-3; without minutes (1:30 is text) and octal 010."""
+REPLACED = {f"{PREFIX}{name}" for name in ("int", "float", "timestamp", "value")}
 for _side in (_Loader, _Dumper):
     _side.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in REPLACED]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    for _tag, _pattern, _first in (
-        (f"{PREFIX}int", r"[-+]?([0-9]+(_[0-9]+)*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+)", "-+0123456789"),
-        (f"{PREFIX}float", r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+0123456789."),
-        (f"{PREFIX}float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
-        (f"{PREFIX}bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-        (AMBIGUOUS, r"yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF", "yYnNoO"),
-    ):
+    for _tag, _pattern, _first in RESOLVERS:
         _side.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), list(_first))
-for _tag, _reader in (
-    (f"{PREFIX}int", _read_int),
-    (f"{PREFIX}float", _read_float),
-    (f"{PREFIX}bool", _read_bool),
-    (AMBIGUOUS, _refuse_word),
-    ("!tuple", _read_tuple),
-    ("!frozenset", _read_frozenset),
-):
-    _Loader.add_constructor(_tag, _reader)
-_Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_sequence("!tuple", value))
-_Dumper.add_representer(frozenset, lambda dumper, value: dumper.represent_sequence("!frozenset", list(value)))
+_Loader.add_constructor(LEADING_ZERO, _refuse_octal)
+for _tag in ("!tuple", "!frozenset"):  # in files of older versions
+    _Loader.add_constructor(_tag, _read_list)

@@ -25,8 +25,8 @@ from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.evaluation.evaluator import SUCCESS_RATE, Evaluator
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import check_installed
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.tracking.settings import check_installed
 from rl_training.memory import available_memory, describe_need
 from rl_training.models.encoders import IMAGE_FEATURES, layer_sizes
 from rl_training.replay.frame_replay import replay_bytes

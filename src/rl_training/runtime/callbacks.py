@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, failure_note
-from rl_training.experiment.codec.tree_packing import UnsavableStateError, pack
+from rl_training.experiment.codec import UnsavableStateError, pack
 from rl_training.plugins.user_code import frames_of_user, load_code, split_source
 from rl_training.runtime.trainer import CollectResult, TrainerState, TrainResult
 from rl_training.validation import nearest, suggest

@@ -13,10 +13,18 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import ConfigError, NonFiniteError
-from rl_training.experiment.codec.tree_codec import tensors_in
-from rl_training.experiment.logging import EvaluationFile, JsonlSink, MetricSink, TensorboardSink, latest_metrics
+from rl_training.experiment.codec import tensors_in
+from rl_training.experiment.logs import (
+    TIMING_NAME,
+    EvaluationFile,
+    JsonlSink,
+    MetricSink,
+    PhaseTimes,
+    TensorboardSink,
+    TimingFile,
+    latest_metrics,
+)
 from rl_training.experiment.run_folder import TrainingRun
-from rl_training.experiment.timing import TIMING_NAME, PhaseTimes, TimingFile
 from rl_training.experiment.tracking.tracking import Tracking
 from rl_training.runtime.assembly import RunSetup
 from rl_training.terminal.progress import ProgressView

@@ -15,11 +15,11 @@ from rl_training.errors import NonFiniteError, RLTrainingError, RunChangedError,
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import latest_metrics
+from rl_training.experiment.loggers import allow_trackers
+from rl_training.experiment.logs import latest_metrics
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun, create_training_run
 from rl_training.experiment.tracking.tracking import Tracking
-from rl_training.experiment.tracking.trust import allow_trackers
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import EarlyStoppingCallback, Schedules, stop_on_signals

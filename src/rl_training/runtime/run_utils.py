@@ -13,7 +13,7 @@ import torch
 
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
-from rl_training.experiment.codec.tree_packing import UnsavableStateError
+from rl_training.experiment.codec import UnsavableStateError
 from rl_training.experiment.config import TrainConfig, serialize_train_config
 from rl_training.experiment.run_folder import TrainingRun, create_training_run, now, package_versions
 from rl_training.plugins.user_code import loaded_code

@@ -18,7 +18,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpoint_folder import CheckpointFolder, checkpoint_order
 from rl_training.experiment.checkpoint_folder import is_run_folder as is_run_folder
 from rl_training.experiment.config import leaves, load_config_file
-from rl_training.experiment.owner import Owner, is_alive, read_heartbeat, read_owner
+from rl_training.experiment.ownership import Owner, is_alive, read_heartbeat, read_owner
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.files import open_regular
 from rl_training.validation import suggest

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.owner import file_clock, heartbeat_age, read_owner, stale_seconds
-from rl_training.experiment.ownership import STOP_FILE
+from rl_training.experiment.ownership import STOP_FILE, file_clock, heartbeat_age, read_owner, stale_seconds
 from rl_training.experiment.run_folder import TrainingRun, is_interruption
 from rl_training.studies.catalog import RunInfo, is_run_folder, read_run
 from rl_training.studies.launching.launchers import Exit, Handle, Launcher, last_words, make_order

@@ -9,8 +9,7 @@ from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError, install_extra
 from rl_training.experiment.config import leaves
-from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.timing import TIMES, TIMING_NAME, read_lines
+from rl_training.experiment.logs import TIMES, TIMING_NAME, read_lines, read_metrics
 from rl_training.studies.catalog import RunInfo, RunReader, find_run_folders
 
 

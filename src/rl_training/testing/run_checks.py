@@ -15,7 +15,7 @@ from torch import Tensor
 from rl_training.algorithms.base import ActResult, UpdateResult
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.registry import Loop, registered
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.loops.off_policy import updates_due

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.experiment.logs import PHASES
 from rl_training.experiment.registry import learns_offline, list_algorithm_specs
-from rl_training.experiment.timing import PHASES
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.records import RunRecord
 from rl_training.studies.selection import format_seeds

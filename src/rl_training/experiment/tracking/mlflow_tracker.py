@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.experiment.config import leaves
-from rl_training.experiment.tracking.settings import MlflowSettings
-from rl_training.experiment.tracking.tracker import Line, Outcome, TrackedRun, finite_values
+from rl_training.experiment.loggers import MlflowSettings
+from rl_training.experiment.tracking.sink import Line, Outcome, TrackedRun, finite_values
 
 ID_TAG = "rl_training.id"
 DATABASE = "mlflow.db"

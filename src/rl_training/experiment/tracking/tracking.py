@@ -13,13 +13,20 @@ from typing import Any
 
 from rl_training.errors import ReplacedError, RLTrainingError
 from rl_training.experiment.config import TrainConfig, serialize_train_config
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.loggers import MlflowSettings, TrackerSettings, WandbSettings, parse_loggers
+from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.ownership import REPLACED
 from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun, is_interruption
 from rl_training.experiment.tracking.mlflow_tracker import MlflowTracker
-from rl_training.experiment.tracking.settings import MlflowSettings, TrackerSettings, WandbSettings, parse_loggers
-from rl_training.experiment.tracking.sink import Beginning, TrackerSink
-from rl_training.experiment.tracking.tracker import Line, Outcome, TrackedRun, Tracker, plain_values
+from rl_training.experiment.tracking.sink import (
+    Beginning,
+    Line,
+    Outcome,
+    TrackedRun,
+    Tracker,
+    TrackerSink,
+    plain_values,
+)
 from rl_training.experiment.tracking.wandb_tracker import WandbTracker
 from rl_training.terminal.streams import tell
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import RLTrainingError
-from rl_training.experiment.tracking.settings import WandbSettings
-from rl_training.experiment.tracking.tracker import Line, Outcome, TrackedRun, finite_values
+from rl_training.experiment.loggers import WandbSettings
+from rl_training.experiment.tracking.sink import Line, Outcome, TrackedRun, finite_values
 
 SECONDS_TO_FINISH = 25.0
 """How long wandb may upload at the end; the rest stays in the run folder."""

@@ -20,7 +20,8 @@ from rl_training.experiment.checkpointing import (
     verify_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig, resolve_config
-from rl_training.experiment.owner import refuse_owned
+from rl_training.experiment.loggers import allow_trackers
+from rl_training.experiment.ownership import refuse_owned
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import (
     TrainingRun,
@@ -29,7 +30,6 @@ from rl_training.experiment.run_folder import (
     refuse_other_files,
     run_name,
 )
-from rl_training.experiment.tracking.trust import allow_trackers
 from rl_training.plugins.given import find_vector, has_given, is_given_id
 from rl_training.runtime.controls import Schedules, saved_early_stop
 from rl_training.runtime.resuming.changes import Change, config_differences, find_changes, refuse_fixed

@@ -13,7 +13,7 @@ from rl_training.algorithms.config import AlgorithmConfig, Fraction
 from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment.checkpoint_folder import CHECKPOINT_NAME
 from rl_training.experiment.checkpointing import CheckpointState, check_savable
-from rl_training.experiment.codec.tree_codec import tensors_in
+from rl_training.experiment.codec import tensors_in
 from rl_training.experiment.config import TrainConfig, serialize_train_config
 from rl_training.runtime.assembly import count_weights
 from rl_training.runtime.run_utils import translate_save_errors

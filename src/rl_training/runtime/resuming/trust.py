@@ -16,8 +16,8 @@ from rl_training.envs.wrapping.trust import listed_wrappers, unknown_wrapper
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.loggers import refuse_unknown_trackers
 from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec
-from rl_training.experiment.tracking.trust import refuse_unknown_trackers
 from rl_training.plugins.extras import missing_for_unknown
 from rl_training.plugins.user_classes import is_of_program
 from rl_training.plugins.user_code import split_source

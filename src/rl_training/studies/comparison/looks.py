@@ -17,7 +17,7 @@ import numpy as np
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import load_signed_file
-from rl_training.experiment.timing import read_lines
+from rl_training.experiment.logs import read_lines
 from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.files import is_file, replace_synced, translate_write_errors
 from rl_training.studies.catalog import is_run_folder, read_run

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpoint_folder import last_metadata
+from rl_training.experiment.logs import LOG_NAME
 from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun
-from rl_training.experiment.run_log import LOG_NAME
 from rl_training.files import open_regular, read_limited
 from rl_training.studies.catalog import RunInfo, last_line
 from rl_training.studies.groups import RunGroup
