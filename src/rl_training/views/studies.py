@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from rl_training.studies.tuning.stages import Scores
     from rl_training.studies.tuning.tune_plan import TunePlan
 
-INTERVAL = "95 % interval of Student's t over runs"
 WIDEST = (30, 20)
 """Columns of a setting's name and of its default in the table of a search space."""
 
@@ -49,8 +48,7 @@ def study_lines(path: Path, tasks: Sequence[Task], shard: str | None) -> tuple[d
     lines = [f"{share}study {path}: {num_done:,} of {len(tasks):,} runs finished"]
     for group in groups:
         lines += setting_lines(group)
-    if any(group.interval is not None and group.interval.low is not None for group in groups):
-        lines.append(f"  {INTERVAL}")
+    lines += [f"  {line}" for line in _explanations(groups)]
     lines += [f"  {task.outcome.value}: {task.run.label}: {task.reason}" for task in failed_tasks(tasks)]
     approximate = [task.run.label for task in tasks if task.info and task.info.exactness == "approximate"]
     if approximate:
@@ -68,6 +66,15 @@ def study_lines(path: Path, tasks: Sequence[Task], shard: str | None) -> tuple[d
     return values, lines
 
 
+def _explanations(groups: Sequence[SettingResult]) -> list[str]:
+    """What the limits in brackets are."""
+    from rl_training.studies.statistics.summaries import WORDS, summary_kind
+
+    counts = [sum(score is not None for score in group.scores.values()) for group in groups]
+    kinds = dict.fromkeys(summary_kind(count) for count in counts if count > 1)
+    return [f"in brackets: {WORDS[kind].partition(' and ')[2]}" for kind in kinds]
+
+
 def failed_tasks(tasks: Sequence[Task]) -> list[Task]:
     """The runs that failed or were given up."""
     from rl_training.studies.driver import Outcome
@@ -76,18 +83,26 @@ def failed_tasks(tasks: Sequence[Task]) -> list[Task]:
 
 
 def setting_lines(group: SettingResult) -> list[str]:
-    """The scores of a setting's seeds, and their mean."""
-    scores = [
-        f"seed {seed}: {'-' if score is None else f'{score:.1f}'}" for seed, score in sorted(group.scores.items())
-    ]
-    lines = [f"  {group.setting}"] if group.setting else []
+    """The scores of a setting's seeds, and their summary."""
     indent = "    " if group.setting else "  "
-    lines += cell_lines(scores, indent)
-    if group.interval is not None:
-        count = group.interval.count
-        missing = "" if count == len(group.tasks) else f", {len(group.tasks) - count} missing"
-        lines.append(f"{indent}mean {group.interval} ({count} run{'' if count == 1 else 's'}{missing})")
+    lines = [f"  {group.setting}"] if group.setting else []
+    cells = [f"seed {seed}: {'-' if score is None else f'{score:.1f}'}" for seed, score in sorted(group.scores.items())]
+    lines += cell_lines(cells, indent)
+    known = [score for score in group.scores.values() if score is not None]
+    if known:
+        missing = len(group.tasks) - len(known)
+        count = f"{len(known)} run{'' if len(known) == 1 else 's'}{f', {missing} missing' if missing else ''}"
+        lines.append(f"{indent}{summary_text(known)} ({count})")
     return lines
+
+
+def summary_text(scores: Sequence[float]) -> str:
+    """The summary of runs that pictures show, with its limits."""
+    from rl_training.studies.statistics.summaries import NAMES, summarize
+
+    found = summarize(scores)
+    limits = "" if found.low is None or found.high is None else f" [{found.low:.1f}, {found.high:.1f}]"
+    return f"{NAMES[found.kind]} {found.value:.1f}{limits}"
 
 
 def _draw(path: Path) -> str | None:

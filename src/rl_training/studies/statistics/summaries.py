@@ -23,6 +23,7 @@ MULTIPLIER, MODULUS = 48_271, 2**31 - 1
 """Lehmer's generator: the same resamples in Python and in the browser."""
 Kind = Literal["run", "median", "iqm", "mean"]
 Array = npt.NDArray[np.float64]
+NAMES: dict[Kind, str] = {"run": "score", "median": "median", "iqm": "interquartile mean", "mean": "mean"}
 WORDS: dict[Kind, str] = {
     "run": "one run",
     "median": "median and range of the runs",

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.selection import format_seeds
-from rl_training.studies.statistics.summaries import Summary, summarize
+from rl_training.studies.statistics.summaries import NAMES, Summary, summarize
 from rl_training.views.report.blocks import Block, Cell, Section, Strip, Table, Text, Verdict, number
 from rl_training.views.report.data import RunFacts, finite
 
@@ -129,8 +129,7 @@ def summary_text(summary: Summary | None) -> str:
     """What a score is, and the limits of the runs or of its interval."""
     if summary is None:
         return ""
-    words = {"run": "one run", "median": "median", "iqm": "interquartile mean", "mean": "mean"}[summary.kind]
-    return words if summary.low is None else f"{words} {limits_text(summary.low, summary.high)}"
+    return "one run" if summary.low is None else f"{NAMES[summary.kind]} {limits_text(summary.low, summary.high)}"
 
 
 def limits_text(low: float | None, high: float | None) -> str:
