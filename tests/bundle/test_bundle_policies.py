@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from bundle_tools import bundle_of, make_policy, samples
-from conftest import TRY_ALL
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 from rl_training.algorithms.ppo import PPOAlgorithm
 from rl_training.bundle.exporting.describing import describe
 from rl_training.bundle.exporting.modules import UndescribableError
-from rl_training.bundle.exporting.onnx_model import TORCH_OPERATIONS, input_names, make_onnx
+from rl_training.bundle.exporting.onnx_model import ONNX_OPERATIONS, PACKAGES, input_names, make_onnx
 from rl_training.bundle.loading import BundlePolicy, load_bytes
 from rl_training.bundle.operations import OPERATIONS
 from rl_training.errors import BundleError, ConfigError, EnvError
@@ -70,33 +70,19 @@ OPTIONS: dict[str, tuple[str, Space, dict[str, Any]]] = {
     "gaussian-bc": ("bc", BOUNDED, {"policy": "gaussian"}),
     "lstm": ("ppo", ACTIONS["discrete"], {"memory": {"kind": "lstm", "size": 5}}),
     "gru": ("a2c", BOUNDED, {"memory": {"kind": "gru", "size": 5}}),
+    "own-network": ("dqn", ACTIONS["discrete"], {"network": f"{__name__}:LayersEncoder"}),
     "lstm-two-networks": ("ppo", BOUNDED, {"memory": {"kind": "lstm", "size": 5}, "critic_hidden_sizes": [4]}),
 }
 
-ONNX_CASES: dict[str, tuple[str, Space, Space, dict[str, Any]]] = {
-    "images-and-masks": (
-        *("ppo", Dict({**OBSERVATIONS["dict"].spaces, **OBSERVATIONS["dict_with_images"].spaces})),
-        *(ACTIONS["multi_discrete"], {"has_masks": True, "layer_norm": True, "activation": "gelu"}),
-    ),
-    "dueling": ("c51", VECTOR, ACTIONS["discrete"], {"dueling": True, "normalize_obs": True, "activation": "tanh"}),
-    "quantiles": ("qrdqn", OBSERVATIONS["discrete"], ACTIONS["discrete"], {"activation": "silu"}),
-    "squashed": ("sac", OBSERVATIONS["matrix"], BOUNDED, {"activation": "elu"}),
-    "scalar": ("bc", Dict(a=OBSERVATIONS["scalar"], b=VECTOR), BOUNDED, {}),
-    "lstm": ("ppo", VECTOR, UNBOUNDED, {"memory": {"kind": "lstm", "size": 5}}),
-    "gru": ("a2c", VECTOR, HALF_BOUNDED, {"memory": {"kind": "gru", "size": 5}}),
-    "own-network": ("dqn", VECTOR, ACTIONS["discrete"], {"network": f"{__name__}:LayersEncoder"}),
-}
+HAS_ONNX = all(find_spec(name) for name in PACKAGES)
 
 
-def check(algo: str, obs: Space, action: Space, *, onnx: bool = TRY_ALL, **settings: Any) -> BundlePolicy:
-    """Compare the three on random observations, over a few steps; returns the loaded policy.
-
-    A conversion to ONNX takes a second or more: ONNX_CASES always try it, all others with RL_TRAINING_TEST_ALL=1.
-    """
+def check(algo: str, obs: Space, action: Space, **settings: Any) -> BundlePolicy:
+    """Compare the three on random observations, over a few steps; returns the loaded policy."""
     algorithm = make_policy(algo, obs, action, **settings)
     data, description, golden = bundle_of(algorithm, obs, algo)
     policy = load_bytes(data)
-    run = onnx_runner(make_onnx(description, golden), policy) if onnx else None
+    run = onnx_runner(make_onnx(description, golden), policy) if HAS_ONNX else None
     has_memory = algorithm.initial_state(1) is not None
     torch_state: Any = None
     state = model_state = np.zeros((8, policy.spaces.state_size), np.float32) if has_memory else None
@@ -130,7 +116,8 @@ def assert_same(actions: np.ndarray, expected: np.ndarray) -> None:
 
 
 def onnx_runner(data: bytes, policy: BundlePolicy) -> Any:
-    onnxruntime = pytest.importorskip("onnxruntime")
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     names = input_names(policy.spaces)
 
@@ -166,17 +153,11 @@ def test_every_algorithm_and_action_space(algo: str) -> None:
         check(algo, obs, action)
 
 
-@pytest.mark.parametrize("name", list(ONNX_CASES))
-def test_onnx_models(name: str) -> None:
-    algo, obs, action, settings = ONNX_CASES[name]
-    check(algo, obs, action, onnx=True, **settings)
-
-
-def test_the_cases_of_onnx_have_every_operation() -> None:
-    used = set()
-    for algo, obs, action, settings in ONNX_CASES.values():
-        used |= {operation["op"] for operation in describe(make_policy(algo, obs, action, **settings)).operations}
-    assert used == OPERATIONS.keys() == TORCH_OPERATIONS.keys()
+def test_these_policies_have_every_operation() -> None:
+    policies = [make_policy(algo, VECTOR, action, **settings) for algo, action, settings in OPTIONS.values()]
+    policies += [make_policy("ppo", obs, ACTIONS["discrete"]) for obs in OBSERVATIONS.values()]
+    used = {operation["op"] for policy in policies for operation in describe(policy).operations}
+    assert used == OPERATIONS.keys() == ONNX_OPERATIONS.keys()
 
 
 @pytest.mark.parametrize("name", list(OBSERVATIONS))
@@ -236,6 +217,7 @@ def test_wrong_inputs_are_refused_like_those_of_predict() -> None:
         (batch, {"mask": np.zeros((3, 4))}),
         (batch, {"mask": np.ones((3, 5))}),
         (batch, {"mask": "all"}),
+        (batch, {"mask": [[1, 0], [1, 0, 1]]}),
     ]
     for obs, arguments in wrong:
         with pytest.raises((ConfigError, EnvError)) as ours:
@@ -245,26 +227,8 @@ def test_wrong_inputs_are_refused_like_those_of_predict() -> None:
         assert (ours.type, str(ours.value)) == (torchs.type, str(torchs.value))
 
 
-def test_masks_are_read_like_those_of_predict() -> None:
-    algorithm = make_policy("ppo", VECTOR, MultiDiscrete([2, 3]))
-    policy = load_bytes(bundle_of(algorithm, VECTOR)[0])
-    obs = np.ones((2, 3), np.float32)
-    for mask in (
-        ([[1, 0], [0, 1]], [[0, 0, 1], [1, 0, 0]]),
-        [[True, False, True, True, False], [False, True, True, True, False]],
-        np.array([[0.0, 1, 0, 0, 1], [1, 0, 1, 1, 1]]),
-    ):
-        np.testing.assert_array_equal(policy.act(obs, mask=mask), predict(algorithm, obs, mask=mask))
-    for wrong in ([[1, 0], [1, 0, 1]], [[1, 0, 1], [1, 0]], [[1, 0, 0, 0, 0]] * 2, [[1], [1, 1]], 1):
-        with pytest.raises((ConfigError, EnvError)) as ours:
-            policy.act(obs, mask=wrong)
-        with pytest.raises((ConfigError, EnvError)) as torchs:
-            predict(algorithm, obs, mask=wrong)
-        assert (ours.type, str(ours.value)) == (torchs.type, str(torchs.value))
-
-
 def test_a_policy_trained_with_masks_asks_for_them() -> None:
-    policy = check("ppo", VECTOR, Discrete(3), onnx=False, has_masks=True)
+    policy = check("ppo", VECTOR, Discrete(3), has_masks=True)
     with pytest.raises(ConfigError, match="this policy was trained with action masks: pass mask="):
         policy.act(np.zeros(3))
     assert policy.act(np.zeros(3), mask=[False, False, True]) == 2
@@ -309,7 +273,6 @@ class PowerPPO(PPOAlgorithm):
 
 
 def test_a_network_of_the_users_is_exported_if_it_applies_layers() -> None:
-    check("ppo", VECTOR, BOUNDED, network=f"{__name__}:LayersEncoder")
     check("dqn", OBSERVATIONS["dict"], ACTIONS["discrete"], network=f"{__name__}:LayersEncoder")
 
 

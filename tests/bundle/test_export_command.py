@@ -59,16 +59,10 @@ def test_json_tells_files_pairs_and_the_returns_of_eval(
     files = unpack((tmp_path / "a.rlp").read_bytes())
     assert value["files"] == {name: len(data) for name, data in files.items() if name != "manifest.json"}
     assert value["golden_pairs"] > 20
+    assert export(run_dir, "--out", tmp_path / "b.rlp", "--json", "--eval-episodes", 0) == 0
+    extreme = json.loads(capsys.readouterr().out)
+    assert (extreme["returns"], 0 < extreme["golden_pairs"] < 64) == (None, True)
     assert np.mean(value["returns"]) == evaluate_checkpoint(best, num_episodes=3)["eval_return_mean"]
-
-
-def test_a_bundle_without_episodes_has_extreme_pairs_only(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert export(run_dir, "--out", tmp_path / "a.rlp", "--json", "--eval-episodes", 0) == 0
-    value = json.loads(capsys.readouterr().out)
-    assert value["returns"] is None
-    assert 0 < value["golden_pairs"] < 64
 
 
 def test_mistakes_are_errors_that_leave_nothing_behind(

@@ -1,31 +1,24 @@
-"""An ONNX model of a list of operations: torch runs and exports them, and ONNX Runtime checks the result."""
+"""An ONNX model of a list of operations: each becomes a few nodes, and ONNX Runtime checks the result."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
-import logging
-import warnings
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from rl_training.bundle.exporting.describing import Description
 from rl_training.bundle.loading import differing
+from rl_training.bundle.operations import INVALID
 from rl_training.bundle.program import ACTION, MASK, NEXT_STATE, OBS, STATE
 from rl_training.bundle.reading import Array
 from rl_training.bundle.spaces import BundleSpaces, parse_spaces
 from rl_training.errors import BundleError, ConfigError, install_extra
-from rl_training.models.actions import masked
 
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-EXAMPLES = 2
-"""Batch of the export: with one observation, torch would fix the batch to one."""
+PACKAGES = ("onnx", "onnxruntime")
+OPSET, IR_VERSION = 18, 10
 
 
 def require_onnx() -> None:
@@ -39,35 +32,37 @@ def make_onnx(description: Description, golden: dict[str, Array]) -> bytes:
     """The model, after ONNX Runtime has reproduced the golden pairs with it."""
     require_onnx()
     import onnx
+    from onnx.helper import make_graph, make_model, make_node, make_operatorsetid
 
     spaces = parse_spaces(description.spaces)
     names = input_names(spaces)
-    rows = np.arange(EXAMPLES) % len(golden[ACTION])
-    examples = tuple(torch.from_numpy(golden[key][rows].copy()) for key in names)
-    batch = torch.export.Dim("batch", min=1)
-    outputs = ["action", *(["next_state"] if spaces.state_size else [])]
-    try:
-        with _quiet(), torch.no_grad():
-            program: Any = torch.onnx.export(
-                OperationsModule(description, list(names)).eval(),
-                examples,
-                dynamo=True,
-                external_data=False,
-                input_names=list(names.values()),
-                output_names=outputs,
-                dynamic_shapes=(tuple({0: batch} for _ in names),),
-                verbose=False,
-            )
-    except Exception as error:  # torch's exporter raises errors of many types
-        detail = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise BundleError(f"torch cannot convert the policy to ONNX: {detail:.300}") from error
-    model = program.model_proto
-    _remove_origins(model)
-    buffer = io.BytesIO()
-    onnx.save_model(model, buffer)
-    data = buffer.getvalue()
+    graph, values = Graph(), {}
+    for key, name in names.items():
+        values[key] = Node(graph, name, golden[key].ndim)
+    for operation in description.operations:
+        settings = {key: value for key, value in operation.items() if key not in ("op", "in", "out")}
+        for key, value in settings.items():
+            if isinstance(value, str) and value in description.tensors:
+                settings[key] = description.tensors[value]
+        made = ONNX_OPERATIONS[operation["op"]](*map(values.get, operation["in"]), **settings)
+        values |= zip(operation["out"], made if isinstance(made, tuple) else (made,), strict=True)
+    results = [ACTION, *([NEXT_STATE] if spaces.state_size else [])]
+    ends = [make_node("Identity", [values[name].name], [name]) for name in results]
+    inputs = [_described(name, golden[key]) for key, name in names.items()]
+    outputs = [_described(name, golden[name]) for name in results]
+    content = make_graph([*graph.nodes, *ends], "policy", inputs, outputs, graph.constants)
+    model = make_model(content, opset_imports=[make_operatorsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.checker.check_model(model)
+    data: bytes = model.SerializeToString()
     check_onnx(data, spaces, golden)
     return data
+
+
+def _described(name: str, values: Array) -> Any:
+    """Type and shape of an input or output with any batch size."""
+    from onnx.helper import make_tensor_value_info, np_dtype_to_tensor_dtype
+
+    return make_tensor_value_info(name, np_dtype_to_tensor_dtype(values.dtype), ["batch", *values.shape[1:]])
 
 
 def check_onnx(data: bytes, spaces: BundleSpaces, golden: dict[str, Array]) -> None:
@@ -91,32 +86,6 @@ def check_onnx(data: bytes, spaces: BundleSpaces, golden: dict[str, Array]) -> N
             raise BundleError(f"the ONNX model does not reproduce golden pair {int(differs.argmax())}")
 
 
-class OperationsModule(nn.Module):
-    """A list of operations as a torch module; inputs in the order of `keys`."""
-
-    def __init__(self, description: Description, keys: list[str]) -> None:
-        super().__init__()
-        self._keys, self._operations = keys, description.operations
-        self._has_state = bool(description.spaces["state_size"])
-        self._buffer_names = {name: f"tensor_{index}" for index, name in enumerate(description.tensors)}
-        for name, array in description.tensors.items():
-            self.register_buffer(self._buffer_names[name], torch.from_numpy(array.copy()))
-
-    def forward(self, *inputs: Tensor) -> Any:
-        """The action, and with memory the next state."""
-        values: dict[str, Any] = dict(zip(self._keys, inputs, strict=True))
-        for operation in self._operations:
-            settings = {key: self._setting(value) for key, value in operation.items() if key not in ("op", "in", "out")}
-            made = TORCH_OPERATIONS[operation["op"]](*(values.get(name) for name in operation["in"]), **settings)
-            made = made if isinstance(made, tuple) else (made,)
-            values |= dict(zip(operation["out"], made, strict=True))
-        return (values[ACTION], values[NEXT_STATE]) if self._has_state else values[ACTION]
-
-    def _setting(self, value: Any) -> Any:
-        is_tensor = isinstance(value, str) and value in self._buffer_names
-        return getattr(self, self._buffer_names[value]) if is_tensor else value
-
-
 def input_names(spaces: BundleSpaces) -> dict[str, str]:
     """Names of the model's inputs, by those of the golden tensors; a mask is an input only if it is required."""
     names = {}
@@ -131,123 +100,150 @@ def input_names(spaces: BundleSpaces) -> dict[str, str]:
     return names
 
 
-def _remove_origins(model: Any) -> None:
-    """Remove what torch notes about its source: stack traces with paths of this machine."""
-    del model.metadata_props[:]
-    for graph in (model.graph, *model.functions):
-        del graph.metadata_props[:]
-        for node in graph.node:
-            del node.metadata_props[:]
-            node.doc_string = ""
-        for value in (*graph.value_info, *(() if graph is not model.graph else (*graph.input, *graph.output))):
-            del value.metadata_props[:]
-    for tensor in model.graph.initializer:
-        tensor.doc_string = ""
+class Node:
+    """A value of the model: the output of an ONNX node, which its methods and operators append to."""
+
+    def __init__(self, graph: Graph, name: str, rank: int = 2) -> None:
+        self.graph, self.name, self.rank = graph, name, rank
+
+    def __call__(self, kind: str, *others: Any, **attributes: Any) -> Node:
+        """The output of a node that reads this value first, then others: nodes, or constants."""
+        return self.many(kind, 1, *others, **attributes)[0]
+
+    def many(self, kind: str, count: int, *others: Any, **attributes: Any) -> list[Node]:
+        """The same with several outputs."""
+        return self.graph.append(kind, count, (self, *others), attributes)
+
+    def __add__(self, other: Any) -> Node:
+        return self("Add", other)
+
+    def __sub__(self, other: Any) -> Node:
+        return self("Sub", other)
+
+    def __mul__(self, other: Any) -> Node:
+        return self("Mul", other)
+
+    def __matmul__(self, other: Any) -> Node:
+        return self("MatMul", other)
+
+    def cast(self, dtype: str) -> Node:
+        """The value in another dtype."""
+        from onnx.helper import np_dtype_to_tensor_dtype
+
+        return self("Cast", to=np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+    def reshape(self, *shape: int) -> Node:
+        """The value of each observation in another shape."""
+        return self("Reshape", [0, *shape])
+
+    def chunk(self, count: int) -> list[Node]:
+        """Equal parts of each row."""
+        return self.many("Split", count, axis=1, num_outputs=count)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the messages of torch's exporter."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+class Graph:
+    """ONNX nodes and constants under construction."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def append(self, kind: str, count: int, inputs: Sequence[Any], attributes: dict[str, Any]) -> list[Node]:
+        """Append a node with `count` outputs."""
+        from onnx.helper import make_node
+
+        sources = [one.name if isinstance(one, Node) else self._constant(one) for one in inputs]
+        outputs = [f"v{len(self.nodes)}_{index}" for index in range(count)]
+        self.nodes.append(make_node(kind, sources, outputs, **attributes))
+        return [Node(self, name) for name in outputs]
+
+    def _constant(self, value: Any) -> str:
+        """A tensor; Python's floats are float32."""
+        from onnx.numpy_helper import from_array
+
+        array = np.array(value, np.float32 if isinstance(value, float) else None, order="C")
+        self.constants.append(from_array(array, f"c{len(self.constants)}"))
+        return f"c{len(self.constants) - 1}"
 
 
-def _one_hot(x: Tensor, choices: list[int], start: list[int]) -> Tensor:
-    index = x.reshape(x.shape[0], len(start)) - torch.tensor(start)
-    columns = [(index[:, n : n + 1] == torch.arange(count)).float() for n, count in enumerate(choices)]
-    return torch.cat(columns, 1)
+def _one_hot(x: Node, choices: list[int], start: list[int]) -> Node:
+    component = np.repeat(np.arange(len(choices)), choices)
+    option = np.concatenate([first + np.arange(count) for first, count in zip(start, choices, strict=True)])
+    return x("Flatten")("Gather", component, axis=1)("Equal", option).cast("float32")
 
 
-def _normalize(x: Tensor, mean: Tensor, scale: Tensor, limit: float) -> Tensor:
-    return ((x - mean) * scale).clamp(-limit, limit)
+def _image(x: Node, plane: list[int], channels_last: bool) -> Node:
+    order = list(range(x.rank))
+    if channels_last:
+        order.insert(-2, order.pop())
+    return x("Transpose", perm=order).cast("float32").reshape(-1, *plane)
 
 
-def _image(x: Tensor, plane: list[int], channels_last: bool) -> Tensor:
-    x = x.movedim(-1, -3) if channels_last else x
-    return x.to(torch.float32).reshape(x.shape[0], -1, *plane)
-
-
-def _layer_norm(x: Tensor, scale: Tensor, offset: Tensor, epsilon: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], scale, offset, epsilon)
-
-
-def _lstm(
-    x: Tensor, state: Tensor, input_weight: Tensor, recurrent_weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor]:
-    hidden, cell = state.chunk(2, 1)
-    input_gate, forget_gate, candidate, output_gate = (x @ input_weight + bias + hidden @ recurrent_weight).chunk(4, 1)
-    cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
-    hidden = output_gate.sigmoid() * cell.tanh()
-    return hidden, torch.cat([hidden, cell], 1)
+def _lstm(x: Node, state: Node, input_weight: Array, recurrent_weight: Array, bias: Array) -> tuple[Node, Node]:
+    hidden, cell = state.chunk(2)
+    row = x @ input_weight + bias + hidden @ recurrent_weight
+    input_gate, forget_gate, candidate, output_gate = row.chunk(4)
+    cell = forget_gate("Sigmoid") * cell + input_gate("Sigmoid") * candidate("Tanh")
+    hidden = output_gate("Sigmoid") * cell("Tanh")
+    return hidden, hidden("Concat", cell, axis=1)
 
 
 def _gru(
-    x: Tensor, state: Tensor, input_weight: Tensor, recurrent_weight: Tensor, bias: Tensor, recurrent_bias: Tensor
-) -> tuple[Tensor, Tensor]:
-    reset, update, new = (x @ input_weight + bias).chunk(3, 1)
-    reset_h, update_h, new_h = (state @ recurrent_weight + recurrent_bias).chunk(3, 1)
-    candidate = (new + (reset + reset_h).sigmoid() * new_h).tanh()
-    hidden = candidate + (update + update_h).sigmoid() * (state - candidate)
-    return hidden, hidden.clone()
+    x: Node, state: Node, input_weight: Array, recurrent_weight: Array, bias: Array, recurrent_bias: Array
+) -> tuple[Node, Node]:
+    reset, update, new = (x @ input_weight + bias).chunk(3)
+    reset_h, update_h, new_h = (state @ recurrent_weight + recurrent_bias).chunk(3)
+    candidate = (new + (reset + reset_h)("Sigmoid") * new_h)("Tanh")
+    hidden = candidate + (update + update_h)("Sigmoid") * (state - candidate)
+    return hidden, hidden
 
 
-def _dueling(x: Tensor, width: int) -> Tensor:
-    parts = x.reshape(x.shape[0], -1, width)
-    value, advantages = parts[:, :1], parts[:, 1:]
-    return (value + advantages - advantages.mean(1, keepdim=True)).flatten(1)
+def _dueling(x: Node, width: int) -> Node:
+    parts = x.reshape(-1, width)
+    value, advantages = parts("Slice", [0], [1], [1]), parts("Slice", [1], [1 << 31], [1])
+    return (value + advantages - advantages("ReduceMean", [1]))("Flatten")
 
 
-def _categorical_mean(x: Tensor, support: Tensor) -> Tensor:
-    return (x.reshape(x.shape[0], -1, support.shape[0]).softmax(-1) * support).sum(-1)
+def _categorical_mean(x: Node, support: Array) -> Node:
+    weights = x.reshape(-1, len(support))("Softmax", axis=-1)
+    return (weights * support)("ReduceSum", [-1], keepdims=0)
 
 
-def _argmax(x: Tensor, choices: list[int]) -> Tensor:
-    return torch.stack([part.argmax(-1) for part in torch.split(x, choices, -1)], -1)
+def _argmax(x: Node, choices: list[int]) -> Node:
+    first, *rest = [part("ArgMax", axis=1) for part in x.many("Split", len(choices), choices, axis=1)]
+    return first("Concat", *rest, axis=1)
 
 
-def _clip(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    return torch.minimum(torch.maximum(x.double(), low), high)
+def _cast(x: Node, shape: list[int], dtype: str) -> Node:
+    return (x.reshape(*shape) if shape else x("Reshape", [-1])).cast(dtype)
 
 
-def _cast(x: Tensor, shape: list[int], dtype: str) -> Tensor:
-    return x.reshape(x.shape[0], *shape).to(getattr(torch, dtype))
-
-
-TORCH_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "flatten": lambda x: (x[:, None] if x.dim() == 1 else x).to(torch.float32).flatten(1),
+ONNX_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "flatten": lambda x: x("Flatten").cast("float32"),
     "one_hot": _one_hot,
-    "scale": lambda x, factor: x * factor,
-    "concat": lambda *parts: torch.cat(parts, 1),
-    "normalize": _normalize,
+    "scale": lambda x, factor: x * float(factor),
+    "concat": lambda x, *parts: x("Concat", *parts, axis=1),
+    "normalize": lambda x, mean, scale, limit: ((x - mean) * scale)("Clip", -float(limit), float(limit)),
     "image": _image,
-    "conv2d": lambda x, weight, bias, stride: F.conv2d(x, weight, bias, stride),
-    "linear": lambda x, weight, bias: F.linear(x, weight, bias),
-    "layer_norm": _layer_norm,
+    "conv2d": lambda x, weight, bias, stride: x("Conv", weight, bias, strides=[stride, stride]),
+    "linear": lambda x, weight, bias: x("Gemm", weight, bias, transB=1),
+    "layer_norm": lambda x, scale, offset, epsilon: x("LayerNormalization", scale, offset, epsilon=epsilon),
     "batch_norm": lambda x, scale, offset: x * scale + offset,
-    "relu": torch.relu,
-    "tanh": torch.tanh,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "elu": F.elu,
+    "relu": lambda x: x("Relu"),
+    "tanh": lambda x: x("Tanh"),
+    "silu": lambda x: x * x("Sigmoid"),
+    "gelu": lambda x: x * 0.5 * ((x * math.sqrt(0.5))("Erf") + 1.0),
+    "elu": lambda x: x("Elu"),
     "lstm": _lstm,
     "gru": _gru,
     "dueling": _dueling,
-    "quantile_mean": lambda x, width: x.reshape(x.shape[0], -1, width).mean(-1),
+    "quantile_mean": lambda x, width: x.reshape(-1, width)("ReduceMean", [-1], keepdims=0),
     "categorical_mean": _categorical_mean,
-    "mask": masked,
+    "mask": lambda x, mask: x if mask is None else mask("Where", x, INVALID),
     "argmax": _argmax,
-    "offset": lambda x, start: x + torch.tensor(start),
-    "to_bounds": lambda x, low, high: low + (x + 1.0) * 0.5 * (high - low),
-    "clip": _clip,
+    "offset": lambda x, start: x + start,
+    "to_bounds": lambda x, low, high: ((x + 1.0) * 0.5).cast("float64") * (high - low) + low,
+    "clip": lambda x, low, high: x.cast("float64")("Max", low)("Min", high),
     "cast": _cast,
 }
-"""Function of each operation of `rl_training.bundle.operations`: its inputs, then its settings by name."""
+"""Each operation of `rl_training.bundle.operations` as nodes: of its inputs, then its settings by name."""
