@@ -63,7 +63,7 @@ def _run(
     is_restart: bool = False,
 ) -> TrainResult:
     """Train from the start or as planned: set up, own a folder, restore, train, record the end."""
-    setup = _set_up(config, plan)
+    setup, first_step = _set_up(config, plan), plan.global_step if plan else 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(setup.execution.applied())
         components = assemble_run(setup)
@@ -72,7 +72,7 @@ def _run(
         folder, stop_reason = _open_folder(config, plan, weights, run_suffix, is_restart=is_restart)
         stack.callback(folder.close)
         state = TrainerState(components.algorithm, folder.run_dir, config=config)
-        view = make_view(plan.global_step if plan else 0)
+        view = make_view(first_step)
         tracking = stack.enter_context(Tracking(config, folder, view.message, lambda: state.stop_reason))
         with _recording_failure(folder), contextlib.closing(view):
             if setup.execution.compile:
@@ -85,17 +85,18 @@ def _run(
             started = time.monotonic()
             _announce(session, plan, weights)
             result = _train(session, plan, weights, stop_reason)
-            seconds, steps = time.monotonic() - started, state.global_step - (plan.global_step if plan else 0)
+            seconds = time.monotonic() - started
             session.callbacks.on_train_end(state, result)
         # Before the environments are closed, which may fail or hang: the run is complete.
-        folder.finish(
-            "finished" if result.stop_reason is None else "stopped",
-            result.stop_reason,
-            exactness=session.exactness,
-            seconds=round(seconds, 3),
-            steps_per_second=round(steps / seconds, 3) if seconds > 0 else None,
-        )
+        status, rate = "finished" if result.stop_reason is None else "stopped", _rate(state, first_step, seconds)
+        folder.finish(status, result.stop_reason, exactness=session.exactness, **rate)
     return result
+
+
+def _rate(state: TrainerState, first_step: int, seconds: float) -> dict[str, float | None]:
+    """What the metadata says of the speed of this process."""
+    steps_per_second = round((state.global_step - first_step) / seconds, 3) if seconds > 0 else None
+    return {"seconds": round(seconds, 3), "steps_per_second": steps_per_second}
 
 
 def _set_up(config: TrainConfig, plan: ResumePlan | None) -> RunSetup:

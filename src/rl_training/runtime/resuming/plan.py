@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -137,39 +137,28 @@ def plan_resume(
     """
     if schedules is not None and schedules not in get_args(Schedules):
         raise ConfigError(f"bad value {schedules!r} for schedules: should be {', '.join(get_args(Schedules))}")
+    options: dict[str, Any] = {
+        "fall_back": fall_back,
+        "rewind": rewind,
+        "schedules": schedules,
+        "run_suffix": run_suffix,
+    }
+    again = partial(plan_resume, path, changes=changes, trusted=trusted, **options, **flags)
     given = {**(changes or {}), **{key: value for key, value in flags.items() if value is not None}}
-    if "output_dir" not in given:  # a fork only reads the run
-        refuse_owned(run_folder_of(Path(path)))
-    pointer = TrainingRun(run_folder_of(Path(path))).read_pointer()  # before the checkpoint: `is_outdated` compares it
-    checkpoint, state, is_fallback = _read_checkpoint(path, fall_back=fall_back)
-    saved, run_dir = read_config(state), find_run_folder(checkpoint)
-    if run_dir is None:
-        given.setdefault("output_dir", Path("runs"))  # a checkpoint must not choose where files are written
-    run = None if run_dir is None or "output_dir" in given else TrainingRun(run_dir)
-    _check_suffix(run_suffix, run)
-    config = _next_config(saved, run, given)
-    if run is not None and not (rewind or is_fallback):
-        _refuse_to_discard(run, checkpoint)
+    saved, is_fallback = _read_saved(path, given, fall_back=fall_back)
+    _check_suffix(run_suffix, saved.run)
+    config = _next_config(saved.config, saved.run, given)
+    if saved.run is not None and not (rewind or is_fallback):
+        _refuse_to_discard(saved.run, saved.checkpoint_path)
     if env is not None:
         give_again(config.env_id, env, eval_env)
     if "loggers" in given:
         allow_trackers(config.loggers)
-    refuse_untrusted(config, trusted, state.metadata)
-    found = _check_state(state, saved, config)
-    again = partial(
-        plan_resume,
-        path,
-        fall_back=fall_back,
-        rewind=rewind,
-        schedules=schedules,
-        changes=changes,
-        trusted=trusted,
-        run_suffix=run_suffix,
-        **flags,
-    )
-    schedules = schedules or _last_schedules(run, state.trainer_state["session"]["global_step"])
-    plan = ResumePlan(config, state, checkpoint, run, schedules, found, pointer, again, run_suffix)
-    _refuse_without_effect(plan, is_fork=run_dir is not None and run is None)
+    refuse_untrusted(config, trusted, saved.state.metadata)
+    found = _check_state(saved.state, saved.config, config)
+    schedules = schedules or _last_schedules(saved.run, saved.global_step)
+    plan = replace(saved, config=config, schedules=schedules, changes=found, again=again, run_suffix=run_suffix)
+    _refuse_without_effect(plan)
     return plan
 
 
@@ -216,8 +205,11 @@ def find_run_folder(checkpoint_path: Path) -> Path | None:
     return written if written.resolve() == run_dir else run_dir
 
 
-def _read_checkpoint(path: str | Path, *, fall_back: bool) -> tuple[Path, CheckpointState, bool]:
-    """A checkpoint, or the last one of a run folder, with its state; whether it replaces a damaged one."""
+def _read_saved(path: str | Path, given: dict[str, Any], *, fall_back: bool) -> tuple[ResumePlan, bool]:
+    """A checkpoint, or the last one of a run folder, as it was saved; whether it replaces a damaged one."""
+    if "output_dir" not in given:  # a fork only reads the run
+        refuse_owned(run_folder_of(Path(path)))
+    pointer = TrainingRun(run_folder_of(Path(path))).read_pointer()  # before the checkpoint: `is_outdated` compares it
     is_fallback = False
     try:
         checkpoint = resolve_checkpoint(path)
@@ -229,7 +221,11 @@ def _read_checkpoint(path: str | Path, *, fall_back: bool) -> tuple[Path, Checkp
         state = load_checkpoint(checkpoint)
     if state.buffer_state is None:
         raise CheckpointError(f"'{checkpoint}' holds a policy only: to resume, use a checkpoint of a run folder")
-    return checkpoint, state, is_fallback
+    run_dir = find_run_folder(checkpoint)
+    if run_dir is None:
+        given.setdefault("output_dir", Path("runs"))  # a checkpoint must not choose where files are written
+    run = None if run_dir is None or "output_dir" in given else TrainingRun(run_dir)
+    return ResumePlan(read_config(state), state, checkpoint, run, pointer=pointer), is_fallback
 
 
 def _check_suffix(run_suffix: str | None, run: TrainingRun | None) -> None:
@@ -345,9 +341,10 @@ def _refuse_single_env(config: TrainConfig, trainer_state: Mapping[str, Any]) ->
         )
 
 
-def _refuse_without_effect(plan: ResumePlan, *, is_fork: bool) -> None:
+def _refuse_without_effect(plan: ResumePlan) -> None:
     """Raise if the run is over and settings are changed, or a fork is wanted."""
     keys = [change.key for change in plan.changes if change.key != "output_dir"]
+    is_fork = plan.run is None and find_run_folder(plan.checkpoint_path) is not None
     keys += ["output_dir"] if is_fork else []
     if not (plan.is_over and keys):
         return
