@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -129,13 +128,7 @@ class TestUnknownKey:
         ("word", "message"),
         [
             ("totl_timesteps=3", "unknown key 'totl_timesteps' for the configuration: did you mean 'total_timesteps'?"),
-            ("Seed=3", "unknown key 'Seed' for the configuration: did you mean 'seed'?"),
             ("algo_kwargs.clip_coeff=0.1", "unknown key 'clip_coeff' for ppo: did you mean 'clip_coef'?"),
-            ("algo_kwargs.Gamma=0.1", "unknown key 'Gamma' for ppo: did you mean 'gamma'?"),
-            (
-                "algo_kwargs.early_stopping.patienc=3",
-                "unknown key 'early_stopping.patienc' for ppo: did you mean 'patience'?",
-            ),
             (
                 "env_kwargs.wrappers.reward.scal=2",
                 "unknown key 'wrappers.reward.scal' for env_kwargs: did you mean 'scale'?",
@@ -144,8 +137,6 @@ class TestUnknownKey:
                 "env_kwargs.wrappers.rewards.scale=2",
                 "unknown key 'wrappers.rewards' for env_kwargs: did you mean 'reward'?",
             ),
-            ("n_steps=3", "unknown key 'n_steps' for the configuration: did you mean num_steps?"),
-            ("algo_kwargs.clip_range=3", "unknown key 'clip_range' for ppo: did you mean 'clip_coef'?"),
             ("batch_size=3", "unknown key 'batch_size' for ppo: did you mean 'minibatch_size'?"),
             ("--lr", "unknown option --lr: write the setting as learning_rate=VALUE (see --help)"),
             (
@@ -163,18 +154,10 @@ class TestUnknownKey:
         message = refuse("train", "--config", "c.yaml", *SMALL)
         assert message == "unknown key 'sede' for the configuration: did you mean 'seed'?"
 
-    def test_without_a_near_one_lists_what_is_known(self, refuse: Refuse) -> None:
-        message = refuse("train", *PAIR, *SMALL, "algo_kwargs.zzzz=1")
-        assert message.startswith("unknown key 'zzzz' for ppo (known: activation, ")
-
     def test_metric_of_early_stopping(self, refuse: Refuse) -> None:
         message = refuse("train", *PAIR, *SMALL, "algo_kwargs.early_stopping.metric=eval_retrun_mean")
         assert "'eval_retrun_mean'" in message
         assert "did you mean 'eval_return_mean'?" in message
-
-    def test_config_command_checks_too(self, refuse: Refuse) -> None:
-        assert "did you mean 'num_steps'?" in refuse("config", *PAIR, "algo_kwargs.num_stepss=3")
-        assert "did you mean 'scale'?" in refuse("config", *PAIR, "env_kwargs.wrappers.reward.scal=3")
 
 
 class TestBadValue:
@@ -182,41 +165,10 @@ class TestBadValue:
         ("word", "value", "key"),
         [
             ("seed=abc", "'abc'", "'seed'"),
-            ("seed=1.5", "1.5", "'seed'"),
-            ("seed=-1", "-1", "'seed'"),
             ("seed=", "None", "'seed'"),
             ("seed.deep=2", "{'deep': 2}", "'seed'"),
-            ("num_envs=two", "'two'", "'num_envs'"),
-            ("num_envs=true", "True", "'num_envs'"),
-            ("num_envs=0", "0", "'num_envs'"),
-            ("num_envs=-1", "-1", "'num_envs'"),
-            ("total_timesteps=0", "0", "'total_timesteps'"),
-            ("total_timesteps=-5", "-5", "'total_timesteps'"),
-            ("eval_episodes=0", "0", "'eval_episodes'"),
-            ("eval_episodes=-1", "-1", "'eval_episodes'"),
-            ("log_interval=0", "0", "'log_interval'"),
-            ("checkpoint_interval=-3", "-3", "'checkpoint_interval'"),
-            ("num_threads=0", "0", "'num_threads'"),
-            ("num_threads=many", "'many'", "'num_threads'"),
-            ("compile=maybe", "'maybe'", "'compile'"),
-            ("tags=3", "3", "'tags'"),
-            ("device=", "None", "'device'"),
-            ("algo_kwargs=3", "3", "'algo_kwargs'"),
-            ("env_kwargs=3", "3", "'env_kwargs'"),
             ("algo_kwargs.num_steps=0", "0", "'num_steps'"),
-            ("algo_kwargs.num_steps=-8", "-8", "'num_steps'"),
-            ("algo_kwargs.minibatch_size=0", "0", "'minibatch_size'"),
-            ("algo_kwargs.update_epochs=-1", "-1", "'update_epochs'"),
-            ("algo_kwargs.eval_interval=0", "0", "'eval_interval'"),
-            ("algo_kwargs.hidden_sizes=64", "64", "'hidden_sizes'"),
-            ("algo_kwargs.hidden_sizes=[0]", "0", "'hidden_sizes.0'"),
-            ("algo_kwargs.gamma=1.5", "1.5", "'gamma'"),
             ("algo_kwargs.gamma=.nan", "nan", "'gamma'"),
-            ("algo_kwargs.learning_rate=high", "'high'", "'learning_rate'"),
-            ("algo_kwargs.learning_rate=-1", "-1", "'learning_rate'"),
-            ("algo_kwargs.learning_rate={kind: linaer, start: 1}", "'linaer'", "'learning_rate.kind'"),
-            ("algo_kwargs.early_stopping.patience=0", "0", "'early_stopping.patience'"),
-            ("algo_kwargs.early_stopping.mode=most", "'most'", "'early_stopping.mode'"),
             ("env_kwargs.backend=asinc", "'asinc'", "'backend'"),
             ("env_kwargs.max_episode_steps=0", "0", "'max_episode_steps'"),
             ("env_kwargs.max_episode_steps=-1", "-1", "'max_episode_steps'"),
@@ -226,23 +178,7 @@ class TestBadValue:
     def test_names_the_value_and_the_key(self, refuse: Refuse, word: str, value: str, key: str) -> None:
         assert refuse("train", *PAIR, *small_with(word)).startswith(f"bad value {value} for {key} of ")
 
-    @pytest.mark.parametrize(
-        ("algo", "env_id", "word", "value", "key"),
-        [
-            ("dqn", "CartPole-v1", "algo_kwargs.batch_size=0", "0", "'batch_size'"),
-            ("dqn", "CartPole-v1", "algo_kwargs.buffer_capacity=-1", "-1", "'buffer_capacity'"),
-            ("dqn", "CartPole-v1", "algo_kwargs.learning_starts=-1", "-1", "'learning_starts'"),
-            ("dqn", "CartPole-v1", "algo_kwargs.target_update_interval=0", "0", "'target_update_interval'"),
-            ("sac", "Pendulum-v1", "algo_kwargs.train_frequency=0", "0", "'train_frequency'"),
-            ("sac", "Pendulum-v1", "algo_kwargs.gradient_steps=0", "0", "'gradient_steps'"),
-            ("sac", "Pendulum-v1", "algo_kwargs.alpha=autoo", "'autoo'", "'alpha'"),
-            ("sac", "Pendulum-v1", "algo_kwargs.alpha=-1", "-1", "'alpha'"),
-        ],
-    )
-    def test_of_replay(self, refuse: Refuse, algo: str, env_id: str, word: str, value: str, key: str) -> None:
-        assert refuse("train", algo, env_id, *OFF_POLICY, word).startswith(f"bad value {value} for {key} of {algo}")
-
-    @pytest.mark.parametrize("flag", ["--total-timesteps", "--num-envs", "--eval-episodes"])
+    @pytest.mark.parametrize("flag", ["--total-timesteps", "--num-envs"])
     def test_of_a_flag(self, refuse: Refuse, flag: str) -> None:
         key = flag.removeprefix("--").replace("-", "_")
         words = [word for word in SMALL if not word.startswith(f"{key}=")]
@@ -256,7 +192,7 @@ class TestBadValue:
         message = refuse("train", *PAIR, *SMALL, "env_kwargs.wrappers.reward.clip=[1, 0]")
         assert "lower clip bound 1.0 is above the upper one 0.0" in message
 
-    @pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", "CPU!"])
+    @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
     def test_device(self, refuse: Refuse, device: str) -> None:
         message = refuse("train", *PAIR, *SMALL, "--device", device)
         assert message.startswith(f"device '{device}' cannot be used: ")
@@ -264,7 +200,7 @@ class TestBadValue:
 
 
 class TestWords:
-    @pytest.mark.parametrize("words", [[], ["ppo"], ["seed=3"], ["ppo", "seed=3"]])
+    @pytest.mark.parametrize("words", [[], ["ppo", "seed=3"]])
     @pytest.mark.parametrize("command", ["train", "config"])
     def test_too_few(self, refuse: Refuse, command: str, words: list[str]) -> None:
         message = refuse(command, *words)
@@ -383,29 +319,10 @@ class TestEnvironment:
 
 
 class TestConfigFile:
-    @pytest.mark.parametrize(
-        ("content", "words"),
-        [
-            (b"algo: ppo\n env_id: [\n", ["is not valid YAML", "line 2"]),
-            (b"algo: ppo\nalgo: dqn\n", ["key 'algo' is given twice", "line"]),
-            (b"algo: ppo\nalgo_kwargs:\n  gamma: 0.9\n  gamma: 0.8\n", ["key 'gamma' is given twice", "line 3"]),
-            (b"- ppo\n", ["must be a mapping of keys to values, not list"]),
-            (b"", ["must be a mapping of keys to values"]),
-            (b"\xff\xfe\x00", ["cannot be read"]),
-            (b'algo: "p\x01o"\n', ["is not valid YAML"]),
-            (b"algo: ppo\nenv_id: CartPole-v1\nseed: 2020-13-45\n", ["is not valid YAML"]),
-            (b"algo: !!python/object/apply:os.getcwd []\n", ["is not valid YAML", "python/object"]),
-        ],
-        ids=["syntax", "twice", "twice nested", "list", "empty", "binary", "control character", "date", "python"],
-    )
-    def test_with_bad_content(self, refuse: Refuse, tmp_path: Path, content: bytes, words: list[str]) -> None:
-        (tmp_path / "c.yaml").write_bytes(content)
+    def test_with_bad_content(self, refuse: Refuse, tmp_path: Path) -> None:
+        (tmp_path / "c.yaml").write_text("algo: ppo\n env_id: [\n")
         message = refuse("train", "--config", "c.yaml", *SMALL, num_lines=None)
-        assert all(word in message for word in ["config file 'c.yaml'", *words])
-
-    def test_with_a_key_that_is_no_name(self, refuse: Refuse, tmp_path: Path) -> None:
-        (tmp_path / "c.yaml").write_text("algo: ppo\nenv_id: CartPole-v1\n1: 2\n")
-        assert re.search(r"\bkey\b.*\b1\b", refuse("train", "--config", "c.yaml", *SMALL))
+        assert all(word in message for word in ("config file 'c.yaml'", "is not valid YAML", "line 2"))
 
     def test_missing(self, refuse: Refuse, tmp_path: Path) -> None:
         message = refuse("train", "--config", "none.yaml", *SMALL)

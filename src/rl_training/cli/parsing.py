@@ -119,11 +119,12 @@ class StrictCommand(TyperCommand):
             yield
         except TyperException as error:
             option = str(getattr(error, "option_name", ""))
-            name = option.lstrip("-").replace("-", "_")
-            if not name or not any(parameter.name == "words" for parameter in self.params):
+            is_unknown = type(error).__name__ == "NoSuchOption"  # typer does not export it
+            if not is_unknown or not any(parameter.name == "words" for parameter in self.params):
                 raise
             from rl_training.experiment.config import full_key, nearest_algorithm_key
 
+            name = option.lstrip("-").replace("-", "_")
             name = nearest_algorithm_key(name, None) or name
             with contextlib.suppress(ConfigError):
                 full_key(name, "")

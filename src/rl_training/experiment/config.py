@@ -298,7 +298,7 @@ def load_config_file(path: Path) -> dict[str, Any]:
 
 
 def load_signed_file(path: Path, what: str, instead: str) -> dict[str, Any]:
-    """Read the stored plan of `what`, such as `a study`; an edited file is refused, and told what to do `instead`."""
+    """Read a stored plan; a `ConfigError` if the file was edited. `what` and `instead` complete its message."""
     values = load_config_file(path)
     if not is_unedited(path.read_text(encoding="utf-8")):
         raise ConfigError(

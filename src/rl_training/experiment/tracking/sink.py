@@ -49,7 +49,7 @@ class Tracker(Protocol):
         """Begin the tracked run, or continue the one with its id; returns the last step that it has."""
 
     def log(self, lines: Sequence[Line]) -> None:
-        """Add lines; their steps rise, or repeat the last one with further values; all are after `start`'s answer."""
+        """Add lines. Steps do not decrease; a repeated step adds values; all come after the one `start` returned."""
 
     def finish(self, outcome: Outcome) -> None:
         """End the tracked run."""

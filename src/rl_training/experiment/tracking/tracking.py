@@ -41,7 +41,7 @@ TRACKERS: dict[type[TrackerSettings], Callable[[Any], Tracker]] = {
 
 @dataclass
 class Tracking:
-    """The trackers that a configuration names; leaving the block tells them how the run ended."""
+    """The trackers that a configuration names; on exit of the block, reports the outcome to them."""
 
     config: TrainConfig
     folder: TrainingRun
@@ -51,7 +51,7 @@ class Tracking:
     _sinks: list[TrackerSink] = field(default_factory=list)
 
     def open(self, algo_kwargs: Mapping[str, Any], keep_bytes: int, first_step: int) -> list[TrackerSink]:
-        """Start the trackers, before the first `keep_bytes` of `metrics.jsonl` become all that is left of it.
+        """Start the trackers; call this before `metrics.jsonl` is truncated to `keep_bytes`.
 
         The run goes on at `first_step`. `algo_kwargs` are all settings of the algorithm, also those that the
         configuration leaves out.
