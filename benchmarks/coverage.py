@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from pages import write_block
 
-from rl_training.studies.statistics.boundary import upper_tail
-from rl_training.studies.statistics.kernel import Statistic, p_values, rejects, statistic
-from rl_training.studies.statistics.scores import TaskRuns
+from rl_training.studies.statistics.kernel import Statistic, p_values, rejects, statistic, upper_tail
+from rl_training.studies.statistics.samples import TaskRuns
 from rl_training.studies.statistics.sequential import draw_labelings, spent
 
 Array = npt.NDArray[np.float64]

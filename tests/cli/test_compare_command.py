@@ -15,8 +15,7 @@ from study_tools import finish, start
 from rl_training.cli import main
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.comparison.looks import PlannedComparison
-from rl_training.studies.plan import read_study_file
-from rl_training.studies.study_folder import open_study, store_plan
+from rl_training.studies.plan import open_study, read_study_file, store_plan
 
 PPO = {"num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "hidden_sizes": [8]}
 BASE = {

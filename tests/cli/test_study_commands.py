@@ -15,9 +15,8 @@ from run_tools import contents
 
 from rl_training.cli import main
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
-from rl_training.studies.plan import read_study_file
-from rl_training.studies.selection import ARRAYS
-from rl_training.studies.study_folder import open_study, store_plan
+from rl_training.studies.plan import open_study, read_study_file, store_plan
+from rl_training.studies.variation import ARRAYS
 
 PAIR = ("ppo", "CartPole-v1")
 PPO = {"num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "hidden_sizes": [8]}

@@ -14,7 +14,7 @@ from run_tools import StopAt
 from rl_training.experiment.logs import PHASES, TIMES, TimingFile, read_metrics
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
-from rl_training.studies.records import RunRecord
+from rl_training.studies.groups import RunRecord
 
 RUN: dict[str, Any] = {"total_timesteps": 128, "log_interval": 16, "checkpoint_interval": 32}
 LOOPS = ["ppo", "dqn", "iql"]

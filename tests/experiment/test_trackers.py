@@ -31,7 +31,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
-from rl_training.studies.study import Study
+from rl_training.studies.launching.study import Study
 
 
 def needs(name: str) -> pytest.MarkDecorator:

@@ -29,7 +29,7 @@ from study_tools import (
 
 from rl_training.experiment.ownership import read_owner
 from rl_training.studies.catalog import read_run
-from rl_training.studies.study import Study
+from rl_training.studies.launching.study import Study
 
 NUM_KILLS = 20 if TRY_ALL else 5
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -9,8 +9,7 @@ from typing import Any
 
 from rl_training.experiment.run_folder import run_name
 from rl_training.experiment.yaml_text import dump_yaml
-from rl_training.studies.plan import make_plan
-from rl_training.studies.study_folder import store_plan
+from rl_training.studies.plan import make_plan, store_plan
 
 NUM_EVALUATIONS = 10
 

@@ -17,8 +17,8 @@ from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.ownership import is_alive, read_owner
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.runtime.run import run_training
+from rl_training.studies.launching.study import Study
 from rl_training.studies.plan import PlannedRun
-from rl_training.studies.study import Study
 
 PATIENCE_SECONDS = 240.0
 PPO = {"num_steps": 32, "minibatch_size": 32, "update_epochs": 4, "hidden_sizes": [8, 8], "eval_interval": 1000}

@@ -13,7 +13,8 @@ import optuna
 from gymnasium.spaces import Box, Discrete
 
 from rl_training.experiment.default_manager import DefaultExperimentManager
-from rl_training.studies.launching.launchers import Exit, Order, read_worker_values
+from rl_training.studies.launching.launchers import Exit
+from rl_training.studies.launching.orders import Order, read_worker_values
 from rl_training.studies.plan import PlannedRun
 from rl_training.studies.tuning.search_space import parse_asked
 from rl_training.studies.tuning.tune_plan import TuneRequest, TuneSettings, make_request

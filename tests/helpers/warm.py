@@ -143,8 +143,7 @@ def start_worker(output: int | None = None) -> Any:
 def take_over_workers() -> None:
     """Let the studies of this process start their workers as warm processes."""
     if CAN_FORK:
-        for name in ("launchers", "checking"):
-            importlib.import_module(f"{LAUNCHING}.{name}").start_worker = start_worker  # type: ignore[attr-defined]
+        importlib.import_module(f"{LAUNCHING}.launchers").start_worker = start_worker  # type: ignore[attr-defined]
 
 
 def run(words: Sequence[str], folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -26,6 +26,7 @@ from rl_training.studies.catalog import (
     TAIL_BYTES,
     RunInfo,
     check_filters,
+    find_run,
     find_run_folders,
     format_age,
     is_run_folder,
@@ -33,8 +34,7 @@ from rl_training.studies.catalog import (
     list_runs,
     read_run,
 )
-from rl_training.studies.records import load_runs
-from rl_training.studies.run_names import find_run
+from rl_training.studies.groups import load_runs
 
 NAME = "ppo__CartPole-v1__seed1__x"
 CONFIG = {"algo": "ppo", "env_id": "CartPole-v1", "seed": 1, "total_timesteps": 100, "algo_kwargs": {"gamma": 0.99}}

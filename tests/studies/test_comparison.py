@@ -15,7 +15,7 @@ from rl_training.studies.comparison.looks import LookPlan, PlannedComparison, pl
 from rl_training.studies.comparison.run_scores import ScoreRule, ScoreTable, score_arms
 from rl_training.studies.comparison.verdict import Comparison, Verdict, compare_many, compare_two
 from rl_training.studies.groups import RunGroup, group_of_word
-from rl_training.studies.study import Study
+from rl_training.studies.launching.study import Study
 
 LOW = {seed: 100.0 + seed for seed in range(6)}
 HIGH = {seed: 200.0 + seed for seed in range(6)}

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from rl_training.experiment.yaml_text import dump_yaml
-from rl_training.studies import driver as driver_module
-from rl_training.studies.driver import Driver, Outcome
-from rl_training.studies.launching.launchers import Exit, Order
-from rl_training.studies.plan import PlannedRun, make_plan
-from rl_training.studies.progress import QuietListener
-from rl_training.studies.study_folder import StudyFolder, store_plan
+from rl_training.studies.launching import driver as driver_module
+from rl_training.studies.launching.driver import Driver, Outcome
+from rl_training.studies.launching.launchers import Exit
+from rl_training.studies.launching.orders import Order
+from rl_training.studies.launching.progress import QuietListener
+from rl_training.studies.plan import PlannedRun, StudyFolder, make_plan, store_plan
 
 BASE = {"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 100, "num_threads": 1}
 STALE = 60.0

@@ -17,7 +17,7 @@ from rl_training.studies.statistics import (
     probability_of_improvement,
     step_down,
 )
-from rl_training.studies.statistics.westfall_young import connected
+from rl_training.studies.statistics.permutation import connected
 
 
 def generator(seed: int = 0) -> np.random.Generator:

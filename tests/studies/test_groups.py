@@ -11,8 +11,7 @@ import pytest
 from rl_training.errors import ConfigError
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.groups import RunGroup, find_groups, group_of_word
-from rl_training.studies.plan import make_plan
-from rl_training.studies.study_folder import store_plan
+from rl_training.studies.plan import make_plan, store_plan
 
 BASE = {"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 100}
 

@@ -25,9 +25,9 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import resolve_config
 from rl_training.experiment.run_folder import safe_name
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
-from rl_training.studies.launching.launchers import read_worker_values, worker_values
+from rl_training.studies.launching.orders import read_worker_values, worker_values
 from rl_training.studies.plan import Plan, PlannedRun, is_extension, make_plan, plan_differences, read_study_file
-from rl_training.studies.settings import expand, labels_of, nested, suffixes_of
+from rl_training.studies.variation import expand, labels_of, nested, suffixes_of
 
 BASE = {"algo": "ppo", "env_id": "CartPole-v1"}
 GAMMA = "algo_kwargs.gamma"
@@ -286,7 +286,7 @@ class TestNames:
 
     def test_the_folder_of_a_setting_with_a_set_is_the_same_in_every_process(self) -> None:
         code = (
-            "from rl_training.studies.settings import suffixes_of;"
+            "from rl_training.studies.variation import suffixes_of;"
             " print(suffixes_of([{'env_kwargs.names': frozenset({'a', 'b', 'c', 'd', 'e'})}], None))"
         )
         names = {

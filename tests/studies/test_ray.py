@@ -33,7 +33,7 @@ from study_tools import (
 from rl_training.cli import main
 from rl_training.experiment.ownership import read_owner
 from rl_training.studies.catalog import read_run
-from rl_training.studies.study import Study
+from rl_training.studies.launching.study import Study
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),

@@ -18,7 +18,7 @@ from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import load_config_file
 from rl_training.runtime.run import run_training
 from rl_training.studies import load_runs
-from rl_training.studies.records import RunRecord, RunRecords
+from rl_training.studies.groups import RunRecord, RunRecords
 
 
 @pytest.fixture(scope="module")

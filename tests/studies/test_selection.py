@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.errors import ConfigError
-from rl_training.studies.selection import MAX_SEEDS, Shard, format_seeds, parse_seeds, parse_shard, shard_of_array
+from rl_training.studies.variation import MAX_SEEDS, Shard, format_seeds, parse_seeds, parse_shard, shard_of_array
 
 SLURM = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP")
 GRID_ENGINE = ("SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST", "SGE_TASK_STEPSIZE")

@@ -13,9 +13,8 @@ from coverage_tools import ERROR, REPETITIONS, cells, coverage, generator
 from scipy import integrate, stats
 
 from rl_training.studies.statistics import compare_means, sequential_test
-from rl_training.studies.statistics.boundary import Guard
-from rl_training.studies.statistics.kernel import Stages
-from rl_training.studies.statistics.scores import TaskRuns, pair
+from rl_training.studies.statistics.kernel import Guard, Stages
+from rl_training.studies.statistics.samples import TaskRuns, pair
 
 Block = tuple[dict[str, Any], dict[str, Any]]
 NUM_COMPARISONS = 12 if TRY_ALL else 6

@@ -19,10 +19,18 @@ from run_tools import contents
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment import yaml_text
 from rl_training.experiment.yaml_text import is_unedited
-from rl_training.studies import study_folder
-from rl_training.studies.plan import Plan, make_plan
-from rl_training.studies.study import Study
-from rl_training.studies.study_folder import PLAN_FILE, StudyFolder, find_study, list_studies, open_study, store_plan
+from rl_training.studies import plan as plan_module
+from rl_training.studies.launching.study import Study
+from rl_training.studies.plan import (
+    PLAN_FILE,
+    Plan,
+    StudyFolder,
+    find_study,
+    list_studies,
+    make_plan,
+    open_study,
+    store_plan,
+)
 
 BASE = {"algo": "ppo", "env_id": "CartPole-v1"}
 GAMMA = "algo_kwargs.gamma"
@@ -33,7 +41,7 @@ import sys
 import time
 from pathlib import Path
 from rl_training.studies.plan import make_plan
-from rl_training.studies.study_folder import store_plan
+from rl_training.studies.plan import store_plan
 
 folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
 plan = make_plan("x", [{"algo": "ppo", "env_id": "CartPole-v1"}], seeds="0..3")
@@ -114,7 +122,7 @@ class TestChangedPlan:
         ("new", "difference"),
         [
             (plan_of("0..1", {GAMMA: [0.9, 0.99]}, num_envs=4), "base.num_envs was not set and is 4"),
-            (plan_of("0..1", {GAMMA: [0.9, 0.95]}), "vary is another: without gamma=0.99 and with gamma=0.95"),
+            (plan_of("0..1", {GAMMA: [0.9, 0.95]}), "vary changed: removed gamma=0.99, added gamma=0.95"),
             (plan_of("1..5", {GAMMA: [0.9, 0.99]}), r"seeds was 0\.\.1 and is 1\.\.5"),
         ],
     )
@@ -242,7 +250,7 @@ class TestFailure:
                 path.write_bytes(data[:10])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(study_folder, "write_new", fail)
+        monkeypatch.setattr(plan_module, "write_new", fail)
         (tmp_path / "kept").mkdir()
         with pytest.raises(RLTrainingError, match=r"cannot write '.*': No space left on device"):
             store_plan(plan_of(), tmp_path / "kept" / "a" / "b" / "x")
@@ -268,7 +276,7 @@ class TestFailure:
         def fail(path: Path, data: bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(study_folder, "replace_synced", fail)
+        monkeypatch.setattr(plan_module, "replace_synced", fail)
         with pytest.raises(RLTrainingError, match="No space left on device"):
             store_plan(plan_of("0..2"), tmp_path / "x", is_extended=True)
         assert contents(tmp_path) == before

@@ -20,18 +20,19 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config_file
 from rl_training.experiment.presets import list_presets
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.studies.tuning.journal import Journal, repair
-from rl_training.studies.tuning.pruning import Pruning, mean_evaluations, read_evaluations
+from rl_training.studies.tuning.journal import Journal, Pruning, mean_evaluations, read_evaluations, repair
 from rl_training.studies.tuning.result import verdict_of, warn_of_few_seeds
 from rl_training.studies.tuning.search_space import (
     TunedKey,
     encode,
     parse_asked,
     parse_space,
+    read_resolved,
+    resolve_asked,
     resolve_space,
     setting_of,
+    write_asked,
 )
-from rl_training.studies.tuning.space_check import read_resolved, resolve_asked, write_asked
 from rl_training.studies.tuning.tune_plan import TuneRequest, find_plan, open_tuning, store_tuning
 from rl_training.studies.tuning.tuner import Tuning
 from rl_training.views.studies import tune_result_lines

@@ -15,8 +15,7 @@ from rl_training.cli import main
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.groups import find_groups
-from rl_training.studies.plan import make_plan
-from rl_training.studies.study_folder import store_plan
+from rl_training.studies.plan import make_plan, store_plan
 from rl_training.views.curves import CurveSet, XAxis, collect_curves
 from rl_training.views.plotting import draw_groups, draw_learning_curve, plot_learning_curve, plot_runs, plot_study
 

@@ -206,7 +206,7 @@ def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
 
 def _code_of_files(words: Sequence[str]) -> list[str]:
     """The code of the study files among the arms: whoever names a file means its code too."""
-    from rl_training.studies.study import Study
+    from rl_training.studies.launching.study import Study
 
     return [text for word in words if is_file(Path(word)) for text in Study.from_file(word).code()]
 

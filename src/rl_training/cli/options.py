@@ -62,7 +62,7 @@ def named_run(name: Path | str) -> Path:
     with contextlib.suppress(OSError):  # a name longer than any file's
         if Path(name).exists():
             return Path(name)
-    from rl_training.studies.run_names import find_run as find_in_catalog
+    from rl_training.studies.catalog import find_run as find_in_catalog
 
     return find_in_catalog(str(name))
 

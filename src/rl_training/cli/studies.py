@@ -21,10 +21,10 @@ from rl_training.terminal.streams import results_alone
 from rl_training.views.studies import failed_tasks, plan_lines, status_lines, study_lines
 
 if TYPE_CHECKING:
-    from rl_training.studies.driver import Driver
+    from rl_training.studies.launching.driver import Driver
     from rl_training.studies.launching.launchers import ClusterOptions, Launcher
-    from rl_training.studies.selection import Shard
-    from rl_training.studies.study import Study
+    from rl_training.studies.launching.study import Study
+    from rl_training.studies.variation import Shard
 
 
 app = typer.Typer(rich_markup_mode=None)
@@ -96,10 +96,10 @@ verb(app, "run")(run)
 def status(study: StartedStudy = None, output_dir: StudiesDir = None, as_json: AsJson = False) -> None:
     """Show the runs of a study, or list the studies: `study status NAME`."""
     output_dir = output_dir or RUNS
-    from rl_training.studies.study_folder import find_study, open_study
+    from rl_training.studies.plan import find_study, open_study
 
     if study is None:
-        from rl_training.studies.study_folder import list_studies
+        from rl_training.studies.plan import list_studies
 
         paths = list_studies(output_dir)
         lines = [str(path) for path in paths] or [f"there is no study in '{output_dir}'"]
@@ -111,7 +111,7 @@ def status(study: StartedStudy = None, output_dir: StudiesDir = None, as_json: A
 
 def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
     """`train --seeds`: a study with one setting."""
-    from rl_training.studies.study import Study
+    from rl_training.studies.launching.study import Study
 
     words = options.words or []
     if options.seed is not None or any(word.startswith("seed=") for word in words):
@@ -182,8 +182,8 @@ def _names_of_seeds(config: Any, run_suffix: str | None) -> tuple[str, str]:
 
 def _open(name: str, options: StudyOptions) -> Study:
     """The study that the argument of `study run` means."""
-    from rl_training.studies.study import Study
-    from rl_training.studies.study_folder import find_study
+    from rl_training.studies.launching.study import Study
+    from rl_training.studies.plan import find_study
 
     path = Path(name)
     if is_file(path):
@@ -198,14 +198,14 @@ def _open(name: str, options: StudyOptions) -> Study:
 
 
 def _shard(text: str | None) -> Shard:
-    from rl_training.studies.selection import WHOLE, parse_shard, shard_of_array
+    from rl_training.studies.variation import WHOLE, parse_shard, shard_of_array
 
     return parse_shard(text) if text is not None else shard_of_array() or WHOLE
 
 
 def launcher_in(folder: Path, options: LaunchOptions) -> Launcher:
     """Who starts the runs of studies in a folder."""
-    from rl_training.studies.study import make_launcher
+    from rl_training.studies.launching.study import make_launcher
 
     return make_launcher(folder, jobs=options.jobs, backend=options.backend, cluster=_cluster(options))
 

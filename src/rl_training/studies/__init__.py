@@ -6,8 +6,8 @@ from rl_training.exports import lazy_exports
 
 if TYPE_CHECKING:
     from rl_training.studies.comparison.arms import compare as compare
-    from rl_training.studies.records import load_runs as load_runs
-    from rl_training.studies.study import Study as Study
+    from rl_training.studies.groups import load_runs as load_runs
+    from rl_training.studies.launching.study import Study as Study
 else:
-    _HOMES = {"study": "Study", "records": "load_runs", "comparison.arms": "compare"}
+    _HOMES = {"launching.study": "Study", "groups": "load_runs", "comparison.arms": "compare"}
     __getattr__, __dir__, __all__ = lazy_exports(__name__, _HOMES)

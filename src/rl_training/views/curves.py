@@ -14,10 +14,9 @@ import numpy as np
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.logs import PHASES
 from rl_training.experiment.registry import learns_offline, list_algorithm_specs
-from rl_training.studies.groups import RunGroup
-from rl_training.studies.records import RunRecord
-from rl_training.studies.selection import format_seeds
+from rl_training.studies.groups import RunGroup, RunRecord
 from rl_training.studies.statistics.summaries import WORDS, Kind, summarize_points, summary_kind
+from rl_training.studies.variation import format_seeds
 from rl_training.validation import suggest
 
 RETURN = "eval_return_mean"

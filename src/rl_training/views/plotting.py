@@ -18,8 +18,8 @@ from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.run_folder import safe_name
 from rl_training.files import translate_write_errors
 from rl_training.studies.groups import RunGroup, find_groups, group_runs
+from rl_training.studies.plan import open_study
 from rl_training.studies.statistics.summaries import WORDS, summarize
-from rl_training.studies.study_folder import open_study
 from rl_training.views.curves import RETURN, CurveSet, GroupCurves, XAxis, collect_curves, curve_of, seeds_text
 from rl_training.views.figures import (
     DASHES,

@@ -22,15 +22,13 @@ if TYPE_CHECKING:
     from rl_training.studies.comparison.looks import LookPlan
     from rl_training.studies.comparison.run_scores import ScoreTable
     from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
-    from rl_training.studies.driver import Task
-    from rl_training.studies.plan import PlannedRun
-    from rl_training.studies.results import SettingResult
-    from rl_training.studies.selection import Shard
-    from rl_training.studies.study import Study
-    from rl_training.studies.study_folder import StudyFolder
+    from rl_training.studies.launching.driver import Task
+    from rl_training.studies.launching.study import SettingResult, Study
+    from rl_training.studies.plan import PlannedRun, StudyFolder
     from rl_training.studies.tuning.result import TuneResult
     from rl_training.studies.tuning.stages import Scores
     from rl_training.studies.tuning.tune_plan import TunePlan
+    from rl_training.studies.variation import Shard
 
 WIDEST = (30, 20)
 """Columns of a setting's name and of its default in the table of a search space."""
@@ -38,8 +36,8 @@ WIDEST = (30, 20)
 
 def study_lines(path: Path, tasks: Sequence[Task], shard: str | None) -> tuple[dict[str, Any], list[str]]:
     """Every run's score, the means and the picture, as values and as lines."""
-    from rl_training.studies.driver import Outcome
-    from rl_training.studies.results import results_by_setting
+    from rl_training.studies.launching.driver import Outcome
+    from rl_training.studies.launching.study import results_by_setting
 
     groups = results_by_setting(tasks)
     num_done = sum(task.outcome is Outcome.DONE for task in tasks)
@@ -77,7 +75,7 @@ def _explanations(groups: Sequence[SettingResult]) -> list[str]:
 
 def failed_tasks(tasks: Sequence[Task]) -> list[Task]:
     """The runs that failed or were given up."""
-    from rl_training.studies.driver import Outcome
+    from rl_training.studies.launching.driver import Outcome
 
     return [task for task in tasks if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP)]
 
@@ -120,7 +118,7 @@ def _draw(path: Path) -> str | None:
 def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:
     """The state of every planned run, as values and as lines."""
     from rl_training.studies.catalog import is_run_folder, read_run
-    from rl_training.studies.progress import progress_cells
+    from rl_training.studies.launching.progress import progress_cells
 
     runs = folder.runs()
     infos = [read_run(run.run_dir) if is_run_folder(run.run_dir) else None for run in runs]
@@ -147,7 +145,7 @@ def status_lines(folder: StudyFolder) -> tuple[dict[str, Any], list[str]]:
 
 def _state(info: RunInfo) -> str:
     """State of a run in a study: one that stopped by its own rule has nothing left to do."""
-    from rl_training.studies.driver import is_complete
+    from rl_training.studies.catalog import is_complete
 
     return "finished early" if info.state == "stopped" and is_complete(info) else info.state
 
@@ -357,8 +355,8 @@ def _space_text(key: Any) -> str:
 
 def tune_result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
     """The result of a tuning, as values and as lines."""
-    from rl_training.studies.settings import describe
     from rl_training.studies.tuning.result import difference_text
+    from rl_training.studies.variation import describe
 
     num_repeats = len(result.trials) - result.num_settings
     counts = [

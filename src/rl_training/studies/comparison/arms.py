@@ -25,7 +25,7 @@ from rl_training.studies.comparison.verdict import (
     compare_two,
 )
 from rl_training.studies.groups import RunGroup, find_groups, group_of_word
-from rl_training.studies.study_folder import PLAN_FILE
+from rl_training.studies.plan import PLAN_FILE
 
 COMPARISONS = "comparisons"
 RESULT_FILE = "comparison.json"

@@ -20,19 +20,17 @@ from rl_training.experiment.config import load_signed_file
 from rl_training.experiment.logs import read_lines
 from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.files import is_file, replace_synced, translate_write_errors
-from rl_training.studies.catalog import is_run_folder, read_run
+from rl_training.studies.catalog import is_complete, is_run_folder, read_run
 from rl_training.studies.comparison.arms import folder_of
 from rl_training.studies.comparison.run_scores import ArmScores, ScoreRule, ScoreTable, complete_curve, score_arms
 from rl_training.studies.comparison.verdict import ALPHA, Comparison, Judgement, Verdict, check_level, judge, percent
-from rl_training.studies.driver import Driver, is_complete
-from rl_training.studies.groups import RunGroup, groups_of_word
+from rl_training.studies.groups import RunGroup, RunRecord, groups_of_word
+from rl_training.studies.launching.driver import Driver
 from rl_training.studies.launching.launchers import Launcher
-from rl_training.studies.plan import PlannedRun, is_extension
-from rl_training.studies.records import RunRecord
+from rl_training.studies.launching.study import Study
+from rl_training.studies.plan import PLAN_FILE as STUDY_FILE
+from rl_training.studies.plan import PlannedRun, driven_alone, freeze, is_extension, open_study, refuse_changed
 from rl_training.studies.statistics import sequential_test
-from rl_training.studies.study import Study
-from rl_training.studies.study_folder import PLAN_FILE as STUDY_FILE
-from rl_training.studies.study_folder import driven_alone, freeze, open_study, refuse_changed
 
 PLAN_FILE = "plan.yaml"
 LOOKS_FILE = "looks.jsonl"

@@ -11,10 +11,8 @@ from typing import Literal, get_args
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import learns_offline
-from rl_training.studies.catalog import last_line
-from rl_training.studies.driver import is_complete
-from rl_training.studies.groups import RunGroup
-from rl_training.studies.records import RunRecord
+from rl_training.studies.catalog import is_complete, last_line
+from rl_training.studies.groups import RunGroup, RunRecord
 from rl_training.validation import suggest
 
 Measure = Literal["last", "best", "auc"]

@@ -1,4 +1,4 @@
-"""How the runs of a study are started: as processes of this machine, or elsewhere through the same methods."""
+"""How worker processes are started, to train runs or to check settings: here, or elsewhere through the same methods."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rl_training.experiment.config import TrainConfig, serialize_train_config
-from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
-from rl_training.files import translate_write_errors
+from rl_training.errors import ConfigError
 from rl_training.processors import usable_processors
+from rl_training.studies.launching.orders import Order, worker_values
 from rl_training.studies.plan import PlannedRun
-from rl_training.studies.study_folder import PLAN_FILE, StudyFolder
 
-LOGS = "logs"
 MOST_PREPARED = 8
 TAIL_BYTES = 4096
 
@@ -39,15 +37,6 @@ def give_order(process: subprocess.Popen[bytes], text: str) -> None:
         process.stdin.write(text.encode())
     with contextlib.suppress(OSError):
         process.stdin.close()
-
-
-@dataclass(frozen=True)
-class Order:
-    """One run to train: what the worker process is told, and where its output goes."""
-
-    run: PlannedRun
-    text: str
-    log: Path
 
 
 @dataclass(frozen=True)
@@ -107,34 +96,6 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Release what the launcher holds."""
-
-
-def make_order(run: PlannedRun, study: StudyFolder, last_attempt: int = 0) -> Order:
-    """The order to train a run of a study, of which `last_attempt` is the last attempt known."""
-    log = study.path / LOGS / f"{run.run_dir.name}.log"
-    with translate_write_errors(log.parent):
-        log.parent.mkdir(exist_ok=True)
-    code = {"plugins": list(study.plan.plugins), "callbacks": list(study.plan.callbacks)}
-    values = {"config": worker_values(run.config), "suffix": run.suffix, "last_attempt": last_attempt, **code}
-    values["working_dir"] = study.plan.working_dir
-    places = {"study": str((study.path / PLAN_FILE).absolute()), "log": str(log.absolute()), "command": sys.argv}
-    return Order(run, json.dumps({**values, **places}), log)
-
-
-def worker_values(config: TrainConfig) -> dict[str, Any]:
-    """A configuration as a worker reads it; `read_worker_values` is the inverse.
-
-    Its folder is absolute, since a worker's working directory may be another, and `env_kwargs`, which may hold values
-    that JSON does not have, are YAML.
-    """
-    values = serialize_train_config(config)
-    env_kwargs = dump_yaml(config.env_kwargs) if config.env_kwargs else ""
-    return {**values, "output_dir": str(config.output_dir.absolute()), "env_kwargs": env_kwargs}
-
-
-def read_worker_values(values: dict[str, Any]) -> TrainConfig:
-    """The configuration that a worker was given."""
-    return TrainConfig(**{**values, "env_kwargs": parse_yaml(values["env_kwargs"], "env_kwargs") or {}})
 
 
 def last_words(log: Path) -> str:
@@ -210,3 +171,68 @@ class LocalHandle:
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: fenced off by the next attempt
             self.process.wait(5)
+
+
+@dataclass(frozen=True)
+class SettingNeeds:
+    """What each run of a setting needs."""
+
+    setting: str
+    num_threads: int
+    memory_bytes: int
+    """Estimate, without the environments and a dataset."""
+
+
+class SettingsCheck:
+    """A check that runs in a process of its own while the caller prepares other things."""
+
+    def __init__(
+        self,
+        runs: Sequence[PlannedRun],
+        plugins: Sequence[str],
+        callbacks: Sequence[str],
+        *,
+        question: tuple[str, str] | None = None,
+    ) -> None:
+        """Start the check of one run of each setting.
+
+        `question` names a function of the package and the text that it is given with each checked configuration.
+        """
+        self._runs = list({run.setting: run for run in runs}.values())
+        self._process = start_worker(subprocess.PIPE)
+        configs = [worker_values(run.config) for run in self._runs]
+        code = {"plugins": list(plugins), "callbacks": list(callbacks)}
+        self._order = json.dumps({"check": configs, "question": question, **code})
+
+    def answers(self) -> list[dict[str, Any]]:
+        """What the worker says of each setting: its needs, or its `error`."""
+        try:
+            give_order(self._process, self._order)
+            assert self._process.stdout is not None
+            answers = [json.loads(line) for line in self._process.stdout]
+            self._process.stdout.close()
+            code = self._process.wait()
+        except BaseException:  # Ctrl-C, for example: nobody reads what the worker would say
+            self._process.kill()
+            self._process.wait()
+            raise
+        if len(answers) < len(self._runs):
+            run = self._runs[len(answers)]
+            where = f"setting {run.setting}" if run.setting else "the settings"
+            raise ConfigError(f"checking {where} did not end: {describe_exit(code)}, without an error of its own")
+        return answers
+
+    def wait(self) -> list[SettingNeeds]:
+        """The needs of each setting; a `ConfigError` names the first setting that could not start."""
+        answers = self.answers()
+        wrong = [(run, answer["error"]) for run, answer in zip(self._runs, answers, strict=True) if "error" in answer]
+        if wrong:
+            run, error = wrong[0][0], wrong[0][1].splitlines()[0]
+            if not run.setting or len({text for _, text in wrong}) == 1 < len(wrong) == len(self._runs):
+                raise ConfigError(error)  # wrong in what all settings share
+            more = f" ({len(wrong) - 1} more of {len(self._runs)} settings wrong)" if len(wrong) > 1 else ""
+            raise ConfigError(f"setting {run.setting}: {error}{more}")
+        return [
+            SettingNeeds(run.setting, answer["num_threads"], answer["memory_bytes"])
+            for run, answer in zip(self._runs, answers, strict=True)
+        ]

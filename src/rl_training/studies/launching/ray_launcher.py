@@ -17,7 +17,8 @@ from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError, install_extra
 from rl_training.files import translate_write_errors
-from rl_training.studies.launching.launchers import ClusterOptions, Exit, Order, describe_exit, give_order, start_worker
+from rl_training.studies.launching.launchers import ClusterOptions, Exit, describe_exit, give_order, start_worker
+from rl_training.studies.launching.orders import Order
 from rl_training.studies.plan import PlannedRun
 
 SECONDS_TO_REACH = 5.0

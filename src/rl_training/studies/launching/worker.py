@@ -8,6 +8,7 @@ started it is gone.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -19,9 +20,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rl_training.errors import ReplacedError, RLTrainingError, RunOwnedError
+from rl_training.experiment.config import TrainConfig
+from rl_training.studies.launching.orders import FAILED, OWNED, read_worker_values
 
-FAILED, OWNED = 2, 75
-"""Exit codes: the run failed, for the reason in its metadata or in the last line printed; another process owns it."""
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
@@ -51,7 +52,6 @@ def train(order: Mapping[str, Any]) -> int:
     from rl_training.experiment.ownership import stale_seconds, wait_until_free
     from rl_training.experiment.run_folder import is_interruption, run_name
     from rl_training.plugins.user_code import add_working_directory
-    from rl_training.studies.launching.launchers import read_worker_values
 
     try:
         callbacks = _load_code(order)
@@ -79,8 +79,6 @@ def check(order: Mapping[str, Any]) -> int:
     from rl_training.envs.wrapping.trust import find_wrappers_here
     from rl_training.plugins.user_code import add_working_directory
     from rl_training.runtime.dry_run import SettingsChecker
-    from rl_training.studies.launching.launchers import read_worker_values
-    from rl_training.studies.tuning.space_check import resolve_asked
 
     checker = SettingsChecker()
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -93,8 +91,9 @@ def check(order: Mapping[str, Any]) -> int:
             find_wrappers_here(config.env_kwargs)
             needs = checker.check(config)
             answer: dict[str, Any] = {"num_threads": needs.num_threads, "memory_bytes": needs.memory_bytes}
-            if order.get("tune") is not None:
-                answer["tune"] = resolve_asked(order["tune"], config)
+            if order.get("question") is not None:
+                function, text = order["question"]
+                answer["answer"] = _answer(function, text, config)
         except RLTrainingError as error:
             answer = {"error": str(error)}
         except Exception as error:  # an environment may raise anything
@@ -107,6 +106,12 @@ def check(order: Mapping[str, Any]) -> int:
     with contextlib.suppress(BrokenPipeError):
         results.close()
     return 0
+
+
+def _answer(function: str, text: str, config: TrainConfig) -> str:
+    """What a function of the package, named as `module:name`, answers to a text about a checked configuration."""
+    module, _, name = function.partition(":")
+    return str(getattr(importlib.import_module(module), name)(text, config))
 
 
 def _print_to(log: str | None) -> None:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rl_training.studies.statistics.intervals import t_quantile as t_quantile
     from rl_training.studies.statistics.permutation import MeanComparison as MeanComparison
     from rl_training.studies.statistics.permutation import compare_means as compare_means
-    from rl_training.studies.statistics.power import runs_needed as runs_needed
-    from rl_training.studies.statistics.scores import Scores as Scores
+    from rl_training.studies.statistics.permutation import runs_needed as runs_needed
+    from rl_training.studies.statistics.permutation import step_down as step_down
+    from rl_training.studies.statistics.samples import Scores as Scores
     from rl_training.studies.statistics.sequential import SequentialResult as SequentialResult
     from rl_training.studies.statistics.sequential import sequential_test as sequential_test
-    from rl_training.studies.statistics.westfall_young import step_down as step_down
 else:
     # Lazy: the driver of a study needs means and no NumPy.
     __getattr__, __dir__, __all__ = lazy_exports(
@@ -27,10 +27,8 @@ else:
         {
             "estimates": "Estimate Profile interquartile_mean performance_profile probability_of_improvement",
             "intervals": "MeanInterval mean_interval t_quantile",
-            "permutation": "MeanComparison compare_means",
-            "power": "runs_needed",
-            "scores": "Scores",
+            "permutation": "MeanComparison compare_means runs_needed step_down",
+            "samples": "Scores",
             "sequential": "SequentialResult sequential_test",
-            "westfall_young": "step_down",
         },
     )

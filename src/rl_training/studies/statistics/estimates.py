@@ -9,10 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl_training.studies.statistics.kernel import TIE
-from rl_training.studies.statistics.labelings import first_labelings
 from rl_training.studies.statistics.permutation import check_alpha
-from rl_training.studies.statistics.scaling import Scale
-from rl_training.studies.statistics.scores import Array, Indices, Look, Scores, checked_arm, pair
+from rl_training.studies.statistics.samples import (
+    Array,
+    Indices,
+    Look,
+    Scale,
+    Scores,
+    checked_arm,
+    first_labelings,
+    pair,
+)
 
 FEWEST_FOR_IMPROVEMENT = 3
 """Runs of each algorithm over all tasks; below, the interval is [0, 1]: a narrower one misses the truth too often."""

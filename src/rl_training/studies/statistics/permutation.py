@@ -1,17 +1,124 @@
-"""Comparison of two algorithms by the means of their runs: a permutation test, and the interval that inverts it."""
+"""The permutation test of two arms or of all pairs of several, its interval, and the runs that it needs."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from rl_training.studies.statistics.inversion import ShiftedTest, accepted_interval
-from rl_training.studies.statistics.kernel import Statistic
-from rl_training.studies.statistics.labelings import first_labelings, smallest_p
-from rl_training.studies.statistics.scaling import rescaled, times
-from rl_training.studies.statistics.scores import Scores, difference, pair
+from rl_training.studies.statistics.kernel import (
+    Statistic,
+    just_below,
+    magnitude,
+    p_values,
+    rejects,
+    statistic,
+    upper_tail,
+)
+from rl_training.studies.statistics.samples import (
+    Array,
+    Look,
+    Scale,
+    Scores,
+    TaskRuns,
+    checked_arm,
+    difference,
+    first_labelings,
+    merged,
+    pair,
+    rescaled,
+    smallest_p,
+    spread,
+    times,
+    units,
+)
+
+
+@dataclass(frozen=True)
+class ShiftedTest:
+    """A test of runs, repeated with A's scores lowered by a shift in the `units` of all runs."""
+
+    looks: tuple[Look, ...]
+    labels: tuple[Mapping[str, Array], ...]
+    alphas: tuple[float, ...]
+    kind: Statistic = "welch"
+
+    @functools.cached_property
+    def _units(self) -> dict[str, Array]:
+        return units(merged(self.looks))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of all runs, in the units of a shift; 1 if all are equal."""
+        together = merged(self.looks)
+        return float(spread(next(iter(together.values())).scores)[0]) or 1.0 if len(together) == 1 else 1.0
+
+    def p_values(self, shifts: Array) -> Array:
+        """Stage-wise p-values [K, J] of `shifts` [K] at every look."""
+        shifted = [
+            {task: runs.shifted(shifts * self._units[task][0]) for task, runs in look.items()} for look in self.looks
+        ]
+        return p_values(shifted, self.labels, self.alphas, self.kind)
+
+    def accepts(self, shifts: Array) -> npt.NDArray[np.bool_]:
+        """Which shifts no look rejects."""
+        rejected = rejects(self.p_values(shifts), np.array(self.alphas))
+        return np.logical_not(rejected.any(axis=1), dtype=np.bool_)
+
+
+Accepts = Callable[[Array], npt.NDArray[np.bool_]]
+"""Which of several shifts the test does not reject."""
+
+NUM_DOUBLINGS = 11
+NUM_BISECTIONS = 36
+
+
+def accepted_interval(accepts: Accepts, estimates: Array, unit: float) -> tuple[float, float]:
+    """The interval of accepted shifts around the first of the `estimates` that is accepted.
+
+    It contains 0 exactly if 0 is accepted. An end is infinite if no shift up to some thousand `unit`s is rejected.
+    Where the test rejects every estimate, the interval is the first one alone.
+    """
+    *are_accepted, is_zero_accepted = accepts(np.append(estimates, 0.0))
+    inside = [float(value) for value, accepted in zip(estimates, are_accepted, strict=True) if accepted][:1]
+    if not inside and not is_zero_accepted:
+        return float(estimates[0]), float(estimates[0])
+    if is_zero_accepted:
+        inside.append(0.0)
+    # Brackets of the two ends: row 0 goes down, row 1 goes up.
+    signs = np.array([-1.0, 1.0])
+    starts = np.array([min(inside), max(inside)])
+    steps = unit * 2.0 ** np.arange(-1, NUM_DOUBLINGS)
+    points = starts[:, None] + signs[:, None] * steps  # [2, K]
+    if not is_zero_accepted:
+        side = 0 if starts[0] > 0 else 1
+        beyond = signs[side] * points[side] >= 0
+        points[side, beyond] = 0.0
+    accepted = accepts(points.ravel()).reshape(points.shape)
+    return _refined(accepts, starts, points, accepted)
+
+
+def _refined(accepts: Accepts, starts: Array, points: Array, accepted: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """Bisect between the last accepted and the first rejected point of each row; the accepted side is returned."""
+    is_open = accepted.all(axis=1)
+    first = np.where(is_open, 0, (~accepted).argmax(axis=1))
+    rejected = np.take_along_axis(points, first[:, None], axis=1)[:, 0]
+    before = np.take_along_axis(points, np.maximum(first - 1, 0)[:, None], axis=1)[:, 0]
+    inner = np.where(first > 0, before, starts)
+    if not is_open.all():
+        for _ in range(NUM_BISECTIONS):
+            middle = (inner + rejected) / 2
+            is_accepted = accepts(middle)
+            inner, rejected = np.where(is_accepted, middle, inner), np.where(is_accepted, rejected, middle)
+    low, high = np.where(is_open, np.array([-math.inf, math.inf]), inner)
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -75,3 +182,176 @@ def compare_means(
         num_permutations=next(iter(labelings.columns.values())).shape[1],
         is_exact=labelings.is_exact,
     )
+
+
+MOST_RUNS = 1_000_000
+"""Returned where no affordable number of runs is enough."""
+
+
+def runs_needed(
+    scores_a: Scores, scores_b: Scores, difference: float, *, alpha: float = 0.05, power: float = 0.8
+) -> int:
+    """Runs of each algorithm, over all tasks, with which `compare_means` decides a true difference of this size.
+
+    The spreads are estimated from the scores at hand; `difference` is in the units of `compare_means`. `power` is the
+    probability of a decision. The number is that of Welch's test for normal scores, with the correction of Guenther
+    (1981) for the estimated spread. At most a million is returned, as for a difference of 0, which no number decides.
+    """
+    check_alpha(alpha)
+    if not 0 < power < 1:
+        raise ValueError(f"power is {power}: choose a probability between 0 and 1, such as 0.8")
+    if not math.isfinite(difference):
+        raise ValueError(f"difference is {difference}: give the size of difference that matters to you")
+    (look,), scale = rescaled(pair(scores_a, scores_b))
+    difference, unit = difference / scale, units(look)
+    variances = np.array(
+        [np.array(_variances(runs)) / float(unit[task][0] or 1.0) ** 2 for task, runs in look.items()]
+    )  # [T, 2]
+    if difference == 0:
+        return MOST_RUNS
+    # Standard deviation of the difference with one run of each algorithm on each task; the bound avoids overflow.
+    deviation = math.sqrt(variances.sum()) / len(look)
+    if deviation > 0:
+        ratio = min(deviation / abs(difference), 1e9) ** 2
+        inequality = float((variances**2).sum() / variances.sum() ** 2)
+    else:
+        ratio = inequality = 0.0
+    # Few labelings reach a smaller level only, which takes more runs.
+    count = max(1, math.ceil(min(_runs_per_task(ratio, inequality, alpha, power), MOST_RUNS)))
+    while count * len(look) < MOST_RUNS:
+        if _runs_per_task(ratio, inequality, attainable(count, len(look), alpha), power) <= count:
+            return count * len(look)
+        count += 1
+    return MOST_RUNS
+
+
+def _variances(runs: TaskRuns) -> tuple[float, float]:
+    """Variance of A's and of B's scores; an arm of one run takes the other's."""
+    arms = (runs.scores[0, : runs.num_a], runs.scores[0, runs.num_a :])
+    known = [float(arm.var(ddof=1)) for arm in arms if arm.size > 1]
+    if not known:
+        raise ValueError("one run of each algorithm says nothing about the spread: train at least two seeds")
+    return known[0], known[-1]
+
+
+def _runs_per_task(ratio: float, inequality: float, alpha: float, power: float) -> float:
+    """Runs for a test at level `alpha`.
+
+    `ratio` is the variance of the difference over the squared difference. `inequality` is 1 over the number of arms
+    that contribute to the variance, counted over tasks; the fewer, the fewer degrees of freedom.
+    """
+    if alpha <= 0:
+        return math.inf
+    normal = statistics.NormalDist()
+    critical = normal.inv_cdf(1 - alpha / 2)
+    return (critical + normal.inv_cdf(power)) ** 2 * ratio + critical**2 / 2 * inequality
+
+
+def attainable(count: int, num_tasks: int, alpha: float) -> float:
+    """The largest level up to `alpha` of the permutation test with `count` runs of each algorithm on each task.
+
+    0 if so few runs can decide nothing. Two-sided p-values are multiples of two labelings: each one and its mirror.
+    """
+    if count * num_tasks > 30:
+        return alpha
+    pairs = math.comb(2 * count, count) ** num_tasks // 2
+    return float(math.floor(alpha * pairs + 1e-9) / pairs)
+
+
+Pair = tuple[str, str]
+
+
+def step_down(
+    arms: Mapping[str, Scores], generator: np.random.Generator, *, num_permutations: int = 10_000
+) -> dict[Pair, float]:
+    """Adjusted two-sided p-values of all pairs of algorithms, by Westfall and Young's step-down method (1993).
+
+    The pair with the largest |T| is tested first, against the permutations' largest |T| over all pairs; then the next
+    one against the largest over the pairs that remain. At each step whole runs are permuted within each task and
+    within the groups of algorithms that the remaining pairs connect. As in `compare_means`, a p-value is at least
+    that of Welch's test, here after Holm's correction.
+    """
+    if not isinstance(arms, Mapping):
+        raise TypeError(
+            f"the algorithms are a {type(arms).__name__}: give a mapping of their names to their scores by task"
+        )
+    if len(arms) < 2:
+        raise ValueError(f"{len(arms)} algorithm: a comparison needs at least two")
+    checked = {name: checked_arm(scores, f"algorithm '{name}'") for name, scores in arms.items()}
+    tasks = set(next(iter(checked.values())))
+    for name, scores in checked.items():
+        if set(scores) != tasks:
+            lonely = sorted(tasks ^ set(scores))[0]
+            raise ValueError(
+                f"task '{lonely}' has runs of some algorithms only: '{name}' differs; compare on tasks"
+                " that all were trained on"
+            )
+    for task in tasks:
+        scale = Scale.of(np.concatenate([scores[task] for scores in checked.values()]), f"on task '{task}'")
+        for scores in checked.values():
+            scores[task] = scale.apply(scores[task])
+    pairs = list(itertools.combinations(checked, 2))
+    observed = {one: float(magnitude(_statistics(checked, one))[0]) for one in pairs}
+    remaining = sorted(pairs, key=lambda one: -observed[one])
+    permuted = _permuted_p_values(checked, remaining, observed, num_permutations, generator)
+    tails = 2 * upper_tail(np.array([observed[one] for one in remaining]))
+    guarded = np.maximum.accumulate(tails * np.arange(len(pairs), 0, -1)).clip(max=1.0)
+    adjusted = dict(zip(remaining, np.maximum(permuted, guarded).tolist(), strict=True))
+    return {one: adjusted[one] for one in pairs}
+
+
+def _permuted_p_values(
+    arms: Mapping[str, dict[str, Array]],
+    remaining: Sequence[Pair],
+    observed: Mapping[Pair, float],
+    count: int,
+    generator: np.random.Generator,
+) -> Array:
+    """Adjusted p-values of the pairs in the order of their statistics, which no later one may undercut."""
+    groups: list[list[str]] = []
+    largest: dict[Pair, Array] = {}
+    p: list[float] = []
+    for step, one in enumerate(remaining):
+        if (now := connected(remaining[step:])) != groups:
+            groups = now
+            shuffled = _shuffled(arms, groups, count, generator)
+            largest = {other: magnitude(_statistics(shuffled, other)) for other in remaining[step:]}
+        most = np.max([largest[other] for other in remaining[step:]], axis=0)
+        # The observed labeling counts as one of the permutations.
+        p.append((1 + int((most >= just_below(np.array(observed[one]))).sum())) / (count + 1))
+    return np.maximum.accumulate(p)
+
+
+def connected(pairs: Sequence[Pair]) -> list[list[str]]:
+    """Groups of algorithms that are connected by pairs, in alphabetical order."""
+    groups: list[set[str]] = []
+    for names in pairs:
+        touching = [group for group in groups if group & set(names)]
+        groups = [group for group in groups if not group & set(names)] + [set(names).union(*touching)]
+    return sorted(sorted(group) for group in groups)
+
+
+def _shuffled(
+    arms: Mapping[str, dict[str, Array]], groups: Sequence[Sequence[str]], count: int, generator: np.random.Generator
+) -> dict[str, dict[str, Array]]:
+    """Scores [count, n] of each algorithm and task after `count` permutations of runs within groups and tasks."""
+    result: dict[str, dict[str, Array]] = {name: {} for group in groups for name in group}
+    for group, task in itertools.product(groups, next(iter(arms.values()))):
+        sizes = [len(arms[name][task]) for name in group]
+        pooled = np.concatenate([arms[name][task] for name in group])
+        rows = generator.permuted(np.tile(pooled, (count, 1)), axis=1)
+        for name, part in zip(group, np.split(rows, np.cumsum(sizes)[:-1], axis=1), strict=True):
+            result[name][task] = part
+    return result
+
+
+def _statistics(arms: Mapping[str, dict[str, Array]], pair: Pair) -> Array:
+    """The statistic of one pair in every row."""
+    first, second = (arms[name] for name in pair)
+    look, labels = {}, {}
+    for task, ones in first.items():
+        runs = np.concatenate([np.atleast_2d(ones), np.atleast_2d(second[task])], axis=1)
+        num_a = np.atleast_2d(ones).shape[1]
+        look[task] = TaskRuns(runs, num_a)
+        labels[task] = (np.arange(runs.shape[1]) < num_a).astype(np.float64)[:, None]
+    return statistic(look, labels, "welch")[:, 0]

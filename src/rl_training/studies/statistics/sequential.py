@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_training.studies.statistics.inversion import ShiftedTest, accepted_interval
 from rl_training.studies.statistics.kernel import rejects
-from rl_training.studies.statistics.labelings import first_labelings, random_labelings
-from rl_training.studies.statistics.permutation import check_alpha
-from rl_training.studies.statistics.scaling import rescaled, times
-from rl_training.studies.statistics.scores import (
+from rl_training.studies.statistics.permutation import ShiftedTest, accepted_interval, check_alpha
+from rl_training.studies.statistics.samples import (
     Array,
     Look,
     Scores,
     difference,
+    first_labelings,
     merged,
     pair,
     pair_later,
+    random_labelings,
+    rescaled,
+    times,
 )
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import RLTrainingError
-from rl_training.studies.settings import Setting
 from rl_training.studies.statistics import MeanComparison, MeanInterval, mean_interval
 from rl_training.studies.tuning.stages import DEFAULT, Scores, complete_scores, complete_trials, is_repeat, trial_name
+from rl_training.studies.variation import Setting
 
 ALPHA = 0.05
 SEED = 0
@@ -79,8 +79,7 @@ def warn_of_few_seeds(count: int) -> str | None:
 
 def _smallest_p(count: int) -> float:
     """The smallest p-value of the permutation test with `count` runs on each side."""
-    from rl_training.studies.statistics.labelings import smallest_p
-    from rl_training.studies.statistics.scores import pair
+    from rl_training.studies.statistics.samples import pair, smallest_p
 
     return smallest_p(pair({"": [0.0] * count}, {"": [1.0] * count}))
 

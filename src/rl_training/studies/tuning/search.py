@@ -12,11 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_training.studies.driver import Driver, Outcome, Task
+from rl_training.studies.launching.driver import Driver, Outcome, Task
 from rl_training.studies.launching.launchers import Launcher
-from rl_training.studies.settings import identity
-from rl_training.studies.tuning.journal import Journal, copy_in_memory, quiet_optuna
-from rl_training.studies.tuning.pruning import Decision, mean_evaluations, read_evaluations
+from rl_training.studies.tuning.journal import (
+    Decision,
+    Journal,
+    copy_in_memory,
+    mean_evaluations,
+    quiet_optuna,
+    read_evaluations,
+)
 from rl_training.studies.tuning.search_space import setting_of
 from rl_training.studies.tuning.stages import (
     Stage,
@@ -27,6 +32,7 @@ from rl_training.studies.tuning.stages import (
     trial_name,
 )
 from rl_training.studies.tuning.tune_plan import TunePlan
+from rl_training.studies.variation import identity
 from rl_training.terminal.streams import tell
 
 MOST_RANDOM_TRIALS = 10

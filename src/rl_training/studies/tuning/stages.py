@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_training.studies.driver import Driver, Outcome, Task
-from rl_training.studies.launching.checking import SettingsCheck
-from rl_training.studies.launching.launchers import Launcher, LocalLauncher
-from rl_training.studies.progress import make_listener
-from rl_training.studies.results import results_by_setting
-from rl_training.studies.settings import Setting
-from rl_training.studies.study_folder import PLAN_FILE, StudyFolder, open_study, store_plan
+from rl_training.studies.launching.driver import Driver, Outcome, Task
+from rl_training.studies.launching.launchers import Launcher, LocalLauncher, SettingsCheck
+from rl_training.studies.launching.progress import make_listener
+from rl_training.studies.launching.study import results_by_setting
+from rl_training.studies.plan import PLAN_FILE, StudyFolder, open_study, store_plan
 from rl_training.studies.tuning.tune_plan import TunePlan
+from rl_training.studies.variation import Setting
 
 DEFAULT = "default"
 Scores = dict[str, dict[str, float | None]]

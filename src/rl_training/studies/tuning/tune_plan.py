@@ -13,13 +13,11 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_signed_file, merge_layers, resolve_config
 from rl_training.experiment.run_folder import safe_name
 from rl_training.experiment.yaml_text import dump_yaml, sign
-from rl_training.studies.launching.checking import SettingsCheck
-from rl_training.studies.plan import Plan, make_plan, plan_differences, read_tune_file
-from rl_training.studies.settings import CHOSEN_BY_TUNING, Setting, identity, nested, value_text
-from rl_training.studies.study_folder import freeze
-from rl_training.studies.tuning.pruning import Pruning
-from rl_training.studies.tuning.search_space import Asked, TunedKey, read_asked
-from rl_training.studies.tuning.space_check import read_resolved, write_asked
+from rl_training.studies.launching.launchers import SettingsCheck
+from rl_training.studies.plan import Plan, freeze, make_plan, plan_differences, read_tune_file
+from rl_training.studies.tuning.journal import Pruning
+from rl_training.studies.tuning.search_space import RESOLVER, Asked, TunedKey, read_asked, read_resolved, write_asked
+from rl_training.studies.variation import CHOSEN_BY_TUNING, Setting, identity, nested, value_text
 from rl_training.validation import FrozenConfig
 
 TUNE_FILE = "tune.yaml"
@@ -110,12 +108,12 @@ class TuneRequest:
         if self.config().env_id is None:
             raise ConfigError("missing key 'env_id': trials are compared by evaluations, which need an environment")
         study = Plan(self.name, self.base, ({},), (0,), self.plugins, self.callbacks)
-        tune = write_asked(self.asked, self.fixed)
-        check = SettingsCheck(study.runs(Path(self.name)), self.plugins, self.callbacks, tune=tune)
+        text = write_asked(self.asked, self.fixed)
+        check = SettingsCheck(study.runs(Path(self.name)), self.plugins, self.callbacks, question=(RESOLVER, text))
         answer = check.answers()[0]
         if "error" in answer:
             raise ConfigError(answer["error"].splitlines()[0])
-        space, interval = read_resolved(answer["tune"])
+        space, interval = read_resolved(answer["answer"])
         return TunePlan(self, space, interval, str(Path.cwd()))
 
 

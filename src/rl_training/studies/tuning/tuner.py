@@ -13,10 +13,9 @@ from typing import Any
 from rl_training.experiment.config import merge_layers
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
 from rl_training.files import replace_synced, translate_write_errors
-from rl_training.studies.driver import Driver
+from rl_training.studies.launching.driver import Driver
 from rl_training.studies.launching.launchers import Launcher
-from rl_training.studies.settings import Setting, describe, nested
-from rl_training.studies.study_folder import driven_alone
+from rl_training.studies.plan import driven_alone
 from rl_training.studies.tuning.journal import JOURNAL, Journal, import_optuna
 from rl_training.studies.tuning.result import StageError, TuneResult, verdict_of
 from rl_training.studies.tuning.search import Search
@@ -33,6 +32,7 @@ from rl_training.studies.tuning.stages import (
     trial_name,
 )
 from rl_training.studies.tuning.tune_plan import TunePlan, store_tuning
+from rl_training.studies.variation import Setting, describe, nested
 from rl_training.terminal.streams import tell
 
 BEST_FILE = "best.yaml"

@@ -21,8 +21,7 @@ from rl_training.experiment.registry import Loop, get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.files import open_regular, read_limited
 from rl_training.studies.catalog import RunInfo, last_line
-from rl_training.studies.groups import RunGroup
-from rl_training.studies.records import RunRecord
+from rl_training.studies.groups import RunGroup, RunRecord
 from rl_training.views.report.blocks import ESTIMATE
 
 CHECKED_BYTES = 256

@@ -18,9 +18,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.files import is_file, open_regular
 from rl_training.studies.catalog import STATES, find_run_folders, is_run_folder, read_run
-from rl_training.studies.groups import RunGroup, find_groups
-from rl_training.studies.records import RunRecord
-from rl_training.studies.study_folder import PLAN_FILE
+from rl_training.studies.groups import RunGroup, RunRecord, find_groups
+from rl_training.studies.plan import PLAN_FILE
 from rl_training.views.report.data import Curves, Logged, finite, read_curves
 from rl_training.views.report.page import assemble, report_page, to_json
 from rl_training.views.report.sections import page_facts

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_training.studies.groups import RunGroup
-from rl_training.studies.selection import format_seeds
 from rl_training.studies.statistics.summaries import NAMES, Summary, summarize
+from rl_training.studies.variation import format_seeds
 from rl_training.views.report.blocks import Block, Cell, Section, Strip, Table, Text, Verdict, number
 from rl_training.views.report.data import RunFacts, finite
 

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.ownership import STOP_FILE, file_clock, heartbeat_age, read_owner, stale_seconds
-from rl_training.experiment.run_folder import TrainingRun, is_interruption
-from rl_training.studies.catalog import RunInfo, is_run_folder, read_run
-from rl_training.studies.launching.launchers import Exit, Handle, Launcher, last_words, make_order
-from rl_training.studies.launching.worker import OWNED
-from rl_training.studies.plan import PlannedRun
-from rl_training.studies.signals import handling_signals
-from rl_training.studies.study_folder import StudyFolder
+from rl_training.experiment.run_folder import TrainingRun
+from rl_training.studies.catalog import RunInfo, is_complete, is_run_folder, read_run
+from rl_training.studies.launching.launchers import Exit, Handle, Launcher, last_words
+from rl_training.studies.launching.orders import OWNED, make_order
+from rl_training.studies.plan import PlannedRun, StudyFolder
 
 ATTEMPTS_WITHOUT_PROGRESS = 3
 SECONDS_BETWEEN_POLLS = 0.1
@@ -299,11 +299,6 @@ class Driver:
         self.interrupted_by, self._next_look = number, 0.0
 
 
-def is_complete(info: RunInfo) -> bool:
-    """Whether a run has nothing left to do: it reached its last step, or stopped early by its own rule."""
-    return info.state == "finished" or (info.state == "stopped" and not is_interruption(info.reason))
-
-
 def other_run(info: RunInfo, config: TrainConfig) -> str | None:
     """Why a folder does not hold the run that the plan has there; None if it does, as far as its metadata tell."""
     planned = {
@@ -324,3 +319,24 @@ def ask_to_stop(run_dir: Path) -> None:
     with contextlib.suppress(OSError):
         if run_dir.is_dir():
             (run_dir / STOP_FILE).touch()
+
+
+@contextlib.contextmanager
+def handling_signals(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call `handle` on SIGINT, SIGTERM and SIGHUP within the block; does nothing outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        handle(signal.Signals(number))
+
+    numbers = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before: dict[signal.Signals, Callable[..., object] | int | None] = {
+        number: signal.signal(number, on_signal) for number in numbers if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,7 +1,9 @@
-"""Scores of runs as the tests take them: checked, and as arrays with the runs of A before those of B."""
+"""Scores of whole runs by task, in units in which they can be compared, and the labelings of a permutation test."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -135,3 +137,126 @@ def difference(look: Look) -> float:
         gap = scores[:num_a].mean() - scores[num_a:].mean()
         values.append(gap / unit[0] if unit[0] > 0 else 0.0)
     return float(np.mean(values))
+
+
+ROUNDING = 4 * float(np.finfo(np.float64).eps)
+"""Scores that differ by less, in units of the largest one, differ by rounding errors only."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where scores lie, and how far apart: sums and squares of `(score - centre) / unit` neither overflow nor vanish.
+
+    The centre is one of the scores, so that equal scores are 0 exactly. The unit is a power of two, which adds no
+    rounding errors.
+    """
+
+    centre: float
+    unit: float
+    rounding: float
+    """Distances up to it are 0."""
+
+    @classmethod
+    def of(cls, scores: Array, place: str, centre: float | None = None) -> Scale:
+        """The scale of scores around their median, or around `centre`; ValueError if their distances overflow."""
+        middle = float(np.partition(scores, scores.size // 2)[scores.size // 2]) if centre is None else centre
+        low, high = float(scores.min()), float(scores.max())
+        if not math.isfinite(high - low):
+            raise ValueError(
+                f"the scores {place} reach from {low:g} to {high:g}, which is too far to compute with: divide all of"
+                " them by the same number"
+            )
+        farthest = max(high - middle, middle - low)
+        rounding = ROUNDING * max(abs(low), abs(high))
+        unit = math.ldexp(1.0, math.frexp(farthest)[1] - 1) if farthest > rounding else 1.0
+        return cls(middle, unit, rounding)
+
+    def apply(self, scores: Array) -> Array:
+        """The distances in units."""
+        distances = scores - self.centre
+        result: Array = np.where(np.abs(distances) > self.rounding, distances, 0.0) / self.unit
+        return result
+
+
+def rescaled(*looks: Look) -> tuple[list[Look], float]:
+    """Looks with every task's scores as distances in its own unit, and the unit of a difference of means.
+
+    Several tasks are measured in their standard deviations, of which the unit is 1. The centre is that of the first
+    look: later ones do not change its distances.
+    """
+    scales = {}
+    for task, runs in looks[0].items():
+        first = runs.scores[0]
+        every = np.concatenate([look[task].scores[0] for look in looks if task in look])
+        scales[task] = Scale.of(every, f"on task '{task}'", Scale.of(first, f"on task '{task}'").centre)
+    found: list[Look] = [
+        {task: TaskRuns(scales[task].apply(runs.scores), runs.num_a) for task, runs in look.items()} for look in looks
+    ]
+    return found, next(iter(scales.values())).unit if len(scales) == 1 else 1.0
+
+
+def times(interval: Sequence[float], unit: float) -> tuple[float, float]:
+    """Both ends in the units of the scores."""
+    low, high = interval
+    return low * unit, high * unit
+
+
+@dataclass(frozen=True)
+class Labelings:
+    """Columns of zeros and ones by task, ones for runs of A; column 0 is the labeling that was observed."""
+
+    columns: Mapping[str, Array]  # task -> [N, M]
+    is_exact: bool
+    """All labelings, each equally often."""
+
+
+def count_labelings(look: Look) -> int:
+    """Number of ways to label the runs of a look, task by task."""
+    return math.prod(math.comb(runs.scores.shape[1], runs.num_a) for runs in look.values())
+
+
+def smallest_p(*looks: Look) -> float:
+    """The smallest two-sided p-value: that of the most extreme labeling, and of its mirror image if there is one."""
+    has_mirror = all(runs.num_a == runs.num_b for look in looks for runs in look.values())
+    return min(1.0, (1 + has_mirror) / math.prod(map(count_labelings, looks)))
+
+
+def first_labelings(
+    look: Look, limit: int, generator: np.random.Generator, *, num_drawn: int | None = None, repeats: bool = False
+) -> Labelings:
+    """Labelings of the first look: all if there are at most `limit`, else `num_drawn` (default: `limit`) random ones.
+
+    With `repeats`, all labelings are repeated up to about `limit` columns. Later looks then draw labels of their own
+    for each column. The observed column stays exchangeable with the others: the first look's labeling is uniform,
+    and so are the later ones given the first.
+    """
+    if count_labelings(look) > limit:
+        return Labelings(random_labelings(look, num_drawn or limit, generator), is_exact=False)
+    every = [_all_labelings(runs.scores.shape[1], runs.num_a) for runs in look.values()]
+    indices = np.indices([columns.shape[1] for columns in every]).reshape(len(every), -1)
+    times = limit // indices.shape[1] if repeats else 1
+    columns = {task: np.tile(table[:, index], times) for task, table, index in zip(look, every, indices, strict=True)}
+    return Labelings(columns, is_exact=True)
+
+
+def random_labelings(look: Look, count: int, generator: np.random.Generator) -> dict[str, Array]:
+    """The observed labeling and `count - 1` random ones: a Monte Carlo test that holds its level exactly."""
+    columns = {}
+    for task, runs in look.items():
+        num_runs = runs.scores.shape[1]
+        observed = np.arange(num_runs) < runs.num_a
+        labels = np.empty((num_runs, count))
+        labels[:, 0] = observed
+        labels[:, 1:] = generator.permuted(np.tile(observed, (count - 1, 1)), axis=1).T
+        columns[task] = labels
+    return columns
+
+
+def _all_labelings(num_runs: int, num_a: int) -> Array:
+    """All choices of `num_a` runs as columns [N, M]; the first is the observed one."""
+    count = math.comb(num_runs, num_a)
+    chosen = itertools.chain.from_iterable(itertools.combinations(range(num_runs), num_a))
+    rows = np.fromiter(chosen, dtype=np.intp, count=count * num_a)
+    labels = np.zeros((num_runs, count))
+    labels[rows, np.repeat(np.arange(count), num_a)] = 1.0
+    return labels

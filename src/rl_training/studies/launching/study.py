@@ -1,26 +1,118 @@
-"""A study from Python: `Study(base, vary=..., seeds=range(5)).run(jobs=2)`."""
+"""A study from Python: `Study(base, vary=..., seeds=range(5)).run(jobs=2)`; its runs, scores and means."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.run_folder import safe_name
-from rl_training.studies.driver import Driver
-from rl_training.studies.launching.checking import SettingNeeds, SettingsCheck
-from rl_training.studies.launching.launchers import ClusterOptions, Launcher, LocalLauncher
-from rl_training.studies.plan import Plan, PlannedRun, make_plan, read_study_file
-from rl_training.studies.progress import make_listener
-from rl_training.studies.results import StudyResult
-from rl_training.studies.selection import WHOLE, Shard
-from rl_training.studies.study_folder import PLAN_FILE, StudyFolder, open_study, refuse_changed, store_plan
+from rl_training.studies.groups import RunRecord
+from rl_training.studies.launching.driver import Driver, Outcome, Task
+from rl_training.studies.launching.launchers import ClusterOptions, Launcher, LocalLauncher, SettingNeeds, SettingsCheck
+from rl_training.studies.launching.progress import make_listener
+from rl_training.studies.plan import (
+    PLAN_FILE,
+    Plan,
+    PlannedRun,
+    StudyFolder,
+    make_plan,
+    open_study,
+    read_study_file,
+    refuse_changed,
+    store_plan,
+)
+from rl_training.studies.statistics import MeanInterval, mean_interval
+from rl_training.studies.variation import WHOLE, Shard
 from rl_training.terminal.streams import tell
+
+
+@dataclass(frozen=True)
+class SettingResult:
+    """The runs of one setting."""
+
+    setting: str
+    """Label; empty if the study has only one."""
+    tasks: Sequence[Task]
+
+    @property
+    def scores(self) -> dict[int, float | None]:
+        """Last evaluation of each seed; None if its run is not complete or was not evaluated."""
+        return {task.run.config.seed: _score(task) for task in self.tasks}
+
+    @property
+    def interval(self) -> MeanInterval | None:
+        """Mean and interval over the complete runs; None if there are none."""
+        scores = [score for score in self.scores.values() if score is not None]
+        return mean_interval(scores) if scores else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        interval = self.interval
+        return {
+            "setting": self.setting,
+            "scores": {str(seed): score for seed, score in self.scores.items()},
+            "mean": None if interval is None else interval.mean,
+            "interval": None if interval is None else [interval.low, interval.high],
+            "num_runs": 0 if interval is None else interval.count,
+        }
+
+
+def results_by_setting(tasks: Sequence[Task]) -> list[SettingResult]:
+    """The tasks grouped by setting, in the order of the plan."""
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(task.run.setting, []).append(task)
+    return [SettingResult(setting, members) for setting, members in groups.items()]
+
+
+class StudyResult(Mapping[str, RunRecord]):
+    """The runs of a study by the names of their folders; runs that have no folder yet are left out."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = list(tasks)
+        found = [task.run for task in tasks if task.info is not None]
+        self._records = {run.run_dir.name: RunRecord(run.run_dir) for run in found}
+
+    def __getitem__(self, name: str) -> RunRecord:
+        return self._records[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.tasks)} runs: {', '.join(str(result.interval) for result in self.settings)}>"
+
+    @property
+    def settings(self) -> list[SettingResult]:
+        """Scores, means and intervals by setting."""
+        return results_by_setting(self.tasks)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why runs failed or were given up, by the names of their folders."""
+        return {
+            task.run.run_dir.name: task.reason or task.outcome.value
+            for task in self.tasks
+            if task.outcome in (Outcome.FAILED, Outcome.GIVEN_UP)
+        }
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every run is finished."""
+        return all(task.outcome is Outcome.DONE for task in self.tasks)
+
+
+def _score(task: Task) -> float | None:
+    return task.info.last_eval if task.outcome is Outcome.DONE and task.info is not None else None
 
 
 class Study:

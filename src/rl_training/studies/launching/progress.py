@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rl_training.studies.catalog import RunInfo
-from rl_training.studies.driver import Listener, Outcome, Task
+from rl_training.studies.launching.driver import Listener, Outcome, Task
 from rl_training.terminal.progress import format_seconds
 from rl_training.terminal.streams import is_quiet, is_terminal, tell
 from rl_training.terminal.tables import LiveTable

@@ -1,0 +1,55 @@
+"""What a worker process is told: one run to train, with its configuration as JSON; and the codes with which it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_training.experiment.config import TrainConfig, serialize_train_config
+from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
+from rl_training.files import translate_write_errors
+from rl_training.studies.plan import PLAN_FILE, PlannedRun, StudyFolder
+
+FAILED, OWNED = 2, 75
+"""Exit codes: the run failed, for the reason in its metadata or in the last line printed; another process owns it."""
+LOGS = "logs"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run to train: what the worker process is told, and where its output goes."""
+
+    run: PlannedRun
+    text: str
+    log: Path
+
+
+def make_order(run: PlannedRun, study: StudyFolder, last_attempt: int = 0) -> Order:
+    """The order to train a run of a study, of which `last_attempt` is the last attempt known."""
+    log = study.path / LOGS / f"{run.run_dir.name}.log"
+    with translate_write_errors(log.parent):
+        log.parent.mkdir(exist_ok=True)
+    code = {"plugins": list(study.plan.plugins), "callbacks": list(study.plan.callbacks)}
+    values = {"config": worker_values(run.config), "suffix": run.suffix, "last_attempt": last_attempt, **code}
+    values["working_dir"] = study.plan.working_dir
+    places = {"study": str((study.path / PLAN_FILE).absolute()), "log": str(log.absolute()), "command": sys.argv}
+    return Order(run, json.dumps({**values, **places}), log)
+
+
+def worker_values(config: TrainConfig) -> dict[str, Any]:
+    """A configuration as a worker reads it; `read_worker_values` is the inverse.
+
+    Its folder is absolute, since a worker's working directory may be another, and `env_kwargs`, which may hold values
+    that JSON does not have, are YAML.
+    """
+    values = serialize_train_config(config)
+    env_kwargs = dump_yaml(config.env_kwargs) if config.env_kwargs else ""
+    return {**values, "output_dir": str(config.output_dir.absolute()), "env_kwargs": env_kwargs}
+
+
+def read_worker_values(values: dict[str, Any]) -> TrainConfig:
+    """The configuration that a worker was given."""
+    return TrainConfig(**{**values, "env_kwargs": parse_yaml(values["env_kwargs"], "env_kwargs") or {}})
