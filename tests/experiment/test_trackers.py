@@ -20,13 +20,13 @@ from conftest import TESTS, small_config
 from run_tools import StopAt
 
 from rl_training.errors import ConfigError
-from rl_training.experiment import loggers as loggers_module
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import MlflowSettings
 from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.tracking import tracking
 from rl_training.experiment.tracking.sink import Line, Outcome, TrackedRun
 from rl_training.experiment.tracking.wandb_tracker import _records
+from rl_training.plugins import gate
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState
@@ -53,7 +53,7 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setattr(loggers_module, "_allowed", set())
+    monkeypatch.setattr(gate, "_servers", set())
 
 
 @pytest.fixture(scope="session")
@@ -361,13 +361,13 @@ class TestContinuing:
         run_dir = run_training(
             small_config("ppo", tmp_path, **RUN, loggers=loggers), callbacks=[StopAt(80, "update")]
         ).run_dir
-        loggers_module._allowed.clear()  # as in another process
+        gate._servers.clear()  # as in another process
         with pytest.raises(ConfigError, match="a checkpoint does not choose where data is sent"):
             resume_training(run_dir)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         resume_training(run_dir, total_timesteps=96)
         monkeypatch.delenv("MLFLOW_TRACKING_URI")
-        loggers_module._allowed.clear()
+        gate._servers.clear()
         resume_training(run_dir, total_timesteps=128, changes={"loggers": loggers})
         (run,) = mlflow_runs(store)
         assert_tracked(mlflow_rows(store, run), run_dir)

@@ -18,10 +18,11 @@ from run_tools import StopAt
 
 from rl_training.api.algorithms import PPO
 from rl_training.cli import main
-from rl_training.envs import foreign_paths
-from rl_training.envs.foreign_paths import allow_path, find_paths
+from rl_training.envs.needs import env_needs
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import resolve_checkpoint
+from rl_training.plugins import gate
+from rl_training.plugins.gate import allow_path
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, plan_resume, record_checkpoint, resume_training
 from rl_training.terminal.progress import LiveView
@@ -55,7 +56,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     kwargs = {"file": str(tmp_path / "level one.txt")}
     config = small_config("ppo", tmp_path / "runs", env_id=f"{__name__}:FileEnv", env_kwargs=kwargs)
     result = run_training(config, callbacks=[StopAt(48, "collect")])
-    monkeypatch.setattr(foreign_paths, "_allowed", set())
+    monkeypatch.setattr(gate, "_paths", set())
     return result.run_dir
 
 
@@ -79,17 +80,17 @@ def test_the_flag_that_the_error_prints_is_enough(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["eval", str(run)], ["resume", str(run), "--total-timesteps", "96"]):
-        foreign_paths._allowed.clear()
+        gate._paths.clear()
         assert main(words) == 2
         error = capsys.readouterr().err
         flags = shlex.split(error.partition("then pass ")[2].partition(" (in Python")[0])
         assert main([*words, *flags]) == 0
         capsys.readouterr()
-    foreign_paths._allowed.clear()
+    gate._paths.clear()
     assert main(["data", "collect", str(run), "--steps", "5", "--out", str(tmp_path / "a.npz"), *flags]) == 0
-    foreign_paths._allowed.clear()
+    gate._paths.clear()
     assert main(["eval", str(run), "--allow-path", str(tmp_path)]) == 0  # the folder it lies in
-    foreign_paths._allowed.clear()
+    gate._paths.clear()
     assert main(["eval", str(run), "--allow-path", str(run)]) == 2  # another one
 
 
@@ -136,7 +137,7 @@ def test_what_looks_like_a_path(value: Any, is_path: bool, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").touch()
     (tmp_path / "sync").touch()
-    assert bool(find_paths({"x": value, "backend": "sync"})) is is_path
+    assert bool(env_needs(None, {"x": value, "backend": "sync"})) is is_path
 
 
 def test_the_command_that_an_interrupted_run_prints_has_the_flags(tmp_path: Path) -> None:

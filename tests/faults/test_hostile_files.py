@@ -22,10 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rl_training
-from rl_training.api.algorithms import PPO
-from rl_training.cli import main
-from rl_training.envs.factory import load_code
-from rl_training.errors import CheckpointError, EnvError, RLTrainingError
+from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment import checkpointing
 from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
 from rl_training.runtime.workflows import (
@@ -33,7 +30,6 @@ from rl_training.runtime.workflows import (
     load_algorithm,
     plan_resume,
     predict,
-    predict_checkpoint,
     resume_training,
 )
 from rl_training.views.plotting import plot_learning_curve
@@ -312,32 +308,6 @@ def test_a_pointer_names_a_checkpoint_beside_it_or_nothing(ppo_run: Path, text: 
 def snapshot(path: Path) -> dict[str, bytes]:
     found = [path] if path.is_file() else sorted(path.rglob("*"))
     return {str(file): file.read_bytes() for file in found if file.is_file()}
-
-
-# Code
-
-
-@pytest.mark.parametrize("env_id", ["evil.py:Env", "evil_module:Env", "evil_package.evil:Env", "{here}/evil.py:Env"])
-def test_code_that_a_checkpoint_names_is_not_imported(
-    ppo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env_id: str
-) -> None:
-    text = f"import pathlib\npathlib.Path({str(tmp_path / 'harm')!r}).mkdir(exist_ok=True)\n"
-    (tmp_path / "evil_package").mkdir()
-    for name in ("evil.py", "evil_module.py", "evil_package/__init__.py", "evil_package/evil.py"):
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    env_id = env_id.format(here=tmp_path)
-    forge_manifest(resolve_checkpoint(ppo_run), lambda manifest: manifest["config"].update(env_id=env_id))
-    for command in ("eval", "resume"):
-        assert main([command, "--checkpoint", str(ppo_run)]) == 2
-    with pytest.raises(EnvError, match="checkpoints never run code"):
-        PPO.load(ppo_run).evaluate()
-    predict_checkpoint(ppo_run, np.zeros(4))
-    assert not (tmp_path / "harm").exists()
-    with pytest.raises(EnvError):
-        load_code(env_id.rpartition(":")[0]) and evaluate_checkpoint(ppo_run)
-    assert (tmp_path / "harm").exists()  # once the user allows it
 
 
 # Absurd sizes, in a process that may not have more than a few gigabytes

@@ -17,11 +17,12 @@ from conftest import HELPERS, TESTS
 from run_tools import assert_same_checkpoint
 
 from rl_training.cli import main
-from rl_training.envs.factory import load_code, make_env, make_vector_env, unknown_code
+from rl_training.envs.factory import load_code, make_env, make_vector_env
 from rl_training.errors import EnvError
 from rl_training.experiment import registry
 from rl_training.experiment.checkpointing import load_checkpoint, resolve_checkpoint
 from rl_training.plugins import user_code
+from rl_training.plugins.gate import unknown_code
 from rl_training.runtime.workflows import evaluate_checkpoint
 
 SMALL = [

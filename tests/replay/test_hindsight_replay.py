@@ -15,12 +15,13 @@ from gymnasium.spaces import Box, Dict, Discrete
 from run_tools import StopAt, assert_same_end
 
 from rl_training import HER
-from rl_training.envs.factory import EnvSource, unknown_code
+from rl_training.envs.factory import EnvSource
 from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.envs.goals import BitFlipEnv
 from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.plugins.gate import unknown_code
 from rl_training.replay.hindsight_replay import HindsightReplay, find_goals
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training

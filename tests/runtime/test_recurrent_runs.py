@@ -17,12 +17,12 @@ from rl_training.algorithms.a2c import A2CAlgorithm, A2CConfig
 from rl_training.algorithms.ppo import PPOAlgorithm, PPOConfig
 from rl_training.data.dataset_loaders import load_transition_dataset
 from rl_training.envs.factory import make_env
-from rl_training.envs.foreign_paths import allow_path
 from rl_training.errors import ConfigError, DatasetError
 from rl_training.evaluation.prediction import predict
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.registry import Loop
+from rl_training.plugins.gate import allow_path
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import RunSeeds
 from rl_training.runtime.workflows import (

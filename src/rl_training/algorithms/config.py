@@ -18,7 +18,7 @@ from pydantic import (
 
 from rl_training.algorithms.tune import Tune, spaces_of
 from rl_training.models.mlp import Activation
-from rl_training.plugins.user_classes import name_of_class
+from rl_training.plugins.user_code import name_of_class
 from rl_training.replay.sequences import Sampling
 from rl_training.validation import FrozenConfig
 

@@ -54,7 +54,7 @@ def resolve(options: TrainOptions, usage: str = TRAIN_USAGE) -> ResolvedConfig:
     for name in (resolved.config.env_id, network if isinstance(network, str) else None):
         find_in_working_directory(name)
     if "wrappers" in resolved.config.env_kwargs:
-        from rl_training.envs.wrapping.trust import find_wrappers_here
+        from rl_training.envs.wrapping.wrapper_list import find_wrappers_here
 
         find_wrappers_here(resolved.config.env_kwargs)
     return resolved

@@ -142,7 +142,7 @@ def doctor(
 
 def _check_environment(env_id: str, words: list[str], steps: int, seed: int, as_json: bool) -> None:
     from rl_training.diagnostics.env_doctor import check_environment
-    from rl_training.envs.wrapping.trust import find_wrappers_here
+    from rl_training.envs.wrapping.wrapper_list import find_wrappers_here
     from rl_training.experiment.config import parse_overrides
     from rl_training.views.findings import print_report
 

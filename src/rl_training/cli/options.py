@@ -117,7 +117,7 @@ def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:
 
 def _allow_paths(paths: Sequence[str] | None) -> Sequence[str]:
     if paths:
-        from rl_training.envs.foreign_paths import allow_path
+        from rl_training.plugins.gate import allow_path
 
         for path in paths:
             allow_path(path)

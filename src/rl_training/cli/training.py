@@ -123,15 +123,11 @@ def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
 
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
     """The --plugin and --allow-path options that another command needs for the environment and network of this run."""
-    from rl_training.envs.foreign_paths import find_paths
-    from rl_training.envs.wrapping.trust import wrapper_plugins
-    from rl_training.plugins.user_code import SHIPPED, plugin_of
+    from rl_training.envs.needs import env_needs
+    from rl_training.plugins.gate import flags_for, network_needs
 
-    named = [plugin_of(name) for name in (config.env_id or "", config.algo_kwargs.get("network") or "")]
-    named += wrapper_plugins(config.env_kwargs)
-    paths = [path for _, path in find_paths(config.env_kwargs)]
-    needed = [*(plugins or []), *(plugin for plugin in named if plugin and plugin not in SHIPPED)]
-    return [*_repeated("--plugin", list(dict.fromkeys(needed))), *_repeated("--allow-path", paths)]
+    needs = [*env_needs(config.env_id, config.env_kwargs), *network_needs(config.algo_kwargs.get("network"))]
+    return flags_for(needs, plugins or ())
 
 
 def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -> None:

@@ -39,8 +39,9 @@ from rl_training.envs.wrapping.atari import GAME_KWARGS, AtariConfig, EpisodicLi
 from rl_training.envs.wrapping.wrapper_list import WrapperCall, apply_wrappers, find_wrappers, read_wrappers
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import import_known_packages
+from rl_training.plugins.gate import ship
 from rl_training.plugins.given import find_vector
-from rl_training.plugins.user_code import SHIPPED, find_maker, load_code, unknown_code
+from rl_training.plugins.user_code import find_maker, load_code
 from rl_training.spaces.rewards import RewardTransformConfig, transform_rewards
 from rl_training.spaces.spec import Spaces, describe_spaces
 from rl_training.validation import FrozenConfig, parse_config
@@ -53,9 +54,8 @@ __all__ = [
     "make_env",
     "make_vector_env",
     "split_env_kwargs",
-    "unknown_code",
 ]
-SHIPPED |= {"rl_training.envs.goals", "rl_training.envs.toys"}
+ship("rl_training.envs.goals", "rl_training.envs.toys")
 Env = gym.Env[Any, Any]
 Backend = Literal["sync", "async", "vector", "envpool"]
 

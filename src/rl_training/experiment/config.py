@@ -132,7 +132,7 @@ def _with_names(algo_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an algorithm with `network` as a name, also where the class itself is given."""
     if not isinstance(algo_kwargs.get("network"), type):
         return dict(algo_kwargs)
-    from rl_training.plugins.user_classes import name_of_class  # imports Gymnasium, which readers of runs do not need
+    from rl_training.plugins.user_code import name_of_class  # imports Gymnasium, which readers of runs do not need
 
     return {**algo_kwargs, "network": name_of_class(algo_kwargs["network"])}
 

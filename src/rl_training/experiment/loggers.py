@@ -1,13 +1,8 @@
-"""The loggers of a configuration: which there are, their settings and extras, and what a checkpoint may not name.
-
-A checkpoint may not choose a server or database of MLflow: it sends its user's credentials there, and a database is a
-file that is written.
-"""
+"""The loggers of a configuration: which there are, their settings, and the extras that they need."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -152,27 +147,3 @@ def _missing(modules: list[str]) -> list[str]:
     # A folder without code, such as the `wandb` that wandb makes in the working directory, is found without origin.
     specs = {name: importlib.util.find_spec(name) for name in modules}
     return [name for name, spec in specs.items() if spec is None or spec.origin is None]
-
-
-_allowed: set[str] = set()
-
-
-def allow_trackers(loggers: PlainLoggers) -> None:
-    """Allow the places of a trusted configuration: the user's own, or one already checked."""
-    _allowed.update(_places(loggers))
-
-
-def refuse_unknown_trackers(loggers: PlainLoggers) -> None:
-    """Raise a `ConfigError` if the loggers of a checkpoint name a place that the user has not."""
-    for place in _places(loggers):
-        if place not in _allowed and place != os.environ.get("MLFLOW_TRACKING_URI"):
-            raise ConfigError(
-                f"tracking_uri of logger mlflow is {place!r} in this checkpoint, and a checkpoint does not choose where"
-                f" data is sent: review it, then set the environment variable MLFLOW_TRACKING_URI={place}, or give"
-                " loggers=[…] again"
-            )
-
-
-def _places(loggers: PlainLoggers) -> list[str]:
-    found = [item.tracking_uri for item in parse_loggers(loggers) if isinstance(item, MlflowSettings)]
-    return [place for place in found if place is not None]

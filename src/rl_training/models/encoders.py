@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from rl_training.errors import ConfigError, EnvError
 from rl_training.models.mlp import HIDDEN_GAIN, MLPSpec, init_layer
 from rl_training.models.normalizer import RunningNormalizer
-from rl_training.plugins.user_classes import find_class
-from rl_training.plugins.user_code import frames_of_user
+from rl_training.plugins.user_code import find_class, frames_of_user
 from rl_training.spaces.observations import FLOAT_BYTES, ObsSpec, plane_shape
 
 IMAGE_FEATURES = 512

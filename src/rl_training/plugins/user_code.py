@@ -1,4 +1,4 @@
-"""Imports code that the user names: a module, or a file with the modules beside it."""
+"""Imports code that the user names: modules, files with the modules beside them, and classes by name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from typing import Any
 import gymnasium as gym
 
 from rl_training.errors import EnvError
-from rl_training.plugins.extras import KNOWN_PACKAGES, remedy_for
+from rl_training.plugins.extras import remedy_for
 from rl_training.plugins.given import find_given, is_given_id
 from rl_training.validation import suggest
 
 Maker = Callable[..., gym.Env[Any, Any]]
-SHIPPED = {*KNOWN_PACKAGES}
-"""Modules whose environment classes a checkpoint may name without a plugin; our own add theirs."""
 NOT_THE_USERS = ("rl_training", "gymnasium", "importlib")
 """Packages whose frames are left out of tracebacks of user code."""
 FILE_MODULE = "rl_training_env_"
@@ -38,6 +36,9 @@ _registered: dict[str, tuple[str, Any]] = {}
 """By environment id: the loaded code that registered it, and the registered specification."""
 _allowed_functions: set[tuple[str, str]] = set()
 """Functions, as (source, name), that the user has named: a checkpoint may call only these."""
+MAIN = "__main__"
+_local_classes: dict[str, type] = {}
+"""Classes of this process by name that no import finds, such as those defined inside a function."""
 
 
 def split_source(source: str) -> tuple[str, str]:
@@ -114,36 +115,10 @@ def _fingerprint(source: str) -> str:
     return ""
 
 
-def plugin_of(env_id: str) -> str | None:
-    """The --plugin argument that lets a checkpoint make this environment; None for a Gymnasium id."""
-    source, name = split_source(env_id)
-    if not name or is_given_id(env_id):
-        return None
-    return env_id if is_allowed(env_id) else source
-
-
 def is_allowed(name: str) -> bool:
     """Whether the user has named this function, as `source:function`, so that a checkpoint may call it."""
     source, attribute = split_source(name)
     return (str(find_file(source)) if source.endswith(".py") else source, attribute) in _allowed_functions
-
-
-def unknown_code(env_id: str) -> str | None:
-    """Code that making this environment would run without the user's permission, as a --plugin argument; else None."""
-    source, name = split_source(env_id)
-    if not name or is_given_id(env_id):
-        return None
-    with contextlib.suppress(ImportError, OSError, ValueError, RuntimeError):  # not installed, or not a path
-        if source in SHIPPED:
-            importlib.import_module(source)
-        elif source.endswith(".py"):
-            source = str(find_file(source))
-    module = sys.modules.get(_module_name(Path(source)) if source.endswith(".py") else source)
-    if module is None:
-        return None if source in SHIPPED else env_id.rpartition(":")[0]
-    if inspect.isclass(vars(module).get(name)) or (source, name) in _allowed_functions:
-        return None  # find_maker accepts only classes that are environments
-    return env_id if name in vars(module) or "__getattr__" in vars(module) else None
 
 
 def find_maker(env_id: str) -> Maker | None:
@@ -170,6 +145,43 @@ def find_maker(env_id: str) -> Maker | None:
     if inspect.isclass(candidate):
         raise EnvError(f"'{source}' has no environment class '{name}': let the class inherit from gymnasium.Env")
     raise EnvError(f"'{source}' has no environment class '{name}'{suggest(name, _environments_of(module))}")
+
+
+def name_of_class(given: type) -> str:
+    """`module:Class` or `file.py:Class`; a class that no import finds keeps its name in this process only."""
+    module, name = given.__module__, given.__qualname__
+    home = sys.modules.get(module)
+    file = getattr(home, "__file__", None)
+    text = f"{Path(file) if file and module.startswith(FILE_MODULE) else module}:{name}"
+    if getattr(home, name, None) is not given:
+        _local_classes[text] = given
+    return text
+
+
+def is_of_program(name: str) -> bool:
+    """Whether only a running program has this class: one of `__main__`, or inside a function or another class."""
+    source, attribute = split_source(name)
+    return source == MAIN or "." in attribute
+
+
+def find_class(name: str, is_wanted: Callable[[Any], bool]) -> Any:
+    """The class `source:name`; imports the source. An `EnvError` suggests names that are wanted."""
+    if name in _local_classes:
+        return _local_classes[name]
+    source, attribute = split_source(name)
+    if not source or not attribute or source.endswith(":"):
+        raise EnvError("write module:ClassName or path/to/file.py:ClassName")
+    found = None if "." in attribute else sys.modules[MAIN] if source == MAIN else load_code(source)
+    if is_of_program(name) and not hasattr(found, attribute):
+        short = attribute.rpartition(".")[2]
+        raise EnvError(
+            f"only the program that trained with it has this class: define it here under that name, pass it as"
+            f" load(path, network={short}), or move it into a file and give that, such as my_networks.py:{short}"
+        )
+    if not hasattr(found, attribute):
+        wanted = [known for known, value in vars(found).items() if is_wanted(value)]
+        raise EnvError(f"'{source}' has no '{attribute}'{suggest(attribute, wanted)}")
+    return getattr(found, attribute)
 
 
 def find_file(source: str) -> Path:
@@ -215,12 +227,13 @@ def _is_available(source: str) -> bool:
     return Path(source).is_file() if source.endswith(".py") else source in sys.modules
 
 
-def _module_name(path: Path) -> str:
+def module_name(path: Path) -> str:
+    """Name of the module that a file becomes."""
     return f"{FILE_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
 
 
 def _load_file(path: Path) -> ModuleType:
-    name = _module_name(path)
+    name = module_name(path)
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None

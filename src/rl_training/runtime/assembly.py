@@ -20,7 +20,7 @@ from rl_training.envs.goal_rewards import GoalRewards
 from rl_training.envs.parallel.pools import describe_error
 from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.envs.single.construction import newer_version
-from rl_training.envs.wrapping.trust import listed_wrappers
+from rl_training.envs.wrapping.wrapper_list import listed_wrappers
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.evaluation.evaluator import SUCCESS_RATE, Evaluator
 from rl_training.experiment.checkpointing import CheckpointState

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.config import AlgorithmConfig
-from rl_training.envs.wrapping.trust import listed_wrappers
+from rl_training.envs.wrapping.wrapper_list import listed_wrappers
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import MAX_THREADS, TrainConfig

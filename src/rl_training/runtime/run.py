@@ -9,17 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_training.envs.foreign_paths import allow_paths_of
 from rl_training.envs.given.objects import EnvLike
 from rl_training.errors import NonFiniteError, RLTrainingError, RunChangedError, failure_note
 from rl_training.experiment.checkpoint_folder import CheckpointFolder
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.loggers import allow_trackers
 from rl_training.experiment.logs import latest_metrics
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun, create_training_run
 from rl_training.experiment.tracking.tracking import Tracking
+from rl_training.plugins.gate import allow
 from rl_training.runtime.assembly import RunComponents, RunSetup, check_watched_metric
 from rl_training.runtime.callbacks import AnyCallback, CallbackList
 from rl_training.runtime.controls import EarlyStoppingCallback, Schedules, stop_on_signals
@@ -30,7 +29,7 @@ from rl_training.runtime.resuming.initial_weights import InitialWeights, read_in
 from rl_training.runtime.resuming.plan import ResumePlan, plan_resume
 from rl_training.runtime.resuming.restore import continue_folder, restore
 from rl_training.runtime.resuming.saved_state import try_saving
-from rl_training.runtime.resuming.trust import read_spaces
+from rl_training.runtime.resuming.trust import needs_of, read_spaces
 from rl_training.runtime.session import Session
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.terminal.progress import collapsed, make_view
@@ -101,8 +100,7 @@ def _rate(state: TrainerState, first_step: int, seconds: float) -> dict[str, flo
 
 def _set_up(config: TrainConfig, plan: ResumePlan | None) -> RunSetup:
     """The parsed configuration, whose paths and trackers are the user's own, or a checkpoint's that were checked."""
-    allow_paths_of(config.env_kwargs)
-    allow_trackers(config.loggers)
+    allow(needs_of(config))
     if plan is None:
         return RunSetup.parse(config)
     warm_start_step = plan.state.trainer_state["session"].get("warm_start_step") or 0

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from rl_training.algorithms.base import Algorithm
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.envs.factory import EnvSource
-from rl_training.envs.foreign_paths import refuse_unknown_paths
 from rl_training.errors import CheckpointError, ConfigError, DatasetError, EnvError
 from rl_training.evaluation.evaluator import Evaluator
 from rl_training.evaluation.fitted_q import fitted_q_evaluation
@@ -21,6 +20,7 @@ from rl_training.evaluation.prediction import NO_STATE, predict
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.plugins.gate import network_needs, refuse_unknown
 from rl_training.runtime.assembly import make_algorithm, try_to_close
 from rl_training.runtime.execution import choose_execution
 from rl_training.runtime.loops.offline import check_data
@@ -30,8 +30,7 @@ from rl_training.runtime.resuming.saved_state import check_network_size, transla
 from rl_training.runtime.resuming.trust import (
     read_config,
     read_spaces,
-    refuse_unknown_code,
-    refuse_unknown_network,
+    refuse_untrusted_env,
 )
 from rl_training.runtime.run import resume_training, run_plan
 from rl_training.runtime.run_utils import RunSeeds
@@ -53,7 +52,6 @@ __all__ = [
     "predict",
     "predict_checkpoint",
     "record_checkpoint",
-    "refuse_unknown_code",
     "restore_algorithm",
     "resume_training",
     "run_plan",
@@ -72,7 +70,7 @@ def load_algorithm(
     config = read_config(state, device=device)
     if network is not None:
         config = config.replace(algo_kwargs={**config.algo_kwargs, "network": network})
-    refuse_unknown_network(config, state.metadata)
+    refuse_unknown(network_needs(config.algo_kwargs.get("network")), state.metadata)
     return config, restore_algorithm(config, state.algorithm_state), state
 
 
@@ -168,8 +166,7 @@ def evaluation_source(config: TrainConfig, algorithm: Algorithm[Any], metadata: 
             "this run was trained on a dataset and has no env_id to evaluate in: estimate its return with"
             " `rl-training eval RUN --dataset FILE` (in Python: evaluate_checkpoint_offline)"
         )
-    refuse_unknown_code(config.env_id, config.env_kwargs, metadata)
-    refuse_unknown_paths(config.env_kwargs)
+    refuse_untrusted_env(config, metadata)
     source = EnvSource.parse(config.env_id, config.env_kwargs)
     return source if algorithm.spaces.has_masks else source.without_masks()
 
@@ -192,8 +189,7 @@ def record_checkpoint(
     """
     config, algorithm, state = load_algorithm(path, device="cpu")
     env_id = config.required_env_id
-    refuse_unknown_code(env_id, config.env_kwargs, state.metadata)
-    refuse_unknown_paths(config.env_kwargs)
+    refuse_untrusted_env(config, state.metadata)
     if noise and algorithm.spaces.action.kind is not ActionKind.CONTINUOUS:
         raise ConfigError("noise is for Box actions: use epsilon for random discrete actions")
     env_seed, action_seed = (int(value) for value in np.random.SeedSequence(seed).generate_state(2))

@@ -10,12 +10,12 @@ from typing import Any
 import gymnasium as gym
 
 from rl_training.errors import ConfigError, EnvError
-from rl_training.plugins.user_code import frames_of_user, load_code, split_source
+from rl_training.plugins.gate import GYMNASIUM
+from rl_training.plugins.user_code import add_working_directory, frames_of_user, load_code, split_source
 from rl_training.validation import suggest
 
 Env = gym.Env[Any, Any]
 Wrap = Callable[..., Env]
-GYMNASIUM = "gymnasium.wrappers"
 SPELLING = "write module:Name or path/to/file.py:Name, and with arguments {'module:Name': {argument: value}}"
 
 
@@ -32,6 +32,23 @@ def read_wrappers(items: Any) -> Any:
     if isinstance(items, (str, Mapping)) or not isinstance(items, Sequence):
         raise ValueError(f"should be a list of wrappers: {SPELLING}")
     return tuple(item if isinstance(item, WrapperCall) else _read_item(item) for item in items)
+
+
+def listed_wrappers(env_kwargs: Mapping[str, Any]) -> tuple[WrapperCall, ...]:
+    """The wrapper list of `env_kwargs`; empty if there is none, or it is not valid and will be refused elsewhere."""
+    wrappers = env_kwargs.get("wrappers")
+    items = wrappers.get("list") if isinstance(wrappers, Mapping) else None
+    try:
+        found: tuple[WrapperCall, ...] = read_wrappers(items) if items is not None else ()
+    except ValueError:
+        return ()
+    return found
+
+
+def find_wrappers_here(env_kwargs: Mapping[str, Any]) -> None:
+    """Make modules of the working directory that name wrappers importable. Only for the user's own settings."""
+    for call in listed_wrappers(env_kwargs):
+        add_working_directory(call.name)
 
 
 def _read_item(item: Any) -> WrapperCall:

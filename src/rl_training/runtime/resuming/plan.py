@@ -20,7 +20,6 @@ from rl_training.experiment.checkpointing import (
     verify_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig, resolve_config
-from rl_training.experiment.loggers import allow_trackers
 from rl_training.experiment.ownership import refuse_owned
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import (
@@ -30,11 +29,12 @@ from rl_training.experiment.run_folder import (
     refuse_other_files,
     run_name,
 )
+from rl_training.plugins.gate import Kind, allow
 from rl_training.plugins.given import find_vector, has_given, is_given_id
 from rl_training.runtime.controls import Schedules, saved_early_stop
 from rl_training.runtime.resuming.changes import Change, config_differences, find_changes, refuse_fixed
 from rl_training.runtime.resuming.saved_state import check_network_size, check_trainer_state, translate_state_errors
-from rl_training.runtime.resuming.trust import read_config, read_spaces, refuse_untrusted
+from rl_training.runtime.resuming.trust import needs_of, read_config, read_spaces, refuse_untrusted
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def plan_resume(
     if env is not None:
         give_again(config.env_id, env, eval_env)
     if "loggers" in given:
-        allow_trackers(config.loggers)
+        allow(need for need in needs_of(config) if need.kind is Kind.SERVER)
     refuse_untrusted(config, trusted, saved.state.metadata)
     found = _check_state(saved.state, saved.config, config)
     schedules = schedules or _last_schedules(saved.run, saved.global_step)

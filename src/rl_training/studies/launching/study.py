@@ -207,18 +207,14 @@ class Study:
 
     def code(self) -> list[str]:
         """The code that its runs import, as --plugin arguments: plugins, callbacks, and what their settings name."""
-        from rl_training.envs.wrapping.trust import listed_wrappers
-        from rl_training.envs.wrapping.wrapper_list import GYMNASIUM
-        from rl_training.plugins.user_code import SHIPPED, split_source
+        from rl_training.envs.needs import env_needs
+        from rl_training.plugins.gate import code_in, network_needs
 
-        named: dict[str, None] = {}
+        needs = []
         for run in self.runs():
-            config = run.config
-            texts = [config.env_id, config.algo_kwargs.get("network")]
-            texts += [call.name for call in listed_wrappers(config.env_kwargs)]
-            named |= dict.fromkeys(text for text in texts if isinstance(text, str) and ":" in text)
-        of_settings = [text for text in named if split_source(text)[0] not in (*SHIPPED, GYMNASIUM)]
-        return [*self.plan.plugins, *self.plan.callbacks, *of_settings]
+            needs += env_needs(run.config.env_id, run.config.env_kwargs)
+            needs += network_needs(run.config.algo_kwargs.get("network"))
+        return [*self.plan.plugins, *self.plan.callbacks, *code_in(needs)]
 
     def refuse_unnamed_code(self, named: Sequence[str]) -> None:
         """Raise a `ConfigError` for code of a study's folder that the user has not named: it may come from anywhere."""

@@ -47,7 +47,7 @@ def main() -> int:
 
 def train(order: Mapping[str, Any]) -> int:
     """Train the run, from its last checkpoint if it has one."""
-    from rl_training.envs.wrapping.trust import find_wrappers_here
+    from rl_training.envs.wrapping.wrapper_list import find_wrappers_here
     from rl_training.experiment.default_manager import DefaultExperimentManager
     from rl_training.experiment.ownership import stale_seconds, wait_until_free
     from rl_training.experiment.run_folder import is_interruption, run_name
@@ -76,7 +76,7 @@ def train(order: Mapping[str, Any]) -> int:
 
 def check(order: Mapping[str, Any]) -> int:
     """Check every configuration of the order; prints one JSON object for each."""
-    from rl_training.envs.wrapping.trust import find_wrappers_here
+    from rl_training.envs.wrapping.wrapper_list import find_wrappers_here
     from rl_training.plugins.user_code import add_working_directory
     from rl_training.runtime.dry_run import SettingsChecker
 
