@@ -104,7 +104,7 @@ def test_the_weights_of_the_largest_network_are_counted_and_not_overestimated(
     assert count <= max(sum(tensor.numel() for tensor in state.values()) for state in members.values())
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", ALGOS if TRY_ALL else EVERY_KIND)
 @pytest.mark.parametrize("option", ["activation", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay"])
 def test_an_option_without_weights_leaves_the_initial_networks_and_changes_the_updates(algo: str, option: str) -> None:
     value = {"adam_eps": 1e-3, **SHARED}[option]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import TRY_ALL
 from finished_studies import write_finished_study
 from study_tools import finish, start
 
@@ -296,7 +297,7 @@ class TestUntilDecided:
         monkeypatch.chdir(tmp_path)
         generator = np.random.default_rng(11)
         wrong = 0
-        for trial in range(12):
+        for trial in range(12 if TRY_ALL else 4):
             scores = generator.permutation(np.linspace(300, 500, 16))
             for name, half in (("a", scores[:8]), ("b", scores[8:])):
                 write_finished_study(Path(f"{trial}/{name}"), dict(enumerate(map(float, half))))
@@ -304,7 +305,7 @@ class TestUntilDecided:
             assert main([*words, "-q"]) == 0
             result = json.loads(Path(f"{trial}/comparisons/a__vs__b__planned/comparison.json").read_text())
             wrong += result["verdict"] != "undecided"
-        assert wrong <= 3  # 0.6 expected; 4 or more have a probability of 0.2 %
+        assert wrong <= (3 if TRY_ALL else 1)  # 5 % each: more have a probability of 0.2 or 1.4 %
 
 
 class TestBadInput:

@@ -147,7 +147,7 @@ def test_ctrl_c_during_the_check_of_settings_ends_the_worker_and_names_the_comma
         "import os, signal, time\n"
         "def make(**arguments):\n"
         "    open('worker', 'w').write(str(os.getpid()))\n"
-        "    os.kill(os.getppid(), signal.SIGINT)\n"
+        f"    os.kill({os.getpid()}, signal.SIGINT)\n"
         "    time.sleep(600)\n"
     )
     assert main(["tune", "ppo", "slow.py:make", "--trials", "3", "--name", "mine"]) == 130

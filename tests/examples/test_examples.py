@@ -25,7 +25,7 @@ def start(name: str, folder: Path, *words: str) -> subprocess.Popen[str]:
     place = folder / "here"
     place.mkdir(exist_ok=True)
     command = [str(EXAMPLES / f"{name}.py"), "--output-dir", str(folder / "runs"), *words]
-    return warm.start(command, place, warm.SCRIPT, COLUMNS="80")
+    return warm.start(command, place, warm.SCRIPT, workers=True, COLUMNS="80")
 
 
 def run(name: str, folder: Path, *words: str) -> str:

@@ -204,9 +204,9 @@ def test_a_run_that_goes_online_is_killed_in_both_stages(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("algo", "first", "every", "kwargs", "status"),
     [
-        ("ppo", 1, 1 if TRY_ALL else 4, {}, "finished"),
-        ("dqn", 12, 5, {"learning_starts": 8, "buffer_capacity": 30}, "finished"),
-        ("dqn", 30, 2 if TRY_ALL else 6, {"learning_starts": 8, "early_stopping": {"target_value": 1.0}}, "stopped"),
+        ("ppo", 1, 1 if TRY_ALL else 7, {}, "finished"),
+        ("dqn", 12, 5 if TRY_ALL else 9, {"learning_starts": 8, "buffer_capacity": 30}, "finished"),
+        ("dqn", 30, 2 if TRY_ALL else 9, {"learning_starts": 8, "early_stopping": {"target_value": 1.0}}, "stopped"),
     ],
 )
 def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(
