@@ -12,9 +12,10 @@ import numpy as np
 import optuna
 from gymnasium.spaces import Box, Discrete
 
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.default_manager import DefaultExperimentManager
 from rl_training.studies.launching.launchers import Exit
-from rl_training.studies.launching.orders import Order, read_worker_values
+from rl_training.studies.launching.orders import Order
 from rl_training.studies.plan import PlannedRun
 from rl_training.studies.tuning.search_space import parse_asked
 from rl_training.studies.tuning.tune_plan import TuneRequest, TuneSettings, make_request
@@ -77,7 +78,7 @@ class InlineLauncher:
         self.started.append(order.run.run_dir.name)
         values = json.loads(order.text)
         try:
-            config = read_worker_values(values["config"])
+            config = TrainConfig(**values["config"])
             DefaultExperimentManager().resume_or_start(config, run_suffix=values["suffix"], fall_back=True).train()
         except Exception:  # recorded in the run folder
             return InlineHandle(2)

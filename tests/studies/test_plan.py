@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import string
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import resolve_config
 from rl_training.experiment.run_folder import safe_name
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
-from rl_training.studies.launching.orders import read_worker_values, worker_values
+from rl_training.studies.launching.orders import worker_values
 from rl_training.studies.plan import Plan, PlannedRun, is_extension, make_plan, plan_differences, read_study_file
 from rl_training.studies.variation import expand, labels_of, nested, suffixes_of
 
@@ -284,23 +280,6 @@ class TestNames:
     def test_settings_of_several_keys_never_share_a_folder(self, settings: list[dict[str, Any]]) -> None:
         assert len({run.run_dir for run in runs_of(settings)}) == len(settings)
 
-    def test_the_folder_of_a_setting_with_a_set_is_the_same_in_every_process(self) -> None:
-        code = (
-            "from rl_training.studies.variation import suffixes_of;"
-            " print(suffixes_of([{'env_kwargs.names': frozenset({'a', 'b', 'c', 'd', 'e'})}], None))"
-        )
-        names = {
-            subprocess.run(
-                [sys.executable, "-c", code],
-                env={**os.environ, "PYTHONHASHSEED": str(seed)},
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout
-            for seed in range(3)
-        }
-        assert len(names) == 1
-
 
 class TestStudyFile:
     def test_a_file_is_read_and_its_folder_is_named_after_it(self, write_study: WriteStudy) -> None:
@@ -419,7 +398,6 @@ class TestBase:
         [
             [{"algo_kwargs": {"gamma": 0.9}}, {"algo_kwargs": {"ent_coef": 0.1}}],
             [{"env_kwargs": {"wrappers": {"frame_stack": 2}}}, {"env_kwargs": {"wrappers": {"clip_reward": 1.0}}}],
-            [{"env_kwargs": {"sizes": {1: 2}}}, {"env_kwargs": {"sizes": {3: 4}}}],
             pytest.param([{"env_kwargs": {"size": 1}}, {"env_kwargs": {"kind": "b"}}]),
             pytest.param([{"env_kwargs": {"a": {"x.y": {"b": 1}}}}, {"env_kwargs": {"a": {"x.y": {"c": 2}}}}]),
         ],
@@ -436,8 +414,8 @@ class TestStoredPlan:
         [
             plan_of(),
             plan_of({GAMMA: [0.9, 0.99], "num_envs": [1, 2]}, "0..3,9", total_timesteps=500),
-            plan_of([{"env_kwargs.size": (1, 2)}, {"env_kwargs.day": date(2026, 1, 2)}, {}]),
-            plan_of(env_kwargs={"sizes": {1: (2, 3)}, "names": frozenset({"a"}), "text": "yes", "number": "010"}),
+            plan_of([{"algo_kwargs.hidden_sizes": (8, 8)}, {"env_kwargs.day": "2026-01-02"}, {}]),
+            plan_of(env_kwargs={"sizes": {"a": (2, 3)}, "text": "yes", "number": "010"}),
             dataclasses.replace(plan_of(), plugins=("a.py",), callbacks=("b.py:C",), suffix="night", threads=(2,)),
         ],
     )
@@ -562,13 +540,12 @@ class TestWorkerValues:
         "env_kwargs",
         [
             {},
-            {"sizes": (1, (2, 3)), "names": frozenset({"a", "b"}), "map": {1: 2, (3, 4): "x"}},
-            {"day": date(2026, 1, 2), "text": "yes", "number": "010", "nothing": None, "many": [1, 2.5, "ü"]},
+            {"text": "yes", "number": "010", "nothing": None, "many": [1, 2.5, float("inf"), "ü"]},
         ],
     )
     def test_a_configuration_reaches_the_worker_unchanged(self, env_kwargs: dict[str, Any], tmp_path: Path) -> None:
         config = TrainConfig(**BASE, seed=10**20, output_dir=tmp_path, tags=("a", "b"), env_kwargs=env_kwargs)
-        received = read_worker_values(json.loads(json.dumps(worker_values(config))))
+        received = TrainConfig(**json.loads(json.dumps(worker_values(config))))
         filled = config.replace(log_interval=config.log_every_steps, checkpoint_interval=config.checkpoint_every_steps)
         assert received == filled
         assert_identical(received.env_kwargs, config.env_kwargs)
@@ -579,5 +556,5 @@ class TestWorkerValues:
 
     def test_integers_of_numpy_reach_the_worker(self) -> None:
         (run, *_) = runs_of({"algo_kwargs.num_steps": list(np.arange(8, 24, 8))})
-        received = read_worker_values(json.loads(json.dumps(worker_values(run.config))))
+        received = TrainConfig(**json.loads(json.dumps(worker_values(run.config))))
         assert received.algo_kwargs == {"num_steps": 8}

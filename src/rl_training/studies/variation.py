@@ -53,11 +53,11 @@ def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]], algo: Any = No
 
 
 def plain(value: Any) -> Any:
-    """The value with NumPy's numbers and paths replaced by Python's numbers and text."""
+    """The value as a file has it: with lists, Python's numbers and text for tuples, NumPy's numbers and paths."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(plain(item) for item in value)
+        return [plain(item) for item in value]
     if hasattr(value, "tolist"):  # of NumPy
         return value.tolist()
     return str(value) if isinstance(value, Path) else value
@@ -180,8 +180,6 @@ def describe(setting: Setting) -> str:
 
 
 def _label_text(value: Any) -> str:
-    if isinstance(value, (set, frozenset)):
-        value = sorted(value, key=identity)
     return re.sub(r"[\"{}\[\] ]", "", value if isinstance(value, str) else value_text(value))
 
 
@@ -203,8 +201,6 @@ def identity(value: Any) -> str:
     """Text that differs between values of different types or contents, and is the same in every process."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{identity(key)}: {identity(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (set, frozenset)):  # their order differs between processes
-        return f"{type(value).__name__}({sorted(map(identity, value))})"
     if isinstance(value, (list, tuple)):
         return f"{type(value).__name__}({', '.join(map(identity, value))})"
     return repr(value)

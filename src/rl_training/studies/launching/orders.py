@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.experiment.config import TrainConfig, serialize_train_config
-from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
 from rl_training.files import translate_write_errors
 from rl_training.studies.plan import PLAN_FILE, PlannedRun, StudyFolder
 
@@ -40,16 +39,8 @@ def make_order(run: PlannedRun, study: StudyFolder, last_attempt: int = 0) -> Or
 
 
 def worker_values(config: TrainConfig) -> dict[str, Any]:
-    """A configuration as a worker reads it; `read_worker_values` is the inverse.
+    """A configuration as a worker reads it, with `TrainConfig(**values)`.
 
-    Its folder is absolute, since a worker's working directory may be another, and `env_kwargs`, which may hold values
-    that JSON does not have, are YAML.
+    Its folder is absolute, since a worker's working directory may be another.
     """
-    values = serialize_train_config(config)
-    env_kwargs = dump_yaml(config.env_kwargs) if config.env_kwargs else ""
-    return {**values, "output_dir": str(config.output_dir.absolute()), "env_kwargs": env_kwargs}
-
-
-def read_worker_values(values: dict[str, Any]) -> TrainConfig:
-    """The configuration that a worker was given."""
-    return TrainConfig(**{**values, "env_kwargs": parse_yaml(values["env_kwargs"], "env_kwargs") or {}})
+    return {**serialize_train_config(config), "output_dir": str(config.output_dir.absolute())}

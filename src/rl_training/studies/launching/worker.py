@@ -21,7 +21,7 @@ from typing import Any
 
 from rl_training.errors import ReplacedError, RLTrainingError, RunOwnedError
 from rl_training.experiment.config import TrainConfig
-from rl_training.studies.launching.orders import FAILED, OWNED, read_worker_values
+from rl_training.studies.launching.orders import FAILED, OWNED
 
 SECONDS_BETWEEN_LOOKS = 0.5
 
@@ -55,7 +55,7 @@ def train(order: Mapping[str, Any]) -> int:
 
     try:
         callbacks = _load_code(order)
-        config = read_worker_values(order["config"])
+        config = TrainConfig(**order["config"])
         add_working_directory(config.env_id or "")
         find_wrappers_here(config.env_kwargs)
         # The process that this one replaces may need a moment to end, or its heartbeat to become stale.
@@ -86,7 +86,7 @@ def check(order: Mapping[str, Any]) -> int:
     for values in order["check"]:
         try:
             _load_code(order)
-            config = read_worker_values(values)
+            config = TrainConfig(**values)
             add_working_directory(config.env_id or "")
             find_wrappers_here(config.env_kwargs)
             needs = checker.check(config)
