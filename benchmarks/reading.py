@@ -76,6 +76,7 @@ def trace(algo: str) -> dict[str, set[str]]:
 
 def trace_run(algo: str) -> dict[str, set[str]]:
     """The functions of a whole run in `experiment` and `runtime`, by file."""
+    train(algo, "Pendulum-v1")  # imports run code, too
     Tracer.entered = defaultdict(set)
     sys.setprofile(note)
     train(algo, "Pendulum-v1")

@@ -67,7 +67,8 @@ def _run(
         stack.enter_context(setup.execution.applied())
         components = assemble_run(setup)
         stack.callback(_close, components)
-        weights = read_initial_weights(config, components.algorithm) if plan is None else None
+        is_given_weights = plan is None and config.init_from is not None
+        weights = read_initial_weights(config, components.algorithm) if is_given_weights else None
         folder, stop_reason = _open_folder(config, plan, weights, run_suffix, is_restart=is_restart)
         stack.callback(folder.close)
         state = TrainerState(components.algorithm, folder.run_dir, config=config)

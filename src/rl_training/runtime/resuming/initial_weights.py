@@ -72,10 +72,9 @@ def policy_name(members: Iterable[str]) -> str | None:
     return next((name for name in POLICY_NAMES if name in known), None)
 
 
-def read_initial_weights(config: TrainConfig, algorithm: Algorithm[Any]) -> InitialWeights | None:
-    """The weights that `init_from` provides for `algorithm`; a `ConfigError` if none fits. None without `init_from`."""
-    if config.init_from is None:
-        return None
+def read_initial_weights(config: TrainConfig, algorithm: Algorithm[Any]) -> InitialWeights:
+    """The weights that `init_from` provides for `algorithm`; a `ConfigError` if none fits."""
+    assert config.init_from is not None
     try:
         checkpoint = resolve_checkpoint(config.init_from)
     except CheckpointError as error:
