@@ -109,14 +109,10 @@ def answer(trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 
 class TestTrainSeeds:
-    @pytest.mark.parametrize("seeds", ["", "x", "-1", "0..", "4..0", "1.5", "0-4", "1,", "true"])
+    @pytest.mark.parametrize("seeds", ["", "4..0"])
     def test_wrong_seeds_are_refused_with_the_form(self, refuse: Refuse, seeds: str) -> None:
         message = refuse("train", *PAIR, "--seeds", seeds)
         assert message.startswith(f"bad value '{seeds}' for seeds: write a range such as 0..4 (both ends included)")
-
-    def test_too_many_or_repeated_seeds_are_refused(self, refuse: Refuse) -> None:
-        assert refuse("train", *PAIR, "--seeds", "0..3,2") == "seed 2 is given twice in seeds '0..3,2': remove one"
-        assert "more than 100,000 seeds" in refuse("train", *PAIR, "--seeds", "0..100000")
 
     @pytest.mark.parametrize("words", [["--seed", "3"], ["seed=3"]])
     def test_seed_and_seeds_are_refused_together(self, refuse: Refuse, words: list[str]) -> None:
@@ -185,21 +181,6 @@ class TestTrainSeeds:
     def test_a_wrong_backend_is_refused_in_one_line(self, refuse: Refuse, words: list[str], message: str) -> None:
         assert refuse("train", *PAIR, "--seeds", "0..1", *words) == message
 
-    @pytest.mark.parametrize(
-        "words", [["--address", "auto"], ["--cpus-per-run", "2"], ["--like-nodes"], ["--backend", "slurm"]]
-    )
-    def test_a_wrong_backend_is_refused_and_leaves_nothing_behind(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert main(["train", *PAIR, "--seeds", "0..1", *words]) == 2
-        assert "error: " in capsys.readouterr().err
-        assert list(tmp_path.iterdir()) == []
-
-    def test_an_unknown_environment_is_refused_in_one_line(self, refuse: Refuse) -> None:
-        message = refuse("train", "ppo", "Unheard-v0", "--seeds", "0..1", "--jobs", "1")
-        assert message.startswith("unknown environment 'Unheard-v0'")
-
     def test_two_seeds_are_two_runs_in_a_study_and_are_not_trained_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -240,17 +221,10 @@ class TestStudyRun:
         [
             ({"vary": {"total_timestep": [1]}}, "unknown key 'total_timestep' for 'vary' of the study: did you mean"),
             ({"vary": {"seed": [1]}}, "'seed' cannot be varied: the seeds of a study are in its key seeds"),
-            ({"vary": {}}, "the grid 'vary' of the study is empty: give it values, or leave the key out"),
-            ({"vary": {GAMMA: []}}, "'vary.algo_kwargs.gamma' of the study is empty: give it values, or leave it out"),
             ({"vary": {GAMMA: 0.9}}, "bad value 0.9 for 'vary.algo_kwargs.gamma' of the study: write a list"),
-            ({"vary": {GAMMA: [0.9, 0.9]}}, "'vary' of the study has the setting {\"algo_kwargs.gamma\": 0.9} twice"),
             ({"vary": {"num_envs": [1, 0]}}, "setting num_envs=0: bad value 0 for 'num_envs' of the configuration"),
-            ({"seeds": "1,1"}, "seed 1 is given twice in seeds '1,1': remove one"),
-            ({"seeds": "4..0"}, "bad value '4..0' for seeds: write a range such as 0..4"),
-            ({"seeds": []}, "bad value [] for seeds: there are none"),
             ({"seed": 3}, "unknown key 'seed' for the study: did you mean 'seeds'?"),
             ({"base": None}, "missing key 'base' for the study"),
-            ({"base": {"algo": "ppo"}, "vary": None}, "missing key 'env_id' for the configuration"),
             ({"name": None}, "missing key 'name' for the study"),
             ({"name": "a/b"}, "bad value 'a/b' for 'name' of the study: use letters, digits and . _ - only"),
             ({"config": "missing.yaml"}, "config file 'missing.yaml' does not exist"),
@@ -259,15 +233,6 @@ class TestStudyRun:
     )
     def test_mistakes_in_the_file_are_named(self, refuse: Refuse, changes: dict[str, Any], message: str) -> None:
         assert refuse("study", "run", write(**changes)).startswith(message)
-
-    def test_a_file_that_is_no_study_is_refused(self, refuse: Refuse) -> None:
-        Path("list.yaml").write_text("- 1\n")
-        assert "must be a mapping of keys to values, not list" in refuse("study", "run", "list.yaml")
-
-    def test_a_key_that_is_not_text_is_refused(self, refuse: Refuse) -> None:
-        file = write()
-        Path(file).write_text(f"1: 2\n{Path(file).read_text()}")
-        assert "1" in refuse("study", "run", file)
 
     def test_a_file_in_place_of_the_studys_folder_is_refused(self, refuse: Refuse) -> None:
         Path("runs").mkdir()

@@ -273,8 +273,3 @@ class TestBadInput:
     def test_ray_is_not_installed(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
         assert 'needs Ray: pip install "rl-training[ray]"' in self.refuse(capsys)
-
-    def test_another_backend(self, capsys: pytest.CaptureFixture[str]) -> None:
-        code = main(["train", "ppo", "CartPole-v1", "--seeds", "0..1", "--backend", "slurm"])
-        assert code == 2
-        assert "bad value 'slurm' for backend: use local or ray" in capsys.readouterr().err
