@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.logs import PHASES
-from rl_training.experiment.registry import learns_offline, list_algorithm_specs
 from rl_training.studies.groups import RunGroup, RunRecord
 from rl_training.studies.statistics.summaries import WORDS, Kind, summarize_points, summary_kind
 from rl_training.studies.variation import format_seeds
 from rl_training.validation import suggest
+from rl_training.views.report.data import FIRST_OFFLINE, OFFLINE, UNKNOWN, finite, step_unit
 
 RETURN = "eval_return_mean"
 XAxis = Literal["steps", "time", "updates"]
 X_KEYS: Mapping[XAxis, str] = {"steps": "global_step", "time": "wall_time", "updates": "gradient_steps"}
 X_LABELS: Mapping[XAxis, str] = {"time": "wall time (seconds)", "updates": "gradient steps"}
-UPDATES, ENV_STEPS = "updates", "environment steps"
-BOTH, MIXED, UNKNOWN = "updates, then environment steps", "environment steps (offline runs: updates)", "steps"
+MIXED = "environment steps (offline runs: updates)"
 MAX_POINTS = 512
 """Points of a summary whose runs have different x values."""
 
@@ -126,9 +124,9 @@ def curve_of(run: RunRecord, metric: str, x_axis: XAxis = "steps") -> Curve:
     key = X_KEYS[x_axis]
     points = {}
     for line in run.metrics:
-        x, y = _finite(line.get(key)), _finite(line.get(metric))
+        x, y = finite(line.get(key)), finite(line.get(metric))
         if x is not None and y is not None:
-            points[x] = y
+            points[float(x)] = float(y)
     ordered = sorted(points)
     return Curve(run.run_dir, run.seed, ordered, [points[x] for x in ordered], _online_from(run, key))
 
@@ -197,22 +195,9 @@ def _x_label(runs: Iterable[RunRecord], x_axis: XAxis) -> str:
     if x_axis != "steps":
         return X_LABELS[x_axis]
     kinds = {step_unit(run)[0] for run in runs if run.metrics}
-    if kinds == {UPDATES, BOTH}:
-        return BOTH
+    if kinds == {OFFLINE, FIRST_OFFLINE}:
+        return FIRST_OFFLINE
     return kinds.pop() if len(kinds) == 1 else UNKNOWN if UNKNOWN in kinds or not kinds else MIXED
-
-
-def step_unit(run: RunRecord) -> tuple[str, int | None]:
-    """What a step of a run is, and the step at which online fine-tuning began, if it has."""
-    algo, kwargs = str(run.settings.get("algo")), run.settings.get("algo_kwargs")
-    if algo not in {spec.name for spec in list_algorithm_specs()}:
-        return UNKNOWN, None  # settings that cannot be read, or an algorithm of the user's own
-    if not learns_offline(algo):
-        return ENV_STEPS, None
-    online = kwargs.get("online") if isinstance(kwargs, Mapping) else None
-    first = online.get("after_updates") if isinstance(online, Mapping) else None
-    last = max((_finite(line.get("global_step")) or 0 for line in run.metrics), default=0)
-    return (BOTH, first) if isinstance(first, int) and last > first else (UPDATES, None)
 
 
 def _online_from(run: RunRecord, key: str) -> float | None:
@@ -220,16 +205,9 @@ def _online_from(run: RunRecord, key: str) -> float | None:
     first = step_unit(run)[1]
     if first is None or key == "global_step":
         return first
-    steps = [(_finite(line.get("global_step")), _finite(line.get(key))) for line in run.metrics]
+    steps = [(finite(line.get("global_step")), finite(line.get(key))) for line in run.metrics]
     before = [value for step, value in steps if step is not None and step <= first and value is not None]
     return max(before, default=None)
-
-
-def _finite(value: Any) -> float | None:
-    try:
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def _count(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,12 @@ from typing import Any, BinaryIO
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpoint_folder import last_metadata
 from rl_training.experiment.logs import LOG_NAME
-from rl_training.experiment.registry import Loop, get_algorithm_spec
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.files import open_regular, read_limited
 from rl_training.studies.catalog import RunInfo, last_line
 from rl_training.studies.groups import RunGroup, RunRecord
-from rl_training.views.report.blocks import ESTIMATE
+from rl_training.views.report.blocks import ESTIMATE, EVALUATIONS, TIMES, UPDATES, table_of
 
 CHECKED_BYTES = 256
 """Bytes before a place whose checksum shows that the file is still the one that was read."""
@@ -38,10 +38,18 @@ STEP = "global_step"
 NOT_DRAWN = {STEP, "eval_episodes", "eval_success_reports", "gradient_steps"}
 DIGITS = 6
 Line = Mapping[str, float | None]
+OFFLINE, ONLINE, UNKNOWN = "updates", "environment steps", "steps"
+FIRST_OFFLINE = f"{OFFLINE}, then {ONLINE}"
+"""What the steps of runs count."""
 MAX_LOG_BYTES = 1 << 18
 ESTIMATE_FILE = "fqe.json"
 DEFAULT_DISCOUNT = 0.99
 """Discount factor of a run that sets none: the default of every algorithm, whose classes would import torch."""
+PLAIN_REWARDS = {
+    **{"reward_scale": 1.0, "reward_shift": 0.0, "normalize_reward": False},
+    **{"reward_clip_min": None, "reward_clip_max": None},
+}
+"""Settings that transform rewards, with the values that do not."""
 LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ([A-Z]+) (.*)")
 
 
@@ -115,32 +123,12 @@ class Columns:
     steps: tuple[float, ...] = ()
     metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
 
-    @property
-    def num_values(self) -> int:
-        """Numbers in all curves."""
-        return len(self.steps) * len(self.metrics)
-
     def as_dict(self) -> dict[str, Any]:
         """For the page: numbers with six significant digits."""
         return {
             "x": [_short(step, 12) for step in self.steps],
             "y": {name: [_short(value) for value in values] for name, values in self.metrics.items()},
         }
-
-
-def evaluations_of(lines: Iterable[Line]) -> Columns:
-    """The curves of evaluations, at the steps at which evaluations took place."""
-    return _columns([{name: line[name] for name in line if name.startswith("eval_") or name == STEP} for line in lines])
-
-
-def updates_of(lines: Iterable[Line]) -> Columns:
-    """All other curves."""
-    return _columns([{name: value for name, value in line.items() if not name.startswith("eval_")} for line in lines])
-
-
-def speeds_of(lines: Iterable[Line]) -> Columns:
-    """The curve of the speed in `timing.jsonl`; the other times are sums, of which a page shows the last."""
-    return _columns([{name: line[name] for name in line if name in ("steps_per_second", STEP)} for line in lines])
 
 
 def thin(columns: Columns, max_points: int) -> Columns:
@@ -160,23 +148,24 @@ def thin(columns: Columns, max_points: int) -> Columns:
     return Columns(tuple(columns.steps[row] for row in rows), metrics)
 
 
-def points_for(tables: Iterable[Columns]) -> int:
+def points_for(tables: Sequence[Columns]) -> int:
     """Rows for each table, so that all of them together fit into a page."""
     sizes = [(len(table.steps), len(table.metrics)) for table in tables]
-    low, high = MIN_POINTS, MAX_POINTS
-    while low < high:
-        middle = (low + high + 1) // 2
-        is_small = sum(min(steps, middle) * metrics for steps, metrics in sizes) <= MAX_VALUES
-        low, high = (middle, high) if is_small else (low, middle - 1)
-    return low
+    for limit in range(MAX_POINTS, MIN_POINTS, -1):
+        if sum(min(steps, limit) * metrics for steps, metrics in sizes) <= MAX_VALUES:
+            return limit
+    return MIN_POINTS
 
 
-def _columns(lines: list[dict[str, float | None]]) -> Columns:
-    names = dict.fromkeys(name for line in lines for name in line if name not in NOT_DRAWN)
-    rows = [line for line in lines if any(name in line for name in names)]
-    table = {name: tuple(line.get(name) for line in rows) for name in names}
-    drawn = {name: values for name, values in table.items() if any(value is not None for value in values)}
-    return Columns(tuple(line[STEP] or 0 for line in rows), drawn)
+def columns_of(lines: Sequence[Line], table: str) -> Columns:
+    """The metrics of one table that have values, at the steps at which they were logged."""
+    names = {name for line in lines for name, value in line.items() if value is not None and table_of(name) == table}
+    names -= NOT_DRAWN
+    rows = [line for line in lines if not names.isdisjoint(line)]
+    ordered = dict.fromkeys(name for line in rows for name in line if name in names)
+    return Columns(
+        tuple(line[STEP] or 0 for line in rows), {name: tuple(line.get(name) for line in rows) for name in ordered}
+    )
 
 
 def _short(value: float | None, digits: int = DIGITS) -> float | None:
@@ -191,9 +180,8 @@ def _short(value: float | None, digits: int = DIGITS) -> float | None:
 class Curves:
     """Curves of one run, or what is new of them."""
 
-    evaluations: Columns
-    updates: Columns
-    times: Columns
+    tables: Mapping[str, Columns]
+    """The curves of evaluations, of updates and of the speed."""
     tokens: tuple[str, str]
     """Places in `metrics.jsonl` and `timing.jsonl` up to which they were read."""
     is_whole: tuple[bool, bool]
@@ -205,21 +193,12 @@ class Curves:
     @property
     def names(self) -> frozenset[str]:
         """Metrics that were logged."""
-        return frozenset(name for table in self.tables for name in table.metrics)
-
-    @property
-    def tables(self) -> tuple[Columns, Columns, Columns]:
-        """The three tables."""
-        return self.evaluations, self.updates, self.times
+        return frozenset(name for table in self.tables.values() for name in table.metrics)
 
     def as_dict(self) -> dict[str, Any]:
         """For the page."""
-        tables = dict(zip(("evaluations", "updates", "times"), self.tables, strict=True))
-        return {
-            **{name: table.as_dict() for name, table in tables.items()},
-            "tokens": self.tokens,
-            "is_whole": self.is_whole,
-        }
+        tables = {name: table.as_dict() for name, table in self.tables.items()}
+        return {**tables, "tokens": self.tokens, "is_whole": self.is_whole}
 
 
 def read_curves(run: RunRecord, tokens: Sequence[str] = (START, START)) -> Curves:
@@ -227,10 +206,9 @@ def read_curves(run: RunRecord, tokens: Sequence[str] = (START, START)) -> Curve
     metrics = read_new_lines(run.run_dir / "metrics.jsonl", tokens[0])
     times = read_new_lines(run.run_dir / "timing.jsonl", tokens[1])
     lines = with_estimates(metrics, run.settings)
+    tables = {name: columns_of(lines, name) for name in (EVALUATIONS, UPDATES)}
     return Curves(
-        evaluations_of(lines),
-        updates_of(lines),
-        speeds_of(times.lines),
+        {**tables, TIMES: columns_of(times.lines, TIMES)},
         (metrics.token, times.token),
         (metrics.is_whole, times.is_whole),
         metrics.num_damaged + times.num_damaged,
@@ -240,13 +218,12 @@ def read_curves(run: RunRecord, tokens: Sequence[str] = (START, START)) -> Curve
 
 def thinned(curves: Sequence[Curves]) -> tuple[list[Curves], int | None]:
     """The curves with few enough points for a page, and their limit; None if all points are kept."""
-    limit = points_for(table for run in curves for table in run.tables)
-    is_thinned = any(len(table.steps) > limit for run in curves for table in run.tables)
-    found = []
-    for run in curves:
-        evaluations, updates, times = (thin(table, limit) for table in run.tables)
-        found.append(replace(run, evaluations=evaluations, updates=updates, times=times))
-    return found, limit if is_thinned else None
+    tables = [table for run in curves for table in run.tables.values()]
+    limit = points_for(tables)
+    thin_curves = [
+        replace(run, tables={name: thin(table, limit) for name, table in run.tables.items()}) for run in curves
+    ]
+    return thin_curves, limit if any(len(table.steps) > limit for table in tables) else None
 
 
 def with_estimates(metrics: NewLines, settings: Mapping[str, Any]) -> list[Line]:
@@ -269,12 +246,8 @@ def _estimate(line: Line, gamma: float) -> dict[str, float | None]:
 def discount(settings: Mapping[str, Any]) -> float | None:
     """The discount factor of a run; None if its rewards are transformed, so that Q-values have another scale."""
     kwargs, env = mapping(settings.get("algo_kwargs")), mapping(settings.get("env_kwargs"))
-    is_scaled = any(
-        kwargs.get(key, plain) not in (plain, None)
-        for key, plain in (("reward_scale", 1.0), ("reward_shift", 0.0), ("normalize_reward", False))
-    )
-    is_clipped = any(kwargs.get(key) is not None for key in ("reward_clip_min", "reward_clip_max"))
-    if is_scaled or is_clipped or mapping(env.get("wrappers")):
+    is_transformed = any(kwargs.get(key) not in (plain, None) for key, plain in PLAIN_REWARDS.items())
+    if is_transformed or mapping(env.get("wrappers")):
         return None
     gamma = finite(kwargs.get("gamma", DEFAULT_DISCOUNT))
     return gamma if gamma is not None and 0 <= gamma <= 1 else None
@@ -375,25 +348,28 @@ class RunFacts:
         """Size and returns of the dataset of an offline run, as its metadata tells."""
         return mapping(self.metadata.get("dataset"))
 
-    @property
-    def loop(self) -> Loop | None:
-        """The training loop of its algorithm; None if it is not known, as of a plugin that is not loaded."""
-        with contextlib.suppress(ConfigError):
-            return get_algorithm_spec(self.info.algo or "").loop
-        return None
+    @cached_property
+    def unit(self) -> str:
+        """What its steps count."""
+        return step_unit(self.record)[0]
 
     @property
     def is_offline(self) -> bool:
-        """Whether its steps are updates on a dataset."""
-        is_given = "dataset_kind" in mapping(self.settings.get("algo_kwargs"))
-        return self.loop is Loop.OFFLINE or (self.loop is None and is_given)
+        """Whether its steps are, or begin with, updates on a dataset."""
+        return self.unit in (OFFLINE, FIRST_OFFLINE)
 
-    @property
-    def online_from(self) -> int | None:
-        """The step at which an offline run continues in the environment."""
-        online = mapping(mapping(self.settings.get("algo_kwargs")).get("online"))
-        first = online.get("after_updates")
-        return first if self.is_offline and isinstance(first, int) and self.info.step > first else None
+
+def step_unit(run: RunRecord) -> tuple[str, int | None]:
+    """What a step of a run is, and the step at which online fine-tuning began, if it has."""
+    kwargs = mapping(run.settings.get("algo_kwargs"))
+    try:
+        is_offline = get_algorithm_spec(str(run.settings.get("algo"))).is_offline
+    except ConfigError:  # settings that cannot be read, or an algorithm of a plugin that is not loaded
+        return (OFFLINE if "dataset_kind" in kwargs else UNKNOWN), None
+    first = mapping(kwargs.get("online")).get("after_updates")
+    if is_offline and isinstance(first, int) and run.info.step > first:
+        return FIRST_OFFLINE, first
+    return (OFFLINE if is_offline else ONLINE), None
 
 
 def facts_of(groups: Sequence[RunGroup], logged: Mapping[Path, Logged]) -> list[RunFacts]:

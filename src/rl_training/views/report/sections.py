@@ -36,7 +36,17 @@ from rl_training.views.report.blocks import (
     others,
     table_of,
 )
-from rl_training.views.report.data import Logged, RunFacts, facts_of, finite
+from rl_training.views.report.data import (
+    FIRST_OFFLINE,
+    OFFLINE,
+    ONLINE,
+    UNKNOWN,
+    Logged,
+    RunFacts,
+    facts_of,
+    finite,
+    step_unit,
+)
 from rl_training.views.report.history import commands, configuration, event_section, provenance, speed_blocks
 from rl_training.views.report.summary import GroupFacts, final_scores, offline_blocks, overview
 
@@ -46,7 +56,9 @@ VERDICTS = ("a_better", "b_better", "equivalent", "undecided")
 TEXTS = {"a": "a", "b": "b", "verdict": "undecided", "sentence": "", "measure": "", "mode": ""}
 """Texts of a stored comparison, and what stands for a missing one."""
 NUMBERS = ("margin", "look", "difference", "p_value", "prob_a_beats_b")
-COMPARISON_COLUMNS = (
+KINDS = {FIRST_OFFLINE: "offline, then online", OFFLINE: "offline", UNKNOWN: "online", ONLINE: "online"}
+"""Runs by what their steps count."""
+COMPARISON_COLUMNS = [
     "comparison",
     "a and b",
     "verdict",
@@ -56,17 +68,16 @@ COMPARISON_COLUMNS = (
     "interval",
     "p-value",
     "P(a > b)",
-)
+]
 FILMS = "video"
 """Where `rl-training video RUN` writes."""
-KINDS = {".mp4": "video/mp4", ".gif": "image/gif"}
+MEDIA = {".mp4": "video/mp4", ".gif": "image/gif"}
 MAX_EMBEDDED_BYTES = 2_000_000
 """A larger film is linked."""
 MAX_BYTES_OF_ALL = 8_000_000
 """Films are linked if those before them fill so much of the page."""
 FILMS_OF_A_RUN = 3
 """The newest ones are shown."""
-OFFLINE_UNIT, ONLINE_UNIT = "updates", "environment steps"
 
 
 def comparison_section(run_dirs: Iterable[Path]) -> Section | None:
@@ -168,7 +179,7 @@ def find_films(run_dir: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         if not folder.is_symlink():
             for path in sorted(folder.iterdir()):
-                if path.suffix.lower() in KINDS and path.is_file() and not path.is_symlink():
+                if path.suffix.lower() in MEDIA and path.is_file() and not path.is_symlink():
                     found.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(found, reverse=True)[:FILMS_OF_A_RUN]]
 
@@ -181,14 +192,14 @@ def _read_small(path: Path, max_bytes: int) -> bytes:
 
 
 def _block(run: RunFacts, path: Path, data: bytes, page_dir: Path) -> Film:
-    kind = KINDS[path.suffix.lower()]
+    kind = MEDIA[path.suffix.lower()]
     # A colon is quoted too: no name of a folder can make the address one of another scheme.
     link = quote(os.path.relpath(path, page_dir).replace(os.sep, "/"), errors="replace")
     source = f"data:{kind};base64,{base64.b64encode(data).decode()}" if data else ""
+    size = ""
     with contextlib.suppress(OSError):
-        size = path.stat().st_size
-        return Film(run.group, f"{run.label}: {path.name}", f"{size / 1000:,.0f} kB", kind, source, link)
-    return Film(run.group, f"{run.label}: {path.name}", "", kind, source, link)
+        size = f"{path.stat().st_size / 1000:,.0f} kB"
+    return Film(run.group, f"{run.label}: {path.name}", size, kind, source, link)
 
 
 @dataclass(frozen=True)
@@ -306,24 +317,21 @@ def page_facts(
         facet_of[group.index] = list(facets).index(key)
     envs = Counter(env for env, _ in facets)
     found = [
-        Facet(env, unit, f"{env} ({_kind(unit)})" if envs[env] > 1 else env, marks)
+        Facet(env, unit, f"{env} ({KINDS[unit]})" if envs[env] > 1 else env, marks)
         for (env, unit), marks in facets.items()
     ]
     return PageFacts(_title(members), members, found, facet_of, words, page_dir)
 
 
 def _unit(runs: Sequence[RunFacts]) -> str:
-    if any(run.online_from is not None for run in runs):
-        return f"{OFFLINE_UNIT}, then {ONLINE_UNIT}"
-    return OFFLINE_UNIT if any(run.is_offline for run in runs) else ONLINE_UNIT
-
-
-def _kind(unit: str) -> str:
-    return "offline" if unit == OFFLINE_UNIT else "online" if unit == ONLINE_UNIT else "offline, then online"
+    """What the steps of a group count: of runs of which some went online, both."""
+    units = {run.unit for run in runs}
+    return next((unit for unit in KINDS if unit in units), ONLINE)
 
 
 def _marks(run: RunFacts) -> list[tuple[int, str]]:
-    return [] if run.online_from is None else [(run.online_from, "online from here")]
+    first = step_unit(run.record)[1]
+    return [] if first is None else [(first, "online from here")]
 
 
 def _title(groups: Sequence[GroupFacts]) -> str:
