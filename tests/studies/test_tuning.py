@@ -15,12 +15,13 @@ import pytest
 from tune_tools import BASE, SMALL, Death, InlineLauncher, open_journal, outcome, request
 
 from rl_training.algorithms.config import AlgorithmConfig
-from rl_training.algorithms.tune import Tune, spaces_of
+from rl_training.algorithms.tune import Tune
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config_file
 from rl_training.experiment.presets import list_presets
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.studies.tuning.journal import Journal, Pruning, mean_evaluations, read_evaluations, repair
+from rl_training.studies.tuning.ranges import search_spaces, spaces_of
 from rl_training.studies.tuning.result import verdict_of, warn_of_few_seeds
 from rl_training.studies.tuning.search_space import (
     TunedKey,
@@ -140,9 +141,9 @@ def test_a_subclass_keeps_replaces_or_removes_the_space_of_a_field() -> None:
 
 def test_rollouts_of_more_than_a_tenth_of_the_run_are_not_tried() -> None:
     config = get_algorithm_spec("ppo").parse_kwargs({"num_steps": 32})
-    assert config.search_spaces(100_000, 8)["num_steps"].choices == (32, 64, 128, 256, 512, 1024)
-    assert config.search_spaces(5_000, 1)["num_steps"].choices == (32, 64, 128, 256)
-    assert "num_steps" not in config.search_spaces(1_000, 8)  # only its default is left
+    assert search_spaces(config, 100_000, 8)["num_steps"].choices == (32, 64, 128, 256, 512, 1024)
+    assert search_spaces(config, 5_000, 1)["num_steps"].choices == (32, 64, 128, 256)
+    assert "num_steps" not in search_spaces(config, 1_000, 8)  # only its default is left
     assert Tune(1, 100).up_to(10) == Tune(1, 10)
     assert Tune(1, 100).up_to(1).is_empty
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 import torch.nn.functional as F
 from pydantic import PositiveInt
@@ -14,7 +12,6 @@ from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import Fraction, Scheduled
 from rl_training.algorithms.on_policy import OnPolicyActorCritic, OnPolicyActorCriticConfig, Samples
 from rl_training.algorithms.optim import descend
-from rl_training.algorithms.tune import Tune
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
 
@@ -26,7 +23,7 @@ class A2CConfig(OnPolicyActorCriticConfig):
 
     learning_rate: Scheduled = 7e-4
     """Learning rate of the optimizer: a number or a schedule."""
-    num_steps: Annotated[PositiveInt, Tune(choices=(5, 8, 16, 32, 64, 128))] = 5
+    num_steps: PositiveInt = 5
     """Steps of each environment per rollout."""
     gae_lambda: Fraction = 1.0
     """GAE lambda: 0 is the one-step TD error, 1 the rollout's bootstrapped return minus V(s)."""

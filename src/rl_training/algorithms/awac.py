@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
 import torch
 from pydantic import PositiveFloat
@@ -13,7 +12,6 @@ from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, OfflineToOnlineConfig
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import TanhMeanGaussianPolicy
@@ -24,11 +22,11 @@ from rl_training.spaces.spec import Spaces
 class AWACConfig(ActorCriticConfig, OfflineToOnlineConfig):
     """Settings of AWAC."""
 
-    awac_lambda: Annotated[PositiveFloat, Tune(0.1, 3.0, log=True)] = 1.0 / 3.0
+    awac_lambda: PositiveFloat = 1.0 / 3.0
     """Temperature of the advantage weights; smaller is greedier."""
     max_advantage_weight: PositiveFloat = 100.0
     """Upper bound of the exponential advantage weight."""
-    tau: Annotated[Fraction, Tune(choices=(0.001, 0.005, 0.01, 0.02, 0.05, 0.08))] = 0.005
+    tau: Fraction = 0.005
     """Polyak coefficient of the target networks."""
 
 

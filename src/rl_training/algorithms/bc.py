@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, OfflineConfig
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.tune import Tune
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
 from rl_training.spaces.spec import Spaces
 
@@ -16,7 +13,7 @@ from rl_training.spaces.spec import Spaces
 class BCConfig(OfflineConfig):
     """Settings of behaviour cloning."""
 
-    gamma: Annotated[Fraction, Tune()] = 0.99
+    gamma: Fraction = 0.99
     """Discount factor; not used."""
     policy: PolicyKind = "deterministic"
     """Policy of Box actions: `deterministic`, trained by squared error, or `gaussian`, by log-likelihood."""

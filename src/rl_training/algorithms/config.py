@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from rl_training.algorithms.tune import Tune, spaces_of
+from rl_training.algorithms.tune import Tune
 from rl_training.models.mlp import Activation
 from rl_training.plugins.user_code import name_of_class
 from rl_training.replay.sequences import Sampling
@@ -25,8 +25,6 @@ from rl_training.validation import FrozenConfig
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 HiddenSizes = tuple[PositiveInt, ...]
-SIZES = ((64, 64), (128, 128), (256, 256), (400, 300))
-RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 
 
 class Schedule(FrozenConfig):
@@ -74,23 +72,23 @@ class EarlyStoppingConfig(FrozenConfig):
 class AlgorithmConfig(FrozenConfig):
     """Settings of every algorithm."""
 
-    learning_rate: Annotated[Scheduled, Tune(1e-5, 1e-2, log=True)] = 3e-4
+    learning_rate: Scheduled = 3e-4
     """Learning rate of the optimizer: a number or a schedule."""
-    gamma: Annotated[Fraction, Tune(choices=(0.9, 0.95, 0.98, 0.99, 0.995, 0.999))] = 0.99
+    gamma: Fraction = 0.99
     """Discount factor."""
-    hidden_sizes: Annotated[HiddenSizes, Tune(choices=SIZES)] = (256, 256)
+    hidden_sizes: HiddenSizes = (256, 256)
     """Width of each hidden layer; may be empty where a CNN reads an image."""
-    activation: Annotated[Activation, Tune(choices=get_args(Activation), by_name=True)] = "relu"
+    activation: Activation = "relu"
     """Activation of the hidden layers: relu, tanh, silu, gelu or elu."""
-    layer_norm: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    layer_norm: bool = False
     """Layer normalization (Ba et al. 2016) of each hidden layer before its activation."""
-    adam_beta1: Annotated[Decay, Tune(choices=(0.0, 0.5, 0.9, 0.95), by_name=True)] = 0.9
+    adam_beta1: Decay = 0.9
     """Decay rate of Adam's mean of gradients."""
-    adam_beta2: Annotated[Decay, Tune(choices=(0.9, 0.99, 0.999), by_name=True)] = 0.999
+    adam_beta2: Decay = 0.999
     """Decay rate of Adam's mean of squared gradients."""
     adam_eps: NonNegativeFloat = 1e-8
     """Adam's epsilon."""
-    weight_decay: Annotated[NonNegativeFloat, Tune(choices=(0.0, 1e-4, 1e-3, 1e-2, 0.1), by_name=True)] = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay (AdamW) of the networks; entropy temperatures and Lagrange multipliers have none."""
     network: str | None = None
     """Your own network between observations and hidden layers: path/to/file.py:ClassName or module:ClassName (in Python
@@ -134,8 +132,8 @@ class AlgorithmConfig(FrozenConfig):
         return total_timesteps
 
     def search_spaces(self, total_timesteps: int, num_envs: int) -> dict[str, Tune]:
-        """Search spaces by field, for runs of this length; `rl-training tune` reads them."""
-        return spaces_of(type(self))
+        """Search spaces by field that depend on the length of the run; they replace those of the fields."""
+        return {}
 
     def has_schedules(self) -> bool:
         """Whether any setting follows a schedule."""
@@ -145,13 +143,13 @@ class AlgorithmConfig(FrozenConfig):
 class ActorCriticConfig(AlgorithmConfig):
     """Settings of algorithms with an actor and critics; the value functions of PPO, A2C and IQL count as critics."""
 
-    actor_hidden_sizes: Annotated[HiddenSizes | None, Tune(choices=(None, *SIZES), by_name=True)] = None
+    actor_hidden_sizes: HiddenSizes | None = None
     """Width of each hidden layer of the actor; null: `hidden_sizes`."""
-    critic_hidden_sizes: Annotated[HiddenSizes | None, Tune(choices=(None, *SIZES), by_name=True)] = None
+    critic_hidden_sizes: HiddenSizes | None = None
     """Width of each hidden layer of the critics; null: `hidden_sizes`."""
-    actor_learning_rate: Annotated[Scheduled | None, Tune(choices=(None, *RATES), by_name=True)] = None
+    actor_learning_rate: Scheduled | None = None
     """Learning rate of the actor and of an entropy temperature: a number or a schedule; null: `learning_rate`."""
-    critic_learning_rate: Annotated[Scheduled | None, Tune(choices=(None, *RATES), by_name=True)] = None
+    critic_learning_rate: Scheduled | None = None
     """Learning rate of the critics: a number or a schedule; null: `learning_rate`."""
 
     def network_sizes(self) -> dict[str, HiddenSizes]:
@@ -174,19 +172,12 @@ class ActorCriticConfig(AlgorithmConfig):
 class OnPolicyConfig(AlgorithmConfig):
     """Settings of the on-policy loop."""
 
-    num_steps: Annotated[PositiveInt, Tune(choices=(32, 64, 128, 256, 512, 1024, 2048))] = 2048
+    num_steps: PositiveInt = 2048
     """Steps of each environment per rollout."""
 
     def last_step(self, total_timesteps: int, num_envs: int) -> int:
         """The end of the rollout in which the run ends."""
         return _completed(total_timesteps, self.num_steps * num_envs)
-
-    def search_spaces(self, total_timesteps: int, num_envs: int) -> dict[str, Tune]:
-        """Without rollouts of more than a tenth of the run: it would end late, and have too few evaluations."""
-        spaces = super().search_spaces(total_timesteps, num_envs)
-        limit = max(self.num_steps, total_timesteps // (10 * num_envs))
-        limited = {name: space.up_to(limit) if name == "num_steps" else space for name, space in spaces.items()}
-        return {name: space for name, space in limited.items() if not space.is_empty}
 
 
 HINDSIGHT: Literal["her"] = "her"
@@ -220,21 +211,21 @@ class ReplayConfig(FrozenConfig):
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of the off-policy loop and its replay buffer."""
 
-    buffer_capacity: Annotated[PositiveInt, Tune(choices=(10_000, 100_000, 1_000_000), by_name=True)] = 1_000_000
+    buffer_capacity: PositiveInt = 1_000_000
     """Capacity of the replay buffer, in transitions."""
-    batch_size: Annotated[PositiveInt, Tune(choices=(32, 64, 128, 256, 512))] = 256
+    batch_size: PositiveInt = 256
     """Transitions per gradient step."""
-    learning_starts: Annotated[NonNegativeInt, Tune(choices=(100, 1000, 5000, 10_000), by_name=True)] = 100
+    learning_starts: NonNegativeInt = 100
     """Environment steps with random actions (with `init_from`: of that policy) before the first update."""
-    train_frequency: Annotated[PositiveInt, Tune(choices=(1, 2, 4, 8, 16), by_name=True)] = 1
+    train_frequency: PositiveInt = 1
     """Train every this many environment steps, over all environments."""
-    gradient_steps: Annotated[PositiveInt, Tune(choices=(1, 2, 4, 8), by_name=True)] = 1
+    gradient_steps: PositiveInt = 1
     """Updates each time training runs."""
-    n_step: Annotated[PositiveInt, Tune(choices=(1, 3, 5), by_name=True)] = 1
+    n_step: PositiveInt = 1
     """Number of rewards in the n-step return before bootstrapping."""
-    normalize_obs: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    normalize_obs: bool = False
     """Normalize observations by the running mean and standard deviation of those collected, kept inside the policy."""
-    normalize_reward: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    normalize_reward: bool = False
     """Divide sampled rewards by the running standard deviation of the discounted return of the training episodes, and
     clip them to ±10; with n_step, the sum of n rewards as a whole."""
     replay: ReplayConfig = ReplayConfig()
@@ -300,9 +291,9 @@ class OfflineConfig(AlgorithmConfig):
     """Lower bound of the rewards, after scale and shift."""
     reward_clip_max: float | None = None
     """Upper bound of the rewards, after scale and shift."""
-    normalize_obs: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    normalize_obs: bool = False
     """Normalize observations by the mean and standard deviation of the dataset."""
-    batch_size: Annotated[PositiveInt, Tune(choices=(64, 128, 256, 512, 1024))] = 256
+    batch_size: PositiveInt = 256
     """Transitions per gradient step."""
 
     @property

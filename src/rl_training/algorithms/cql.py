@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from rl_training.algorithms.config import ActorCriticConfig, Fraction, OfflineTo
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.sac import SoftActorCritic, Temperature
-from rl_training.algorithms.tune import Tune
 from rl_training.errors import ConfigError
 from rl_training.models.actions import masked
 from rl_training.models.critics import EnsembleCritic, QNetwork
@@ -36,15 +35,15 @@ class CQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
 
     learning_rate: Scheduled = 3e-4
     """Learning rate of the critics: a number or a schedule."""
-    actor_learning_rate: Annotated[Scheduled, Tune(1e-5, 1e-3, log=True)] = 3e-5
+    actor_learning_rate: Scheduled = 3e-5
     """Learning rate of the actor and of the entropy temperature: a number or a schedule. Box only."""
-    cql_alpha: Annotated[NonNegativeFloat, Tune(0.5, 20.0, log=True)] = 10.0
+    cql_alpha: NonNegativeFloat = 10.0
     """Weight of the conservative penalty beside the squared TD error (1 is usual for Discrete actions)."""
     num_cql_samples: PositiveInt = 10
     """Uniform, current-policy and next-state-policy actions sampled for the penalty, this many of each. Box only."""
     lagrange_threshold: float | None = None
     """Lagrange threshold: adapt the penalty weight to keep the gap near it; null: fixed `cql_alpha`. Box only."""
-    alpha: Annotated[PositiveFloat | Literal["auto"], Tune(choices=("auto", 0.05, 0.1, 0.2), by_name=True)] = "auto"
+    alpha: PositiveFloat | Literal["auto"] = "auto"
     """Entropy temperature: a constant, or `auto` to learn it, starting from 1. Box only."""
     target_entropy: float | Literal["auto"] = "auto"
     """Entropy that a learned temperature aims at: `auto` is minus the number of action components. Box only."""
@@ -52,7 +51,7 @@ class CQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
     """Include the entropy bonus of the next action in the TD target. Box only."""
     backup_mean: bool = False
     """Use tanh of the policy mean, not a sample, in the TD target. Box only."""
-    tau: Annotated[Fraction, Tune(choices=(0.001, 0.005, 0.01, 0.02, 0.05, 0.08))] = 0.005
+    tau: Fraction = 0.005
     """Polyak coefficient of the target networks."""
 
     @model_validator(mode="after")

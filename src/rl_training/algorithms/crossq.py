@@ -6,8 +6,6 @@ actor, critics as wide as `hidden_sizes`.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 from pydantic import model_validator
 from torch import Tensor
@@ -17,7 +15,6 @@ from rl_training.algorithms.config import Scheduled
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.sac import SACBaseConfig, SoftActorCritic
-from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import BatchNormCritic
 from rl_training.models.policies import SquashedGaussianPolicy
 from rl_training.spaces.actions import ActionKind
@@ -28,7 +25,7 @@ class CrossQConfig(SACBaseConfig):
 
     learning_rate: Scheduled = 1e-3
     """Learning rate of the optimizers: a number or a schedule."""
-    layer_norm: Annotated[bool, Tune()] = False
+    layer_norm: bool = False
     """Not available: the critics have batch normalization."""
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,6 @@ from rl_training.algorithms.base import ActResult, Resources, UpdateResult
 from rl_training.algorithms.config import Fraction, HiddenSizes, OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.tune import Tune
 from rl_training.models.actions import masked
 from rl_training.models.critics import QNetwork
 from rl_training.replay.transitions import Transitions
@@ -32,21 +31,21 @@ class DQNConfig(OffPolicyConfig):
     """Transitions per gradient step."""
     train_frequency: PositiveInt = 4
     """Train every this many environment steps, over all environments."""
-    target_update_interval: Annotated[PositiveInt, Tune(10, 10_000, log=True)] = 10_000
+    target_update_interval: PositiveInt = 10_000
     """Environment steps between two copies of the online network into the target network."""
     epsilon_start: Fraction = 1.0
     """Epsilon, the probability of a random action, at the first step."""
-    epsilon_end: Annotated[Fraction, Tune(0.0, 0.2)] = 0.05
+    epsilon_end: Fraction = 0.05
     """Epsilon after `exploration_fraction` of training."""
-    exploration_fraction: Annotated[Fraction, Tune(0.02, 0.5)] = 0.1
+    exploration_fraction: Fraction = 0.1
     """Fraction of training over which epsilon falls linearly."""
-    double: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    double: bool = False
     """Double DQN: the online network selects the next action, the target network evaluates it."""
-    dueling: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    dueling: bool = False
     """Dueling network: separate outputs for the state value and the advantages."""
     prioritized: bool = False
     """Short for `replay: {kind: prioritized}`."""
-    max_grad_norm: Annotated[PositiveFloat | None, Tune(0.5, 20.0, log=True, by_name=True)] = 10.0
+    max_grad_norm: PositiveFloat | None = 10.0
     """Maximum gradient norm; null disables clipping."""
 
     @model_validator(mode="before")

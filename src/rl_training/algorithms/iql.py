@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
@@ -13,7 +11,6 @@ from rl_training.algorithms.base import Resources, UpdateResult
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, OfflineToOnlineConfig, Schedule, Scheduled
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import EnsembleCritic, ValueNetwork
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import ImitationPolicy, PolicyKind, make_imitation_policy
@@ -26,17 +23,17 @@ class IQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
 
     learning_rate: Scheduled = 3e-4
     """Learning rate of the critics and of the value function: a number or a schedule."""
-    actor_learning_rate: Annotated[Scheduled, Tune(1e-5, 1e-2, log=True)] = Schedule(kind="cosine", start=3e-4)
+    actor_learning_rate: Scheduled = Schedule(kind="cosine", start=3e-4)
     """Learning rate of the actor: a number or a schedule."""
-    expectile: Annotated[Fraction, Tune(0.6, 0.95)] = 0.7
+    expectile: Fraction = 0.7
     """Expectile of Q over dataset actions fitted by V(s): 0.5 mean, near 1 maximum."""
-    beta: Annotated[NonNegativeFloat, Tune(0.5, 10.0, log=True)] = 3.0
+    beta: NonNegativeFloat = 3.0
     """Inverse temperature of the advantage weights; 0 is behaviour cloning."""
     max_advantage_weight: PositiveFloat = 100.0
     """Upper bound of the exponential advantage weight."""
     policy: PolicyKind = "gaussian"
     """Policy of Box actions: `gaussian`, trained by log-likelihood, or `deterministic`, by squared error."""
-    tau: Annotated[Fraction, Tune(choices=(0.001, 0.005, 0.01, 0.02, 0.05, 0.08))] = 0.005
+    tau: Fraction = 0.005
     """Polyak coefficient of the target networks."""
 
 

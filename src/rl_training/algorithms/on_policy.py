@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -11,7 +11,6 @@ from torch import Tensor
 from rl_training.algorithms.base import ActResult, Algorithm, Resources
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, HiddenSizes, OnPolicyConfig
 from rl_training.algorithms.optim import Adam, JointAdam
-from rl_training.algorithms.tune import Tune
 from rl_training.models.actor_critic import ActorCritic
 from rl_training.models.memory import MemoryKind, MemorySpec, RecurrentActorCritic
 from rl_training.models.mlp import Activation
@@ -64,21 +63,21 @@ class OnPolicyActorCriticConfig(ActorCriticConfig, OnPolicyConfig):
     """Width of each hidden layer, of the policy and of the value function."""
     activation: Activation = "tanh"
     """Activation of the hidden layers: relu, tanh, silu, gelu or elu."""
-    gae_lambda: Annotated[Fraction, Tune(choices=(0.8, 0.9, 0.92, 0.95, 0.98, 0.99, 1.0))] = 0.95
+    gae_lambda: Fraction = 0.95
     """GAE lambda: 0 is the one-step TD error, 1 the rollout's bootstrapped return minus V(s)."""
-    ent_coef: Annotated[NonNegativeFloat, Tune(choices=(0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03))] = 0.0
+    ent_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
-    vf_coef: Annotated[NonNegativeFloat, Tune(0.2, 1.0, by_name=True)] = 0.5
+    vf_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
-    max_grad_norm: Annotated[PositiveFloat | None, Tune(0.3, 5.0, log=True, by_name=True)] = 0.5
+    max_grad_norm: PositiveFloat | None = 0.5
     """Maximum gradient norm; null disables clipping."""
-    normalize_advantage: Annotated[bool, Tune(choices=(False, True), by_name=True)] = True
+    normalize_advantage: bool = True
     """Normalize the advantages of each minibatch to mean 0 and standard deviation 1."""
-    normalize_obs: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    normalize_obs: bool = False
     """Normalize observations by their running mean and standard deviation, kept inside the policy."""
-    normalize_reward: Annotated[bool, Tune(choices=(False, True), by_name=True)] = False
+    normalize_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
-    log_std_init: Annotated[float, Tune(-3.0, 1.0, by_name=True)] = 0.0
+    log_std_init: float = 0.0
     """Logarithm of the initial standard deviation of continuous actions."""
     adam_eps: NonNegativeFloat = 1e-5
     """Adam's epsilon."""

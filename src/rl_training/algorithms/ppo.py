@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,6 @@ from rl_training.algorithms.compiling import compiled
 from rl_training.algorithms.config import Scheduled, value_at
 from rl_training.algorithms.on_policy import OnPolicyActorCritic, OnPolicyActorCriticConfig, Samples
 from rl_training.algorithms.optim import descend
-from rl_training.algorithms.tune import Tune
 from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import Spaces
 
@@ -26,13 +24,13 @@ APPROX_KL = STEP_METRICS.index("approx_kl")
 class PPOConfig(OnPolicyActorCriticConfig):
     """Settings of PPO."""
 
-    update_epochs: Annotated[PositiveInt, Tune(choices=(3, 5, 10, 20))] = 10
+    update_epochs: PositiveInt = 10
     """Passes over each rollout."""
-    minibatch_size: Annotated[PositiveInt, Tune(choices=(32, 64, 128, 256, 512))] = 64
+    minibatch_size: PositiveInt = 64
     """Transitions per gradient step; a smaller rollout is one minibatch. With memory, whole sequences of them."""
-    clip_coef: Annotated[Scheduled, Tune(choices=(0.1, 0.2, 0.3, 0.4))] = 0.2
+    clip_coef: Scheduled = 0.2
     """Clip range: the probability ratio is clipped to 1 ± clip_coef."""
-    target_kl: Annotated[PositiveFloat | None, Tune(choices=(None, 0.01, 0.03, 0.1), by_name=True)] = None
+    target_kl: PositiveFloat | None = None
     """Stop the update when a minibatch's approximate KL exceeds 1.5 * target_kl."""
 
     def samples_per_update(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 import torch.nn.functional as F
 from pydantic import PositiveInt
@@ -11,14 +9,13 @@ from torch import Tensor
 
 from rl_training.algorithms.dqn import DQNAlgorithm, DQNConfig
 from rl_training.algorithms.replay import Batch
-from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import QuantileQNetwork, of_actions
 
 
 class QRDQNConfig(DQNConfig):
     """Settings of QR-DQN."""
 
-    num_quantiles: Annotated[PositiveInt, Tune(choices=(25, 50, 100, 200))] = 200
+    num_quantiles: PositiveInt = 200
     """Quantiles of the return per action."""
 
 

@@ -6,7 +6,7 @@ For Discrete actions (Christodoulou 2019) the expectation over actions is exact.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import PositiveFloat
@@ -16,7 +16,6 @@ from rl_training.algorithms.base import Algorithm, ConfigT, Resources, UpdateRes
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, OffPolicyConfig
 from rl_training.algorithms.optim import Adam, descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.tune import Tune
 from rl_training.models.actions import masked
 from rl_training.models.critics import EnsembleCritic, EnsembleQNetwork
 from rl_training.models.policies import CategoricalPolicy, Policy, SquashedGaussianPolicy
@@ -32,7 +31,7 @@ past 100 within 6,000 steps of CartPole."""
 class SACBaseConfig(ActorCriticConfig, OffPolicyConfig):
     """Settings of the entropy bonus."""
 
-    alpha: Annotated[PositiveFloat | Auto, Tune(choices=("auto", 0.05, 0.1, 0.2), by_name=True)] = "auto"
+    alpha: PositiveFloat | Auto = "auto"
     """Entropy temperature: a constant, or `auto` to learn it, starting from 1."""
     target_entropy: float | Auto = "auto"
     """Entropy that a learned temperature aims at: `auto` is minus the number of action components, or 0.3 log n
@@ -42,7 +41,7 @@ class SACBaseConfig(ActorCriticConfig, OffPolicyConfig):
 class SACConfig(SACBaseConfig):
     """Settings of SAC."""
 
-    tau: Annotated[Fraction, Tune(choices=(0.001, 0.005, 0.01, 0.02, 0.05, 0.08))] = 0.005
+    tau: Fraction = 0.005
     """Polyak coefficient of the target networks."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
@@ -12,7 +12,6 @@ from rl_training.algorithms.base import ActResult, Resources, UpdateResult
 from rl_training.algorithms.config import ActorCriticConfig, Fraction, OffPolicyConfig, Scheduled
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
-from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import EnsembleCritic
 from rl_training.models.mlp import frozen_copy
 from rl_training.models.policies import DeterministicPolicy
@@ -24,13 +23,13 @@ from rl_training.spaces.spec import Spaces
 class TD3BaseConfig(ActorCriticConfig):
     """Settings that TD3, DDPG and TD3+BC share."""
 
-    policy_noise: Annotated[NonNegativeFloat, Tune(0.0, 0.5, by_name=True)] = 0.2
+    policy_noise: NonNegativeFloat = 0.2
     """Standard deviation of the noise on the target policy's actions."""
     noise_clip: NonNegativeFloat = 0.5
     """Bound of the noise on the target policy's actions: it is clipped to ± noise_clip."""
-    policy_delay: Annotated[PositiveInt, Tune(choices=(1, 2, 4), by_name=True)] = 2
+    policy_delay: PositiveInt = 2
     """Gradient steps of the critics per step of the actor and the target networks."""
-    tau: Annotated[Fraction, Tune(choices=(0.001, 0.005, 0.01, 0.02, 0.05, 0.08))] = 0.005
+    tau: Fraction = 0.005
     """Polyak coefficient of the target networks."""
 
 
@@ -39,7 +38,7 @@ class TD3Config(TD3BaseConfig, OffPolicyConfig):
 
     learning_rate: Scheduled = 1e-3
     """Learning rate of both optimizers: a number or a schedule."""
-    exploration_noise: Annotated[NonNegativeFloat, Tune(0.0, 0.5)] = 0.1
+    exploration_noise: NonNegativeFloat = 0.1
     """Standard deviation of the exploration noise, added to actions in [-1, 1]."""
     num_critics: PositiveInt = 2
     """Critics; the TD target uses their minimum."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from rl_training.algorithms.config import OfflineToOnlineConfig
 from rl_training.algorithms.td3 import TD3BaseAlgorithm, TD3BaseConfig
-from rl_training.algorithms.tune import Tune
 
 
 class TD3BCConfig(TD3BaseConfig, OfflineToOnlineConfig):
     """Settings of TD3+BC."""
 
-    bc_alpha: Annotated[NonNegativeFloat, Tune(0.5, 10.0, log=True)] = 2.5
+    bc_alpha: NonNegativeFloat = 2.5
     """Weight of the normalized Q term against the BC loss; 0 is behaviour cloning."""
     normalize_obs: bool = True
     """Normalize observations by the mean and standard deviation of the dataset."""

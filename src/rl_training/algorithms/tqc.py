@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
@@ -13,7 +11,6 @@ from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.qrdqn import quantile_huber_losses
 from rl_training.algorithms.replay import Batch
 from rl_training.algorithms.sac import SACConfig, SoftActorCritic
-from rl_training.algorithms.tune import Tune
 from rl_training.models.critics import QuantileCritic
 from rl_training.models.policies import SquashedGaussianPolicy
 from rl_training.spaces.actions import ActionKind
@@ -27,7 +24,7 @@ class TQCConfig(SACConfig):
     """Critics whose quantiles are pooled."""
     num_quantiles: PositiveInt = 25
     """Quantiles of the return per critic."""
-    quantiles_to_drop: Annotated[int, Tune(0, 5)] = Field(2, ge=0)
+    quantiles_to_drop: int = Field(2, ge=0)
     """Largest quantiles dropped from the targets, per critic."""
 
     @model_validator(mode="after")

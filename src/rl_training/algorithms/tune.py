@@ -1,6 +1,6 @@
-"""The search space of a setting, on its field in the config class: `Annotated[float, Tune(1e-5, 1e-2, log=True)]`.
+"""A search space, for a field of a user's config class: `Annotated[float, Tune(1e-5, 1e-2, log=True)]`. No torch here.
 
-Imports no torch: `rl-training tune` reads search spaces without it.
+Those of the built-in algorithms are in one table, `studies/tuning/ranges.py`.
 """
 
 from __future__ import annotations
@@ -107,19 +107,6 @@ class Tune:
         if self.step is not None and (self.log or not 0 < self.step <= numbers[1] - numbers[0]):
             return "step should be positive, at most high - low, and not on a logarithmic scale"
         return None
-
-
-def spaces_of(config_class: type[Any]) -> dict[str, Tune]:
-    """The search spaces of a config class by field; a field that a subclass redefines without one keeps its base's."""
-    found: dict[str, Tune] = {}
-    for name in config_class.model_fields:
-        for cls in config_class.__mro__:
-            field = getattr(cls, "__pydantic_fields__", {}).get(name)
-            space = next((item for item in field.metadata if isinstance(item, Tune)), None) if field else None
-            if space is not None:
-                found[name] = space
-                break
-    return {name: space for name, space in found.items() if not space.is_empty}
 
 
 def _repeated(texts: list[str]) -> str | None:

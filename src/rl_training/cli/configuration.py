@@ -233,7 +233,7 @@ class Setting:
 
 def list_settings(config_class: type[FrozenConfig]) -> list[Setting]:
     """Every key of a config class, including nested ones; the keys of schedules are left out (`schedule_line`)."""
-    from rl_training.algorithms.tune import spaces_of
+    from rl_training.studies.tuning.ranges import spaces_of
 
     schema, spaces = config_class.model_json_schema(), spaces_of(config_class)
     found = _settings(schema, schema.get("$defs", {}), "")

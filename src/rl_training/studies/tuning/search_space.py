@@ -14,6 +14,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, merge_layers
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
+from rl_training.studies.tuning.ranges import search_spaces
 from rl_training.studies.variation import CHOSEN_BY_TUNING, Setting, identity, nested
 from rl_training.validation import check_key, suggest
 
@@ -267,7 +268,7 @@ def resolve_asked(text: str, config: TrainConfig) -> str:
     """
     values = parse_yaml(text, "the search space")
     algo_config = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-    spaces = algo_config.search_spaces(config.total_timesteps, config.num_envs)
+    spaces = search_spaces(algo_config, config.total_timesteps, config.num_envs)
     defaults = algo_config.model_dump(mode="json")
     known = {name: space.as_dict() for name, space in spaces.items()}
     keys = resolve_space(values["asked"], config, defaults, known, values["fixed"])
