@@ -20,7 +20,7 @@ from rl_training.cli.options import (
     output_file,
     positive_number,
 )
-from rl_training.cli.output import program_command, say, show, wrap_command
+from rl_training.cli.output import SAVED, say, show, with_command
 from rl_training.cli.studies import launch_words, launcher_in
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.files import is_file
@@ -277,7 +277,5 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
 def _leave(words: Sequence[str], options: CompareOptions, signal_number: int | None) -> NoReturn:
     own = [] if options.name is None else ["--name", options.name]
     own += [word for plugin in options.plugin or () for word in ("--plugin", plugin)]
-    command = program_command("compare", *words, "--until-decided", *own, *launch_words(options))
-    text = "\n".join(f"  {line}" for line in wrap_command(command, 2))
-    say(f"stopped, all runs saved; to continue:\n{text}")
+    say(with_command(SAVED, "compare", *words, "--until-decided", *own, *launch_words(options)))
     raise typer.Exit(128 + (signal_number or 0))

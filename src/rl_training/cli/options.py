@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -350,3 +350,16 @@ class ResumeOptions:
     allow_path: AllowedPaths = None
     callback: Callbacks = None
     as_json: AsJson = False
+
+
+def words_of(options: Any, without: Collection[str]) -> list[str]:
+    """The options of a data class that were given, as words of a command."""
+    words = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name in without or value == field.default:
+            continue
+        option = "--" + field.name.replace("_", "-")
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            words += [option] if item is True else [option, str(item)]
+    return words

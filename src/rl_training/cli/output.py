@@ -36,20 +36,13 @@ def put(text: str) -> None:
 
 
 def json_text(value: Any) -> str:
-    """A value as one line of JSON; values of env_kwargs that JSON does not have are written as text."""
-    return json.dumps(_to_json(value))
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_to_json(item) for item in value]
-    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+    """A value as one line of JSON; paths and the like are written as text."""
+    return json.dumps(value, default=str)
 
 
 WIDTH = 80
 CONTINUED = " \\"
+SAVED = "stopped, all runs saved; to continue:"
 
 
 def program_command(*words: str) -> str:
@@ -66,6 +59,11 @@ def _program_word(program: Path) -> str:
         if found is not None and program.samefile(found):
             return program.name
     return str(program)
+
+
+def with_command(text: str, *words: str) -> str:
+    """A text, and below it a command of this program to paste."""
+    return "\n".join([text, *(f"  {line}" for line in wrap_command(program_command(*words), 2))])
 
 
 def wrap_command(command: str, indent: int) -> list[str]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli.configuration import resolve
-from rl_training.cli.options import AsJson, LaunchOptions, Plugins, SeedOptions, TrainOptions
-from rl_training.cli.output import program_command, say, show, wrap_command
+from rl_training.cli.options import AsJson, LaunchOptions, Plugins, SeedOptions, TrainOptions, words_of
+from rl_training.cli.output import SAVED, say, show, with_command
 from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError, RunExistsError
 from rl_training.files import is_file
@@ -130,8 +130,7 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
             f"study '{study.path}' exists already: choose another --run-suffix, or add --resume-or-start to continue it"
         )
     words = launch_words(many)
-    command = wrap_command(program_command("study", "run", str(study.path), *words), 2)
-    text = "\n".join(["to continue after a stop:", *(f"  {line}" for line in command)])
+    text = with_command("to continue after a stop:", "study", "run", str(study.path), *words)
     with results_alone():  # Ray prints to standard output
         driver = study.drive(launcher_in(study.path.parent, many), shard=_shard(None), on_begin=lambda: say(text))
     report_study(study.path, driver, words, as_json=options.as_json)
@@ -145,13 +144,13 @@ def report_study(path: Path, driver: Driver, words: Sequence[str], *, as_json: b
     values, lines = study_lines(path, driver.tasks, driver.shard)
     show(values, lines, as_json)
     num_failed = len(failed_tasks(driver.tasks))
-    command = "\n".join(f"  {line}" for line in wrap_command(program_command("study", "run", str(path), *words), 2))
+    command = ["study", "run", str(path), *words]
     if driver.interrupted_by is not None:
-        say(f"stopped, all runs saved; to continue:\n{command}")
+        say(with_command(SAVED, *command))
         raise typer.Exit(128 + driver.interrupted_by)
     if num_failed:
         plural = "" if num_failed == 1 else "s"
-        say(f"{num_failed} run{plural} failed; after fixing the cause, continue:\n{command}")
+        say(with_command(f"{num_failed} run{plural} failed; after fixing the cause, continue:", *command))
         raise typer.Exit(1)
 
 
@@ -212,12 +211,10 @@ def launcher_in(folder: Path, options: LaunchOptions) -> Launcher:
 
 def launch_words(options: LaunchOptions) -> list[str]:
     """The same options as words of a command."""
-    words = []
-    for field in dataclasses.fields(LaunchOptions):
-        value = getattr(options, field.name)
-        if value != field.default:
-            words += ["--" + field.name.replace("_", "-"), *([] if value is True else [str(value)])]
-    return words
+    others = {field.name for field in dataclasses.fields(options)} - {
+        field.name for field in dataclasses.fields(LaunchOptions)
+    }
+    return words_of(options, without=others)
 
 
 def _shard_words(options: StudyOptions) -> list[str]:

@@ -33,7 +33,7 @@ from rl_training.cli.options import (
     find_run,
     positive_number,
 )
-from rl_training.cli.output import program_command, put, say, show, wrap_command
+from rl_training.cli.output import program_command, put, say, show, with_command, wrap_command
 from rl_training.cli.studies import refuse_without_seeds, train_seeds
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, failure_note
 from rl_training.terminal.streams import is_quiet, is_terminal, printable
@@ -82,7 +82,7 @@ def report_training(
             raise
         say(str(error))  # the signal may mean that the terminal is gone
     if was_interrupted:
-        say("\n".join(["saved; to resume:", *(f"  {line}" for line in wrap_command(program_command(*resume), 2))]))
+        say(with_command("saved; to resume:", *resume))
         raise typer.Exit(128 + (interrupting_signal(result.stop_reason) or signal.SIGTERM))
 
 
@@ -117,8 +117,7 @@ def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
     if last is None:
         return ""
     step = checkpoint_order(last.name)[0]
-    command = "\n".join(f"  {line}" for line in wrap_command(program_command(*words), 2))
-    return f"the last checkpoint is of step {step:,}; after fixing the cause, resume:\n{command}"
+    return with_command(f"the last checkpoint is of step {step:,}; after fixing the cause, resume:", *words)
 
 
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
@@ -301,15 +300,9 @@ def demo(output_dir: OutputDir = None, total_timesteps: DemoTimesteps = None) ->
     score, spread = metrics["eval_return_mean"], metrics["eval_return_std"]
     put(f"\nThe trained policy scores {score:.1f} ± {spread:.1f} of 500 over 20 evaluation episodes.")
     put(_plot_line(result.run_dir))
-    say("\nTry next:")
-    for command in (
-        ["eval", str(result.run_dir), "--eval-episodes", "100"],
-        ["train", "ppo", "Pendulum-v1"],
-        ["presets"],
-        ["algos", "ppo"],
-    ):
-        for line in wrap_command(program_command(*command), 2):
-            say(f"  {line}")
+    say(with_command("\nTry next:", "eval", str(result.run_dir), "--eval-episodes", "100"))
+    for words in (["train", "ppo", "Pendulum-v1"], ["presets"], ["algos", "ppo"]):
+        say(f"  {program_command(*words)}")
 
 
 def _plot_line(run_dir: Path) -> str:

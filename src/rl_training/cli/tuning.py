@@ -28,9 +28,10 @@ from rl_training.cli.options import (
     complete_words,
     positive_number,
     whole_number,
+    words_of,
 )
-from rl_training.cli.output import program_command, say, show, wrap_command
-from rl_training.cli.studies import launch_words, launcher_in
+from rl_training.cli.output import SAVED, say, show, with_command
+from rl_training.cli.studies import launcher_in
 from rl_training.errors import ConfigError
 from rl_training.files import is_file
 from rl_training.terminal.streams import results_alone
@@ -155,7 +156,7 @@ def tune(options: TuneOptions) -> None:
     values, lines = tune_result_lines(result)
     show(values, lines, options.as_json)
     if result.verdict.is_better:
-        _say_command("to train with the winner's settings:", program_command("train", "--config", str(result.best)))
+        say(with_command("to train with the winner's settings:", "train", "--config", str(result.best)))
 
 
 @contextlib.contextmanager
@@ -164,7 +165,7 @@ def _telling_how_to_continue(options: TuneOptions) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _say_command("interrupted; to continue:", program_command("tune", *_command_words(options)))
+        say(with_command("interrupted; to continue:", "tune", *_command_words(options)))
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -186,27 +187,14 @@ def _run(options: TuneOptions, plan: Any, path: Path) -> Any:
         say(f"error: {error}")
         raise typer.Exit(1) from None
     if result is None:
-        _say_command("stopped, all runs saved; to continue:", program_command("tune", *_command_words(options)))
+        say(with_command(SAVED, "tune", *_command_words(options)))
         raise typer.Exit(128 + (tuning.interrupted_by or 2))
     return result
 
 
-def _say_command(text: str, command: str) -> None:
-    say("\n".join([text, *(f"  {line}" for line in wrap_command(command, 2))]))
-
-
 def _command_words(options: TuneOptions) -> list[str]:
     """The same command as words."""
-    words = list(options.words or [])
-    launch = {field.name for field in dataclasses.fields(LaunchOptions)}
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name in {*launch, "words", "as_json", "dry_run"} or value == field.default:
-            continue
-        option = "--" + field.name.replace("_", "-")
-        values = value if isinstance(value, (list, tuple)) else [value]
-        words += [word for item in values for word in ([option] if item is True else [option, str(item)])]
-    return [*words, *launch_words(options)]
+    return [*(options.words or []), *words_of(options, without=("words", "as_json", "dry_run"))]
 
 
 def _request(options: TuneOptions) -> tuple[TuneRequest, Path]:

@@ -85,6 +85,16 @@ def _naming_callback(callback: object, method: str) -> Iterator[None]:
         raise
 
 
+def _check(callback: object, title: str) -> None:
+    """`check_callback`; what a property of the callback raises becomes a `ConfigError`, too."""
+    try:
+        check_callback(callback, title)
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{title} cannot be used: it raised {type(error).__name__}: {error}") from error
+
+
 class CallbackList(Callback):
     """Calls every event of each callback, in order. An exception in a callback ends the run."""
 
@@ -97,7 +107,7 @@ class CallbackList(Callback):
             raise ConfigError(f"callbacks must be a list, not one {name}: write callbacks=[...]") from None
         if not isinstance(callbacks, CallbackList):
             for index, callback in enumerate(self.callbacks):
-                check_callback(callback, titles[index] if titles else self._title(index))
+                _check(callback, titles[index] if titles else self._title(index))
         self.unclaimed: list[str] = []
         """Class names of callbacks with saved state but without a counterpart in this list."""
 
