@@ -154,9 +154,11 @@ class ActorCriticConfig(AlgorithmConfig):
 
     def network_sizes(self) -> dict[str, HiddenSizes]:
         """Hidden sizes by config key, the actor's first."""
-        own = {"actor_hidden_sizes": self.actor_hidden_sizes, "critic_hidden_sizes": self.critic_hidden_sizes}
-        shared = ("hidden_sizes", self.hidden_sizes)
-        return dict(shared if sizes is None else (key, sizes) for key, sizes in own.items())
+        found = {}
+        for key in ("actor_hidden_sizes", "critic_hidden_sizes"):
+            used = "hidden_sizes" if getattr(self, key) is None else key
+            found[used] = getattr(self, used)
+        return found
 
     def has_one_size(self) -> bool:
         """Whether the actor and the critics have the same hidden layers."""

@@ -133,9 +133,18 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         # Without next observations any [B] tensor serves: the inputs of a compiled graph stay tensors.
         discounts = bootstrap_discounts(batch, self.config.gamma) if self.uses_next_obs else batch.rewards
         weights = None if batch.unscaled_weights is None else self._importance_weights(batch.unscaled_weights)
-        fields = batch.obs, batch.actions, rewards, batch.next_obs
-        further = batch.masks, batch.next_masks, batch.valid, batch.extras
-        inputs = Batch(*fields, discounts, weights, *further)
+        inputs = Batch(
+            batch.obs,
+            batch.actions,
+            rewards,
+            batch.next_obs,
+            discounts,
+            weights,
+            batch.masks,
+            batch.next_masks,
+            batch.valid,
+            batch.extras,
+        )
         names, values, gradient_steps, td_errors = self._step(inputs, *self.step_inputs(batch.actions))
         return UpdateResult(dict(zip(names, values.unbind(), strict=True)), gradient_steps, td_errors)
 

@@ -172,16 +172,19 @@ def split_networks(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     split = {}
     matches = {name: BATCHED_NAME.fullmatch(name) for name in weights}
-    last = max((int(match[3]) for match in matches.values() if match and match[3]), default=0)
+    layers = [int(match[3]) for match in matches.values() if match and match[3]]
     for name, tensor in weights.items():
         match = matches[name]
-        if match is None or tensor.dim() != 3 or len(tensor) != 2:
+        is_batched = tensor.dim() == 3 and len(tensor) == 2
+        if match is None or not is_batched:
             split[name] = tensor
             continue
-        policy, value = tensor.mT if match[2] == "weight" else tensor.squeeze(1)
-        is_output = match[3] is not None and int(match[3]) == last
+        kind, layer = match[2], match[3]
+        policy, value = tensor.mT if kind == "weight" else tensor.squeeze(1)
+        if layer is not None and int(layer) == max(layers):
+            value = value[:1]  # of the last layer, only the first output is the value
         split[f"{POLICY_PREFIX}{match[1]}"] = policy
-        split[f"{VALUE_PREFIXES[0]}{match[1]}"] = value[:1] if is_output else value
+        split[f"{VALUE_PREFIXES[0]}{match[1]}"] = value
     return split
 
 

@@ -38,15 +38,19 @@ def split_leaves(obs: Tensor, spec: ObsSpec) -> dict[str, Tensor]:
 
     Images are uint8 [B, *shape], numbers float32 [B, *shape], categories one-hot float32 [B, categories].
     """
-    num_bytes = FLOAT_BYTES * spec.num_features if spec.image_shapes else 0
-    numbers = obs[:, :num_bytes].contiguous().view(torch.float32) if spec.image_shapes else obs
-    of_numbers, of_images = ([leaf.width for leaf in spec.leaves if leaf.is_image is kind] for kind in (False, True))
-    columns = [*torch.split(numbers, of_numbers, 1)] if of_numbers else []
-    columns += torch.split(obs[:, num_bytes:], of_images, 1) if of_images else ()
-    return {
-        "/".join(map(str, leaf.path)): part if leaf.choices else part.reshape(len(obs), *leaf.shape)
-        for leaf, part in zip(spec.leaves, columns, strict=True)
-    }
+    numbers, pixels = obs, obs[:, :0]
+    if spec.image_shapes:
+        num_bytes = FLOAT_BYTES * spec.num_features
+        numbers, pixels = obs[:, :num_bytes].contiguous().view(torch.float32), obs[:, num_bytes:]
+    columns: list[Tensor] = []
+    for source, is_image in ((numbers, False), (pixels, True)):
+        widths = [leaf.width for leaf in spec.leaves if leaf.is_image is is_image]
+        columns += torch.split(source, widths, 1) if widths else ()
+    leaves = {}
+    for leaf, part in zip(spec.leaves, columns, strict=True):
+        name = "/".join(map(str, leaf.path))
+        leaves[name] = part if leaf.choices else part.reshape(len(obs), *leaf.shape)
+    return leaves
 
 
 def make_preprocessor(spec: ObsSpec, *, normalize: bool) -> ObsPreprocessor | None:

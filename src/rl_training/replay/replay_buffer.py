@@ -64,7 +64,8 @@ class ReplayBuffer:
         self._position = 0
         self._rows_stored = 0
         self._segment_rows = rows_per_segment(self.num_rows, sum(array[0].nbytes for array in self._storage.values()))
-        self._versions = [0] * -(-self.num_rows // self._segment_rows)
+        num_segments = -(-self.num_rows // self._segment_rows)
+        self._versions = [0] * num_segments
         self._writes = 0
         num_slots = self.num_rows * num_envs
         self._priorities = None if priority_alpha is None else PrioritizedSampler(num_slots, priority_alpha, rng)
@@ -204,17 +205,20 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """The stored rows in segments, the write position and the generator."""
-        return {
+        starts = range(0, self._rows_stored, self._segment_rows)
+        segments = [
+            Segment(version, self._rows(start, start + self._segment_rows))
+            for version, start in zip(self._versions, starts, strict=False)
+        ]
+        state = {
             "position": self._position,
             "rows_stored": self._rows_stored,
             "writes": self._writes,
             "rng": self._rng.bit_generator.state,
-            **({} if self._priorities is None else {"priorities": self._priorities.state_dict()}),
-            "segments": [
-                Segment(self._versions[start // self._segment_rows], self._rows(start, start + self._segment_rows))
-                for start in range(0, self._rows_stored, self._segment_rows)
-            ],
         }
+        if self._priorities is not None:
+            state["priorities"] = self._priorities.state_dict()
+        return {**state, "segments": segments}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -36,14 +36,17 @@ class ObsSpec:
         """Length of the flat (or one-hot encoded) observation, without images."""
         if self.leaves:
             return sum(leaf.width for leaf in self.leaves if not leaf.is_image)
-        return 0 if self.image_shapes else self.num_categories or prod(self.shape)
+        if self.image_shapes:
+            return 0
+        return self.num_categories or prod(self.shape)
 
     @property
     def image_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of its images, in stored order."""
         if self.leaves:
             return tuple(leaf.shape for leaf in self.leaves if leaf.is_image)
-        return (self.shape,) if self.dtype == "uint8" and is_image_shape(self.shape) else ()
+        is_image = self.dtype == "uint8" and is_image_shape(self.shape)
+        return (self.shape,) if is_image else ()
 
     def as_stored(self, obs: Any) -> Array:
         """Stored form [B, *shape] of a batch of the environment's observations."""
@@ -72,7 +75,8 @@ class ObsSpec:
         if self.num_categories is not None:
             return (ObsLeaf((), (), choices=(self.num_categories,), start=(0,)),)
         is_image = bool(self.image_shapes)
-        return (ObsLeaf((), self.shape, is_image, 1 / 255 if self.dtype == "uint8" and not is_image else 1.0),)
+        is_byte_vector = self.dtype == "uint8" and not is_image
+        return (ObsLeaf((), self.shape, is_image, 1 / 255 if is_byte_vector else 1.0),)
 
     def read(self, obs: Any) -> tuple[Any, bool]:
         """Observation or batch given by a user, as a batch for `as_stored`, and whether it was a batch.
@@ -127,29 +131,35 @@ class ObsSpec:
 
     def _check(self) -> None:
         """Raise a `ValueError` unless `describe_observation` can return this."""
-        sizes = [*self.shape, *([] if self.num_categories is None else [self.num_categories])]
-        sizes += [size for leaf in self.leaves for size in (*leaf.shape, *leaf.choices)]
-        check_sizes(sizes)
-        if self.dtype not in (("float32", "uint8") if self.num_categories is None else ("int64",)):
+        check_sizes(self.shape)
+        dtypes: tuple[str, ...] = ("float32", "uint8")
+        if self.num_categories is not None:
+            check_sizes([self.num_categories])
+            dtypes = ("int64",)
+        if self.dtype not in dtypes:
             raise ValueError(f"observations cannot be of type {self.dtype!r:.100}")
-        if not self.leaves:
-            return
-        if any(leaf.is_image is not True and leaf.is_image is not False for leaf in self.leaves):
-            raise ValueError("is_image of a leaf is not true or false")
-        if any(type(leaf.scale) is not float or not 0.0 < leaf.scale <= 1.0 for leaf in self.leaves):
-            raise ValueError("the scale of a leaf is not a float above 0 and at most 1")
-        if any(type(first) is not int for leaf in self.leaves for first in leaf.start):
-            raise ValueError("the first category of a leaf is not an integer")
-        if any(leaf.is_image and not is_image_shape(leaf.shape) for leaf in self.leaves):
-            raise ValueError("a leaf is marked as an image, but its shape is not that of an image")
-        if not all(type(key) in (str, int) for leaf in self.leaves for key in leaf.path):
-            raise ValueError("a key in the path of a leaf is not a string or an integer")
-        if any(len(leaf.choices) not in (0, prod(leaf.shape)) for leaf in self.leaves) or any(
-            len(leaf.choices) != len(leaf.start) for leaf in self.leaves
-        ):
-            raise ValueError("a leaf needs one number of categories and one start per component")
-        if (self.shape, self.dtype) != stored_as(self.leaves):
+        for leaf in self.leaves:
+            _check_leaf(leaf)
+        if self.leaves and (self.shape, self.dtype) != stored_as(self.leaves):
             raise ValueError("shape and dtype do not match the leaves")
+
+
+def _check_leaf(leaf: ObsLeaf) -> None:
+    """Raise a `ValueError` unless `describe_observation` can return an observation with this leaf."""
+    check_sizes(leaf.shape)
+    check_sizes(leaf.choices)
+    if type(leaf.is_image) is not bool:
+        raise ValueError("is_image of a leaf is not true or false")
+    if type(leaf.scale) is not float or not 0.0 < leaf.scale <= 1.0:
+        raise ValueError("the scale of a leaf is not a float above 0 and at most 1")
+    if any(type(first) is not int for first in leaf.start):
+        raise ValueError("the first category of a leaf is not an integer")
+    if leaf.is_image and not is_image_shape(leaf.shape):
+        raise ValueError("a leaf is marked as an image, but its shape is not an image's")
+    if any(type(key) not in (str, int) for key in leaf.path):
+        raise ValueError("a key in the path of a leaf is not a string or an integer")
+    if len(leaf.choices) not in (0, prod(leaf.shape)) or len(leaf.choices) != len(leaf.start):
+        raise ValueError("a leaf needs one number of categories and one start per component")
 
 
 def check_sizes(sizes: Iterable[Any]) -> None:
@@ -167,18 +177,24 @@ def is_image_shape(shape: tuple[int, ...]) -> bool:
 def plane_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Height and width of an image of this shape."""
     image = shape[-3:]
-    height, width = image[:2] if len(image) == 3 and image[-1] < image[0] else image[-2:]
-    return height, width
+    has_channels_last = len(image) == 3 and image[-1] < image[0]
+    if has_channels_last:
+        image = image[:2]
+    return image[-2], image[-1]
 
 
 def stored_as(leaves: tuple[ObsLeaf, ...]) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of the stored row of these leaves."""
     num_pixels = sum(leaf.width for leaf in leaves if leaf.is_image)
     num_numbers = sum(leaf.width for leaf in leaves if not leaf.is_image)
-    return ((FLOAT_BYTES * num_numbers + num_pixels,), "uint8") if num_pixels else ((num_numbers,), "float32")
+    if num_pixels:
+        return (FLOAT_BYTES * num_numbers + num_pixels,), "uint8"
+    return (num_numbers,), "float32"
 
 
 def _as_batch(obs: Any) -> Any:
     if isinstance(obs, dict):
         return {key: _as_batch(value) for key, value in obs.items()}
-    return tuple(_as_batch(value) for value in obs) if isinstance(obs, tuple) else np.asarray(obs)[None]
+    if isinstance(obs, tuple):
+        return tuple(_as_batch(value) for value in obs)
+    return np.asarray(obs)[None]
