@@ -164,6 +164,7 @@ def test_a_failing_environment_ends_the_run_with_its_own_error(algo: str, tmp_pa
 
 @pytest.mark.parametrize("algo", ALGOS if TRY_ALL else ["ppo"])
 def test_a_compiled_update_computes_what_the_plain_one_does(algo: str, tmp_path: Path) -> None:
+    """Takes more than ten seconds: the C++ compiler."""
     changes = {"total_timesteps": 48, "log_interval": 48}
     plain = run_training(small_config(algo, tmp_path / "plain", **changes))
     compiled = run_training(small_config(algo, tmp_path / "compiled", compile=True, **changes))

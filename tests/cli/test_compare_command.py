@@ -162,6 +162,7 @@ class TestResult:
 
 class TestUntilDecided:
     def test_it_trains_the_missing_seeds_and_stops_when_decided(self, tmp_path: Path) -> None:
+        """Takes more than ten seconds: eight runs of two studies."""
         for name, steps in (("short", 1), ("long", 32)):
             kwargs = {**PPO, "num_steps": steps * 8, "minibatch_size": steps * 8}
             values = {"name": name, "base": {**BASE, "algo_kwargs": kwargs}, "seeds": "0,1"}

@@ -293,6 +293,7 @@ class TestRuns:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_suspended_process_that_was_replaced_wakes_up_and_leaves_without_a_trace(tmp_path: Path) -> None:
+    """Takes more than ten seconds: it waits until a heartbeat counts as stale."""
     config = small_config("ppo", tmp_path / "runs", total_timesteps=8_000, checkpoint_interval=256, log_interval=64)
     settings = [f"{key}={json.dumps(value)}" for key, value in config.algo_kwargs.items()]
     train = [

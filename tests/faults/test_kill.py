@@ -212,6 +212,7 @@ def test_a_run_that_goes_online_is_killed_in_both_stages(tmp_path: Path) -> None
 def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(
     algo: str, first: int, every: int, kwargs: dict[str, Any], status: str, tmp_path: Path
 ) -> None:
+    """Takes more than ten seconds: a run is killed and resumed at one operation after the other."""
     changes = {"total_timesteps": 48, "log_interval": 16, "checkpoint_interval": 16, "eval_episodes": 1}
     algo_kwargs = {"eval_interval": 32, **kwargs}
     env_kwargs = {"max_episode_steps": 20}
@@ -231,6 +232,7 @@ def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(
 
 
 def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:
+    """Takes more than ten seconds: thousands of steps, so that a kill meets the run at any of them."""
     chance = random.Random(5)
     victim = Victim("ppo", tmp_path / "killed", total_timesteps=8000, checkpoint_interval=256, log_interval=64)
     for _ in range(NUM_KILLS_FROM_OUTSIDE):

@@ -56,6 +56,7 @@ print(json.dumps(sizes))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 def test_many_runs_in_one_process_do_not_grow(tmp_path: Path) -> None:
+    """Takes more than ten seconds: memory is known to be flat only after many runs."""
     command = [sys.executable, "-c", SCRIPT, str(TESTS), str(tmp_path), str(NUM_RUNS)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     sizes = json.loads(answer.stdout)

@@ -43,6 +43,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_one_and_two_jobs_give_the_runs_of_single_commands(tmp_path: Path, alone: dict[str, Path]) -> None:
+    """Takes more than ten seconds: the workers of one of its studies are fresh interpreters."""
     for jobs, seeds, num_runs in (("1", "0", 2), ("2", "0,1", 4)):
         folder = tmp_path / jobs
         folder.mkdir()
@@ -55,6 +56,7 @@ def test_one_and_two_jobs_give_the_runs_of_single_commands(tmp_path: Path, alone
 
 
 def test_kills_of_workers_and_drivers_change_nothing(tmp_path: Path, alone: dict[str, Path]) -> None:
+    """Takes more than ten seconds: six runs, begun again after each kill."""
     chance = random.Random(7)
     path = write_study(tmp_path)
     study = Study.from_file(path)

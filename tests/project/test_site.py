@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` does."""
+    """The site, built as `make docs` does: more than ten seconds."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-b", "html"]
     built = subprocess.run([*command, DOCS, folder], capture_output=True, text=True)

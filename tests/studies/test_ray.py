@@ -137,6 +137,7 @@ LONG = pytest.mark.skipif(not TRY_ALL, reason="takes half a minute: RL_TRAINING_
 def test_whatever_dies_the_study_ends_as_if_nothing_had(
     kills: list[Any], cluster: RayCluster, tmp_path: Path, alone: dict[str, Path]
 ) -> None:
+    """Takes more than ten seconds: a real cluster, whose processes are killed and replaced."""
     path = write_study(tmp_path, seeds="0,1")
     study = Study.from_file(path)
     driver = run_on(cluster, path)
