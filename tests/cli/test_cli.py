@@ -214,12 +214,7 @@ def unwrap(text: str) -> str:
 
 
 def answer_of(process: subprocess.Popen[str]) -> Answer:
-    try:
-        out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return Answer(process.returncode, out, err)
+    return Answer(*warm.finish(process))
 
 
 def screen_of(folder: Path, *args: str) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from conftest import TRY_ALL
 from finished_studies import write_finished_study
-from study_tools import finish, start
+from study_tools import start
+from warm import finish
 
 from rl_training.cli import main
 from rl_training.experiment.yaml_text import dump_yaml

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,6 @@ from rl_training.files import AppendedFile, replace_synced
 from rl_training.runtime.run import run_training
 from rl_training.runtime.workflows import resume_training
 
-PATIENCE_SECONDS = 120.0
 STALE = "RL_TRAINING_STALE_SECONDS"
 
 
@@ -64,13 +62,6 @@ def pretend(run_dir: Path, attempt: int = 1, **values: object) -> Path:
 def make_stale(workspace: Path) -> None:
     for path in (workspace / "heartbeat", workspace.with_suffix(".json")):
         os.utime(path, (0, 0))
-
-
-def wait_until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.02)
 
 
 class TestAcquire:
@@ -271,7 +262,7 @@ class TestRuns:
             def _check(self, trainer, event):  # type: ignore[no-untyped-def]
                 if event == "collect" and trainer.global_step >= self.step and not trainer.should_stop:
                     (trainer.run_dir / "stop").touch()
-                    wait_until(lambda: trainer.should_stop)
+                    warm.wait_until(lambda: trainer.should_stop)
 
         stopped = run_training(config, callbacks=[AskToStop(100, "collect")])
         assert stopped.stop_reason == "interrupted by a stop file"
@@ -304,18 +295,18 @@ def test_a_suspended_process_that_was_replaced_wakes_up_and_leaves_without_a_tra
     first = warm.start(train, tmp_path, **{STALE: "2"})
     run_dir = config.output_dir / run_name(config, "x")
     try:
-        wait_until(lambda: (run_dir / "checkpoints" / "last").exists())
+        warm.wait_until(lambda: (run_dir / "checkpoints" / "last").exists())
         first.send_signal(signal.SIGSTOP)
         refused = warm.run(["resume", str(run_dir)], tmp_path, **{STALE: "2"})
         if refused.returncode == 2:  # within two seconds of its last heartbeat it still counts as alive
             assert f"belongs to process {first.pid} on {socket.gethostname()} since" in refused.stderr
-            wait_until(lambda: heartbeat_age(run_dir, read_owner(run_dir)) > 2.1)
+            warm.wait_until(lambda: heartbeat_age(run_dir, read_owner(run_dir)) > 2.1)
         second = warm.run(["resume", str(run_dir)], tmp_path, **{STALE: "2"})
         assert second.returncode == 0, second.stderr
         before = contents(run_dir)
         first.send_signal(signal.SIGCONT)
-        _, error = first.communicate(timeout=PATIENCE_SECONDS)
-        assert first.returncode == 2, error
+        code, _, error = warm.finish(first)
+        assert code == 2, error
         assert "was replaced by process" in error
         assert contents(run_dir) == before
     finally:

@@ -6,7 +6,6 @@ import json
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ import pytest
 import warm
 from conftest import HELPERS, TRY_ALL, algorithms_for_faults, small_config
 from run_tools import assert_same_end
+from warm import finish, wait_until
 
 from rl_training.experiment.checkpoint_folder import list_checkpoints, read_pointer
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
@@ -34,7 +34,6 @@ from rl_training.runtime.workflows import resume_training
 ALGOS = algorithms_for_faults()
 NUM_KILLS_FROM_OUTSIDE = 3 if TRY_ALL else 2
 KILLS_OF_EACH = 7
-PATIENCE_SECONDS = 120
 STEPS = 256
 RUN: dict[str, Any] = {
     "total_timesteps": STEPS,
@@ -68,19 +67,10 @@ def plan_of(algo: str) -> list[Kill]:
     return [kinds[index % len(kinds)]() for index in range(KILLS_OF_EACH)]
 
 
-def launch(order: dict[str, Any], folder: Path, **environment: str) -> subprocess.Popen[str]:
+def launch(order: dict[str, Any], folder: Path, **environment: str) -> Any:
     """Start a process that trains, or goes on training."""
     text = json.dumps({"segment_bytes": SEGMENT_BYTES, **order})
     return warm.start([text], folder, "killed_run:main_of_order", **environment)
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    try:
-        _, error = process.communicate(timeout=PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return process.returncode, error
 
 
 class Victim:
@@ -99,7 +89,7 @@ class Victim:
         (found,) = self.config.output_dir.glob("*__life*")
         return found
 
-    def live(self, kill: Kill | None = None, **environment: str) -> subprocess.Popen[str]:
+    def live(self, kill: Kill | None = None, **environment: str) -> Any:
         self.lives += 1
         order: dict[str, Any] = {"kill": kill}
         if self.has_checkpoint():
@@ -121,7 +111,7 @@ class Victim:
 
     def die(self, kill: Kill, **environment: str) -> None:
         """Live until the kill, which must come."""
-        code, error = finish(self.live(kill, **environment))
+        code, _, error = finish(self.live(kill, **environment))
         assert code == -9, f"{kill} did not come in life {self.lives}: exit code {code}: {error}"
         self.check(kill)
 
@@ -142,7 +132,7 @@ class Victim:
 
     def end(self) -> TrainResult:
         """Live to the end."""
-        code, error = finish(self.live())
+        code, _, error = finish(self.live())
         assert code == 0, error
         assert self.leftovers() == []
         assert json.loads((self.run_dir / "metadata.json").read_text())["status"] == "finished"
@@ -218,7 +208,7 @@ def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(
     env_kwargs = {"max_episode_steps": 20}
     config = small_config(algo, tmp_path / "killed", algo_kwargs=algo_kwargs, env_kwargs=env_kwargs, **changes)
     order = {"config": serialize_train_config(config), "sweep": [first, every]}
-    code, error = finish(launch(order, tmp_path))
+    code, _, error = finish(launch(order, tmp_path))
     assert code == 0, error
     whole = run_training(config.replace(output_dir=tmp_path / "whole"))
     ended = [path.parent.parent for path in (tmp_path / "killed").glob("*/checkpoints/last")]
@@ -240,18 +230,10 @@ def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:
         wait_until(lambda: victim.has_checkpoint() and victim.is_running() and victim.has_new_lines(), process)
         time.sleep(chance.uniform(0.0, 0.5))
         process.kill()
-        code, error = finish(process)
+        code, _, error = finish(process)
         assert code == -9, error
         victim.check(("outside", victim.lives))
     assert_same_run(victim, tmp_path / "whole")
-
-
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
-            pytest.fail("it ended, or took too long" + (f": {finish(process)}" if process else ""))
-        time.sleep(0.02)
 
 
 def processes_marked(mark: str) -> list[int]:

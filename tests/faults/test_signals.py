@@ -16,7 +16,8 @@ import pytest
 import warm
 from conftest import HELPERS, TRY_ALL, small_config
 from run_tools import assert_same_end
-from test_kill import assert_same_folders, processes_marked, wait_until
+from test_kill import assert_same_folders, processes_marked
+from warm import finish, wait_until
 
 from rl_training.experiment.checkpointing import resolve_checkpoint, verify_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -26,7 +27,6 @@ from rl_training.runtime.run_utils import serialize_train_config
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.workflows import resume_training
 
-PATIENCE_SECONDS = 120
 CODES = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}
 RUN: dict[str, Any] = {
     "total_timesteps": 128,
@@ -40,15 +40,6 @@ RUN: dict[str, Any] = {
 
 def config_for(folder: Path, backend: str) -> TrainConfig:
     return small_config("ppo", folder, **RUN, env_kwargs={"backend": backend, "max_episode_steps": 20})
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    try:
-        out, error = process.communicate(timeout=PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return process.returncode, out, error
 
 
 def command_of(pid: int) -> bytes:

@@ -14,18 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import TRY_ALL
 from run_tools import contents
-from study_tools import (
-    BASE,
-    PPO,
-    assert_same_study,
-    finish,
-    live_workers,
-    start,
-    start_fresh,
-    train_alone,
-    wait_until,
-    write_study,
-)
+from study_tools import BASE, PPO, assert_same_study, live_workers, start, start_fresh, train_alone, write_study
+from warm import finish, wait_until
 
 from rl_training.experiment.ownership import read_owner
 from rl_training.studies.catalog import read_run

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from conftest import TRY_ALL
-from study_tools import finish, start, wait_until
+from study_tools import start
 from tune_tools import BASE, SMALL, InlineLauncher, outcome
+from warm import finish, wait_until
 
 from rl_training.experiment.ownership import is_alive, read_owner
 from rl_training.experiment.yaml_text import dump_yaml

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import warm
 from run_tools import assert_same_checkpoint
 
@@ -20,7 +17,6 @@ from rl_training.runtime.run import run_training
 from rl_training.studies.launching.study import Study
 from rl_training.studies.plan import PlannedRun
 
-PATIENCE_SECONDS = 240.0
 PPO = {"num_steps": 32, "minibatch_size": 32, "update_epochs": 4, "hidden_sizes": [8, 8], "eval_interval": 1000}
 DQN = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 64, "hidden_sizes": [8, 8], "eval_interval": 1000}
 SETTINGS = [{"algo": "ppo", "algo_kwargs": PPO}, {"algo": "dqn", "algo_kwargs": DQN}]
@@ -51,26 +47,6 @@ def start_fresh(words: list[str], folder: Path) -> subprocess.Popen[str]:
     """Start the command line in a fresh interpreter, which starts others as its workers."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-m", "rl_training", *words], cwd=folder, text=True, **pipes)
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
-    try:
-        out, error = process.communicate(timeout=PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return process.returncode, out, error
-
-
-def wait_until(condition: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> Any:
-    """Wait for a condition, while a process is alive; returns what the condition gave."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := condition()):
-        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
-            pytest.fail("it ended, or took too long" + (f": {finish(process)}" if process else ""))
-        time.sleep(0.02)
-    return found
 
 
 def live_workers(study: Study) -> dict[Path, int]:

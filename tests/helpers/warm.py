@@ -18,10 +18,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 PR_SET_PDEATHSIG = 1
 LAUNCHING = "rl_training.studies.launching"
@@ -36,6 +39,7 @@ IMPORTED = (
 SIGNALS = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
 CAN_FORK = sys.platform.startswith("linux")
 LONGEST_REQUEST = 1 << 17
+PATIENCE_SECONDS = 240.0
 
 
 def run_script() -> None:
@@ -151,6 +155,26 @@ def run(words: Sequence[str], folder: Path, **options: Any) -> subprocess.Comple
     process = start(words, folder, **options)
     out, error = process.communicate()
     return subprocess.CompletedProcess(list(words), process.returncode, out, error)
+
+
+def finish(process: Any) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a process."""
+    try:
+        out, error = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, error
+
+
+def wait_until(condition: Callable[[], Any], process: Any = None) -> Any:
+    """Wait for a condition, while a process is alive; returns what the condition gave."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            pytest.fail("it ended, or took too long" + (f": {finish(process)}" if process else ""))
+        time.sleep(0.02)
+    return found
 
 
 _servers: dict[int, tuple[socket.socket, subprocess.Popen[bytes] | None]] = {}

@@ -18,17 +18,8 @@ from typing import Any
 import pytest
 from conftest import HELPERS, TRY_ALL
 from run_tools import contents
-from study_tools import (
-    BASE,
-    SETTINGS,
-    assert_same_study,
-    finish,
-    live_workers,
-    start,
-    train_alone,
-    wait_until,
-    write_study,
-)
+from study_tools import BASE, SETTINGS, assert_same_study, live_workers, start, train_alone, write_study
+from warm import finish, wait_until
 
 from rl_training.cli import main
 from rl_training.experiment.ownership import read_owner
