@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from conftest import TESTS, small_config
 from run_tools import StopAt
 
@@ -291,6 +292,7 @@ class TestTrackedRuns:
         (run,) = mlflow_runs(store)
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "interrupted")
         assert run.data.tags["stop_reason"] == "interrupted by SIGTERM"
+        warm.wait_until(lambda: wandb_records(run_dir, "exit"))  # written by a process of wandb's own
         assert [record.exit_code for record in wandb_records(run_dir, "exit")] == [255]
         resume_training(run_dir)
         (run,) = mlflow_runs(store)

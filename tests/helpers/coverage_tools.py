@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from conftest import TESTS, TRY_ALL
 
-REPETITIONS = 1000 if TRY_ALL else 400
+REPETITIONS = 1000
 ERROR = math.sqrt(0.05 * 0.95 / REPETITIONS)
 """Monte Carlo error of a rate of 5 %."""
 Cell = tuple[str, int, int]
