@@ -85,7 +85,9 @@ def test_the_policy_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert equal(start.members["actor"], source["actor"])
     assert equal(start.members["target_actor"], source["target_actor"])
     assert not equal(start.members["critic"], source["critic"])
-    assert "random initial weights of critic: init_parts is policy" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "random initial weights of critic: init_parts is policy" in told
+    assert "WARNING: updates by a critic with random weights change the policy for the worse" in told
 
 
 def test_the_policy_alone_of_two_networks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,8 @@ class InitialWeights:
         source = f"'{self.checkpoint}' ({self.algo}, step {self.global_step:,})"
         lines = [f"initial weights of {', '.join(self.taken)} from {source}"]
         lines += [f"random initial weights of {name}: {reason}" for name, reason in self.left.items()]
+        if self.has_policy and "critic" in self.left:
+            lines.append("WARNING: updates by a critic with random weights change the policy for the worse at first")
         return lines
 
     def metadata(self) -> dict[str, Any]:
