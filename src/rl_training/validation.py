@@ -11,15 +11,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from rl_training.errors import ConfigError
 
+LARGEST = 2**63
+"""Integers of a configuration are smaller: what counts steps is stored and computed with 64 bits."""
+
 
 class FrozenConfig(BaseModel):
     """Base of the config classes: keyword-only, frozen, unknown keys refused, a docstring under each field."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_bool_and_huge_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and "bool" not in str(cls.model_fields[info.field_name or ""].annotation):
             raise ValueError("should not be true or false")
+        if isinstance(value, int) and abs(value) >= LARGEST:
+            raise ValueError(f"should be less than {LARGEST:,}")
         return value
 
     spelling: ClassVar[str | None] = None

@@ -96,7 +96,11 @@ def test_an_off_policy_run_warms_up_from_the_policy(tmp_path: Path, monkeypatch:
     path = write_model(tmp_path / "model.zip", settings_of("sac"), continuous_weights(3, 1), variables=variables)
     run = imported(capsys, str(path), "--env", "Pendulum-v1", "eval_episodes=1")["run"]
     assert main(["resume", run, "--total-timesteps", "4100"]) == 0
-    assert "nothing will be learned in the environment: learning_starts 100" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "the policy refills the replay buffer until step" in told
+    assert "nothing will be learned in the environment: learning_starts 100" in told
+    assert "raise total_timesteps" in told
+    assert "lower algo_kwargs.learning_starts" not in told  # it cannot change on a resume
     assert steps_of(load_checkpoint(run))["critic_optimizer"] == 0
     assert main(["resume", run, "--total-timesteps", "4120", "-q"]) == 0
     assert steps_of(load_checkpoint(run))["critic_optimizer"] == 20  # learning_starts counts from the import

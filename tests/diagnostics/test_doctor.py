@@ -131,7 +131,7 @@ def test_a_fault_that_stops_training_is_an_error(fault: str, check: str, words: 
         ("ending number", "endings", "terminated is 0.0"),
         ("no bounds", "actions", "no finite bounds"),
         ("wide bounds", "actions", "-1e+06 to 1e+06"),
-        ("endless", "episodes", "no time limit"),
+        ("endless", "episodes", "no time limit is known"),
         ("seedless", "seeds", "the same seed and actions gave different results at step 0"),
         ("one seed", "other seeds", "changes nothing"),
         ("large", "scale", "observations reach"),

@@ -165,8 +165,8 @@ def _check_episodes(env: Env, result: ProbeResult) -> Iterator[Finding]:
     elif limit:
         yield Finding(Level.OK, "episodes", f"none ended in {result.steps:,} steps; {limited}")
     elif "runs" not in result.faults:
-        found = f"none ended in {result.steps:,} steps; no time limit, so a resume replays every step since the reset"
-        yield Finding(Level.WARNING, "episodes", found, "set env_kwargs.max_episode_steps")
+        found = f"none ended in {result.steps:,} steps, and no time limit is known: a resume replays an episode's steps"
+        yield Finding(Level.WARNING, "episodes", found, "set env_kwargs.max_episode_steps, or see that it ends itself")
 
 
 def _check_size(spaces: Spaces, result: ProbeResult) -> Iterator[Finding]:

@@ -161,6 +161,9 @@ def _announce(session: Session, plan: ResumePlan | None, weights: InitialWeights
         first, total = f"{plan.global_step:,}", f"{setup.config.total_timesteps:,}"
         session.folder.logger.info("resumed at step %s of %s", first, total)
         view.message(f"resumed at step {first} of {total}")
+        first_update = setup.warm_start_step + getattr(setup.algo_config, "learning_starts", 0)
+        if setup.warm_start_step and plan.global_step < first_update:
+            view.message(f"the policy refills the replay buffer until step {first_update:,}, where updates begin")
     taken = weights.describe() if weights else []
     for note in collapsed([*taken, *setup.warnings(), *components.notes, *components.env_reasons]):
         view.message(note)

@@ -61,7 +61,8 @@ def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Ru
     evaluator = setup.make_evaluator()
     on_failure.callback(try_to_close, evaluator)
     new_steps = config.total_timesteps - setup.warm_start_step
-    notes = no_update_warnings(algo_config, new_steps, config.num_envs, "learning_starts")
+    key = "learning_starts" if setup.warm_start_step == 0 else None  # it cannot change on a resume
+    notes = no_update_warnings(algo_config, new_steps, config.num_envs, key)
     stored = min(algo_config.buffer_capacity, new_steps)
     notes += repeated_batch_warnings(algo_config.batch_size, stored, "the replay buffer")
     collector = make_collector(envs, algorithm)
@@ -75,15 +76,15 @@ def off_policy_bytes(setup: RunSetup, spaces: Spaces, fields: StepFields | None 
     return check_replay_fits(spaces, algo_config.buffer_capacity, total, algo_config.replay.kind, fields)
 
 
-def no_update_warnings(ratio: UpdateRatio, num_steps: int, num_envs: int, key: str) -> list[str]:
-    """A warning if the run ends before its first gradient step."""
+def no_update_warnings(ratio: UpdateRatio, num_steps: int, num_envs: int, key: str | None) -> list[str]:
+    """A warning if the run ends before its first gradient step; `key` is the setting that may be lowered."""
     last_step = -(-num_steps // num_envs) * num_envs
     if updates_due(ratio, last_step, 0) > 0:
         return []
+    remedy = "raise total_timesteps" if key is None else f"lower algo_kwargs.{key} or raise total_timesteps"
     return [
-        f"WARNING: nothing will be learned in the environment: {key} {ratio.learning_starts:,} and train_frequency"
-        f" {ratio.train_frequency:,} leave no gradient step in {num_steps:,} steps; lower algo_kwargs.{key} or raise"
-        " total_timesteps"
+        f"WARNING: nothing will be learned in the environment: {key or 'learning_starts'} {ratio.learning_starts:,} and"
+        f" train_frequency {ratio.train_frequency:,} leave no gradient step in {num_steps:,} steps; {remedy}"
     ]
 
 
