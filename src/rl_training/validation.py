@@ -140,7 +140,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> ConfigT:
-    """Validate `values` as `cls`; a `ConfigError` names the keys as those of `owner`."""
+    """Validate `values` as `cls`; a `ConfigError` names `owner` as the keys' owner."""
     try:
         return cls.model_validate(dict(values))
     except ValidationError as error:

@@ -115,7 +115,7 @@ def _refuse_unknown(owner: str, algo: str, given: Mapping[str, Any]) -> None:
 
 
 def _split(owner: str, algo: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values of `algo_kwargs`, and those of keywords, both in the form of a configuration."""
+    """Values of `algo_kwargs` and of keywords, in the form of a configuration."""
     base = values.pop("algo_kwargs", {})
     if isinstance(base, FrozenConfig):
         base = config_values(base, algo)

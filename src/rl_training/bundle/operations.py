@@ -1,7 +1,7 @@
 """The operations of a policy in NumPy: each builder checks its settings, tensors and shapes once, when a bundle loads.
 
 A builder takes the settings of the operation and the shapes of its inputs, and returns a function of batches and the
-shape of its output. Shapes are those of one observation; arrays have the batch dimension in front.
+shape of its output. Shapes are of one observation; arrays have the batch dimension in front.
 """
 
 from __future__ import annotations

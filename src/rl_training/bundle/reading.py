@@ -126,7 +126,7 @@ class Settings:
     def tensor(
         self, key: str, shape: tuple[int | None, ...], dtype: str = "float32", *, may_be_infinite: bool = False
     ) -> Array:
-        """The tensor whose name is the value of `key`; None in `shape` stands for any size."""
+        """The tensor whose name is the value of `key`; None in `shape` matches any size."""
         name = self.text(key)
         array = self._tensors.get(name)
         if array is None:

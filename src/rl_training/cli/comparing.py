@@ -218,7 +218,7 @@ def _show(
     look: int | None = None,
     more_lines: Sequence[str] = (),
 ) -> None:
-    """Store the result, draw it, and print it; `look` is that of a planned comparison."""
+    """Store the result, draw it, and print it; `look` is the look of a planned comparison."""
     from rl_training.studies.comparison.arms import read_result, store_result
     from rl_training.studies.comparison.looks import PLAN_FILE
     from rl_training.views.studies import comparison_lines, explanation_lines

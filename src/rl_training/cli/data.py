@@ -146,7 +146,7 @@ def _save(recording: Recording, out: Path | None, minari: str | None) -> None:
     if minari is not None:
         write_minari(minari, recording.dataset, recording.observation_space, recording.action_space)
         if recording.dataset.masks is not None:
-            say("WARNING: a Minari dataset has no action masks: to keep those of this recording, use --out")
+            say("WARNING: a Minari dataset has no action masks: to keep this recording's, use --out")
         put(f"minari={minari}")
 
 

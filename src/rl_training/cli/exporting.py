@@ -35,7 +35,7 @@ GoldenEpisodes = Annotated[
         "--eval-episodes",
         metavar=NUMBER,
         parser=whole_number,
-        help="Episodes for golden pairs and for the score of the card (default: those of the run; 0: no environment).",
+        help="Episodes for golden pairs and for the score of the card (default: the run's; 0: no environment).",
     ),
 ]
 

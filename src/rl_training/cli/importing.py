@@ -41,7 +41,7 @@ Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Compare the actions with those of SB3, which must be installed. SB3 unpickles the model: for files that"
+        help="Compare the actions with SB3's, which must be installed. SB3 unpickles the model: for files that"
         " you trust.",
     ),
 ]

@@ -195,9 +195,7 @@ ResumeTotalTimesteps = Annotated[
     int | None,
     _number("--total-timesteps", "Total environment steps, including those before the resume (offline: updates)."),
 ]
-DemoTimesteps = Annotated[
-    int | None, _number("--total-timesteps", "Total environment steps (default: those of the preset).")
-]
+DemoTimesteps = Annotated[int | None, _number("--total-timesteps", "Total environment steps (default: the preset's).")]
 NumEnvs = Annotated[int | None, _number("--num-envs", "Number of environments stepped in parallel.")]
 EvalEpisodes = Annotated[int | None, _number("--eval-episodes", "Episodes per evaluation.")]
 Seed = Annotated[int | None, _number("--seed", "Seed of all random number generators.")]

@@ -197,7 +197,7 @@ def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:
 
 @verb(app, "show")
 def show_one(run: OneRun, as_json: AsJson = False) -> None:
-    """Show what a run's folder tells of it: state, owner, scores, versions, settings."""
+    """Show a run: state, owner, scores, versions, settings."""
     from rl_training.experiment.config import leaves
     from rl_training.experiment.run_folder import TrainingRun
     from rl_training.studies.catalog import RunReader

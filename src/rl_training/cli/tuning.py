@@ -88,7 +88,7 @@ FinalSeeds = Annotated[int | None, _count("--final-seeds", "Untouched seeds of t
 TuneSeed = Annotated[
     int | None,
     typer.Option(
-        "--seed", metavar=NUMBER, parser=whole_number, help="Seed of the sampler; it also shifts those of the runs (0)."
+        "--seed", metavar=NUMBER, parser=whole_number, help="Seed of the sampler; it also shifts the runs' seeds (0)."
     ),
 ]
 TuneName = Annotated[

@@ -110,7 +110,7 @@ class EnvSettings(FrozenConfig):
 
     @property
     def unsupported_by_given(self) -> tuple[str, ...]:
-        """Keys that were set and that a vector environment of the user's does not support."""
+        """Keys that were set and that a user-defined vector environment does not support."""
         keys = self.model_fields_set - {"wrappers", "action_masks"} - ({"backend"} if self.backend == "sync" else set())
         wrappers = {f"wrappers.{key}" for key in ("atari", "list") if getattr(self.wrappers, key)}
         return tuple(sorted(keys | wrappers))

@@ -74,7 +74,7 @@ class MostlyInvalid(gym.Env[Obs, np.int64]):
         return self._next(), reward if is_valid else -1.0, not is_valid, truncated, self._info()
 
     def _next(self) -> Obs:
-        """Choose the right action and the valid ones; the observation tells the right one."""
+        """Choose the right action, which the observation shows, and the valid ones."""
         num_actions = len(self._mask)
         self._mask = np.zeros(num_actions, np.bool_)
         valid = self.np_random.choice(num_actions, self._num_valid, replace=False)
@@ -91,8 +91,8 @@ class MostlyInvalid(gym.Env[Obs, np.int64]):
 class HiddenTarget(gym.Env[Obs, np.int64]):
     """Go to a target that is shown at the first step only, on a ring of `size` places: this needs memory.
 
-    It needs masks too: action `a` is to stay, to go left or to go right, as `a % 3` tells, and of the `num_copies`
-    actions for each move only one is valid at a time, as `info["action_mask"]` tells. An invalid one ends the episode
+    It needs masks too: `a % 3` selects stay, left or right, and of the `num_copies`
+    actions for each move only one is valid at a time, given by `info["action_mask"]`. An invalid one ends the episode
     with -1. The observation is the own place, and at the first step the target, as one-hot vectors. A step that ends on
     the target pays 1. An episode has `length` steps; the best policy's mean return is about 11.3 of 12.
     """

@@ -29,7 +29,7 @@ class Best(NamedTuple):
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether a folder is that of a run."""
+    """Whether a folder is a run folder."""
     return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
 
 

@@ -41,7 +41,7 @@ class Record:
     items: dict[Any, Any] = field(default_factory=dict)
 
     def get(self, attribute: str) -> Any:
-        """An attribute in its state, as the array or number that it stands for; None without it."""
+        """An attribute in its state, as an array or number; None without it."""
         for part in self.state if isinstance(self.state, tuple) else (self.state,):
             if isinstance(part, dict) and attribute in part:
                 return plain(part[attribute])
@@ -67,7 +67,7 @@ def read_pickle(data: bytes, source: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The array, number or bytes that a record stands for; other values as they are."""
+    """The array, number or bytes of a record; other values as they are."""
     if not isinstance(value, Record):
         return value
     arguments = value.arguments

@@ -111,7 +111,7 @@ def import_sb3(
 ) -> Imported:
     """Import the zip file of an SB3 model as a run folder, which can be evaluated, resumed and started from.
 
-    `changes` are settings of the run (`{"env_kwargs": …}`), which win over those of the model. Without
+    `changes` are settings of the run (`{"env_kwargs": …}`), which win over the model's. Without
     `verify_with_sb3` nothing of the file is unpickled; with it SB3 loads the file itself, in a process of its own.
     """
     statistics_file = None if vecnormalize is None else Path(vecnormalize)
@@ -242,10 +242,10 @@ def _check_spaces(archive: Archive, reads_images: bool, spaces: Spaces) -> None:
         )
     if reads_images is not bool(obs.image_shapes):
         ways = ("with a CNN", "as vectors") if reads_images else ("as vectors", "with a CNN")
-        raise CheckpointError(f"the model reads observations {ways[0]}; those of this environment are read {ways[1]}")
+        raise CheckpointError(f"the model reads observations {ways[0]}; this environment's are read {ways[1]}")
     if action.kind is not ActionKind.CONTINUOUS:
         if np.any(action.start != 0):
-            raise CheckpointError("SB3 counts actions from 0, and those of this environment start elsewhere")
+            raise CheckpointError("SB3 counts actions from 0, and this environment's start elsewhere")
         return
     bounds = read_bounds(archive.settings)
     if bounds is None or len(bounds[0]) != action.num_components:

@@ -281,7 +281,7 @@ def _hindsight(given: Plain) -> dict[str, Any]:
 
 
 def _optimizer(archive: Archive, report: Report) -> dict[str, Any]:
-    """Adam's betas, epsilon and weight decay, and those of RMSprop, which is Adam with beta1 = 0."""
+    """Adam's or RMSprop's betas, epsilon and weight decay; RMSprop is Adam with beta1 = 0."""
     name = class_name(part_of(archive.settings, "policy_kwargs").get("optimizer_class")) or "Adam"
     groups = [archive.optimizers[key]["param_groups"][:1] for key in ("policy", "actor") if key in archive.optimizers]
     group = groups[0][0] if groups and groups[0] else {}

@@ -93,7 +93,7 @@ def _request(algo: str, archive: Archive, vecnormalize: Path | None, env: Any, *
     """What the script of the reference is told, except for the files that it reads and writes."""
     row = ALGORITHMS[algo]
     spaces = None
-    # Today's SB3 cannot read spaces of the package gym: it gets those of the environment.
+    # Today's SB3 cannot read spaces of the package gym: it gets the environment's.
     if str(part_of(archive.settings, "observation_space").get(":type:")).startswith("<class 'gym."):
         found = {"observation_space": env.observation_space, "action_space": env.action_space}
         spaces = {name: _described(space) for name, space in found.items()}

@@ -74,7 +74,7 @@ def _to_each(event: str) -> Any:
 
 @contextlib.contextmanager
 def _naming_callback(callback: object, method: str) -> Iterator[None]:
-    """Note on an exception of the user's code which callback and method it came from."""
+    """Attach callback and method names to an exception raised by user code."""
     try:
         yield
     except RLTrainingError:
@@ -99,7 +99,7 @@ class CallbackList(Callback):
     """Calls every event of each callback, in order. An exception in a callback ends the run."""
 
     def __init__(self, callbacks: Iterable[AnyCallback] | None = None, titles: Sequence[str] | None = None) -> None:
-        """Check each callback; those of another `CallbackList` were checked. `titles` name them in errors."""
+        """Check each callback that another `CallbackList` has not checked. `titles` name them in errors."""
         try:
             self.callbacks = list(callbacks or [])
         except TypeError:

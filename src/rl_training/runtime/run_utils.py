@@ -21,7 +21,7 @@ from rl_training.plugins.user_code import loaded_code
 ENVIRONMENTS = ("trainer", "collector", "envs", "environments")
 """Path of the environment states in a checkpoint."""
 VECTOR_STATE = ("trainer", "collector", "envs", "vector", "custom_state")
-"""Path of the state of a vector environment of the user's."""
+"""Path of the state of a user-defined vector environment."""
 
 __all__ = [
     "RunSeeds",

@@ -64,7 +64,7 @@ def load_algorithm(
 ) -> tuple[TrainConfig, Algorithm[Any], CheckpointState]:
     """Load the trained algorithm of a checkpoint, without its buffer and without creating an environment.
 
-    `network` is the class of the user's own network, if the checkpoint names one that is elsewhere.
+    `network` is the user's network class, if the checkpoint names one that is elsewhere.
     """
     state = load_checkpoint(path, include_buffer=False)
     config = read_config(state, device=device)

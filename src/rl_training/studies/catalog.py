@@ -37,7 +37,7 @@ LARGEST_COUNT = 1 << 63
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One run, as its folder tells."""
+    """One run, read from its folder."""
 
     run_dir: Path
     state: State
@@ -110,7 +110,7 @@ class RunReader:
         return {}
 
     def info(self) -> RunInfo:
-        """What the folder tells of the run."""
+        """The facts of the run that its folder has."""
         state = self.state
         is_running = state == "running" and self.owner is not None
         beat = read_heartbeat(self.run_dir, self.owner) if is_running and self.owner is not None else {}
@@ -171,7 +171,7 @@ class RunReader:
 
 
 def read_run(run_dir: Path, now: float | None = None) -> RunInfo:
-    """What a run folder tells of its run; `now` is the time on the clock that dates its files."""
+    """Read the facts of a run from its folder; `now` is the time on the clock that dates its files."""
     return RunReader(run_dir, now).info()
 
 
@@ -228,7 +228,7 @@ def _refuse_unknown_keys(filters: Sequence[str], readers: Sequence[RunReader]) -
 
 
 def _keys(config: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted keys of a configuration, those of its mappings included."""
+    """The dotted keys of a configuration, nested ones included."""
     for key, _ in leaves(config):
         parts = key.split(".")
         yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))

@@ -56,7 +56,7 @@ class StudyFile(FrozenConfig):
     base: dict[str, Any] = Field(default_factory=dict)
     """Settings that all runs share: keys of a run's configuration."""
     config: str | None = None
-    """Configuration file with settings that all runs share; those of base replace them."""
+    """Configuration file with settings that all runs share; `base` replaces them."""
     preset: bool | None = None
     """Begin with the preset of base.algo and base.env_id; null: do not, and say so if there is one."""
     vary: Any = Field(default_factory=dict)
@@ -156,7 +156,7 @@ class Plan:
             raise ConfigError(f"the stored plan is damaged: {error}") from None
 
     def runs(self, study_dir: Path) -> list[PlannedRun]:
-        """All runs in order: the settings of the first seed, then those of the next.
+        """All runs in order: all settings of the first seed, then of the next.
 
         Every configuration is validated; an error names the setting.
         """

@@ -227,7 +227,7 @@ T = TypeVar("T")
 
 
 def parse_seeds(value: Any) -> tuple[int, ...]:
-    """The seeds that `0..4`, `0,3,7`, `0..4,10`, a number or a list of numbers stands for."""
+    """The seeds that `0..4`, `0,3,7`, `0..4,10`, a number or a list of numbers means."""
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if isinstance(value, str):
@@ -291,7 +291,7 @@ WHOLE = Shard(1, 1)
 
 
 def parse_shard(text: str) -> Shard:
-    """The share that `K/N` stands for, K from 1 to N."""
+    """Share `K/N` as numbers, K from 1 to N."""
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"bad value {text!r} for --shard: write K/N, such as 1/8 for the first of eight shares")

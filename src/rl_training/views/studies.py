@@ -104,7 +104,7 @@ def summary_text(scores: Sequence[float]) -> str:
 
 
 def _draw(path: Path) -> str | None:
-    """Draw all curves; tells the reason if that fails, for example without matplotlib."""
+    """Draw all curves; reports the reason if that fails, for example without matplotlib."""
     # In a process of its own: the driver of a study stays small.
     words = [sys.executable, "-m", "rl_training.views.plotting", str(path)]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -146,7 +146,7 @@ def record_video(
 
 
 def _rate(target: Path, wanted: float) -> float:
-    """Frames per second of the film; a message tells if its format does not have as many as wanted."""
+    """Frames per second of the film; a message says if its format cannot have as many."""
     rate = film_rate(target, wanted)
     if rate < wanted:
         tell(f"a GIF has at most {rate:g} frames per second: the film is slower than {wanted:g}")

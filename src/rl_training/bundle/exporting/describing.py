@@ -62,7 +62,7 @@ def describe(algorithm: Algorithm[Any]) -> Description:
     if describe_policy is None:
         raise UndescribableError(
             f"{type(algorithm).__name__} has an `act` of its own, which cannot be written as operations: algorithms"
-            " that inherit `act` from those of this package can be exported"
+            " that inherit `act` from this package's can be exported"
         )
     outputs = describe_policy(ops, algorithm, read_observation(ops, spaces.obs))
     _finish(ops, outputs, spaces.action)

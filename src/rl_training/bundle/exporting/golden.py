@@ -181,7 +181,7 @@ def _masks(
 def _states(
     algorithm: Algorithm[Any], real: list[Array | None], num_extreme: int, generator: np.random.Generator
 ) -> Array | None:
-    """States of the algorithm: those of the episodes, and zeros and random ones for the extreme pairs."""
+    """Policy states: from the episodes, and zeros and random ones for the extreme pairs."""
     initial = algorithm.initial_state(1)
     if initial is None:
         return None

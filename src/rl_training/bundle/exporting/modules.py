@@ -178,7 +178,7 @@ def _nature_cnn(ops: OperationList, image: str, cnn: NatureCNN) -> str:
 
 
 def own_network(ops: OperationList, x: str, network: nn.Module) -> str:
-    """A network of the user's that applies torch's layers one after the other."""
+    """A user-defined network that applies torch's layers one after the other."""
     name = type(network).__name__
     try:
         graph = torch.fx.symbolic_trace(network).graph
@@ -268,7 +268,7 @@ TORCH_LAYERS: dict[type[nn.Module], Callable[[OperationList, str, Any], str]] = 
     nn.Identity: lambda ops, x, layer: x,
     nn.Dropout: lambda ops, x, layer: x,
 }
-"""Torch's layers that a network of the user's may have, in evaluation mode."""
+"""Torch's layers that a user-defined network may have, in evaluation mode."""
 ACTIVATION_CALLS: dict[Any, str] = {
     torch.relu: "relu",
     torch.tanh: "tanh",

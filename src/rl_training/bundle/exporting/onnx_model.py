@@ -87,7 +87,7 @@ def check_onnx(data: bytes, spaces: BundleSpaces, golden: dict[str, Array]) -> N
 
 
 def input_names(spaces: BundleSpaces) -> dict[str, str]:
-    """Names of the model's inputs, by those of the golden tensors; a mask is an input only if it is required."""
+    """Names of the model's inputs, by golden tensor name; a mask is an input only if it is required."""
     names = {}
     for index, leaf in enumerate(spaces.observation):
         names[f"{OBS}.{index}"] = "_".join(["obs", *map(str, leaf.path)])

@@ -74,7 +74,7 @@ class Copies:
 
 
 def plain_name(env: Any) -> str | None:
-    """The id that stands for an object in every process: `module:Name`, `file.py:Name` or a Gymnasium id; else None."""
+    """The id of an object that every process finds: `module:Name`, `file.py:Name` or a Gymnasium id; else None."""
     if isinstance(env, gym.Env):
         spec = env.spec
         return spec.id if spec is not None and gym.registry.get(spec.id) == spec else None
@@ -89,7 +89,7 @@ def plain_name(env: Any) -> str | None:
 
 
 def maker_of(env: Any, argument: str) -> Maker:
-    """A function that makes what `env` stands for; `argument` is its name in error messages."""
+    """Factory for `env` (id, class, function or instance); `argument` is its name in error messages."""
     if isinstance(env, str):
         return FromId(env)
     if isinstance(env, gym.Env):
@@ -148,7 +148,7 @@ def _behave_alike(make: Maker) -> bool:
     space = copy.deepcopy(alone.action_space)
     space.seed(0)
     actions = [space.sample() for _ in range(2 * STEPS_COMPARED)]
-    with seeded_global_generators(0):  # so that those of the process keep their state
+    with seeded_global_generators(0):  # so that the process's generators keep their state
         expected = [_answer(alone, None), *(_answer(alone, action) for action in actions[::2])]
         _answer(second, None)
         found = [_answer(first, None)]
@@ -270,7 +270,7 @@ def env_settings(env: Any, num_envs: int | None = None, eval_env: Any = None) ->
 
 
 def give_again(env_id: str | None, env: EnvLike, eval_env: EnvLike | None = None) -> None:
-    """Give the environment of a saved run again; its id then stands for this object in the whole process."""
+    """Give the environment of a saved run again; its id then names this object in the whole process."""
     if env_id is not None and is_given_id(env_id):
         register_env(env_id, env, eval_env=eval_env)
         return

@@ -33,7 +33,7 @@ class Fault:
     what: str
     """'it raised ...', 'its process exited ...' or 'it hung ...'."""
     trace: str
-    """Traceback from the first frame of the user's code; empty if there is none."""
+    """Traceback from the first frame of user code; empty if there is none."""
     cause: BaseException | None = None
     call: str | None = None
     """The method that failed, where it is not the command."""

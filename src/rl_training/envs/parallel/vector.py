@@ -249,7 +249,7 @@ class PooledTrainingEnv(TrainingEnv):
         return info
 
     def _find_faults(self, results: list[Any], error: Exception) -> dict[int, Fault]:
-        """The faults among the results, else those of observations outside their space; raise `error` without any."""
+        """Faults by index: failed steps, else observations outside their space; re-raises `error` if there are none."""
         faults = {index: result for index, result in enumerate(results) if isinstance(result, Fault)}
         for index, result in enumerate(results) if not faults else ():
             observations = [result.obs] if result.episode is None else [result.obs, result.final_obs]

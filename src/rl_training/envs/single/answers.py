@@ -1,4 +1,4 @@
-"""Checks of what an environment's `reset` and `step` return; the messages are those of `rl-training doctor`."""
+"""Checks of what an environment's `reset` and `step` return, with the messages of `rl-training doctor`."""
 
 from __future__ import annotations
 

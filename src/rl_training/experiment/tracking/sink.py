@@ -60,7 +60,7 @@ class Tracker(Protocol):
 
 
 def finite_values(line: Line) -> dict[str, float]:
-    """The values of a line that are numbers: null stands for NaN and infinity."""
+    """The numbers of a line; null is NaN or infinity."""
     return {name: value for name, value in line.items() if value is not None and math.isfinite(value)}
 
 

@@ -53,7 +53,7 @@ class WandbTracker:
             mode=mode,
             tags=list(run.tags) or None,
             dir=str(run.run_dir),
-            reinit="create_new",  # a run of the user's own stays as it is
+            reinit="create_new",  # a run that the user started stays as it is
             settings=options,
         )
         self._run.config.update({**run.config, "run": {**run.facts, "parent": run.parent}}, allow_val_change=True)

@@ -130,7 +130,7 @@ def _reason_against(key: str, old: Any, new: Any, config: TrainConfig) -> str | 
         return FIXED.get(section)
     if name == "replay" and isinstance(old, Mapping) and isinstance(new, Mapping):
         return None if {**old, "beta": None} == {**new, "beta": None} else REPLAY
-    if key in WITHOUT_EFFECT:  # of a dataset at another path, the fingerprint tells whether it is the same
+    if key in WITHOUT_EFFECT:  # the fingerprint shows whether a dataset at another path is the same
         return None
     if name == "network" and isinstance(old, str) and isinstance(new, str):  # the same class may have moved
         return None

@@ -43,7 +43,7 @@ class InitialWeights:
         return policy_name(self.taken) is not None
 
     def load_into(self, algorithm: Algorithm[Any]) -> None:
-        """Copy the weights; optimizers, counters and random generators stay those of a new run."""
+        """Copy the weights; optimizers, counters and random generators are a new run's."""
         members = algorithm.stateful_members()
         for name, weights in self.taken.items():
             members[name].load_state_dict(dict(weights))
@@ -83,7 +83,7 @@ def read_initial_weights(config: TrainConfig, algorithm: Algorithm[Any]) -> Init
         raise ConfigError(f"bad value for init_from: {error}") from None
     state = load_checkpoint(checkpoint, include_buffer=False)
     if not read_spaces(state.algorithm_state).equals(algorithm.spaces):
-        raise _refusal(config, "its observation or action space differs from that of this run")
+        raise _refusal(config, "its observation or action space differs from this run's")
     saved, networks = _saved_members(state), _networks_of(algorithm)
     acts = policy_name(networks)
     wanted = [name for name in networks if config.init_parts == "all" or name in (acts, f"{TARGET}{acts}")]

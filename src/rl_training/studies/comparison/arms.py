@@ -81,7 +81,7 @@ def compare(
 def folder_of(
     arms: Sequence[RunGroup], words: Sequence[str], name: str | None = None, *, is_planned: bool = False
 ) -> Path:
-    """The folder of a comparison, beside the study or the runs of its first arm; `words` are those of the command."""
+    """The folder of a comparison, beside the study or the runs of its first arm; `words` are the command's."""
     if name is not None and safe_name(name) != name:
         raise ConfigError(f"bad value {name!r} for --name: use letters, digits and . _ - only")
     first = arms[0]

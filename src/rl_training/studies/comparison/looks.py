@@ -127,7 +127,7 @@ class LookPlan:
 def plan_arm(name: str, study: Study, settings: Sequence[str], num_seeds: int, folder: Path) -> PlannedArm:
     """The arm made of those settings of a study; its first seeds are those that the study has, then new ones.
 
-    `folder` is that of the comparison.
+    `folder` is the comparison's.
     """
     known = list(study.plan.seeds)
     fresh = (seed for seed in range(max(known) + 1, max(known) + 1 + num_seeds))
@@ -412,7 +412,7 @@ def find_study_arm(word: str) -> StudyArm:
 
 
 def _begun(study: Study) -> Study:
-    """The study as it is in its folder, if it has begun: earlier looks may have added seeds to those of its file."""
+    """The study as it is in its folder, if it has begun: earlier looks may have added seeds to its file's."""
     if not is_file(study.path / STUDY_FILE):
         return study
     stored = open_study(study.path)

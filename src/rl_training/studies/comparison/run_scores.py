@@ -160,7 +160,7 @@ class ScoreTable:
     unit: str = "steps"
     """What the budgets count: `steps`, or `updates` of offline runs."""
     observed: Mapping[str, Sequence[float]] | None = None
-    """Scores of each task without those of failed runs."""
+    """Scores of each task without failed runs."""
 
 
 def score_arms(

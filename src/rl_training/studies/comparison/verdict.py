@@ -248,7 +248,7 @@ def compare_many(
 ) -> ManyComparisons:
     """Compare every pair of arms; the probability of any wrong verdict `better` is at most `alpha`.
 
-    The intervals of the differences are those of each pair alone, not simultaneous.
+    The intervals of the differences are per pair, not simultaneous.
     """
     _refuse_single_runs(table.arms)
     adjusted = step_down({arm.name: arm.values for arm in table.arms}, generator)
@@ -257,7 +257,7 @@ def compare_many(
         for b in table.arms[index + 1 :]:
             alone = compare_two(replace(table, arms=(a, b), notes=()), rule, generator, alpha=alpha, margin=margin)
             result = alone.judgement
-            # Labelings of all arms are more than those of the pair, and valid only if all arms are equal.
+            # Labelings of all arms outnumber the pair's, and are valid only if all arms are equal.
             p_value = max(_of_pair(adjusted, a.name, b.name), result.p_value)
             judgement = Judgement(result.difference, result.interval, p_value, p_value <= alpha)
             pairs.append(replace(alone, judgement=judgement))

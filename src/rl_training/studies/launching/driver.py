@@ -82,7 +82,7 @@ class Task:
         return self.info
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`: what the folder tells, the setting, and what has become of the run here."""
+        """For `--json`: the folder's facts, the setting, and what has become of the run here."""
         known: dict[str, Any] = {"run_dir": str(self.run.run_dir), "seed": self.run.config.seed, "state": "planned"}
         values = known if self.info is None else self.info.as_dict()
         own = {"setting": self.run.setting, "outcome": self.outcome.value}

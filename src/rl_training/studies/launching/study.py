@@ -267,7 +267,7 @@ class Study:
         only: Callable[[PlannedRun], bool] | None = None,
         on_begin: Callable[[], None] | None = None,
     ) -> Driver:
-        """Train as `run` does; returns the driver, whose `interrupted_by` tells of a signal.
+        """Train as `run` does; returns the driver, whose `interrupted_by` names a signal.
 
         `only` selects a part of the runs. `on_begin` is called when everything has been checked and the study has its
         folder.

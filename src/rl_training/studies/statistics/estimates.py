@@ -63,7 +63,7 @@ def probability_of_improvement(
     """Probability that a run of A scores higher than a run of B on the same task; ties count half.
 
     It is the Mann-Whitney statistic U / (n m), averaged over tasks. The interval contains the probabilities p with
-    |estimate - p| <= c * sd(p): sd is that of Newcombe (2006), and c is such that 0.5 is excluded exactly where the
+    |estimate - p| <= c * sd(p): sd is Newcombe's (2006), and c is such that 0.5 is excluded exactly where the
     permutation test of U rejects that both algorithms are equal. With fewer than three runs of an algorithm, or a
     single one on some task, it is [0, 1].
     """
@@ -130,7 +130,7 @@ def interquartile_mean(
 ) -> Estimate:
     """Mean of the middle half of the runs of all tasks; scores of different tasks must share a scale.
 
-    A quarter of the runs, rounded down, is cut at each end. The interval is that of the bootstrap-t: whole runs are
+    A quarter of the runs, rounded down, is cut at each end. The interval is a bootstrap-t: whole runs are
     resampled within their task, and the error of each resampled mean is divided by its own standard error.
     """
     check_alpha(alpha)

@@ -35,7 +35,7 @@ def mean_interval(scores: Sequence[float]) -> MeanInterval:
     """Mean and 95 % interval of at least one score; the unit is a whole run. NumPy arrays are sequences, too."""
     values = [float(score) for score in scores]
     if not values:
-        raise ValueError("there is no score: give that of at least one run")
+        raise ValueError("there is no score: give the score of at least one run")
     if not all(map(math.isfinite, values)):
         raise ValueError(
             f"a score is {next(value for value in values if not math.isfinite(value))}: give finite scores"

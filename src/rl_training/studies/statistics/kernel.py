@@ -85,7 +85,7 @@ def _stages(information: tuple[float, ...], alphas: tuple[float, ...]) -> tuple[
 
 
 def _next_stage(stage: Stage, alpha: float, fraction: float) -> Stage:
-    """The stage after one that spends up to `alpha`; `fraction` is its information over that of the next."""
+    """The stage after one that spends up to `alpha`; `fraction` is its information over the next stage's."""
     boundary = stage.boundary(alpha)
     points = boundary * NODES
     deviates = (points[:, None] - stage.points) / stage.increment
@@ -160,7 +160,7 @@ def _task_sums(runs: TaskRuns, labels: Array, kind: Statistic) -> Sums:
     of_a = squares @ labels
     within_a = of_a - total**2 / num_a
     within_b = squares.sum(axis=1, keepdims=True) - of_a - total**2 / num_b
-    if min(num_a, num_b) == 1:  # one arm's spread stands for both
+    if min(num_a, num_b) == 1:  # one arm's spread is used for both
         degrees = num_a + num_b - 2
         variance = np.maximum((within_a + within_b) / degrees, SMALLEST_VARIANCE) * (1 / num_a + 1 / num_b)
         return Sums(gap, variance, variance**2 / degrees)

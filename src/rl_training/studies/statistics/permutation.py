@@ -160,7 +160,7 @@ def compare_means(
 
     The labels A and B are permuted among whole runs, within each task. All labelings are enumerated if there are at
     most `max_enumerated`, else `num_permutations` are drawn. With the statistic `welch` the difference is divided by
-    its standard error, and the p-value is at least that of Welch's test; `mean` is the plain difference of means,
+    its standard error, and the p-value is at least Welch's; `mean` is the plain difference of means,
     exact where both algorithms have the same distribution and unsafe where their spreads differ.
 
     The interval contains the shifts of A that the test does not reject: A's scores lowered by the shift (with several
@@ -194,7 +194,7 @@ def runs_needed(
     """Runs of each algorithm, over all tasks, with which `compare_means` decides a true difference of this size.
 
     The spreads are estimated from the scores at hand; `difference` is in the units of `compare_means`. `power` is the
-    probability of a decision. The number is that of Welch's test for normal scores, with the correction of Guenther
+    probability of a decision. The number comes from Welch's test for normal scores, with the correction of Guenther
     (1981) for the estimated spread. At most a million is returned, as for a difference of 0, which no number decides.
     """
     check_alpha(alpha)

@@ -216,7 +216,7 @@ def count_labelings(look: Look) -> int:
 
 
 def smallest_p(*looks: Look) -> float:
-    """The smallest two-sided p-value: that of the most extreme labeling, and of its mirror image if there is one."""
+    """The smallest two-sided p-value: of the most extreme labeling, and its mirror image if there is one."""
     has_mirror = all(runs.num_a == runs.num_b for look in looks for runs in look.values())
     return min(1.0, (1 + has_mirror) / math.prod(map(count_labelings, looks)))
 

@@ -19,7 +19,7 @@ from rl_training.studies.variation import CHOSEN_BY_TUNING, Setting, identity, n
 from rl_training.validation import check_key, suggest
 
 Asked = dict[str, dict[str, Any] | None]
-"""Keys to tune, each with a search space of its own or None for that of its field; none: every field that has one."""
+"""Keys to tune, each with its own search space, or None for its field's; none: every field that has one."""
 FORM = "write LOW..HIGH, LOW..HIGH:log, or values separated by commas"
 NOT_TUNED = {
     **CHOSEN_BY_TUNING,
@@ -171,7 +171,7 @@ def resolve_space(
 ) -> tuple[TunedKey, ...]:
     """The keys to tune with their spaces and defaults.
 
-    `values` are those of the algorithm's config class with this configuration, `spaces` its search spaces by field.
+    `values` are the settings of the algorithm's config class, `spaces` its search spaces by field.
     """
     known = {f"{ALGO}{name}": Tune.from_dict(space) for name, space in spaces.items()}
     if not asked:

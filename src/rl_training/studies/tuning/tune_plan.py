@@ -160,7 +160,7 @@ class TunePlan:
         return {key.name: encode(key.default) for key in self.space}
 
     def seeds(self, stage: str) -> tuple[int, ...]:
-        """The seeds of a stage; those of two stages never meet."""
+        """The seeds of a stage; two stages share none."""
         settings = self.settings
         count = {"search": settings.seeds_per_trial, "race": settings.race_seeds, "final": settings.final_seeds}[stage]
         first = SEEDS_APART * settings.seed + STAGE_SEEDS[stage]

@@ -345,7 +345,7 @@ class RunFacts:
 
     @property
     def dataset(self) -> Mapping[str, Any]:
-        """Size and returns of the dataset of an offline run, as its metadata tells."""
+        """Size and returns of an offline run's dataset, from its metadata."""
         return mapping(self.metadata.get("dataset"))
 
     @cached_property

@@ -42,7 +42,7 @@ class GroupFacts:
 
     @property
     def env(self) -> str:
-        """Name of the environment; that of the dataset alone is not known."""
+        """Name of the environment; unknown where there is only a dataset."""
         return next((run.info.env_id for run in self.runs if run.info.env_id), "no environment")
 
     @property
@@ -53,7 +53,7 @@ class GroupFacts:
 
     @property
     def is_final(self) -> bool:
-        """Whether the score is that of finished runs."""
+        """Whether the score comes from finished runs."""
         return any(run.info.state == "finished" for run in self.scored)
 
     @property
