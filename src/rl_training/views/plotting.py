@@ -17,10 +17,10 @@ import numpy as np
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.run_folder import safe_name
 from rl_training.files import translate_write_errors
-from rl_training.studies.groups import RunGroup, find_groups, group_runs
+from rl_training.studies.groups import RunGroup, RunRecord, find_groups, group_runs
 from rl_training.studies.plan import open_study
 from rl_training.studies.statistics.summaries import WORDS, summarize
-from rl_training.views.curves import RETURN, CurveSet, GroupCurves, XAxis, collect_curves, curve_of, seeds_text
+from rl_training.views.curves import RETURN, Curve, CurveSet, GroupCurves, XAxis, collect_curves, curve_of, seeds_text
 from rl_training.views.figures import (
     DASHES,
     MUTED,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rl_training.studies.comparison.run_scores import ArmScores
     from rl_training.studies.comparison.verdict import Comparison, ManyComparisons
 
-RUN_PICTURE, STUDY_PICTURE = "learning_curve.png", "curves.png"
+RUN_PICTURE, STUDY_PICTURE = "learning_curve", "curves"
 TRAINING_RETURN, RETURN_DEVIATION = "train_return_mean", "eval_return_std"
 COLUMNS = (*TABLE_START.rstrip(",").split(","), "run", "seed", "x", "value", "low", "high")
 TIME_UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -98,49 +98,51 @@ def plot_runs(
     use_mean: bool = False,
 ) -> Plotted:
     """Plot a metric of groups of runs into a picture (PNG, SVG, PDF) or a table (CSV)."""
-    target = out or default_target(groups, metric, x_axis)
-    check_default_target(target) if out is None else check_target(target)
-    is_picture = target.suffix.lower() != TABLE
-    figure = new_figure() if is_picture else None
-    curves = collect_curves(groups, _shown_metric(groups, metric), x_axis, use_mean=use_mean)
-    if figure is None:
-        return Plotted(write_table(curves, target), curves, curves.caption)
     run = _only_run(groups)
-    caption = curves.caption
-    if run is not None and metric == RETURN:
-        caption = _draw_run(figure, groups[0], curves)
-    else:
-        _draw_groups(figure, curves)
+    target = out or default_target(groups, run, metric, x_axis)
+    check_default_target(target) if out is None else check_target(target)
+    shown = metric
+    if run is not None and metric == RETURN and not run.curve(RETURN)[0] and run.curve(TRAINING_RETURN)[0]:
+        shown = TRAINING_RETURN
+    curves = collect_curves(groups, shown, x_axis, use_mean=use_mean)
+    if target.suffix.lower() == TABLE:
+        return Plotted(write_table(curves, target), curves, curves.caption)
+    figure, caption = draw_curves(curves, run if metric == RETURN else None)
     figure.supxlabel(textwrap.fill(caption, CAPTION_WIDTH), fontsize="small", color=MUTED)
     return Plotted(save_figure(figure, target), curves, caption)
 
 
-def draw_learning_curve(run_dir: Path, x_axis: XAxis = "steps") -> Figure:
-    """Training and evaluation return of one run; a vertical line marks the start of online fine-tuning."""
-    figure, groups = new_figure(), group_runs([run_dir])
-    _draw_run(figure, groups[0], collect_curves(groups, _shown_metric(groups, RETURN), x_axis))
-    return figure
-
-
-def draw_groups(curves: CurveSet) -> Figure:
-    """Thin lines for runs, and for each group the summary with a band."""
+def draw_curves(curves: CurveSet, run: RunRecord | None = None) -> tuple[Figure, str]:
+    """The groups of runs, or of a single `run` its training and evaluation return; and the caption."""
     figure = new_figure()
-    _draw_groups(figure, curves)
-    return figure
+    axes = figure.add_subplot()
+    unit, x_label = _unit(curves)
+    if run is None:
+        caption, y_label = curves.caption, metric_label(curves.metric)
+        for index, group in enumerate(curves.groups):
+            _draw_group(axes, group, index, unit)
+        values = [y for group in curves.groups for curve in group.curves for y in curve.y]
+    else:
+        y_label = "return"
+        caption, values = _draw_run(axes, run, curves.x_axis, unit)
+    _mark_online(axes, curves.groups, unit)
+    style_axes(axes)
+    axes.set(xlabel=x_label, ylabel=y_label, ylim=value_limits(values))
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        axes.legend(loc="best", frameon=False, fontsize="small")
+    return figure, caption
 
 
-def default_target(groups: Sequence[RunGroup], metric: str, x_axis: XAxis) -> Path:
+def default_target(groups: Sequence[RunGroup], run: RunRecord | None, metric: str, x_axis: XAxis) -> Path:
     """The picture of one run or of one whole study, in its folder; an error for anything else."""
     end = ("" if metric == RETURN else f"-{safe_name(metric)}") + ("" if x_axis == "steps" else f"-{x_axis}")
-    run, studies = _only_run(groups), {group.study for group in groups}
     if run is not None:
-        name, folder = RUN_PICTURE, run
-    else:
-        study = studies.pop() if len(studies) == 1 else None
-        if study is None or len(groups) != len(open_study(study).plan.vary):
-            raise ConfigError("runs that are not one whole study have no folder for their picture: add --out FILE")
-        name, folder = STUDY_PICTURE, study
-    return folder / f"{Path(name).stem}{end}{Path(name).suffix}"
+        return run.run_dir / f"{RUN_PICTURE}{end}.png"
+    studies = {group.study for group in groups}
+    study = studies.pop() if len(studies) == 1 else None
+    if study is None or len(groups) != len(open_study(study).plan.vary):
+        raise ConfigError("runs that are not one whole study have no folder for their picture: add --out FILE")
+    return study / f"{STUDY_PICTURE}{end}.png"
 
 
 def write_table(curves: CurveSet, target: Path) -> Path:
@@ -163,77 +165,47 @@ def write_table(curves: CurveSet, target: Path) -> Path:
 def _group_values(group: GroupCurves) -> dict[str, Any]:
     last: dict[str, Any] | None = None
     if group.x:
-        is_single = group.kind == "run"
-        low, high = (None, None) if is_single else (group.low[-1], group.high[-1])
         last = {"x": group.x[-1], "mean": group.mean[-1], "summary": group.kind, "value": group.y[-1]}
-        last |= {"low": low, "high": high}
+        last |= {"low": None, "high": None} if group.kind == "run" else {"low": group.low[-1], "high": group.high[-1]}
     runs = [str(curve.run_dir) for curve in group.curves]
     return {"name": group.name, "runs": runs, "online_from": group.online_from, "last": last}
 
 
-def _only_run(groups: Sequence[RunGroup]) -> Path | None:
-    """The folder of the only run, if no study was named."""
-    runs = [run.run_dir for group in groups for run in group.runs if group.study is None]
-    return runs[0] if len(runs) == 1 and len(groups) == 1 else None
+def _only_run(groups: Sequence[RunGroup]) -> RunRecord | None:
+    """The only run, if no study was named."""
+    runs = [run for group in groups for run in group.runs]
+    return runs[0] if len(runs) == len(groups) == 1 and groups[0].study is None else None
 
 
-def _shown_metric(groups: Sequence[RunGroup], metric: str) -> str:
-    """The training return for a single run that was not evaluated."""
-    if metric == RETURN and _only_run(groups) is not None and not groups[0].runs[0].curve(RETURN)[0]:
-        return TRAINING_RETURN if groups[0].runs[0].curve(TRAINING_RETURN)[0] else RETURN
-    return metric
-
-
-def _draw_run(figure: Figure, group: RunGroup, curves: CurveSet) -> str:
-    """Training and evaluation return of a single run; returns the caption."""
-    (run,) = group.runs
-    axes = figure.add_subplot()
-    unit, label = _unit(curves)
-    values: list[float] = []
-    for index, (metric, text) in enumerate(
-        ((TRAINING_RETURN, "training (mean of the last 100 episodes)"), (RETURN, "evaluation (deterministic policy)"))
-    ):
-        curve = curve_of(run, metric, curves.x_axis)
+def _draw_run(axes: Any, run: RunRecord, x_axis: XAxis, unit: float) -> tuple[str, list[float]]:
+    """Training and evaluation return of a run; returns the caption, and the values that the axis comes from."""
+    training, returns, deviation = (curve_of(run, name, x_axis) for name in (TRAINING_RETURN, RETURN, RETURN_DEVIATION))
+    names = ("training (mean of the last 100 episodes)", "evaluation (deterministic policy)")
+    for index, (name, curve) in enumerate(zip(names, (training, returns), strict=True)):
         if curve.x:
-            marker = "o" if metric == RETURN or len(curve.x) == 1 else None
-            places = [x / unit for x in curve.x]
-            axes.plot(places, curve.y, color=color_of(index), label=text, marker=marker, markersize=4)
-            values += curve.y
-    returns, deviation = (curve_of(run, name, curves.x_axis) for name in (RETURN, RETURN_DEVIATION))
-    known = dict(zip(deviation.x, deviation.y, strict=True))
-    band = [(x / unit, y - known[x], y + known[x]) for x, y in zip(returns.x, returns.y, strict=True) if x in known]
+            marker = "o" if curve is returns or len(curve.x) == 1 else None
+            _draw_line(axes, curve, unit, color=color_of(index), label=name, marker=marker)
+    values = training.y + returns.y
     caption = f"1 run{f' ({seeds})' if (seeds := seeds_text([run.seed])) else ''}"
-    if band:
-        places, low, high = ([row[column] for row in band] for column in range(3))
-        low = [bound if min(values) < 0 else max(0.0, bound) for bound in low]
-        _draw_band(axes, places, low, high, color_of(1))
-        values += [*low, *high]
+    if returns.x and returns.x == deviation.x:
+        pairs = list(zip(returns.y, deviation.y, strict=True))
+        floor = 0.0 if min(values) >= 0 else -math.inf
+        low, high = [max(floor, y - spread) for y, spread in pairs], [y + spread for y, spread in pairs]
+        _draw_band(axes, [x / unit for x in returns.x], low, high, color_of(1))
+        values += low + high
         caption += "; band: one standard deviation of the evaluation's episodes"
-    _mark_online(axes, curves.groups, unit)
-    _finish(axes, label, "return", values)
-    return caption
-
-
-def _draw_groups(figure: Figure, curves: CurveSet) -> None:
-    axes = figure.add_subplot()
-    unit, label = _unit(curves)
-    for index, group in enumerate(curves.groups):
-        _draw_group(axes, group, index, unit)
-    _mark_online(axes, curves.groups, unit)
-    values = [y for group in curves.groups for curve in group.curves for y in curve.y]
-    _finish(axes, label, metric_label(curves.metric), values)
+    return caption, values
 
 
 def _draw_group(axes: Any, group: GroupCurves, index: int, unit: float) -> None:
     """A thin line for each run if there are several, their summary, and its band."""
     count, color, grid = len(group.curves), color_of(index), [x / unit for x in group.x]
-    for curve in group.curves if count > 1 else ():
-        marker = "o" if len(curve.x) == 1 else None
-        places = [x / unit for x in curve.x]
-        axes.plot(places, curve.y, color=color, linewidth=0.7, alpha=0.45, marker=marker, markersize=4)
     if count > 1:
+        for curve in group.curves:
+            marker = "o" if len(curve.x) == 1 else None
+            _draw_line(axes, curve, unit, color=color, linewidth=0.7, alpha=0.45, marker=marker)
         _draw_band(axes, grid, group.low, group.high, color)
-    marker = ("o" if count == 1 and len(grid) <= FEW_POINTS else "D" if len(grid) == 1 else None) if grid else None
+    marker = "o" if len(grid) <= (FEW_POINTS if count == 1 else 1) else None
     name = group.name if len(group.name) <= LONGEST_NAME else f"{group.name[: LONGEST_NAME - 1]}…"
     text = f"{name} ({count} run{'' if count == 1 else 's'})"
     style = DASHES[index // 8 % len(DASHES)]
@@ -248,12 +220,8 @@ def _draw_band(axes: Any, x: Sequence[float], low: Sequence[float], high: Sequen
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _finish(axes: Any, x_label: str, y_label: str, values: Sequence[float]) -> None:
-    """Labels, a legend if there is more than one line, and an axis that comes from the runs."""
-    style_axes(axes)
-    axes.set(xlabel=x_label, ylabel=y_label, ylim=value_limits(values))
-    if len(axes.get_legend_handles_labels()[0]) > 1:
-        axes.legend(loc="best", frameon=False, fontsize="small")
+def _draw_line(axes: Any, curve: Curve, unit: float, **style: Any) -> None:
+    axes.plot([x / unit for x in curve.x], curve.y, markersize=4, **style)
 
 
 def _mark_online(axes: Any, groups: Sequence[GroupCurves], unit: float) -> None:
