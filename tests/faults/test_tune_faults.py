@@ -19,7 +19,7 @@ from warm import finish, wait_until
 from rl_training.experiment.ownership import is_alive, read_owner
 from rl_training.experiment.yaml_text import dump_yaml
 from rl_training.studies.catalog import find_run_folders
-from rl_training.studies.tuning.tune_plan import TuneRequest, find_plan
+from rl_training.studies.tuning.tune_plan import TunePlan, find_plan
 from rl_training.studies.tuning.tuner import Tuning
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -45,7 +45,7 @@ def workers(path: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The outcome of the tuning without any other process."""
-    wanted, parent = TuneRequest.from_file(write_tuning(tmp_path_factory.mktemp("undisturbed")))
+    wanted, parent = TunePlan.from_file(write_tuning(tmp_path_factory.mktemp("undisturbed")))
     path = parent / wanted.name
     assert Tuning(find_plan(wanted, path), path).run(InlineLauncher()) is not None
     return outcome(path)

@@ -18,7 +18,7 @@ from rl_training.studies.launching.launchers import Exit
 from rl_training.studies.launching.orders import Order
 from rl_training.studies.plan import PlannedRun
 from rl_training.studies.tuning.search_space import parse_asked
-from rl_training.studies.tuning.tune_plan import TuneRequest, TuneSettings, make_request
+from rl_training.studies.tuning.tune_plan import TunePlan, TuneSettings, plan_tuning
 
 PAID = f"{Path(__file__)}:PaidEnv"
 PPO = {"num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "hidden_sizes": [4], "eval_interval": 8}
@@ -48,10 +48,10 @@ class PaidEnv(gym.Env):
         return np.zeros(1, np.float32), float(reward), self.time >= 2, False, {}
 
 
-def request(*tuned: str, name: str = "small", base: dict[str, Any] | None = None, **settings: Any) -> TuneRequest:
+def request(*tuned: str, name: str = "small", base: dict[str, Any] | None = None, **settings: Any) -> TunePlan:
     """A small tuning of `pay`, or of other keys."""
     asked = parse_asked(tuned or ["env_kwargs.pay=0.5..2.0"])
-    return make_request(name, {**BASE, **(base or {})}, asked, TuneSettings(**{**SMALL, **settings}))
+    return plan_tuning(name, {**BASE, **(base or {})}, asked, TuneSettings(**{**SMALL, **settings}))
 
 
 class Death(BaseException):

@@ -34,7 +34,7 @@ from rl_training.studies.tuning.search_space import (
     setting_of,
     write_asked,
 )
-from rl_training.studies.tuning.tune_plan import TuneRequest, find_plan, open_tuning, store_tuning
+from rl_training.studies.tuning.tune_plan import TunePlan, find_plan, open_tuning, store_tuning
 from rl_training.studies.tuning.tuner import Tuning
 from rl_training.views.studies import tune_result_lines
 
@@ -49,7 +49,7 @@ def _quiet() -> Iterator[None]:
     optuna.logging.set_verbosity(level)
 
 
-def run(path: Path, wanted: TuneRequest, dies_at: int = -1) -> tuple[Tuning, InlineLauncher, Any]:
+def run(path: Path, wanted: TunePlan, dies_at: int = -1) -> tuple[Tuning, InlineLauncher, Any]:
     """Run or continue a tuning in this process."""
     tuning, launcher = Tuning(find_plan(wanted, path), path), InlineLauncher(dies_at)
     return tuning, launcher, tuning.run(launcher)

@@ -39,7 +39,7 @@ from rl_training.terminal.tables import WIDTH
 from rl_training.views.studies import tune_plan_lines, tune_result_lines, tune_warnings
 
 if TYPE_CHECKING:
-    from rl_training.studies.tuning.tune_plan import TuneRequest, TuneSettings
+    from rl_training.studies.tuning.tune_plan import TunePlan, TuneSettings
 
 
 RUNS = Path("runs")
@@ -145,14 +145,14 @@ def tune(options: TuneOptions) -> None:
     from rl_training.studies.tuning.tune_plan import find_plan
 
     import_optuna()
-    request, parent = _request(options)
-    path = parent / request.name
+    asked, parent = _asked(options)
+    path = parent / asked.name
     if options.dry_run:
-        values, lines = tune_plan_lines(find_plan(request, path), path)
+        values, lines = tune_plan_lines(find_plan(asked, path), path)
         show(values, lines, options.as_json)
         return
     with _telling_how_to_continue(options), results_alone():  # Ray prints to standard output
-        result = _run(options, find_plan(request, path), path)
+        result = _run(options, find_plan(asked, path), path)
     values, lines = tune_result_lines(result)
     show(values, lines, options.as_json)
     if result.verdict.is_better:
@@ -197,15 +197,15 @@ def _command_words(options: TuneOptions) -> list[str]:
     return [*(options.words or []), *words_of(options, without=("words", "as_json", "dry_run"))]
 
 
-def _request(options: TuneOptions) -> tuple[TuneRequest, Path]:
+def _asked(options: TuneOptions) -> tuple[TunePlan, Path]:
     """What is asked for, and the folder that holds the tuning's folder."""
     words = options.words or []
     if _names_file(words):
         _refuse_beside_file(words)
-        request, parent = _request_of_file(Path(words[0]), options)
+        asked, parent = _asked_of_file(Path(words[0]), options)
     else:
-        request, parent = _request_of_words(options)
-    return request.fix(_parse_fixed(options.fix or [])), options.output_dir or parent
+        asked, parent = _asked_of_words(options)
+    return asked.fix(_parse_fixed(options.fix or [])), options.output_dir or parent
 
 
 def _names_file(words: Sequence[str]) -> bool:
@@ -229,9 +229,9 @@ def _refuse_beside_file(words: Sequence[str]) -> None:
     )
 
 
-def _request_of_words(options: TuneOptions) -> tuple[TuneRequest, Path]:
+def _asked_of_words(options: TuneOptions) -> tuple[TunePlan, Path]:
     from rl_training.studies.tuning.search_space import parse_asked
-    from rl_training.studies.tuning.tune_plan import TuneSettings, default_name, make_request
+    from rl_training.studies.tuning.tune_plan import TuneSettings, default_name, plan_tuning
 
     if any(word.startswith("seed=") for word in options.words or ()):
         raise ConfigError("'seed' of the default configuration has no effect: give --seed, which shifts all seeds")
@@ -242,28 +242,28 @@ def _request_of_words(options: TuneOptions) -> tuple[TuneRequest, Path]:
     settings = TuneSettings(**_given(options, TuneSettings))
     name = options.name or default_name(config)
     code = tuple(options.plugin or ()), tuple(options.callback or ())
-    return make_request(name, values, parse_asked(options.tune or []), settings, *code), config.output_dir
+    return plan_tuning(name, values, parse_asked(options.tune or []), settings, *code), config.output_dir
 
 
-def _request_of_file(path: Path, options: TuneOptions) -> tuple[TuneRequest, Path]:
+def _asked_of_file(path: Path, options: TuneOptions) -> tuple[TunePlan, Path]:
     from rl_training.studies.tuning.search_space import parse_asked
-    from rl_training.studies.tuning.tune_plan import TuneRequest, TuneSettings
+    from rl_training.studies.tuning.tune_plan import TunePlan, TuneSettings
 
     if not is_file(path):
         raise ConfigError(f"study file '{path}' does not exist (looked from {Path.cwd()})")
     for name in SHARED:
         if getattr(options, name) not in (None, False):
             raise ConfigError(f"--{name.replace('_', '-')} has no effect with a study file: set it in the file's base")
-    request, parent = TuneRequest.from_file(path)
-    settings = request.settings.model_dump() | _given(options, TuneSettings)
+    plan, parent = TunePlan.from_file(path)
+    settings = plan.settings.model_dump() | _given(options, TuneSettings)
     return (
         dataclasses.replace(
-            request,
-            name=_checked_name(options.name or request.name),
+            plan,
+            name=_checked_name(options.name or plan.name),
             settings=TuneSettings(**settings),
-            asked=parse_asked(options.tune) if options.tune else request.asked,
-            plugins=tuple(dict.fromkeys([*request.plugins, *(options.plugin or ())])),
-            callbacks=tuple(dict.fromkeys([*request.callbacks, *(options.callback or ())])),
+            asked=parse_asked(options.tune) if options.tune else plan.asked,
+            plugins=tuple(dict.fromkeys([*plan.plugins, *(options.plugin or ())])),
+            callbacks=tuple(dict.fromkeys([*plan.callbacks, *(options.callback or ())])),
         ),
         parent,
     )

@@ -51,7 +51,7 @@ class Stage:
         if not new:
             return {}
         runs = self.plan.study(self.name, new, ()).runs(self.path)
-        check = SettingsCheck(runs, self.plan.request.plugins, self.plan.request.callbacks)
+        check = SettingsCheck(runs, self.plan.plugins, self.plan.callbacks)
         if isinstance(launcher, LocalLauncher):
             launcher.prepare(len(runs))
         answers = dict(zip(new, check.answers(), strict=True))

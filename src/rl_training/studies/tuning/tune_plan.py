@@ -16,9 +16,17 @@ from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.studies.launching.launchers import SettingsCheck
 from rl_training.studies.plan import Plan, freeze, make_plan, plan_differences, read_tune_file
 from rl_training.studies.tuning.journal import Pruning
-from rl_training.studies.tuning.search_space import RESOLVER, Asked, TunedKey, read_asked, read_resolved, write_asked
+from rl_training.studies.tuning.search_space import (
+    RESOLVER,
+    Asked,
+    TunedKey,
+    full_key,
+    read_asked,
+    read_resolved,
+    write_asked,
+)
 from rl_training.studies.variation import CHOSEN_BY_TUNING, Setting, identity, nested, value_text
-from rl_training.validation import FrozenConfig
+from rl_training.validation import FrozenConfig, suggest
 
 TUNE_FILE = "tune.yaml"
 SEEDS_APART = 10_000
@@ -29,7 +37,7 @@ Count = Annotated[int, Field(ge=1, le=1000)]
 
 
 class TuneSettings(FrozenConfig):
-    """How much is tried: the keys of a `tune` block, beside `space` and `fix`."""
+    """How much is tried: the keys of a `tune` block beside `space`, what is tuned, and `fix`, values that are not."""
 
     trials: Annotated[int, Field(ge=1, le=100_000)] = 20
     """Settings that are tried in the search; the first is the default."""
@@ -44,7 +52,7 @@ class TuneSettings(FrozenConfig):
     race_seeds: Count = 5
     """Fresh seeds of the race."""
     final_seeds: Count = 5
-    """Seeds, used by nobody before, on which the winner meets the default."""
+    """Held-out seeds for the final comparison of winner and default."""
     seed: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Seed of the sampler; it also shifts the seeds of the runs."""
 
@@ -52,49 +60,44 @@ class TuneSettings(FrozenConfig):
     def _title(cls) -> str:
         return "the tuning"
 
-
-class TuneBlock(TuneSettings):
-    """The `tune` block of a study file."""
-
-    space: Any = Field(default_factory=dict)
-    """What is tuned: a list of keys, or search spaces by key; empty: every setting that has a search space."""
-    fix: dict[str, Any] = Field(default_factory=dict)
-    """Values of settings that are not tuned."""
+    @classmethod
+    def _suggest_key(cls, key: str, values: Mapping[str, Any]) -> str:
+        return suggest(key, [*cls.model_fields, "space", "fix"])
 
 
 @dataclass(frozen=True)
-class TuneRequest:
-    """What was asked for; with it, a tuning that has begun is recognized."""
+class TunePlan:
+    """A tuning on paper: what was asked for; once it is resolved, everything that decides its trials."""
 
     name: str
     base: dict[str, Any]
     asked: Asked
-    fixed: tuple[str, ...]
     settings: TuneSettings
+    """How much is tried."""
+    fixed: tuple[str, ...] = ()
+    """Keys that are not tuned."""
     plugins: tuple[str, ...] = ()
     callbacks: tuple[str, ...] = ()
+    space: tuple[TunedKey, ...] = ()
+    """What is tuned; empty: not resolved yet."""
+    eval_interval: int | None = None
+    """Steps between two evaluations, as the algorithm's settings say; None: a tenth of the run."""
+    working_dir: str = ""
 
     @classmethod
-    def from_file(cls, path: Path) -> tuple[TuneRequest, Path]:
-        """The request in a study file with a `tune` block, and the folder that holds its folder."""
+    def from_file(cls, path: Path) -> tuple[TunePlan, Path]:
+        """What a study file with a `tune` block asks for, and the folder that holds the tuning's folder."""
         study, block, output_dir = read_tune_file(path)
-        known = TuneBlock(**block)
-        values = {key: value for key, value in known.model_dump().items() if key in TuneSettings.model_fields}
-        request = cls(
-            study.name,
-            study.base,
-            read_asked(known.space),
-            (),
-            TuneSettings(**values),
-            study.plugins,
-            study.callbacks,
-        )
-        return request.fix(known.fix), output_dir
+        settings = TuneSettings(**{key: value for key, value in block.items() if key not in ("space", "fix")})
+        fixed = block.get("fix", {})
+        if not isinstance(fixed, Mapping):
+            raise ConfigError(f"bad value {fixed!r} for 'fix' of the tuning: should be a mapping of keys to values")
+        asked = read_asked(block.get("space", {}))
+        plan = cls(study.name, study.base, asked, settings, (), study.plugins, study.callbacks)
+        return plan.fix(fixed), output_dir
 
-    def fix(self, values: Mapping[str, Any]) -> TuneRequest:
-        """The same request with settings that are not tuned, given by key."""
-        from rl_training.studies.tuning.search_space import full_key
-
+    def fix(self, values: Mapping[str, Any]) -> TunePlan:
+        """The same tuning with settings that are not tuned, given by key."""
         keys = {full_key(str(key)): value for key, value in values.items()}
         base, _ = merge_layers([("the base", self.base), ("--fix", nested(keys, "--fix"))])
         return replace(self, base=base, fixed=tuple(dict.fromkeys([*self.fixed, *keys])))
@@ -103,44 +106,22 @@ class TuneRequest:
         """The default configuration."""
         return resolve_config([("base", self.base)]).config
 
-    def resolve(self) -> TunePlan:
-        """The plan: the default configuration and the search space are checked in a worker process."""
+    def resolved(self) -> TunePlan:
+        """The plan with its space: the default configuration and the space are checked in a worker process."""
         if self.config().env_id is None:
             raise ConfigError("missing key 'env_id': trials are compared by evaluations, which need an environment")
-        study = Plan(self.name, self.base, ({},), (0,), self.plugins, self.callbacks)
-        text = write_asked(self.asked, self.fixed)
-        check = SettingsCheck(study.runs(Path(self.name)), self.plugins, self.callbacks, question=(RESOLVER, text))
-        answer = check.answers()[0]
+        runs = Plan(self.name, self.base, ({},), (0,), self.plugins, self.callbacks).runs(Path(self.name))
+        question = RESOLVER, write_asked(self.asked, self.fixed)
+        answer = SettingsCheck(runs, self.plugins, self.callbacks, question=question).answers()[0]
         if "error" in answer:
             raise ConfigError(answer["error"].splitlines()[0])
         space, interval = read_resolved(answer["answer"])
-        return TunePlan(self, space, interval, str(Path.cwd()))
-
-
-@dataclass(frozen=True)
-class TunePlan:
-    """A tuning on paper: everything that decides its trials."""
-
-    request: TuneRequest
-    space: tuple[TunedKey, ...]
-    eval_interval: int | None
-    """Steps between two evaluations, as the algorithm's settings say; None: a tenth of the run."""
-    working_dir: str
-
-    @property
-    def settings(self) -> TuneSettings:
-        """How much is tried."""
-        return self.request.settings
-
-    @property
-    def name(self) -> str:
-        """Name of the tuning."""
-        return self.request.name
+        return replace(self, space=space, eval_interval=interval, working_dir=str(Path.cwd()))
 
     @property
     def total_steps(self) -> int:
         """Steps of each run."""
-        return self.request.config().total_timesteps
+        return self.config().total_timesteps
 
     @property
     def eval_every_steps(self) -> int:
@@ -168,14 +149,13 @@ class TunePlan:
 
     def study(self, stage: str, settings: Mapping[str, Setting], threads: tuple[int, ...]) -> Plan:
         """The study of a stage, with settings by name."""
-        request = self.request
         return Plan(
             stage,
-            request.base,
+            self.base,
             tuple(settings.values()),
             self.seeds(stage),
-            request.plugins,
-            request.callbacks,
+            self.plugins,
+            self.callbacks,
             threads=threads,
             working_dir=self.working_dir,
             names=tuple(settings),
@@ -183,18 +163,17 @@ class TunePlan:
 
     def values(self) -> dict[str, Any]:
         """The plan as stored."""
-        request = self.request
         return {
-            "name": request.name,
-            "base": request.base,
-            "asked": request.asked,
-            "fixed": list(request.fixed),
-            **request.settings.model_dump(),
+            "name": self.name,
+            "base": self.base,
+            "asked": self.asked,
+            "fixed": list(self.fixed),
+            **self.settings.model_dump(),
             "space": {key.key: key.as_dict() for key in self.space},
             "eval_interval": self.eval_interval,
             "seeds": {stage: list(self.seeds(stage)) for stage in STAGE_SEEDS},
-            "plugins": list(request.plugins),
-            "callbacks": list(request.callbacks),
+            "plugins": list(self.plugins),
+            "callbacks": list(self.callbacks),
             "working_dir": self.working_dir,
         }
 
@@ -202,32 +181,33 @@ class TunePlan:
     def from_values(cls, values: Mapping[str, Any]) -> TunePlan:
         """The inverse of `values`."""
         try:
-            request = TuneRequest(
+            return cls(
                 str(values["name"]),
                 dict(values["base"]),
                 dict(values["asked"]),
-                tuple(values["fixed"]),
                 TuneSettings(**{name: values[name] for name in TuneSettings.model_fields}),
+                tuple(values["fixed"]),
                 tuple(values["plugins"]),
                 tuple(values["callbacks"]),
+                tuple(TunedKey.from_dict(key, item) for key, item in values["space"].items()),
+                values["eval_interval"],
+                str(values["working_dir"]),
             )
-            space = tuple(TunedKey.from_dict(key, item) for key, item in values["space"].items())
-            return cls(request, space, values["eval_interval"], str(values["working_dir"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the stored plan is damaged: {error}") from None
 
 
-def make_request(
+def plan_tuning(
     name: str,
     base: Mapping[str, Any],
     asked: Asked,
     settings: TuneSettings,
     plugins: tuple[str, ...] = (),
     callbacks: tuple[str, ...] = (),
-) -> TuneRequest:
-    """A request from a base configuration."""
+) -> TunePlan:
+    """A tuning of a base configuration."""
     study = make_plan(name, [base], plugins=plugins, callbacks=callbacks, reserved=CHOSEN_BY_TUNING)
-    return TuneRequest(study.name, study.base, asked, (), settings, plugins, callbacks)
+    return TunePlan(study.name, study.base, asked, settings, (), plugins, callbacks)
 
 
 def default_name(config: TrainConfig) -> str:
@@ -241,21 +221,20 @@ def open_tuning(path: Path) -> TunePlan:
     return TunePlan.from_values(values)
 
 
-def find_plan(request: TuneRequest, path: Path) -> TunePlan:
-    """The plan of the tuning in `path` if it has begun, which must be this one; else a new one, not stored yet."""
+def find_plan(asked: TunePlan, path: Path) -> TunePlan:
+    """The plan of the tuning in `path` if it has begun, which must be what is asked; else a new one, not stored yet."""
     if not (path / TUNE_FILE).is_file():
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(f"'{path}' exists and is not a tuning: move it away, or give another --name")
-        return request.resolve()
+        return asked.resolved()
     stored = open_tuning(path)
-    differences = _differences(stored.request, request)
+    differences = _differences(stored, asked)
     if differences:
         raise ConfigError(
             f"tuning '{stored.name}' began with another plan ('{path}'): {'; '.join(differences)}. Give --name NAME"
             " to begin another"
         )
-    # The code that it imports may have moved.
-    return replace(stored, request=replace(stored.request, plugins=request.plugins, callbacks=request.callbacks))
+    return replace(stored, plugins=asked.plugins, callbacks=asked.callbacks)  # the code that it imports may have moved
 
 
 def store_tuning(plan: TunePlan, path: Path) -> None:
@@ -263,13 +242,12 @@ def store_tuning(plan: TunePlan, path: Path) -> None:
     if (path / TUNE_FILE).is_file():
         return
     if not freeze(path / TUNE_FILE, sign(dump_yaml(plan.values()))):  # another process began it at the same moment
-        find_plan(plan.request, path)
+        find_plan(plan, path)
 
 
-def _differences(old: TuneRequest, new: TuneRequest) -> list[str]:
-    plans = [Plan(request.name, request.base, (), ()) for request in (old, new)]
-    found = plan_differences(*plans)
-    first, second = ({"asked": request.asked, **request.settings.model_dump()} for request in (old, new))
+def _differences(old: TunePlan, new: TunePlan) -> list[str]:
+    found = plan_differences(*(Plan(plan.name, plan.base, (), ()) for plan in (old, new)))
+    first, second = ({"asked": plan.asked, **plan.settings.model_dump()} for plan in (old, new))
     for key, value in first.items():
         if identity(value) != identity(second[key]):
             name = {"asked": "--tune"}.get(key, f"--{key.replace('_', '-')}")

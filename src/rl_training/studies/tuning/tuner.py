@@ -122,7 +122,7 @@ class Tuning:
             f"# {chosen} of tuning {self.plan.name}: {describe(settings[chosen])}",
             f"# {verdict.sentence}",
         ]
-        values, _ = merge_layers([("base", self.plan.request.base), (chosen, nested(settings[chosen]))])
+        values, _ = merge_layers([("base", self.plan.base), (chosen, nested(settings[chosen]))])
         first = self.path / BEST_FILE
         best = self._write_best(first, sign("\n".join(text) + "\n" + dump_yaml(values)))
         edited = None if best == first else first
