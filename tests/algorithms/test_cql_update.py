@@ -21,7 +21,7 @@ from numpy_reference import (
     small,
 )
 
-from rl_training.algorithms import returns
+from rl_training.algorithms import cql
 from rl_training.algorithms.cql import CQLAlgorithm, CQLConfig
 from rl_training.errors import ConfigError
 
@@ -144,7 +144,7 @@ def test_the_conservative_gap_equals_a_hand_worked_example():
     # One row, its own action and two others, of densities 1/4 and 1/2. Each critic values all of them the same, so
     # log(e^q / (1/4) + e^q / (1/2)) - q = log(4 + 2) for each.
     values = torch.tensor([1.0, 2.0]).view(2, 1, 1).expand(2, 3, 1)
-    gaps = returns.conservative_gaps(values, torch.tensor([[0.25], [0.5]]).log())
+    gaps = cql.conservative_gaps(values, torch.tensor([[0.25], [0.5]]).log())
     np.testing.assert_allclose(gaps, np.log([6.0, 6.0]), atol=1e-6)
 
 

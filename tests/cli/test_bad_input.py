@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from checkpoint_tools import forge_manifest
-from study_tools import finish, start_fresh
+from study_tools import start_fresh
+from warm import finish
 
 from rl_training.api.algorithms import PPO
 from rl_training.cli import main
