@@ -118,6 +118,12 @@ class TestGivenTwice:
         with pytest.raises(ConfigError, match="already has a value"):
             parse_overrides(["seed=1", "seed.deep=2"])
 
+    def test_quiet_stands_anywhere(self, call: Call) -> None:
+        for words in (["-q", "config"], ["config", "-q"]):
+            answer = call(*words, "ppo", "CartPole-v1")
+            assert (answer.code, answer.err) == (0, "")
+        assert "using preset" in call("config", "ppo", "CartPole-v1").err
+
     def test_an_option_that_is_a_list_may_be_repeated(self, call: Call, tmp_path: Path) -> None:
         for name in ("a", "b"):
             (tmp_path / f"{name}.py").write_text("")

@@ -612,7 +612,7 @@ class TestRemoving:
 
     def test_prune_removes_what_never_had_a_checkpoint(self, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["runs", "prune", str(runs)]) == 2
-        assert f"1 folders would be removed, the first '{runs / 'begun'}': add --yes" in capsys.readouterr().err
+        assert f"1 folder would be removed, the first '{runs / 'begun'}': add --yes" in capsys.readouterr().err
         assert main(["runs", "prune", str(runs), "--yes"]) == 0
         assert capsys.readouterr().out == f"removed {runs / 'begun'}\n"
         assert self.left(runs) == ["alive", "kept", "study"]

@@ -41,7 +41,8 @@ def test_long_names_lose_their_middle() -> None:
     ("pattern", "shown"),
     [
         ("ppo__CartPole-v1__seed{}__20261119-044604", "ppo__CartP…__seed0__20261119-044604"),
-        ("study/{}" + "a" * 60, "study/0aaaaaaaaaa…aaaaaaaaaaaaaaaaa"),
+        ("a-long-study/ppo__CartPole-v1__seed{}__20261119-044604", "…/ppo__Car…__seed0__20261119-044604"),
+        ("study/{}" + "a" * 60, "…/0aaaaaaaaaaaaaa…aaaaaaaaaaaaaaaaa"),
         ("a" * 30 + "{}" + "b" * 20, "…aaaaaaaaaaaaa0bbbbbbbbbbbbbbbbbbbb"),
     ],
 )

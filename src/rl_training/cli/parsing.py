@@ -27,7 +27,7 @@ def _be_quiet(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
-QUIET = Annotated[
+Quiet = Annotated[
     bool, typer.Option("-q", "--quiet", callback=_be_quiet, is_eager=True, help="Print results and errors only.")
 ]
 
@@ -53,7 +53,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     expanded: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         expanded += _parameters_of(groups[name]) if name in groups else [parameter.replace(kind=KEYWORD)]
-    expanded.append(inspect.Parameter("quiet", KEYWORD, default=False, annotation=QUIET))
+    expanded.append(inspect.Parameter("quiet", KEYWORD, default=False, annotation=Quiet))
 
     @functools.wraps(command)
     def call(**values: Any) -> None:

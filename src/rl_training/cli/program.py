@@ -17,7 +17,7 @@ from rl_training.cli.comparing import compare
 from rl_training.cli.exporting import export
 from rl_training.cli.inspection import algos, doctor, presets, show_config
 from rl_training.cli.output import say
-from rl_training.cli.parsing import verb
+from rl_training.cli.parsing import Quiet, verb
 from rl_training.cli.training import demo, evaluate, resume, train
 from rl_training.cli.tuning import tune
 from rl_training.cli.viewing import plot, report, ui, video
@@ -77,6 +77,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train, evaluate and resume reinforcement-learning agents."""
 

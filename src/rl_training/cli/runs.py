@@ -180,10 +180,11 @@ def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:
     for run_dir in dict.fromkeys(run_dir for path in paths for run_dir in [path, *find_run_folders(path)]):
         refuse_owned(run_dir)
     if paths and not yes:
+        count = f"{len(paths):,} folder{'' if len(paths) == 1 else 's'}"
         if not sys.stdin.isatty():
-            raise ConfigError(f"{len(paths):,} folders would be removed, the first '{paths[0]}': add --yes")
+            raise ConfigError(f"{count} would be removed, the first '{paths[0]}': add --yes")
         listed = "\n".join(f"  {path}" for path in paths)
-        if not typer.confirm(printable(f"{listed}\nRemove {len(paths):,} folders for good?"), err=True):
+        if not typer.confirm(printable(f"{listed}\nRemove {count} for good?"), err=True):
             paths = []
     for path in paths:
         hidden = path.with_name(f".{path.name}{TEMPORARY}removed")

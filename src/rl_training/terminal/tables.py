@@ -50,7 +50,7 @@ def cell_lines(cells: Sequence[str], indent: str = "") -> list[str]:
 def shorten_names(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
     """The rows with long names in the first column shortened, for lines of `width` columns; names stay different.
 
-    First the environment in a run's name gives way, then the middle of a name, then its beginning.
+    First its folder and its environment give way, then the middle of a name, then its beginning.
     """
     others = sum(max(len(row[column]) for row in rows) + GAP for column in range(1, len(rows[0])))
     room = max(SHORTEST_NAME, width - others)
@@ -63,7 +63,11 @@ def shorten_names(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str
 
 
 def _shorten_env(name: str, room: int) -> str:
+    _, slash, last = name.rpartition("/")
+    name = f"…/{last}" if slash else name
     head, *rest = name.split("__")
+    if len(name) <= room:
+        return name
     if len(rest) < 2:
         return _cut_middle(name, room)
     size = len(rest[0]) - (len(name) - room) - 1
