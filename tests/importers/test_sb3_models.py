@@ -60,6 +60,10 @@ def actions_of(conversion: Conversion) -> Any:
     return np.asarray(predict(conversion.algorithm, OBS[str(conversion.config.env_id)]))
 
 
+def assert_close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(torch.as_tensor(found).detach(), expected, rtol=1e-4, atol=1e-5)
+
+
 def tensor_obs(conversion: Conversion) -> torch.Tensor:
     return torch.from_numpy(OBS[str(conversion.config.env_id)])
 
@@ -74,9 +78,9 @@ def test_discrete_actor_critic(algo: str, sizes: Any, tmp_path: Path) -> None:
     logits = forward(weights, [*pi, "action_net"], OBS["CartPole-v1"], "tanh")
     assert (actions_of(conversion) == logits.argmax(1)).all()
     outputs, values = conversion.algorithm.policy(tensor_obs(conversion))
-    np.testing.assert_allclose(outputs.detach(), logits, rtol=1e-4, atol=1e-5)
+    assert_close(outputs, logits)
     expected = forward(weights, [*vf, "value_net"], OBS["CartPole-v1"], "tanh")[:, 0]
-    np.testing.assert_allclose(values.detach(), expected, rtol=1e-4, atol=1e-5)
+    assert_close(values, expected)
 
 
 def test_a_gaussian_policy_keeps_its_units_clips_and_density(tmp_path: Path) -> None:
@@ -84,7 +88,7 @@ def test_a_gaussian_policy_keeps_its_units_clips_and_density(tmp_path: Path) -> 
     weights["action_net.weight"] *= 5.0
     conversion = imported(tmp_path, "ppo", weights, PENDULUM)
     mean = forward(weights, PI, OBS["Pendulum-v1"], "tanh")
-    np.testing.assert_allclose(actions_of(conversion), mean.clip(-2.0, 2.0), atol=1e-5)
+    assert_close(actions_of(conversion), mean.clip(-2.0, 2.0))
     assert (np.abs(mean) > 2.0).any()
     # The environment's actions are twice those of the model, so the density of the latter is twice as large.
     policy, action = conversion.algorithm.policy, torch.full((40, 1), 0.25)
@@ -102,7 +106,7 @@ def test_layers_that_policy_and_value_function_share_are_copied_into_both(tmp_pa
         head = "action_net" if stem == "policy" else "value_net"
         expected = forward(weights, [*shared, f"mlp_extractor.{stem}_net.0", head], OBS["CartPole-v1"], "tanh")
         found = conversion.algorithm.policy(tensor_obs(conversion))[index].detach()
-        np.testing.assert_allclose(found, expected if index == 0 else expected[:, 0], rtol=1e-4, atol=1e-5)
+        assert_close(found, expected if index == 0 else expected[:, 0])
 
 
 def test_activation_and_hyperparameters_are_read_from_plain_json(tmp_path: Path) -> None:
@@ -151,7 +155,7 @@ def test_dqn_and_its_target(tmp_path: Path) -> None:
     algorithm, obs = conversion.algorithm, tensor_obs(conversion)
     for network, names in zip((algorithm.network, algorithm.target_network), stems, strict=True):
         expected = forward(weights, names, OBS["CartPole-v1"], "relu")
-        np.testing.assert_allclose(network(obs).detach(), expected, rtol=1e-4, atol=1e-5)
+        assert_close(network(obs), expected)
     assert (actions_of(conversion) == forward(weights, stems[0], OBS["CartPole-v1"], "relu").argmax(1)).all()
     assert algorithm.counters["target_copies"] == 40
 
@@ -163,7 +167,7 @@ def test_quantiles_are_transposed(tmp_path: Path) -> None:
     conversion = imported(tmp_path, "qrdqn", weights, CARTPOLE)
     expected = forward(weights, stems, OBS["CartPole-v1"], "relu").reshape(40, 5, 2)  # [batch, quantiles, actions]
     found = conversion.algorithm.network.distribution(tensor_obs(conversion)).detach()
-    np.testing.assert_allclose(found, expected.transpose(0, 2, 1), rtol=1e-4, atol=1e-5)
+    assert_close(found, expected.transpose(0, 2, 1))
     assert (actions_of(conversion) == expected.mean(1).argmax(1)).all()
 
 
@@ -173,10 +177,10 @@ def test_squashed_gaussian_policy_and_critics(algo: str, outputs: int, critics: 
     conversion = imported(tmp_path, algo, weights, PENDULUM, variables={"log_ent_coef": torch.tensor([-1.5])})
     obs = OBS["Pendulum-v1"]
     mean, log_std = (forward(weights, [*LATENT, f"actor.{head}"], obs, "relu") for head in ("mu", "log_std"))
-    np.testing.assert_allclose(actions_of(conversion), 2.0 * np.tanh(mean), atol=1e-5)
+    assert_close(actions_of(conversion), 2.0 * np.tanh(mean))
     algorithm = conversion.algorithm
     found = algorithm.actor._gaussian(tensor_obs(conversion))
-    np.testing.assert_allclose(found[1].detach(), log_std.clip(-20, 2), rtol=1e-4, atol=1e-5)
+    assert_close(found[1], log_std.clip(-20, 2))
     check_critics(conversion, weights, critics)
     assert float(algorithm.temperature.alpha) == pytest.approx(np.exp(-1.5))
 
@@ -189,7 +193,7 @@ def check_critics(conversion: Conversion, weights: Weights, num_critics: int) ->
         for member in range(num_critics):
             stems = [f"{prefix}.qf{member}.{2 * number}" for number in range(3)]
             expected = forward(weights, stems, np.hstack([obs, actions]), "relu")
-            np.testing.assert_allclose(found[member].reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+            assert_close(found[member].reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize(("algo", "critics"), [("td3", 2), ("ddpg", 1)])
@@ -200,10 +204,10 @@ def test_deterministic_policy_targets_and_critics(algo: str, critics: int, tmp_p
     assert conversion.config.algo == algo
     assert conversion.config.algo_kwargs["exploration_noise"] == 0.15
     expected = np.tanh(forward(weights, [f"actor.mu.{n}" for n in (0, 2, 4)], OBS["Pendulum-v1"], "relu"))
-    np.testing.assert_allclose(actions_of(conversion), 2.0 * expected, atol=1e-5)
+    assert_close(actions_of(conversion), 2.0 * expected)
     target = np.tanh(forward(weights, [f"actor_target.mu.{n}" for n in (0, 2, 4)], OBS["Pendulum-v1"], "relu"))
     found = conversion.algorithm.target_actor.mode(tensor_obs(conversion)).detach()
-    np.testing.assert_allclose(found, target, rtol=1e-4, atol=1e-5)
+    assert_close(found, target)
     check_critics(conversion, weights, critics)
 
 
@@ -240,13 +244,13 @@ def test_batch_normalization_of_crossq(tmp_path: Path) -> None:
     conversion = imported(tmp_path, "crossq", weights, PENDULUM)
     obs, latent = OBS["Pendulum-v1"], [f"actor.latent_pi.{n}" for n in (0, 3, 6)]
     mean = apply(obs, latent, ["actor.latent_pi.1", "actor.latent_pi.4", "actor.mu"])
-    np.testing.assert_allclose(actions_of(conversion), 2.0 * np.tanh(mean), atol=1e-5)
+    assert_close(actions_of(conversion), 2.0 * np.tanh(mean))
     actions = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
     found = conversion.algorithm.critic(torch.from_numpy(obs), torch.from_numpy(actions)).detach()
     for member in range(2):
         names = [[f"critic.qf{member}.{3 * n + offset}" for n in range(3)] for offset in (0, 1)]
         expected = apply(np.hstack([obs, actions]), *names)[:, 0]
-        np.testing.assert_allclose(found[member], expected, rtol=1e-4, atol=1e-5)
+        assert_close(found[member], expected)
 
 
 def test_a_clipped_mean_of_gsde_is_kept(tmp_path: Path) -> None:
@@ -258,7 +262,7 @@ def test_a_clipped_mean_of_gsde_is_kept(tmp_path: Path) -> None:
     conversion = imported(tmp_path, "sac", weights, PENDULUM, use_sde=True, policy_kwargs={"log_std_init": -2})
     mean = forward(weights, [*LATENT, "actor.mu.0"], OBS["Pendulum-v1"], "relu")
     assert (np.abs(mean) > 2.0).any()
-    np.testing.assert_allclose(actions_of(conversion), 2.0 * np.tanh(mean.clip(-2.0, 2.0)), atol=1e-5)
+    assert_close(actions_of(conversion), 2.0 * np.tanh(mean.clip(-2.0, 2.0)))
     log_std = conversion.algorithm.actor._gaussian(tensor_obs(conversion))[1]
     assert (log_std == -2.0).all()
     assert "use_sde" in dict(conversion.report.left)
@@ -267,15 +271,22 @@ def test_a_clipped_mean_of_gsde_is_kept(tmp_path: Path) -> None:
 class Bits(gym.Env[Any, Any]):
     """Bytes in, bits out."""
 
-    observation_space = gym.spaces.Box(0, 255, (5,), np.uint8)
-    action_space = gym.spaces.MultiBinary(3)
+    observation_space: gym.spaces.Box = gym.spaces.Box(0, 255, (5,), np.uint8)
+    action_space: gym.Space[Any] = gym.spaces.MultiBinary(3)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        return self.np_random.integers(0, 256, 5).astype(np.uint8), {}
+        return self.observation_space.sample(), {}
 
     def step(self, action: Any) -> Any:
-        return self.np_random.integers(0, 256, 5).astype(np.uint8), 0.0, False, True, {}
+        return self.observation_space.sample(), 0.0, False, True, {}
+
+
+class Pictures(Bits):
+    """Images with channels last, which SB3 transposes."""
+
+    observation_space = gym.spaces.Box(0, 255, (40, 44, 3), np.uint8)
+    action_space = gym.spaces.Discrete(4)
 
 
 @pytest.mark.parametrize("pi", [(8, 6), ()], ids=["hidden layers", "linear"])
@@ -289,20 +300,6 @@ def test_bytes_are_not_scaled_and_bits_are_independent(pi: Any, tmp_path: Path) 
     logits = forward(weights, stems, obs.astype(np.float32), "tanh")
     assert (np.asarray(predict(conversion.algorithm, obs)) == (logits > 0)).all()
     assert 0 < (logits > 0).mean() < 1
-
-
-class Pictures(gym.Env[Any, Any]):
-    """Images with channels last, which SB3 transposes."""
-
-    observation_space = gym.spaces.Box(0, 255, (40, 44, 3), np.uint8)
-    action_space = gym.spaces.Discrete(4)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        return self.np_random.integers(0, 256, (40, 44, 3)).astype(np.uint8), {}
-
-    def step(self, action: Any) -> Any:
-        return self.np_random.integers(0, 256, (40, 44, 3)).astype(np.uint8), 0.0, False, True, {}
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -418,7 +415,7 @@ def test_normalized_observations(clip: float, epsilon: float, tmp_path: Path) ->
     conversion = imported(tmp_path, "sac", weights, PENDULUM, statistics)
     obs = (OBS["Pendulum-v1"] - np.array([0.5, -0.2, 1.0])) / np.sqrt(np.array([0.3, 0.4, 9.0]) + epsilon)
     mean = forward(weights, [*LATENT, "actor.mu"], obs.clip(-clip, clip), "relu")
-    np.testing.assert_allclose(actions_of(conversion), 2.0 * np.tanh(mean), atol=1e-5)
+    assert_close(actions_of(conversion), 2.0 * np.tanh(mean))
     assert ("clip_obs" in dict(conversion.report.left)) is (clip != 10.0)
     rewards = conversion.algorithm.reward_normalizer.scaled(torch.ones(1))
     assert float(rewards) == pytest.approx(1.0 / np.sqrt(25.0 + epsilon))
@@ -443,11 +440,32 @@ def test_a_policy_that_would_act_differently_is_refused(changes: Any, message: s
         imported(tmp_path, "ppo", ppo_weights(4, 2), CARTPOLE, **changes)
 
 
-@pytest.mark.parametrize(("key", "value"), [("activation", "relu"), ("layer_norm", True), ("normalize_obs", True)])
-def test_a_setting_that_would_change_the_policy_is_refused(key: str, value: Any, tmp_path: Path) -> None:
-    changes = {**CARTPOLE, "algo_kwargs": {key: value}}
-    with pytest.raises(ConfigError, match=f"'algo_kwargs.{key}' follows from the model"):
-        imported(tmp_path, "ppo", ppo_weights(4, 2), changes)
+GAUSSIAN = {"log_std": torch.tensor([-0.7]), **ppo_weights(3, 1)}
+UNKNOWN = {**ppo_weights(4, 2), "attention.weight": torch.zeros(3)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "settings", "message"),
+    [
+        *(
+            (
+                {**CARTPOLE, "algo_kwargs": {key: value}},
+                ppo_weights(4, 2),
+                {},
+                f"'algo_kwargs.{key}' follows from the model",
+            )
+            for key, value in {"activation": "relu", "layer_norm": True, "normalize_obs": True}.items()
+        ),
+        ({"env_id": "Acrobot-v1"}, ppo_weights(4, 2), {}, "check --env"),
+        (PENDULUM, GAUSSIAN, {"action_space": {"low": "[-1.]", "high": "[1.]"}}, "bounded by"),
+        (CARTPOLE, UNKNOWN, {}, "attention"),
+    ],
+)
+def test_other_settings_spaces_and_tensors_are_refused(
+    changes: Any, weights: Weights, settings: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        imported(tmp_path, "ppo", weights, changes, **settings)
 
 
 def test_statistics_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -455,18 +473,3 @@ def test_statistics_of_another_model_are_refused(tmp_path: Path) -> None:
     array = {":type:": "<class 'numpy.ndarray'>"}
     with pytest.raises(CheckpointError, match="was trained without VecNormalize"):
         imported(tmp_path, "ppo", ppo_weights(4, 2), CARTPOLE, statistics, _last_obs=array, _last_original_obs=None)
-
-
-def test_other_spaces_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="check --env"):
-        imported(tmp_path, "ppo", ppo_weights(4, 2), {"env_id": "Acrobot-v1"})
-    weights = {"log_std": torch.tensor([-0.7]), **ppo_weights(3, 1)}
-    bounds = {"action_space": {"low": "[-1.]", "high": "[1.]"}}
-    with pytest.raises(CheckpointError, match="bounded by"):
-        imported(tmp_path, "ppo", weights, PENDULUM, **bounds)
-
-
-def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
-    weights = {**ppo_weights(4, 2), "attention.weight": torch.zeros(3)}
-    with pytest.raises(CheckpointError, match="attention"):
-        imported(tmp_path, "ppo", weights, CARTPOLE)
