@@ -482,6 +482,10 @@ class TestFindRun:
     def test_a_checkpoint_that_a_run_does_not_have_is_refused(self, runs: Path) -> None:
         with pytest.raises(ConfigError, match="'out/sac:last': run 'out/sac__C__seed1__x' has no checkpoints/last"):
             find_run("out/sac:last")
+        with pytest.raises(
+            ConfigError, match="'@last:worst': write @last:best or @last:last, or @last/checkpoints/NAME"
+        ):
+            find_run("@last:worst")
 
     def test_the_folder_can_be_another(self, runs: Path) -> None:
         assert find_run("sac", Path("out")) == find_run("@last", Path("out")) == Path("out/sac__C__seed1__x")

@@ -315,6 +315,8 @@ def _split(name: str) -> tuple[str, str]:
     run, colon, pointer = name.rpartition(":")
     if colon and pointer in ("best", "last"):
         return run, f"checkpoints/{pointer}"
+    if run == LAST:
+        raise ConfigError(f"'{name}': write {LAST}:best or {LAST}:last, or {LAST}/checkpoints/NAME")
     run, slash, rest = name.partition("/checkpoints/")
     if slash:
         return run, f"checkpoints/{rest}"
