@@ -205,6 +205,9 @@ def test_a_phone_scrolls_in_one_direction(browser: Any, runs: Path) -> None:
     assert states[:3] == [True, True, False]
     browser.execute_script("location.hash = 'health'")
     wait_for(lambda: figure(browser, "entropy"))
+    browser.execute_script("location.hash = ''; dispatchEvent(new Event('beforeprint'))")
+    assert browser.execute_script("return document.querySelector('details.section:not([open])')") is None
+    assert browser.get_log("browser") == []
 
 
 def test_the_evaluation_curve_is_on_the_first_screen(page: Any, runs: Path) -> None:

@@ -323,6 +323,7 @@ RL.redraw = () => {
 };
 
 addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details.section")) details.open = true;
   for (const chart of RL.plots) chart.isSeen = true;
   RL.redraw();
 });

@@ -57,6 +57,7 @@ RL.showReport = () => {
   const isFirst = RL.data.sections[0]?.id === "overview";  // of one group, in a line
   main.append(contents, ...sections.splice(0, isFirst ? 1 : 0), ...[RL.legend()].filter(Boolean), ...sections);
   addEventListener("hashchange", RL.openTarget);
+  RL.openTarget();
   const thinned = RL.data.max_points === null ? ""
     : ` Curves of more than ${RL.data.max_points} points are thinned to about as many: the first, the last and the extreme values stay.`;
   document.querySelector("footer").append(RL.el("p", {},

@@ -181,6 +181,6 @@ RL.section = (section, index = 0) => RL.el("section", { id: section.id, "aria-la
     RL.el("div", { className: "blocks" }, section.blocks.map(RL.block))));
 
 RL.openTarget = () => {
-  const details = document.querySelector(`${CSS.escape ? `#${CSS.escape(location.hash.slice(1))}` : location.hash} > details`);
+  const details = document.getElementById(decodeURIComponent(location.hash.slice(1)))?.querySelector("details.section");
   if (details) details.open = true;
 };
