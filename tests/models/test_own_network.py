@@ -219,12 +219,6 @@ class TestTrust:
     def test_a_checkpoint_never_imports_it_by_itself(
         self, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        wants = r"network 'my_nets.py:MyEncoder' would import '.*my_nets.py'; checkpoints never run code.*--plugin"
-        for load in (evaluate_checkpoint, resume_training, PPO.load, load_algorithm):
-            with pytest.raises(ConfigError, match=wants):
-                load(run_dir)
-        with pytest.raises(ConfigError, match=wants):
-            predict_checkpoint(run_dir, np.zeros(4))
         assert main(["eval", str(run_dir)]) == 2
         assert "--plugin" in capsys.readouterr().err
         assert not (tmp_path / "imported").exists()
