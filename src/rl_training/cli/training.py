@@ -199,7 +199,7 @@ def _repeated(option: str, values: Sequence[str]) -> list[str]:
 def train(options: TrainOptions, many: SeedOptions) -> None:
     """Train an agent: `train ppo CartPole-v1`, or `train --config FILE`.
 
-    With --seeds, a run for each seed, each in a process of its own: `train ppo CartPole-v1 --seeds 0..4`.
+    With --seeds, one run per seed, each in its own process: `train ppo CartPole-v1 --seeds 0..4`.
     """
     if many.seeds is not None:
         train_seeds(options, many)

@@ -4,7 +4,7 @@
 atomic, so of two processes that replace the same stale owner one wins. Everything an attempt writes is prepared in its
 own folder, `owner/7/`, and renamed from there to its place. The next attempt removes that folder before it reads the
 run. So a process that was suspended and wakes up after it was replaced cannot complete any write: its renames fail,
-and the log files that it holds open are no longer those of the run, since each attempt opens copies of its own.
+and each attempt opens its own copies of the log files, so writes to the old ones are lost.
 """
 
 from __future__ import annotations

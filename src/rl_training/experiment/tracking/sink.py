@@ -56,7 +56,7 @@ class Tracker(Protocol):
 
     @property
     def place(self) -> str | None:
-        """Where people find the tracked run; None: nothing to tell."""
+        """Address or command that shows the tracked run; None: none."""
 
 
 def finite_values(line: Line) -> dict[str, float]:

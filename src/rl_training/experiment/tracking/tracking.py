@@ -53,8 +53,7 @@ class Tracking:
     def open(self, algo_kwargs: Mapping[str, Any], keep_bytes: int, first_step: int) -> list[TrackerSink]:
         """Start the trackers; call this before `metrics.jsonl` is truncated to `keep_bytes`.
 
-        The run goes on at `first_step`. `algo_kwargs` are all settings of the algorithm, also those that the
-        configuration leaves out.
+        The run resumes at `first_step`. `algo_kwargs` are all settings of the algorithm, defaults included.
         """
         chosen = [item for item in parse_loggers(self.config.loggers) if isinstance(item, TrackerSettings)]
         if not chosen:
@@ -181,7 +180,7 @@ def _split_lines(path: Path, keep_bytes: int) -> tuple[list[Line], list[Line]]:
 
 
 def _parent(metadata: Mapping[str, Any], logger: str) -> tuple[str | None, dict[str, Any]]:
-    """Of a fork: the id of its parent's tracked run, if it has one, and what to tell of the parent."""
+    """Of a fork: the id of its parent's tracked run, if it has one, and facts about the parent."""
     match metadata.get("parent"):
         case {"checkpoint": str(checkpoint), "global_step": step}:
             folder = Path(checkpoint).parent.parent
