@@ -333,14 +333,6 @@ class TestYaml:
         assert isinstance(value, float)
         assert value == 1e-3
 
-    @pytest.mark.parametrize(
-        ("text", "value"), [("3", 3), ("true", True), ("abc", "abc"), ("'1e3'", "1e3"), ("", None)]
-    )
-    def test_other_values_stay_what_they_are(self, text: str, value: Any) -> None:
-        parsed = parse_yaml(text, "it")
-        assert parsed == value
-        assert type(parsed) is type(value)
-
     def test_a_float_in_a_file_reaches_the_algorithm(self, tmp_path: Path) -> None:
         path = tmp_path / "c.yaml"
         path.write_text("algo: sac\nenv_id: Pendulum-v1\nalgo_kwargs:\n  learning_rate: 1e-3\n")

@@ -266,6 +266,7 @@ def test_a_bomb_in_a_strangers_run_folder_does_no_harm(tmp_path: Path) -> None:
         ("_1", "_1"),
         (".inf", math.inf),
         ("TRUE", True),
+        ("", None),
         ("no", False),
         ("'no'", "no"),
         ("2020-01-01", "2020-01-01"),
