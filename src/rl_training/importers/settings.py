@@ -254,7 +254,7 @@ def _update_ratio(settings: Plain, report: Report) -> dict[str, Any]:
         return {"train_frequency": int(frequency * num_envs), "gradient_steps": int(updates)}
     if updates != -1:  # as many as steps
         given = "train_freq is stored as code" if found is None else f"train_freq is {frequency!r:.20} {unit!s:.20}s"
-        remedy = "set algo_kwargs.train_frequency and gradient_steps for another ratio"
+        remedy = "import with algo_kwargs.train_frequency and gradient_steps for another ratio"
         report.leave("train_freq, gradient_steps", f"{given}: one update per step here; {remedy}")
     return {"train_frequency": 1, "gradient_steps": 1}
 
