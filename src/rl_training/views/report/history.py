@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rl_training.experiment.config import leaves, load_config_file
 from rl_training.experiment.presets import find_preset
 from rl_training.views.report.blocks import TIME_PARTS, Bars, Block, Cell, Code, Section, Table, Text, duration, number
 from rl_training.views.report.data import RunFacts, finite, mapping
-from rl_training.views.report.summary import GroupFacts, run_label
+from rl_training.views.report.summary import GroupFacts, drop_empty, run_cell, runs_of
 
 MAX_EVENTS = 200
 PLACES = {"seed", "output_dir", "tags", "loggers"}
@@ -23,8 +24,8 @@ PART_NAMES = ("collecting", "updating", "evaluating", "saving", "other")
 
 def event_section(groups: Sequence[GroupFacts]) -> Section:
     """Starts after a stop, failures, early ends, dead processes, and lines that could not be read."""
-    rows = sorted((event for group in groups for run in group.runs for event in _events(run)), key=_time_of)
-    runs = [run for group in groups for run in group.runs]
+    rows = sorted((event for run in runs_of(groups) for event in _events(run)), key=_time_of)
+    runs = runs_of(groups)
     quiet = sum(1 for run in runs if run.info.state == "finished" and not _events(run))
     blocks: list[Block] = []
     if quiet:
@@ -118,7 +119,7 @@ def _comparable(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def provenance(groups: Sequence[GroupFacts]) -> Section:
     """Versions, commit, machine and times; a value for each part of the runs where they differ."""
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     rows: list[Sequence[Cell]] = []
     names = dict.fromkeys(name for run in runs for name in _origin(run))
     for name in names:
@@ -155,9 +156,7 @@ def _inexact_reasons(run: RunFacts) -> list[str]:
 
 def _distinct(values: Iterable[str]) -> str:
     """The values with how often each occurs; of many, the first and the last."""
-    counts: dict[str, int] = {}
-    for value in values:
-        counts[value] = counts.get(value, 0) + 1
+    counts = Counter(values)
     if len(counts) == 1:
         return next(iter(counts))
     if len(counts) > 4:
@@ -167,25 +166,17 @@ def _distinct(values: Iterable[str]) -> str:
 
 def commands(groups: Sequence[GroupFacts], words: Sequence[str]) -> Section:
     """The commands that make the runs again, evaluate them, and make this page."""
-    recorded = dict.fromkeys(
-        shlex.join(map(str, command))
-        for group in groups
-        for run in group.runs
-        if isinstance(command := run.metadata.get("command"), list)
-    )
+    dirs = [run.record.run_dir for run in runs_of(groups)]
+    recorded = [run.metadata.get("command") for run in runs_of(groups)]
+    started = dict.fromkeys(shlex.join(map(str, command)) for command in recorded if isinstance(command, list))
     studies = dict.fromkeys(group.group.study for group in groups if group.group.study is not None)
-    blocks: list[Block] = []
-    if recorded:
-        blocks.append(Code("As the runs were started", list(recorded)))
-    blocks += [Code("The study again, or what is left of it", [_command("study", "run", study)]) for study in studies]
-    configs = [run.record.run_dir / "config.yaml" for group in groups for run in group.runs]
-    again = [_command("train", "--config", path) for path in configs]
-    if again:
-        blocks.append(Code("Each run alone, from its stored settings", again))
-        dirs = [run.record.run_dir for group in groups for run in group.runs]
-        blocks.append(Code("Evaluate the last checkpoints", [_command("eval", path) for path in dirs]))
-    blocks.append(Code("This page", [_command("report", *words)]))
-    return Section("commands", "Commands", blocks)
+    codes = [Code("As the runs were started", list(started))]
+    codes += [Code("The study again, or what is left of it", [_command("study", "run", study)]) for study in studies]
+    again = [_command("train", "--config", path / "config.yaml") for path in dirs]
+    codes.append(Code("Each run alone, from its stored settings", again))
+    codes.append(Code("Evaluate the last checkpoints", [_command("eval", path) for path in dirs]))
+    codes.append(Code("This page", [_command("report", *words)]))
+    return Section("commands", "Commands", [code for code in codes if code.lines])
 
 
 def _command(*words: str | Path) -> str:
@@ -194,38 +185,30 @@ def _command(*words: str | Path) -> str:
 
 def speed_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
     """Steps per second and duration of each run, and where the time went as far as it was recorded."""
-    runs = [run for group in groups for run in group.runs]
-    columns = ["run", "steps/s", "duration", *PART_NAMES]
     rows: list[Sequence[Cell]] = []
     sums: dict[int, list[float]] = {}
-    for run in runs:
+    for run in runs_of(groups):
         total, parts = _time_parts(run)
-        cells = ["–"] * len(PART_NAMES) if parts is None else [duration(part) for part in parts]
-        rows.append([_run_cell(run, groups), number(run.info.rate), duration(total), *cells])
-        if parts is not None:
+        cells = [duration(part) for part in parts] or ["–"] * len(PART_NAMES)
+        rows.append([run_cell(run, groups), number(run.info.rate), duration(total), *cells])
+        if parts:
             before = sums.get(run.group, [0.0] * len(parts))
             sums[run.group] = [old + part for old, part in zip(before, parts, strict=True)]
-    if not sums:
-        columns, rows = columns[:3], [row[:3] for row in rows]
-    names = {group.index: group.group.name for group in groups}
     bars = [
-        {"label": names[index], "group": index, "values": [round(part, 3) for part in parts]}
+        {"label": groups[index].group.name, "group": index, "values": [round(part, 3) for part in parts]}
         for index, parts in sums.items()
     ]
     blocks: list[Block] = [Bars("Where the time went, in all runs", PART_NAMES, bars)] if bars else []
-    return [*blocks, Table("Speed of the last process, and the time of all processes of a run", columns, rows)]
+    caption = "Speed of the last process, and the time of all processes of a run"
+    return [*blocks, drop_empty(Table(caption, ["run", "steps/s", "duration", *PART_NAMES], rows))]
 
 
-def _run_cell(run: RunFacts, groups: Sequence[GroupFacts]) -> Cell:
-    return {"text": run_label(run, groups), "group": run.group}
-
-
-def _time_parts(run: RunFacts) -> tuple[float | None, list[float] | None]:
-    """Seconds of the run, and its parts with the rest last; None where they were not recorded."""
-    times, seconds = run.logged.times, finite(run.metadata.get("seconds"))
-    if not times or times.get("wall_time") is None:
-        return seconds, None
-    total = times["wall_time"] or 0.0
+def _time_parts(run: RunFacts) -> tuple[float | None, list[float]]:
+    """Seconds of the run, and its parts with the rest last; no parts where they were not recorded."""
+    times = run.logged.times or {}
+    total = times.get("wall_time")
+    if total is None:
+        return finite(run.metadata.get("seconds")), []
     parts = [times.get(f"{part}_seconds") or 0.0 for part in TIME_PARTS]
     return total, [*parts, max(0.0, total - sum(parts))]
 

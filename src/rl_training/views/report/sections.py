@@ -48,7 +48,7 @@ from rl_training.views.report.data import (
     step_unit,
 )
 from rl_training.views.report.history import commands, configuration, event_section, provenance, speed_blocks
-from rl_training.views.report.summary import GroupFacts, final_scores, offline_blocks, overview
+from rl_training.views.report.summary import GroupFacts, final_scores, offline_blocks, overview, runs_of
 
 MAX_COMPARISON_BYTES = 1 << 22
 COMPARISONS, COMPARISON_FILE = "comparisons", "comparison.json"
@@ -231,7 +231,7 @@ class PageFacts:
     @property
     def runs(self) -> list[RunFacts]:
         """All runs, in the order of the groups."""
-        return [run for group in self.groups for run in group.runs]
+        return runs_of(self.groups)
 
     def sections(self) -> list[Section]:
         """The sections that have content."""

@@ -20,7 +20,7 @@ from rl_training.files import is_file, open_regular
 from rl_training.studies.catalog import STATES, find_run_folders, is_run_folder, read_run
 from rl_training.studies.groups import RunGroup, RunRecord, find_groups
 from rl_training.studies.plan import PLAN_FILE
-from rl_training.views.report.data import Curves, Logged, finite, read_curves
+from rl_training.views.report.data import START, Curves, Logged, finite, read_curves
 from rl_training.views.report.page import assemble, report_page, to_json
 from rl_training.views.report.sections import page_facts
 
@@ -123,7 +123,7 @@ class Site:
         }
         page = report_page(groups, [str(self._inside(name)) for name in names], live)
         for path, curves in page.curves.items():
-            self._note(path, curves)
+            self._note(path, curves, Logged())
         return Answer(page.html, "text/html; charset=utf-8", page.policy)
 
     def new_lines(self, query: Mapping[str, Sequence[str]]) -> Answer:
@@ -154,12 +154,11 @@ class Site:
     def _logged(self, run: RunRecord) -> Logged:
         """What the log files of a run hold; only their new lines are read."""
         with self.lock:
-            tokens, logged = self.logged.get(run.run_dir, (None, Logged()))
-        curves = read_curves(run) if tokens is None else read_curves(run, tokens)
-        return self._note(run.run_dir, curves, logged)
+            tokens, logged = self.logged.get(run.run_dir, ((START, START), Logged()))
+        return self._note(run.run_dir, read_curves(run, tokens), logged)
 
-    def _note(self, run_dir: Path, curves: Curves, before: Logged | None = None) -> Logged:
-        logged = (before or Logged()).extended(curves)
+    def _note(self, run_dir: Path, curves: Curves, before: Logged) -> Logged:
+        logged = before.extended(curves)
         with self.lock:
             self.logged[run_dir] = (curves.tokens, logged)
         return logged

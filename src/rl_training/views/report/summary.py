@@ -161,6 +161,8 @@ def _summary(groups: Sequence[GroupFacts]) -> Table:
 
 def drop_empty(table: Table) -> Table:
     """The table without columns of dashes: what no run reports."""
+    if not table.rows:
+        return table
     kept = [column for column in range(len(table.columns)) if any(row[column] != "–" for row in table.rows)]
     rows = [[row[column] for column in kept] for row in table.rows]
     return replace(table, columns=[table.columns[column] for column in kept], rows=rows)
@@ -174,11 +176,11 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
         rows = [_strip_row(group) for group in groups if group.env == env and group.summary is not None]
         if sum(len(row["scores"]) for row in rows) > 1:
             blocks.append(Strip(f"Return at the end, {env}" if len(envs) > 1 else "Return at the end", rows))
-    runs = [(group, run) for group in groups for run in group.runs]
+    runs = runs_of(groups)
     columns = ["run", "state", "step", "score", "episodes", "length", "success", "best", "folder"]
     table: list[Sequence[Cell]] = [
         [
-            {"text": run_label(run, groups), "group": group.index},
+            run_cell(run, groups),
             {"text": run.info.state, "state": run.info.state},
             f"{run.info.step:,}",
             number(run.info.last_eval),
@@ -188,11 +190,21 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
             number(run.info.best_eval),
             run.info.name,
         ]
-        for group, run in runs
+        for run in runs
     ]
     blocks.append(drop_empty(Table("Runs, with their last evaluation", columns, table, 2, ends_in_text=True)))
-    reasons = [f"{run_label(run, groups)} has no score: {run.no_score}." for _, run in runs if run.no_score]
+    reasons = [f"{run_label(run, groups)} has no score: {run.no_score}." for run in runs if run.no_score]
     return Section("scores", "Final scores", [*blocks, *map(Text, [SCORE_NOTE, *reasons[:MAX_REASONS]])])
+
+
+def runs_of(groups: Sequence[GroupFacts]) -> list[RunFacts]:
+    """The runs of all groups."""
+    return [run for group in groups for run in group.runs]
+
+
+def run_cell(run: RunFacts, groups: Sequence[GroupFacts]) -> Cell:
+    """The label of a run, with the color of its group."""
+    return {"text": run_label(run, groups), "group": run.group}
 
 
 def run_label(run: RunFacts, groups: Sequence[GroupFacts]) -> str:
@@ -230,10 +242,10 @@ def _mean(values: Any) -> float | None:
 
 def offline_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
     """For offline runs the return of their dataset, and stored estimates of fitted Q evaluation (FQE)."""
-    runs = [run for group in groups for run in group.runs if run.is_offline]
+    runs = [run for run in runs_of(groups) if run.is_offline]
     rows: list[Sequence[Cell]] = [
         [
-            {"text": run_label(run, groups), "group": run.group},
+            run_cell(run, groups),
             number(finite(run.dataset.get("return_mean"))),
             number(finite(run.dataset.get("return_max"))),
             number(run.info.last_eval),
