@@ -411,6 +411,8 @@ class TestFilters:
             (["seed=x"], []),
             (["algo_kwargs.gamma=0.99"], ["ppo__A__seed1", "ppo__B__seed2"]),
             (["algo_kwargs.gamma=.9"], ["dqn__A__seed1"]),
+            (["gamma=.9"], ["dqn__A__seed1"]),
+            (["replay.kind=uniform"], ["dqn__A__seed1"]),
             (["algo_kwargs.replay.kind=uniform"], ["dqn__A__seed1"]),
             (["algo_kwargs.hidden_sizes=[8, 8]"], ["dqn__A__seed1"]),
             (["num_envs=4"], ["dqn__A__seed1"]),
@@ -429,11 +431,11 @@ class TestFilters:
 
     @pytest.mark.parametrize(
         ("text", "hint"),
-        [("alog=ppo", "'algo'"), ("gamma=0.9", "'algo_kwargs.gamma'"), ("zzz=1", "runs show RUN")],
+        [("alog=ppo", "'algo'"), ("kind=uniform", "'algo_kwargs.replay.kind'"), ("zzz=1", "runs show RUN")],
     )
     def test_a_key_that_no_run_has_is_refused(self, tmp_path: Path, text: str, hint: str) -> None:
         run_dir = make_run(tmp_path, algo="ppo")
-        (run_dir / "config.yaml").write_text("algo: ppo\nalgo_kwargs: {gamma: 0.8}\n")
+        (run_dir / "config.yaml").write_text("algo: ppo\nalgo_kwargs: {gamma: 0.8, replay: {kind: her}}\n")
         with pytest.raises(ConfigError, match=f"no run has a setting .*{hint}"):
             list_runs(tmp_path, [text])
 

@@ -44,8 +44,7 @@ Filters = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[DIR] [FILTER]...",
-        help="Folder of runs (default: runs), then filters: state=dead, algo=ppo, algo_kwargs.gamma=0.99, or a part"
-        " of the name.",
+        help="Folder of runs (default: runs), then filters: state=dead, algo=ppo, gamma=0.99, or a part of the name.",
     ),
 ]
 OneRun = Annotated[

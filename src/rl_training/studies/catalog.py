@@ -217,7 +217,7 @@ def _refuse_unknown_keys(filters: Sequence[str], readers: Sequence[RunReader]) -
     names = [name for name in RunInfo.__dataclass_fields__ if name != "owner"] + ["name", "share"]
     for key in (text.partition("=")[0] for text in filters if "=" in text):
         known = dict.fromkeys([*names, *(name for reader in readers[:100] for name in _keys(reader.config))])
-        if key not in known:
+        if key not in known and f"algo_kwargs.{key}" not in known:
             ends = [name for name in known if name.endswith(f".{key}")]
             hint = (
                 f": did you mean '{ends[0]}'?"
@@ -241,7 +241,8 @@ def _matches(info: RunInfo, reader: RunReader, text: str) -> bool:
     known = info.as_dict()
     value: Any = known.get(key)
     if key not in known:
-        value = reader.config
+        is_of_run = key.partition(".")[0] in reader.config
+        value = reader.config if is_of_run else reader.config.get("algo_kwargs")  # which need not be written
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
