@@ -245,7 +245,7 @@ class TestNames:
         ],
     )
     def test_folder_names_are_unique_safe_and_short(self, values: list[Any]) -> None:
-        names = [run.run_dir.name for run in runs_of({"env_kwargs.key": values}, 10**20)]
+        names = [run.run_dir.name for run in runs_of({"env_kwargs.key": values}, 2**63 - 1)]
         assert len(set(names)) == len(values)
         for name in names:
             assert safe_name(name) == name
@@ -544,7 +544,7 @@ class TestWorkerValues:
         ],
     )
     def test_a_configuration_reaches_the_worker_unchanged(self, env_kwargs: dict[str, Any], tmp_path: Path) -> None:
-        config = TrainConfig(**BASE, seed=10**20, output_dir=tmp_path, tags=("a", "b"), env_kwargs=env_kwargs)
+        config = TrainConfig(**BASE, seed=2**63 - 1, output_dir=tmp_path, tags=("a", "b"), env_kwargs=env_kwargs)
         received = TrainConfig(**json.loads(json.dumps(worker_values(config))))
         filled = config.replace(log_interval=config.log_every_steps, checkpoint_interval=config.checkpoint_every_steps)
         assert received == filled
