@@ -22,7 +22,6 @@ from rl_training.experiment.presets import list_presets
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.studies.tuning.journal import Journal, Pruning, mean_evaluations, read_evaluations, repair
 from rl_training.studies.tuning.ranges import search_spaces, spaces_of
-from rl_training.studies.tuning.result import verdict_of, warn_of_few_seeds
 from rl_training.studies.tuning.search_space import (
     TunedKey,
     encode,
@@ -34,6 +33,7 @@ from rl_training.studies.tuning.search_space import (
     setting_of,
     write_asked,
 )
+from rl_training.studies.tuning.stages import verdict_of, warn_of_few_seeds
 from rl_training.studies.tuning.tune_plan import TunePlan, find_plan, open_tuning, store_tuning
 from rl_training.studies.tuning.tuner import Tuning
 from rl_training.views.studies import tune_result_lines

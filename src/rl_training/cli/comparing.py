@@ -172,9 +172,8 @@ def _check_picture(path: Path) -> None:
 def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
     import numpy as np
 
-    from rl_training.studies.comparison.arms import find_arms, folder_of
     from rl_training.studies.comparison.run_scores import score_arms
-    from rl_training.studies.comparison.verdict import compare_many, compare_two
+    from rl_training.studies.comparison.verdict import compare_many, compare_two, find_arms, folder_of
 
     groups = find_arms(words)
     rule, generator = options.rule(), np.random.default_rng(0)
@@ -219,8 +218,8 @@ def _show(
     more_lines: Sequence[str] = (),
 ) -> None:
     """Store the result, draw it, and print it; `look` is the look of a planned comparison."""
-    from rl_training.studies.comparison.arms import read_result, store_result
     from rl_training.studies.comparison.looks import PLAN_FILE
+    from rl_training.studies.comparison.verdict import read_result, store_result
     from rl_training.views.studies import comparison_lines, explanation_lines
 
     if look is None and is_file(folder / PLAN_FILE):
@@ -244,7 +243,7 @@ def _show(
 
 def _draw(result: Comparison | ManyComparisons, folder: Path, out: Path | None) -> str | None:
     """Draw the scores and the difference; None, with the reason on the screen, if that fails."""
-    from rl_training.studies.comparison.arms import PICTURE
+    from rl_training.studies.comparison.verdict import PICTURE
     from rl_training.views.figures import check_target
     from rl_training.views.plotting import plot_comparison
 

@@ -171,7 +171,7 @@ def _telling_how_to_continue(options: TuneOptions) -> Iterator[None]:
 
 def _run(options: TuneOptions, plan: Any, path: Path) -> Any:
     """Run the tuning; leaves with the signal's exit code and the command that continues if it is stopped."""
-    from rl_training.studies.tuning.result import StageError
+    from rl_training.studies.tuning.stages import StageError
     from rl_training.studies.tuning.tuner import Tuning
 
     tuning = Tuning(plan, path)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from rl_training.studies.launching.driver import Task
     from rl_training.studies.launching.study import SettingResult, Study
     from rl_training.studies.plan import PlannedRun, StudyFolder
-    from rl_training.studies.tuning.result import TuneResult
-    from rl_training.studies.tuning.stages import Scores
+    from rl_training.studies.tuning.stages import Scores, TuneResult
     from rl_training.studies.tuning.tune_plan import TunePlan
     from rl_training.studies.variation import Shard
 
@@ -342,7 +341,7 @@ def _budget_lines(plan: TunePlan, counts: Mapping[str, int]) -> list[str]:
 
 def tune_warnings(plan: TunePlan) -> list[str]:
     """What a tuning cannot find out, known before anything is trained."""
-    from rl_training.studies.tuning.result import warn_of_few_seeds
+    from rl_training.studies.tuning.stages import warn_of_few_seeds
 
     warning = warn_of_few_seeds(plan.settings.final_seeds) if plan.settings.trials > 1 else None
     return [] if warning is None else [warning]
@@ -355,7 +354,7 @@ def _space_text(key: Any) -> str:
 
 def tune_result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
     """The result of a tuning, as values and as lines."""
-    from rl_training.studies.tuning.result import difference_text
+    from rl_training.studies.tuning.stages import difference_text
     from rl_training.studies.variation import describe
 
     num_repeats = len(result.trials) - result.num_settings

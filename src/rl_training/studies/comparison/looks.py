@@ -21,9 +21,17 @@ from rl_training.experiment.logs import read_lines
 from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.files import is_file, replace_synced, translate_write_errors
 from rl_training.studies.catalog import is_complete, is_run_folder, read_run
-from rl_training.studies.comparison.arms import folder_of
 from rl_training.studies.comparison.run_scores import ArmScores, ScoreRule, ScoreTable, complete_curve, score_arms
-from rl_training.studies.comparison.verdict import ALPHA, Comparison, Judgement, Verdict, check_level, judge, percent
+from rl_training.studies.comparison.verdict import (
+    ALPHA,
+    Comparison,
+    Judgement,
+    Verdict,
+    check_level,
+    folder_of,
+    judge,
+    percent,
+)
 from rl_training.studies.groups import RunGroup, RunRecord, groups_of_word
 from rl_training.studies.launching.driver import Driver
 from rl_training.studies.launching.launchers import Launcher
@@ -332,15 +340,12 @@ def _refuse_changed_scores(look: int, table: ScoreTable, line: Mapping[str, Any]
         for name in dict.fromkeys([*scores, *arm.runs]):
             was, now = scores.get(name), arm.runs.get(name)
             if was != now:
+                texts = ["no score" if score is None else f"score {score:g}" for score in (was, now)]
                 raise ConfigError(
-                    f"look {look} was recorded with {_text(was)} for run '{name}', which has {_text(now)}: the runs"
+                    f"look {look} was recorded with {texts[0]} for run '{name}', which has {texts[1]}: the runs"
                     " of a planned comparison do not change after their look; restore them, or begin another"
                     " comparison with --name NAME"
                 )
-
-
-def _text(score: float | None) -> str:
-    return "no score" if score is None else f"score {score:g}"
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,21 @@ from rl_training.studies.launching.driver import Driver
 from rl_training.studies.launching.launchers import Launcher
 from rl_training.studies.plan import driven_alone
 from rl_training.studies.tuning.journal import JOURNAL, Journal, import_optuna
-from rl_training.studies.tuning.result import StageError, TuneResult, verdict_of
 from rl_training.studies.tuning.search import Search
 from rl_training.studies.tuning.search_space import setting_of
 from rl_training.studies.tuning.stages import (
     DEFAULT,
     Scores,
     Stage,
+    StageError,
+    TuneResult,
     best_of,
     complete_trials,
     failure_of,
     scores_of,
     tasks_by_setting,
     trial_name,
+    verdict_of,
 )
 from rl_training.studies.tuning.tune_plan import TunePlan, store_tuning
 from rl_training.studies.variation import Setting, describe, nested
