@@ -17,6 +17,8 @@ from rl_training.cli.options import (
     LaunchOptions,
     Plugins,
     complete_run,
+    flag,
+    option,
     output_file,
     positive_number,
 )
@@ -40,69 +42,53 @@ Arms = Annotated[
         " study alone: all its settings. With --until-decided also study files.",
     ),
 ]
-Metric = Annotated[
-    str | None, typer.Option("--metric", metavar="NAME", help="Metric to compare (default: eval_return_mean).")
-]
+Metric = Annotated[str | None, option("--metric", "NAME", "Metric to compare (default: eval_return_mean).")]
 MeasureName = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--measure",
-        metavar="last|best|auc",
-        help="Score of a run: the last policy's evaluation (default), the best over time (biased), or the mean over"
-        " steps.",
+        "last|best|auc",
+        "Score of a run: the last policy's evaluation (default), the best over time (biased), or the mean over steps.",
     ),
 ]
-ModeName = Annotated[
-    str | None, typer.Option("--mode", metavar="max|min", help="Whether larger or smaller is better (default: max).")
-]
+ModeName = Annotated[str | None, option("--mode", "max|min", "Whether larger or smaller is better (default: max).")]
 Failed = Annotated[
     str | None,
-    typer.Option(
-        "--failed", metavar="refuse|worst", help="A failed run: refuse (default), or count it as the worst score."
-    ),
+    option("--failed", "refuse|worst", "A failed run: refuse (default), or count it as the worst score."),
 ]
 Margin = Annotated[
     float | None,
-    typer.Option("--margin", metavar="D", help="Difference that matters: smaller ones count as equal within D."),
+    option("--margin", "D", "Difference that matters: smaller ones count as equal within D."),
 ]
 Alpha = Annotated[
     float | None,
-    typer.Option("--alpha", metavar=NUMBER, help="Probability of calling equal arms different (default: 0.05)."),
+    option("--alpha", NUMBER, "Probability of calling equal arms different (default: 0.05)."),
 ]
 UntilDecided = Annotated[
     bool,
-    typer.Option(
-        "--until-decided", help="Train further seeds of both studies, in looks that are planned and frozen in advance."
-    ),
+    flag("--until-decided", "Train further seeds of both studies, in looks that are planned and frozen in advance."),
 ]
 Looks = Annotated[
     int | None,
-    typer.Option("--looks", metavar=NUMBER, parser=positive_number, help="--until-decided: looks (default: 4)."),
+    option("--looks", NUMBER, "--until-decided: looks (default: 4).", parser=positive_number),
 ]
 SeedsPerLook = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--seeds-per-look",
-        metavar=NUMBER,
+        NUMBER,
+        "--until-decided: further seeds of each arm at each look (default: 5).",
         parser=positive_number,
-        help="--until-decided: further seeds of each arm at each look (default: 5).",
     ),
 ]
 Name = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="Name of the comparison's folder (default: the names of the arms)."),
+    option("--name", "NAME", "Name of the comparison's folder (default: the names of the arms)."),
 ]
-Explain = Annotated[
-    bool, typer.Option("--explain", help="Add what the figures are: intervals, p-values, and when they hold.")
-]
+Explain = Annotated[bool, flag("--explain", "Add what the figures are: intervals, p-values, and when they hold.")]
 Picture = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        parser=output_file,
-        help="Write the picture here (default: in the comparison's folder).",
-    ),
+    option("--out", "FILE", "Write the picture here (default: in the comparison's folder).", parser=output_file),
 ]
 
 

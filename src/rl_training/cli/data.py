@@ -16,6 +16,7 @@ from rl_training.cli.options import (
     Plugins,
     find_in_working_directory,
     find_run,
+    option,
     positive_number,
     run_argument,
 )
@@ -30,53 +31,42 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
-Steps = Annotated[
-    int, typer.Option("--steps", metavar=NUMBER, parser=positive_number, help="Environment steps to record.")
-]
+Steps = Annotated[int, option("--steps", NUMBER, "Environment steps to record.", parser=positive_number)]
 OptionalRun = Annotated[
     Path | None,
     run_argument("[RUN]", "A run folder, or a checkpoint in it. Needed unless --checkpoint or --env is given."),
 ]
 RandomEnv = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--env",
-        metavar="ENV_ID",
+        "ENV_ID",
+        "Record random actions in this environment, instead of a RUN.",
         callback=find_in_working_directory,
-        help="Record random actions in this environment, instead of a RUN.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The .npz file to write.")]
+Out = Annotated[Path | None, option("--out", "FILE", "The .npz file to write.")]
 Minari = Annotated[
     str | None,
-    typer.Option("--minari", metavar="NAME", help="New Minari dataset to write instead of a file, such as pole-v0."),
+    option("--minari", "NAME", "New Minari dataset to write instead of a file, such as pole-v0."),
 ]
-Epsilon = Annotated[
-    float, typer.Option("--epsilon", min=0, max=1, metavar=NUMBER, help="Probability of a random action.")
-]
+Epsilon = Annotated[float, option("--epsilon", NUMBER, "Probability of a random action.", min=0, max=1)]
 Noise = Annotated[
     float,
-    typer.Option("--noise", min=0, metavar=NUMBER, help="Standard deviation of Gaussian noise on Box actions."),
+    option("--noise", NUMBER, "Standard deviation of Gaussian noise on Box actions.", min=0),
 ]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, metavar=NUMBER, help="Seed of the environment and of the random actions.")
-]
+Seed = Annotated[int, option("--seed", NUMBER, "Seed of the environment and of the random actions.", min=0)]
 MixedFiles = Annotated[list[str], typer.Argument(metavar="DATASET...", help="Files or Minari ids to mix.")]
-MixOut = Annotated[Path, typer.Option("--out", metavar="FILE", help="The .npz file to write.")]
+MixOut = Annotated[Path, option("--out", "FILE", "The .npz file to write.")]
 Weights = Annotated[
     list[float] | None,
-    typer.Option("--weights", metavar="NUMBER...", help="Proportion of each dataset in the mixture (default: equal)."),
+    option("--weights", "NUMBER...", "Proportion of each dataset in the mixture (default: equal)."),
 ]
-MixSeed = Annotated[int, typer.Option("--seed", min=0, metavar=NUMBER, help="Seed of the sampled episodes.")]
+MixSeed = Annotated[int, option("--seed", NUMBER, "Seed of the sampled episodes.", min=0)]
 Source = Annotated[str, typer.Argument(metavar="DATASET", help="A .npz or .pt file, or the id of a Minari dataset.")]
 CheckedEnv = Annotated[
     str | None,
-    typer.Option(
-        "--env",
-        metavar="ENV_ID",
-        callback=find_in_working_directory,
-        help="Check against this environment's spaces.",
-    ),
+    option("--env", "ENV_ID", "Check against this environment's spaces.", callback=find_in_working_directory),
 ]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from rl_training.cli.options import (
     NUMBER,
     AllowedPaths,
@@ -15,6 +13,8 @@ from rl_training.cli.options import (
     CheckpointPlugins,
     Run,
     find_run,
+    flag,
+    option,
     output_file,
     whole_number,
 )
@@ -23,19 +23,17 @@ from rl_training.errors import ConfigError
 
 BundleFile = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE", parser=output_file, help="Bundle to write, such as policy.rlp. Needed."),
+    option("--out", "FILE", "Bundle to write, such as policy.rlp. Needed.", parser=output_file),
 ]
-Onnx = Annotated[
-    bool, typer.Option("--onnx", help="Add the policy as an ONNX model, checked with ONNX Runtime (extra: onnx).")
-]
-Card = Annotated[bool, typer.Option("--card", help="Add card.md: what the policy is, its score, how to load it.")]
+Onnx = Annotated[bool, flag("--onnx", "Add the policy as an ONNX model, checked with ONNX Runtime (extra: onnx).")]
+Card = Annotated[bool, flag("--card", "Add card.md: what the policy is, its score, how to load it.")]
 GoldenEpisodes = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--eval-episodes",
-        metavar=NUMBER,
+        NUMBER,
+        "Episodes for golden pairs and for the score of the card (default: the run's; 0: no environment).",
         parser=whole_number,
-        help="Episodes for golden pairs and for the score of the card (default: the run's; 0: no environment).",
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training.cli.options import AsJson, Plugins, RunSuffix, complete_words, find_in_working_directory
+from rl_training.cli.options import AsJson, Plugins, RunSuffix, complete_words, find_in_working_directory, flag, option
 from rl_training.cli.output import say, show
 from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError
@@ -29,25 +29,22 @@ Settings = Annotated[
         help="Settings of the run that win over the model's, such as env_kwargs.wrappers.atari={}.",
     ),
 ]
-Env = Annotated[str, typer.Option("--env", metavar="ENV_ID", help="Environment in which the model was trained.")]
-Statistics = Annotated[
-    Path | None, typer.Option("--vecnormalize", metavar="FILE", help="The file that VecNormalize.save() wrote.")
-]
+Env = Annotated[str, option("--env", "ENV_ID", "Environment in which the model was trained.")]
+Statistics = Annotated[Path | None, option("--vecnormalize", "FILE", "The file that VecNormalize.save() wrote.")]
 ImportDir = Annotated[
     Path | None,
     typer.Option("--output-dir", "--out", metavar="FOLDER", help="Parent of the run folder (default: runs)."),
 ]
 Verify = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--verify",
-        help="Compare the actions with SB3's, which must be installed. SB3 unpickles the model: for files that"
-        " you trust.",
+        "Compare the actions with SB3's, which must be installed. SB3 unpickles the model: for files that you trust.",
     ),
 ]
 Python = Annotated[
     str | None,
-    typer.Option("--sb3-python", metavar="PATH", help="Python that has SB3, for --verify (default: this one)."),
+    option("--sb3-python", "PATH", "Python that has SB3, for --verify (default: this one)."),
 ]
 
 

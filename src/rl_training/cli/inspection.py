@@ -17,6 +17,7 @@ from rl_training.cli.options import (
     TrainOptions,
     complete_algorithm,
     find_in_working_directory,
+    option,
     positive_number,
 )
 from rl_training.cli.output import say, show
@@ -40,19 +41,15 @@ EnvSettings = Annotated[
 ]
 CheckedEnv = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--env",
-        metavar="ENV_ID",
+        "ENV_ID",
+        "Environment to check (default: show versions and hardware).",
         callback=find_in_working_directory,
-        help="Environment to check (default: show versions and hardware).",
     ),
 ]
-CheckedSteps = Annotated[
-    int, typer.Option("--steps", metavar=NUMBER, parser=positive_number, help="Environment steps to take.")
-]
-CheckSeed = Annotated[
-    int, typer.Option("--seed", min=0, metavar=NUMBER, help="Seed of the environment and the random actions.")
-]
+CheckedSteps = Annotated[int, option("--steps", NUMBER, "Environment steps to take.", parser=positive_number)]
+CheckSeed = Annotated[int, option("--seed", NUMBER, "Seed of the environment and the random actions.", min=0)]
 
 
 def show_config(options: TrainOptions) -> None:

@@ -139,12 +139,22 @@ def _find_callbacks(names: Sequence[str] | None) -> Sequence[str]:
     return names or []
 
 
-def _number(option: str, text: str) -> Any:
-    return typer.Option(option, metavar=NUMBER, parser=whole_number, help=text)
+def option(name: str, metavar: str, text: str, **more: Any) -> Any:
+    """An option that takes a value, shown as `metavar` in the help."""
+    return typer.Option(name, metavar=metavar, help=text, **more)
+
+
+def flag(name: str, text: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=text)
+
+
+def _number(name: str, text: str) -> Any:
+    return option(name, NUMBER, text, parser=whole_number)
 
 
 def _plugins(text: str) -> Any:
-    return typer.Option("--plugin", metavar="MODULE|FILE.py", callback=_import_plugins, help=text)
+    return option("--plugin", "MODULE|FILE.py", text, callback=_import_plugins)
 
 
 def run_argument(metavar: str = "RUN", text: str = RUN_HELP) -> Any:
@@ -169,25 +179,19 @@ Changes = Annotated[
     ),
 ]
 Run = Annotated[Path | None, run_argument()]
-CheckpointPath = Annotated[
-    Path | None, typer.Option("--checkpoint", metavar="RUN", autocompletion=complete_run, help="Same as RUN.")
-]
+CheckpointPath = Annotated[Path | None, option("--checkpoint", "RUN", "Same as RUN.", autocompletion=complete_run)]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="YAML file of settings. If it sets algo or env_id, no preset applies."
-    ),
+    option("--config", "FILE", "YAML file of settings. If it sets algo or env_id, no preset applies."),
 ]
-NoPreset = Annotated[bool, typer.Option("--no-preset", help="Do not use the preset of ALGO and ENV_ID.")]
-OutputDir = Annotated[
-    Path | None, typer.Option("--output-dir", metavar="FOLDER", help="Parent of the run folder (default: runs).")
-]
+NoPreset = Annotated[bool, flag("--no-preset", "Do not use the preset of ALGO and ENV_ID.")]
+OutputDir = Annotated[Path | None, option("--output-dir", "FOLDER", "Parent of the run folder (default: runs).")]
 ResumeOutputDir = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--output-dir",
-        metavar="FOLDER",
-        help="Resume as a new run in this folder and leave the old one unchanged (default: resume in place).",
+        "FOLDER",
+        "Resume as a new run in this folder and leave the old one unchanged (default: resume in place).",
     ),
 ]
 TotalTimesteps = Annotated[int | None, _number("--total-timesteps", "Total environment steps (offline: updates).")]
@@ -199,35 +203,29 @@ DemoTimesteps = Annotated[int | None, _number("--total-timesteps", "Total enviro
 NumEnvs = Annotated[int | None, _number("--num-envs", "Number of environments stepped in parallel.")]
 EvalEpisodes = Annotated[int | None, _number("--eval-episodes", "Episodes per evaluation.")]
 Seed = Annotated[int | None, _number("--seed", "Seed of all random number generators.")]
-Device = Annotated[
-    str | None, typer.Option("--device", metavar="NAME", help="Torch device: auto, cpu, cuda, cuda:1 or mps.")
-]
+Device = Annotated[str | None, option("--device", "NAME", "Torch device: auto, cpu, cuda, cuda:1 or mps.")]
 RunSuffix = Annotated[
     str | None,
-    typer.Option("--run-suffix", metavar="NAME", help="End of the run folder's name (default: date and time)."),
+    option("--run-suffix", "NAME", "End of the run folder's name (default: date and time)."),
 ]
 ResumeOrStart = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--resume-or-start",
-        help="Resume the run of this --run-suffix if it exists, else start it: for jobs that are requeued.",
+        "Resume the run of this --run-suffix if it exists, else start it: for jobs that are requeued.",
     ),
 ]
 Schedules = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--schedules",
-        metavar="MODE",
-        help="Schedules of an extended run: stretch (the rest over the remaining steps; default), restart or hold.",
+        "MODE",
+        "Schedules of an extended run: stretch (the rest over the remaining steps; default), restart or hold.",
     ),
 ]
-Rewind = Annotated[
-    bool, typer.Option("--rewind", help="Resume an older checkpoint and discard the later checkpoints and metrics.")
-]
-FallBack = Annotated[
-    bool, typer.Option("--fall-back", help="If the checkpoint is damaged, resume the newest intact one.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+Rewind = Annotated[bool, flag("--rewind", "Resume an older checkpoint and discard the later checkpoints and metrics.")]
+FallBack = Annotated[bool, flag("--fall-back", "If the checkpoint is damaged, resume the newest intact one.")]
+AsJson = Annotated[bool, flag("--json", "Print the result as one line of JSON.")]
 Plugins = Annotated[
     list[str] | None, _plugins("Code to import first; it registers algorithms or environments. Repeatable.")
 ]
@@ -240,53 +238,47 @@ CheckpointPlugins = Annotated[
 ]
 AllowedPaths = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--allow-path",
-        metavar="PATH",
+        "PATH",
+        "File or folder that the environment of a checkpoint may open. Repeatable.",
         callback=_allow_paths,
-        help="File or folder that the environment of a checkpoint may open. Repeatable.",
     ),
 ]
 Callbacks = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--callback",
-        metavar="FILE.py:NAME",
+        "FILE.py:NAME",
+        "Callback to add: a class, an object or a factory function, in a file or a module. Repeatable.",
         callback=_find_callbacks,
-        help="Callback to add: a class, an object or a factory function, in a file or a module. Repeatable.",
     ),
 ]
 
 
 Seeds = Annotated[
     str | None,
-    typer.Option("--seeds", metavar="SEEDS", help="Train a run for each seed: 0..9 (both ends), or 0,3,7."),
+    option("--seeds", "SEEDS", "Train a run for each seed: 0..9 (both ends), or 0,3,7."),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--jobs",
-        metavar=NUMBER,
+        NUMBER,
+        "Runs trained at once (default: as many as processors, or as the cluster has room for).",
         parser=positive_number,
-        help="Runs trained at once (default: as many as processors, or as the cluster has room for).",
     ),
 ]
-Backend = Annotated[
-    str, typer.Option("--backend", metavar="local|ray", help="Who starts the runs: this machine, or a Ray cluster.")
-]
+Backend = Annotated[str, option("--backend", "local|ray", "Who starts the runs: this machine, or a Ray cluster.")]
 Address = Annotated[
     str | None,
-    typer.Option("--address", metavar="auto|local|HOST:PORT", help="Ray cluster to join (default: local, a new one)."),
+    option("--address", "auto|local|HOST:PORT", "Ray cluster to join (default: local, a new one)."),
 ]
-CpusPerRun = Annotated[
-    float | None, typer.Option("--cpus-per-run", metavar=NUMBER, help="Processors that Ray reserves for a run.")
-]
-GpusPerRun = Annotated[
-    float | None, typer.Option("--gpus-per-run", metavar=NUMBER, help="GPUs that Ray reserves for a run.")
-]
+CpusPerRun = Annotated[float | None, option("--cpus-per-run", NUMBER, "Processors that Ray reserves for a run.")]
+GpusPerRun = Annotated[float | None, option("--gpus-per-run", NUMBER, "GPUs that Ray reserves for a run.")]
 LikeNodes = Annotated[
     bool,
-    typer.Option("--like-nodes", help="Keep a run among Ray nodes of like processor and versions, so it stays exact."),
+    flag("--like-nodes", "Keep a run among Ray nodes of like processor and versions, so it stays exact."),
 ]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rl_training.cli.options import NUMBER, AsJson, complete_run, named_run, positive_number
+from rl_training.cli.options import NUMBER, AsJson, complete_run, flag, named_run, option, positive_number
 from rl_training.cli.output import show
 from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError, RLTrainingError
@@ -56,19 +56,15 @@ OtherRun = Annotated[Path, typer.Argument(metavar="OTHER", autocompletion=comple
 
 Sort = Annotated[
     str,
-    typer.Option(
-        "--sort", metavar="KEY", help="Order: age (newest first; the default), name, state, done, last, best."
-    ),
+    option("--sort", "KEY", "Order: age (newest first; the default), name, state, done, last, best."),
 ]
-Limit = Annotated[
-    int | None, typer.Option("--limit", metavar=NUMBER, parser=positive_number, help="Show the first so many only.")
-]
-All = Annotated[bool, typer.Option("--all", help="A line for each run of a study or tuning, too.")]
+Limit = Annotated[int | None, option("--limit", NUMBER, "Show the first so many only.", parser=positive_number)]
+All = Annotated[bool, flag("--all", "A line for each run of a study or tuning, too.")]
 Removed = Annotated[
     list[Path],
     typer.Argument(metavar="RUN...", autocompletion=complete_run, help="Runs, studies and tunings to remove."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Yes = Annotated[bool, flag("--yes", "Do not ask.")]
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
     "age": lambda info: info.created or "",
     "name": lambda info: info.name,

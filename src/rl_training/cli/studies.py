@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli.configuration import resolve
-from rl_training.cli.options import AsJson, LaunchOptions, Plugins, SeedOptions, TrainOptions, words_of
+from rl_training.cli.options import AsJson, LaunchOptions, Plugins, SeedOptions, TrainOptions, flag, option, words_of
 from rl_training.cli.output import SAVED, say, show, with_command
 from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError, RunExistsError
@@ -34,25 +34,21 @@ StudyName = Annotated[
 StartedStudy = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="The folder or name of a study (default: list the studies).")
 ]
-StudiesDir = Annotated[
-    Path | None, typer.Option("--output-dir", metavar="FOLDER", help="Parent of the study's folder (default: runs).")
-]
+StudiesDir = Annotated[Path | None, option("--output-dir", "FOLDER", "Parent of the study's folder (default: runs).")]
 RUNS = Path("runs")
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check and list the runs, their memory and time as far as known; train none.")
+    bool, flag("--dry-run", "Check and list the runs, their memory and time as far as known; train none.")
 ]
 ShardText = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--shard",
-        metavar="K/N",
-        help="Train share K of N of the plan (default: by the variables of a Slurm or Grid Engine array, or all).",
+        "K/N",
+        "Train share K of N of the plan (default: by the variables of a Slurm or Grid Engine array, or all).",
     ),
 ]
-Fork = Annotated[
-    str | None, typer.Option("--fork", metavar="NAME", help="Begin a new study of this name with the plan of FILE.")
-]
-Extend = Annotated[bool, typer.Option("--extend", help="Add the runs that FILE has and the study does not have yet.")]
+Fork = Annotated[str | None, option("--fork", "NAME", "Begin a new study of this name with the plan of FILE.")]
+Extend = Annotated[bool, flag("--extend", "Add the runs that FILE has and the study does not have yet.")]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ from rl_training.cli.options import (
     SeedOptions,
     TrainOptions,
     find_run,
+    option,
     positive_number,
 )
 from rl_training.cli.output import program_command, put, say, show, with_command, wrap_command
@@ -317,17 +318,12 @@ def _plot_line(run_dir: Path) -> str:
 
 Dataset = Annotated[
     str | None,
-    typer.Option(
-        "--dataset", metavar="FILE|MINARI_ID", help="Estimate the return from this dataset (fitted Q evaluation)."
-    ),
+    option("--dataset", "FILE|MINARI_ID", "Estimate the return from this dataset (fitted Q evaluation)."),
 ]
 FQEUpdates = Annotated[
     int | None,
-    typer.Option(
-        "--fqe-updates",
-        metavar=NUMBER,
-        parser=positive_number,
-        help="Gradient updates of fitted Q evaluation (default: 10000).",
+    option(
+        "--fqe-updates", NUMBER, "Gradient updates of fitted Q evaluation (default: 10000).", parser=positive_number
     ),
 ]
 

@@ -26,6 +26,8 @@ from rl_training.cli.options import (
     TotalTimesteps,
     TrainOptions,
     complete_words,
+    flag,
+    option,
     positive_number,
     whole_number,
     words_of,
@@ -46,8 +48,8 @@ RUNS = Path("runs")
 INTERRUPTED = 130
 
 
-def _count(option: str, text: str) -> Any:
-    return typer.Option(option, metavar=NUMBER, parser=positive_number, help=text)
+def _count(name: str, text: str) -> Any:
+    return option(name, NUMBER, text, parser=positive_number)
 
 
 TuneWords = Annotated[
@@ -60,26 +62,24 @@ TuneWords = Annotated[
 ]
 Tuned = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--tune",
-        metavar="KEY[=SPACE]",
-        help="Setting to tune, with its own search space or LOW..HIGH, LOW..HIGH:log or A,B,C. Repeatable (default:"
+        "KEY[=SPACE]",
+        "Setting to tune, with its own search space or LOW..HIGH, LOW..HIGH:log or A,B,C. Repeatable (default:"
         " all settings that `rl-training algos ALGO` shows a space for).",
     ),
 ]
 Fixed = Annotated[
     list[str] | None,
-    typer.Option("--fix", metavar="KEY=VALUE", help="Setting that is not tuned, and its value. Repeatable."),
+    option("--fix", "KEY=VALUE", "Setting that is not tuned, and its value. Repeatable."),
 ]
 Trials = Annotated[int | None, _count("--trials", "Settings tried in the search; the first is the default (20).")]
 Batch = Annotated[int | None, _count("--batch", "Trials sampled together (4); part of the plan, unlike --jobs.")]
 SeedsPerTrial = Annotated[int | None, _count("--seeds-per-trial", "Seeds of each trial (1).")]
 PrunerName = Annotated[
     str | None,
-    typer.Option(
-        "--pruner",
-        metavar="median|hyperband|none",
-        help="Who ends bad trials early, not before a third of their steps (median).",
+    option(
+        "--pruner", "median|hyperband|none", "Who ends bad trials early, not before a third of their steps (median)."
     ),
 ]
 Finalists = Annotated[int | None, _count("--finalists", "Best settings that race against the default (3).")]
@@ -87,18 +87,14 @@ RaceSeeds = Annotated[int | None, _count("--race-seeds", "Fresh seeds of the rac
 FinalSeeds = Annotated[int | None, _count("--final-seeds", "Untouched seeds of the winner and the default (5).")]
 TuneSeed = Annotated[
     int | None,
-    typer.Option(
-        "--seed", metavar=NUMBER, parser=whole_number, help="Seed of the sampler; it also shifts the runs' seeds (0)."
-    ),
+    option("--seed", NUMBER, "Seed of the sampler; it also shifts the runs' seeds (0).", parser=whole_number),
 ]
 TuneName = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="Name of the tuning and its folder (tune__ALGO__ENV_ID)."),
+    option("--name", "NAME", "Name of the tuning and its folder (tune__ALGO__ENV_ID)."),
 ]
-TuneDir = Annotated[
-    Path | None, typer.Option("--output-dir", metavar="FOLDER", help="Parent of the tuning's folder (default: runs).")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the search space, the runs and their steps; train none.")]
+TuneDir = Annotated[Path | None, option("--output-dir", "FOLDER", "Parent of the tuning's folder (default: runs).")]
+DryRun = Annotated[bool, flag("--dry-run", "List the search space, the runs and their steps; train none.")]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,8 @@ from rl_training.cli.options import (
     Run,
     complete_run,
     find_run,
+    flag,
+    option,
     output_file,
     positive_number,
     whole_number,
@@ -37,24 +39,20 @@ PlottedRuns = Annotated[
         " --checkpoint is given.",
     ),
 ]
-Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Metric on the y axis.")]
-XAxisOption = Annotated[
-    str, typer.Option("--x", metavar="AXIS", help="The x axis: steps, time (wall time) or updates (gradient steps).")
-]
+Metric = Annotated[str, option("--metric", "NAME", "Metric on the y axis.")]
+XAxisOption = Annotated[str, option("--x", "AXIS", "The x axis: steps, time (wall time) or updates (gradient steps).")]
 Picture = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--out",
-        metavar="FILE",
+        "FILE",
+        "File to write: .png, .svg, .pdf, or .csv with the numbers (default: in the folder of the run or study).",
         parser=output_file,
-        help="File to write: .png, .svg, .pdf, or .csv with the numbers (default: in the folder of the run or study).",
     ),
 ]
 
 
-Mean = Annotated[
-    bool, typer.Option("--mean", help="Draw the mean and its interval (Student's t) of four and more runs.")
-]
+Mean = Annotated[bool, flag("--mean", "Draw the mean and its interval (Student's t) of four and more runs.")]
 
 
 def plot(
@@ -92,31 +90,25 @@ def plot(
 
 Episodes = Annotated[
     int,
-    typer.Option(
-        "--episodes", metavar=NUMBER, parser=positive_number, help="Evaluation episodes to play: the first so many."
-    ),
+    option("--episodes", NUMBER, "Evaluation episodes to play: the first so many.", parser=positive_number),
 ]
 PickOption = Annotated[
     str | None,
-    typer.Option(
-        "--pick",
-        metavar="best|median|worst",
-        help="Show this one of the episodes, by return (default: all, one after the other).",
+    option(
+        "--pick", "best|median|worst", "Show this one of the episodes, by return (default: all, one after the other)."
     ),
 ]
 FilmFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--out",
-        metavar="FILE",
+        "FILE",
+        "File to write: .mp4 or .gif (default: video/STEP.mp4 in the run folder). An existing one is refused.",
         parser=output_file,
-        help="File to write: .mp4 or .gif (default: video/STEP.mp4 in the run folder). An existing one is refused.",
     ),
 ]
-Overlay = Annotated[bool, typer.Option("--overlay", help="Write step and return into the frames.")]
-FramesPerSecond = Annotated[
-    float | None, typer.Option("--fps", metavar=NUMBER, help="Frames per second (default: the environment's).")
-]
+Overlay = Annotated[bool, flag("--overlay", "Write step and return into the frames.")]
+FramesPerSecond = Annotated[float | None, option("--fps", NUMBER, "Frames per second (default: the environment's).")]
 
 
 def video(
@@ -174,20 +166,18 @@ ReportedRuns = Annotated[
 ]
 Page = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--out",
-        metavar="FILE",
+        "FILE",
+        "HTML file to write (default: report.html in the folder of the run or study; of several, here).",
         parser=output_file,
-        help="HTML file to write (default: report.html in the folder of the run or study; of several, here).",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace FILE even if it is not a report.")]
+Force = Annotated[bool, flag("--force", "Replace FILE even if it is not a report.")]
 Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of runs.")]
 Port = Annotated[
     int | None,
-    typer.Option(
-        "--port", metavar=NUMBER, parser=whole_number, help="Port (default: the first free one from 8008; 0: any)."
-    ),
+    option("--port", NUMBER, "Port (default: the first free one from 8008; 0: any).", parser=whole_number),
 ]
 
 
