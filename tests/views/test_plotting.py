@@ -14,9 +14,10 @@ import pytest
 from rl_training.cli import main
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.yaml_text import dump_yaml
-from rl_training.studies.groups import find_groups
+from rl_training.studies.groups import RunRecord, find_groups
 from rl_training.studies.plan import make_plan, store_plan
 from rl_training.views.curves import CurveSet, XAxis, collect_curves
+from rl_training.views.figures import new_figure
 from rl_training.views.plotting import draw_curves, plot_learning_curve, plot_runs, plot_study
 
 ONLINE = {"online": {"after_updates": 100}}
@@ -215,6 +216,12 @@ class TestCaption:
         assert ("no band where there is one run" in found) == (counts == {1, 2})
 
 
+def axes_of(curves: CurveSet, run: RunRecord | None = None) -> Any:
+    figure = new_figure()
+    draw_curves(figure, curves, run)
+    return figure.axes[0]
+
+
 def small_study(folder: Path, begun: int = 4) -> Path:
     """A study of two settings and two seeds, of which the first runs have begun."""
     base = {"algo": "ppo", "env_id": "CartPole-v1"}
@@ -232,7 +239,7 @@ class TestPictures:
 
     def test_one_run_shows_both_returns_and_where_it_went_online(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "a", {50: 1.0, 200: 2.0}, algo="iql", algo_kwargs=ONLINE)
-        (axes,) = draw_curves(curves_in(run), find_groups([str(run)])[0].runs[0])[0].axes
+        axes = axes_of(curves_in(run), find_groups([str(run)])[0].runs[0])
         assert axes.get_xlabel() == "updates, then environment steps"
         marks = [line.get_xdata()[0] for line in axes.lines if line.get_label() == "online from here"]
         assert marks == [100]
@@ -242,7 +249,7 @@ class TestPictures:
         assert plot_learning_curve(run).read_bytes().startswith(PNG)
 
     def test_groups_are_thin_lines_a_summary_and_a_band_on_an_axis_of_the_runs(self, tmp_path: Path) -> None:
-        (axes,) = draw_curves(curves_in(small_study(tmp_path)))[0].axes
+        axes = axes_of(curves_in(small_study(tmp_path)))
         thin = [line for line in axes.lines if line.get_linewidth() < 1]
         thick = [line for line in axes.lines if line.get_linewidth() >= 2]
         assert (len(thin), len(thick), len(axes.collections)) == (4, 2, 2)
@@ -256,7 +263,7 @@ class TestPictures:
     def test_the_axis_comes_from_the_runs_and_not_from_the_interval(self, tmp_path: Path) -> None:
         for seed, score in enumerate([0.0, 0.0, 0.0, 100.0]):
             write_run(tmp_path / str(seed), {1000: score, 2000: score}, seed=seed)
-        (axes,) = draw_curves(collect_curves(find_groups([str(tmp_path)]), use_mean=True))[0].axes
+        axes = axes_of(collect_curves(find_groups([str(tmp_path)]), use_mean=True))
         assert axes.get_ylim() == pytest.approx((0.0, 105.0))
         axes.figure.canvas.draw()
         assert "1,000" in [label.get_text() for label in axes.get_xticklabels()]
@@ -265,7 +272,7 @@ class TestPictures:
     def test_one_evaluation_per_run_is_a_mark(self, seeds: list[int], tmp_path: Path) -> None:
         for seed in seeds:
             write_run(tmp_path / str(seed), {10: float(seed)}, seed=seed)
-        (axes,) = draw_curves(curves_in(tmp_path))[0].axes
+        axes = axes_of(curves_in(tmp_path))
         assert all(line.get_marker() not in ("None", "", None) for line in axes.lines)
         assert len(axes.lines) == (1 if len(seeds) == 1 else len(seeds) + 1)
 
@@ -274,7 +281,7 @@ class TestPictures:
     )
     def test_long_times_have_larger_units(self, tmp_path: Path, seconds: float, unit: str, last: float) -> None:
         run = write_run(tmp_path / "a", {50: 1.0, 100: 2.0}, seconds_per_step=seconds)
-        (axes,) = draw_curves(curves_in(run, x_axis="time"))[0].axes
+        axes = axes_of(curves_in(run, x_axis="time"))
         assert axes.get_xlabel() == f"wall time ({unit})"
         assert axes.lines[0].get_xdata()[-1] == last
 

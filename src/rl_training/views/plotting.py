@@ -104,17 +104,17 @@ def plot_runs(
     shown = metric
     if run is not None and metric == RETURN and not run.curve(RETURN)[0] and run.curve(TRAINING_RETURN)[0]:
         shown = TRAINING_RETURN
+    figure = None if target.suffix.lower() == TABLE else new_figure()
     curves = collect_curves(groups, shown, x_axis, use_mean=use_mean)
-    if target.suffix.lower() == TABLE:
+    if figure is None:
         return Plotted(write_table(curves, target), curves, curves.caption)
-    figure, caption = draw_curves(curves, run if metric == RETURN else None)
+    caption = draw_curves(figure, curves, run if metric == RETURN else None)
     figure.supxlabel(textwrap.fill(caption, CAPTION_WIDTH), fontsize="small", color=MUTED)
     return Plotted(save_figure(figure, target), curves, caption)
 
 
-def draw_curves(curves: CurveSet, run: RunRecord | None = None) -> tuple[Figure, str]:
-    """The groups of runs, or of a single `run` its training and evaluation return; and the caption."""
-    figure = new_figure()
+def draw_curves(figure: Figure, curves: CurveSet, run: RunRecord | None = None) -> str:
+    """Draw the groups of runs, or of a single `run` its training and evaluation return; returns the caption."""
     axes = figure.add_subplot()
     unit, x_label = _unit(curves)
     if run is None:
@@ -130,7 +130,7 @@ def draw_curves(curves: CurveSet, run: RunRecord | None = None) -> tuple[Figure,
     axes.set(xlabel=x_label, ylabel=y_label, ylim=value_limits(values))
     if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend(loc="best", frameon=False, fontsize="small")
-    return figure, caption
+    return caption
 
 
 def default_target(groups: Sequence[RunGroup], run: RunRecord | None, metric: str, x_axis: XAxis) -> Path:
