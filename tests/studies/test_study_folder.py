@@ -18,7 +18,7 @@ from run_tools import contents
 
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment import yaml_text
-from rl_training.experiment.yaml_text import is_unedited
+from rl_training.experiment.yaml_text import is_unedited, sign
 from rl_training.studies import plan as plan_module
 from rl_training.studies.launching.study import Study
 from rl_training.studies.plan import (
@@ -407,3 +407,15 @@ class TestFind:
     def test_a_folder_that_is_no_study_is_not_found(self, runs: Path) -> None:
         with pytest.raises(ConfigError, match="there is no study 'ppo__CartPole-v1__seed0__x'"):
             find_study("ppo__CartPole-v1__seed0__x")
+
+
+def test_the_runs_of_an_older_study_with_tuples_keep_their_folders(tmp_path: Path) -> None:
+    sizes = "".join(f"- algo_kwargs.hidden_sizes: !tuple\n  - {size}\n  - {size}\n" for size in (8, 16))
+    rest = "seeds: '0'\nplugins: []\ncallbacks: []\nthreads: []\nworking_dir: ''\n"
+    text = f"name: old\nbase:\n  algo: ppo\n  env_id: CartPole-v1\nvary:\n{sizes}{rest}"
+    (tmp_path / PLAN_FILE).write_text(sign(text))
+    names = [run.run_dir.name.partition("seed0__")[2] for run in open_study(tmp_path).runs()]
+    assert names == ["hidden_sizes-8-8-315af4f6", "hidden_sizes-16-16-e8009894"]
+    vary = {"algo_kwargs.hidden_sizes": [(8, 8), (16, 16)]}
+    again = make_plan("old", [{"algo": "ppo", "env_id": "CartPole-v1"}], vary=vary)
+    assert [run.suffix for run in store_plan(again, tmp_path).runs()] == names  # the same study continues

@@ -23,12 +23,15 @@ DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, IndexError, Attribute
 """Exceptions of PyYAML for invalid YAML, or for an explicit tag that does not fit its value."""
 
 
-def parse_yaml(text: str, what: str) -> Any:
-    """Parse YAML; `what` names the text in a `ConfigError`."""
+def parse_yaml(text: str, what: str, *, with_tuples: bool = False) -> Any:
+    """Parse YAML; `what` names the text in a `ConfigError`.
+
+    Files of older versions may hold tuples: they are read as lists, or `with_tuples` as what they were.
+    """
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{what} has {len(text):,} characters, more than the limit of {MAX_BYTES:,}")
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_TupleLoader if with_tuples else _Loader)
     except DAMAGE as error:
         reason = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else "a value does not fit its tag"
         raise ConfigError(f"{what} is not valid YAML: {reason}") from None
@@ -110,6 +113,10 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
 
 
+class _TupleLoader(_Loader):
+    """The same, with the tuples of older versions."""
+
+
 class _Dumper(yaml.SafeDumper):
     """The safe dumper; it quotes strings that `_Loader` would read as another type."""
 
@@ -125,6 +132,10 @@ def _refuse_octal(loader: _Loader, node: yaml.ScalarNode) -> None:
 
 def _read_list(loader: _Loader, node: yaml.SequenceNode) -> list[Any]:
     return list(loader.construct_sequence(node, deep=True))
+
+
+def _read_tuple(loader: _Loader, node: yaml.SequenceNode) -> tuple[Any, ...]:
+    return tuple(_read_list(loader, node))
 
 
 RESOLVERS = (
@@ -145,3 +156,4 @@ for _side in (_Loader, _Dumper):
 _Loader.add_constructor(LEADING_ZERO, _refuse_octal)
 for _tag in ("!tuple", "!frozenset"):  # in files of older versions
     _Loader.add_constructor(_tag, _read_list)
+_TupleLoader.add_constructor("!tuple", _read_tuple)

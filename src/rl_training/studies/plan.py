@@ -117,6 +117,8 @@ class Plan:
     """Working directory of the command that began the study: relative paths in its settings are relative to it."""
     names: tuple[str, ...] = ()
     """Name of each setting, for people and for its run folders; empty: settings are named by their keys and values."""
+    folders: tuple[str, ...] = field(default=(), compare=False)
+    """Ends of the run folders' names in a study of an older version, whose settings had tuples; not stored."""
     hint: str | None = field(default=None, compare=False)
     """What the user should know before it begins; not stored."""
 
@@ -180,7 +182,7 @@ class Plan:
 
     def suffixes(self) -> list[str]:
         """The end of the run folders' names of each setting."""
-        return list(self.names) or suffixes_of(self.vary, self.suffix)
+        return list(self.names or self.folders) or suffixes_of(self.vary, self.suffix)
 
     def _config(self, setting: Setting, label: str, study_dir: Path, threads: int | None) -> TrainConfig:
         own = {"output_dir": study_dir, "seed": self.seeds[0]} | ({} if threads is None else {"num_threads": threads})
@@ -334,8 +336,12 @@ def list_studies(parent: Path = Path("runs")) -> list[Path]:
 def open_study(path: Path) -> StudyFolder:
     """Read the stored plan of a study; a file that was edited is refused."""
     instead = "plan another study from a file of your own (`rl-training study run FILE --fork NAME`)"
-    values = load_signed_file(path / PLAN_FILE, "a study", instead)
-    return StudyFolder(path, Plan.from_values(values))
+    plan = Plan.from_values(load_signed_file(path / PLAN_FILE, "a study", instead))
+    text = (path / PLAN_FILE).read_text(encoding="utf-8")
+    if "!tuple" in text:
+        settings = parse_yaml(text, "the plan", with_tuples=True)["vary"]
+        plan = replace(plan, folders=tuple(suffixes_of(settings, plan.suffix)))
+    return StudyFolder(path, plan)
 
 
 def store_plan(plan: Plan, path: Path, *, is_extended: bool = False) -> StudyFolder:
