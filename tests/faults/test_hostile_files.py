@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_tools import forge_manifest, make_run
-from conftest import TESTS, algorithms_for_faults, as_observation
+from conftest import FAULTY, TESTS, TRY_ALL, algorithms_for_faults, as_observation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +34,7 @@ from rl_training.runtime.workflows import (
 )
 from rl_training.views.plotting import plot_learning_curve
 
-ALGOS = algorithms_for_faults()
+ALGOS = algorithms_for_faults() if TRY_ALL else list(FAULTY)
 
 
 @pytest.fixture(scope="module")
