@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from rl_training.errors import ConfigError
 
-LARGEST = 2**63
-"""Integers of a configuration are smaller: what counts steps is stored and computed with 64 bits."""
+LARGEST = 2**128
+"""Integers of a configuration are smaller: longer ones fit neither floats nor file names."""
 
 
 class FrozenConfig(BaseModel):

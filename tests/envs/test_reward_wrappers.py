@@ -29,7 +29,7 @@ def rewards_of(env: object, steps: int = 5) -> list[float]:
 
 
 def counting() -> object:
-    return make_env(COUNTING, {"lengths": [5]})
+    return make_env(COUNTING, {"lengths": (5,)})
 
 
 def test_each_wrapper_does_one_thing() -> None:
@@ -51,8 +51,8 @@ def test_nothing_changes_without_a_transform() -> None:
 
 
 def test_they_are_composed_through_env_kwargs() -> None:
-    pair = {"wrappers": {"reward": {"scale": 2.0, "shift": -3.0, "clip": [0, 5]}}, "lengths": [5]}
-    apart = {"wrappers": {"reward": {"scale": 2.0, "shift": -3.0, "clip_min": 0, "clip_max": 5}}, "lengths": [5]}
+    pair = {"wrappers": {"reward": {"scale": 2.0, "shift": -3.0, "clip": [0, 5]}}, "lengths": (5,)}
+    apart = {"wrappers": {"reward": {"scale": 2.0, "shift": -3.0, "clip_min": 0, "clip_max": 5}}, "lengths": (5,)}
     assert rewards_of(make_env(COUNTING, pair)) == rewards_of(make_env(COUNTING, apart)) == [0, 1, 3, 5, 5]
     assert rewards_of(make_env(COUNTING, pair, with_wrappers=False)) == [1, 2, 3, 4, 5]
 

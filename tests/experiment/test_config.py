@@ -151,7 +151,7 @@ class TestComplaints:
             (
                 {"total_timesteps": 10**400},
                 "bad value of 1,329 bits for 'total_timesteps' of the configuration: should be less than"
-                " 9,223,372,036,854,775,808",
+                " 340,282,366,920,938,463,463,374,607,431,768,211,456",
             ),
             ({"num_envs": -2}, "bad value -2 for 'num_envs' of the configuration: should be greater than 0"),
             ({"eval_episodes": 0}, "bad value 0 for 'eval_episodes' of the configuration: should be greater than 0"),

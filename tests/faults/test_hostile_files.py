@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_tools import forge_manifest, make_run
-from conftest import FAULTY, TESTS, TRY_ALL, algorithms_for_faults, as_observation
+from conftest import TESTS, algorithms_for_faults, as_observation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,13 +34,13 @@ from rl_training.runtime.workflows import (
 )
 from rl_training.views.plotting import plot_learning_curve
 
-ALGOS = algorithms_for_faults() if TRY_ALL else list(FAULTY)
+ALGOS = algorithms_for_faults()
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A finished run of each algorithm, never changed."""
-    return {algo: make_run(algo, tmp_path_factory.mktemp(algo)) for algo in ALGOS}
+    return {algo: make_run(algo, tmp_path_factory.mktemp(algo)) for algo in {*ALGOS, "ppo", "dqn"}}
 
 
 @pytest.fixture(params=ALGOS)

@@ -51,16 +51,6 @@ BOTH_WAYS = {
 """Folders that import their room and are imported by it: the room's files are two layers under one name."""
 
 
-STILL_CIRCLES = [
-    ["rl_training.algorithms.cql", "rl_training.algorithms.cql_discrete"],
-    ["rl_training.studies.launching.launchers", "rl_training.studies.launching.worker"],
-    ["rl_training.terminal.notebook", "rl_training.terminal.progress"],
-    ["studies/launching", "studies/tuning"],
-]
-STILL_BOTH_WAYS = {("experiment", "experiment/tracking"), ("studies", "studies/launching")}
-"""What remains to be cut: this list may only become shorter."""
-
-
 def modules() -> dict[str, Path]:
     paths = SOURCE.rglob("*.py")
     names = {path: ".".join((PACKAGE, *path.relative_to(SOURCE).with_suffix("").parts)) for path in paths}
@@ -136,8 +126,9 @@ def test_folders_and_modules_import_in_no_circle() -> None:
                 folders[folder].add(other)
     both_ways = {(a, b) for a in folders for b in folders[a] if b.startswith(f"{a}/") and a in folders.get(b, ())}
     nested = {a: {b for b in folders[a] if not b.startswith(f"{a}/") and not a.startswith(f"{b}/")} for a in folders}
-    assert [group for group in circles(files) + circles(nested) if group not in STILL_CIRCLES] == []
-    assert both_ways <= {*BOTH_WAYS, *STILL_BOTH_WAYS}
+    assert circles(files) == []
+    assert circles(nested) == []
+    assert both_ways <= set(BOTH_WAYS)
 
 
 def test_every_room_has_a_rule_and_at_most_twenty_files() -> None:

@@ -262,11 +262,10 @@ def _load_callback(name: str) -> object:
     module = load_code(place)
     if not hasattr(module, attribute):
         raise ConfigError(f"'{place}' has no '{attribute}'{suggest(attribute, _candidates(vars(module)))}")
-    found = getattr(module, attribute)
-    if not callable(found) or (not inspect.isclass(found) and any(hasattr(found, event) for event in EVENTS)):
-        return found
     try:
-        return _make(found, name)
+        found = getattr(module, attribute)
+        is_made = not inspect.isclass(found) and any(hasattr(found, event) for event in EVENTS)
+        return found if is_made or not callable(found) else _make(found, name)
     except RLTrainingError:
         raise
     except Exception as error:
