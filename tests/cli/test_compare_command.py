@@ -200,6 +200,8 @@ class TestUntilDecided:
             message = refuse(*words, option, value)
             assert "frozen when it began" in message
             assert f"leave {option} out" in " ".join(message.split())
+        mirrored = refuse("compare", "high", "low", "--until-decided", "--alpha", "0.3")
+        assert "compares 'low' with 'high', in this order" in " ".join(mirrored.split())
         answer(*words, "--looks", "3")
         values = answer(*words, "--name", "another", "--looks", "1", "--seeds-per-look", "6", "--json")
         assert values["look"] == 1

@@ -382,14 +382,15 @@ def plan_comparison(words: Sequence[str], given: Mapping[str, Any], name: str | 
             for arm, budget in zip(found, budgets, strict=True)
         ]
         raise ConfigError(f"{' and '.join(texts)}: plan studies of the same environments and total_timesteps")
-    known = PlannedComparison.open(folder)
+    mirrored = folder if name else folder_of(arms[::-1], words[::-1], is_planned=True)
+    known = PlannedComparison.open(folder) or PlannedComparison.open(mirrored)
     if known is not None:
         _refuse_other_arms(known, found)
         known.refuse_changed(given)
         return known
     rule = ScoreRule(**{key: value for key, value in given.items() if key in RULE_OPTIONS})
-    sizes = {"looks": LOOKS, "seeds_per_look": SEEDS_PER_LOOK}
-    rest = sizes | {key: value for key, value in given.items() if key not in RULE_OPTIONS}
+    rest = {"looks": LOOKS, "seeds_per_look": SEEDS_PER_LOOK}
+    rest |= {key: value for key, value in given.items() if key not in RULE_OPTIONS}
     num_seeds = rest["looks"] * rest["seeds_per_look"]
     a, b = (plan_arm(arm.name, arm.study, arm.settings, num_seeds, folder) for arm in found)
     planned = PlannedComparison(folder, LookPlan(a, b, rule, budgets[0], **rest))
