@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import TESTS
 
 from rl_training.cli import main
+from rl_training.experiment.config import TrainConfig, serialize_train_config
 from rl_training.experiment.presets import describe_presets, list_presets
 
 Call = Callable[..., tuple[int, str, str]]
@@ -56,7 +58,7 @@ def test_no_preset_applies_to_a_file_that_names_the_pair(call: Call) -> None:
         assert code == 0
         assert err == (
             "file c.yaml does not use preset ppo/cartpole.yaml: add `preset: true` to begin with it, or"
-            " `preset: false`\n"
+            " `preset: false` to train without it\n"
         )
         rows = json.loads(out)
         assert rows["algo_kwargs.gamma"] == {"value": 0.5, "source": "file c.yaml"}
@@ -86,6 +88,8 @@ def test_a_file_says_whether_it_begins_with_the_preset(call: Call, text: str, la
 def test_a_file_with_every_key_of_the_preset_needs_no_preset(call: Call) -> None:
     (preset,) = (path for path in list_presets() if (path.parent.name, path.stem) == ("ppo", "cartpole"))
     assert call("config", "--config", str(preset))[2] == ""
+    Path("c.yaml").write_text(yaml.safe_dump(serialize_train_config(TrainConfig(algo="ppo", env_id="CartPole-v1"))))
+    assert call("config", "--config", "c.yaml")[2] == ""  # as a run's own file: it has every key
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import leaves, load_config_file
+from rl_training.experiment.config import TrainConfig, leaves, load_config_file
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.terminal.streams import tell
 
@@ -80,7 +80,8 @@ def find_preset(algo: str, env_id: str) -> Path | None:
 def preset_of(values: Mapping[str, Any], wanted: Any, where: str) -> tuple[Path | None, str | None]:
     """The preset with which the settings of `where`, such as a file, begin if they say `preset: true`; else None.
 
-    The text names a preset that they neither take nor leave out; settings that have all of its keys need none.
+    The text names a preset that they neither take nor leave out; settings that have all of its keys, or all keys of a
+    configuration as a run's own file has them, need none.
     """
     if wanted not in (True, False, None):
         raise ConfigError(f"bad value {wanted!r} for 'preset' of {where}: use true or false")
@@ -93,10 +94,14 @@ def preset_of(values: Mapping[str, Any], wanted: Any, where: str) -> tuple[Path 
     if path is None or wanted is not None:
         return (path if wanted else None), None
     known = dict(leaves(values))
-    if all(key in known for key, _ in leaves(load_config_file(path))):
+    is_resolved = TrainConfig.model_fields.keys() <= values.keys()
+    if is_resolved or all(key in known for key, _ in leaves(load_config_file(path))):
         return None, None
     name = f"preset {path.parent.name}/{path.name}"
-    return None, f"{where} does not use {name}: add `preset: true` to begin with it, or `preset: false`"
+    return (
+        None,
+        f"{where} does not use {name}: add `preset: true` to begin with it, or `preset: false` to train without it",
+    )
 
 
 def preset_layers(algo: str, env_id: str) -> list[tuple[str, dict[str, Any]]]:
