@@ -31,7 +31,7 @@ def parse_yaml(text: str, what: str, *, with_tuples: bool = False) -> Any:
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{what} has {len(text):,} characters, more than the limit of {MAX_BYTES:,}")
     try:
-        return yaml.load(text, Loader=_TupleLoader if with_tuples else _Loader)
+        return yaml.load(text, Loader=_TupleLoader) if with_tuples else yaml.load(text, Loader=_Loader)
     except DAMAGE as error:
         reason = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else "a value does not fit its tag"
         raise ConfigError(f"{what} is not valid YAML: {reason}") from None

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rl_training.errors import ReplacedError, RLTrainingError, RunOwnedError
+from rl_training.errors import ConfigError, ReplacedError, RLTrainingError, RunOwnedError
 from rl_training.experiment.config import TrainConfig
 from rl_training.studies.launching.orders import FAILED, OWNED
 
@@ -111,6 +111,8 @@ def check(order: Mapping[str, Any]) -> int:
 def _answer(function: str, text: str, config: TrainConfig) -> str:
     """What a function of the package, named as `module:name`, answers to a text about a checked configuration."""
     module, _, name = function.partition(":")
+    if not module.startswith("rl_training.studies."):
+        raise ConfigError(f"'{function}' is no function of rl_training.studies")
     return str(getattr(importlib.import_module(module), name)(text, config))
 
 
