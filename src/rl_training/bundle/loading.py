@@ -70,7 +70,7 @@ def prove(program: Program, spaces: BundleSpaces, golden: dict[str, Array]) -> N
         if state is not None:
             differs = differs | _states_differ(state, golden[NEXT_STATE][rows])
         if differs.any():
-            number = int(differs.argmax())
+            number = int(np.argmax(differs))
             given, expected = actions[number].tolist(), golden[ACTION][first + number].tolist()
             raise BundleError(
                 f"golden pair {first + number} of {total} is not reproduced: the action is {given!s:.100}, and was"

@@ -194,4 +194,4 @@ def _scales_differ(dataset: TransitionDataset) -> bool:
     finite = flat[np.isfinite(flat).all(1)]
     scales = finite.std(0) if len(finite) else np.zeros(1)
     scales = scales[scales > 0]
-    return len(scales) > 1 and bool(scales.max() > 100.0 * scales.min())
+    return len(scales) > 1 and bool(np.max(scales) > 100.0 * np.min(scales))

@@ -114,7 +114,7 @@ def fit_behaviour(dataset: TransitionDataset) -> BehaviourFit | None:
         options, codes = np.unique(fit_column, return_inverse=True)
         predictions = _predictions(fit_x, np.eye(len(options), dtype=np.float32)[codes], test_x)
         accuracies.append(max((options[scores.argmax(1)] == truth).mean() for scores in predictions))
-        baselines.append((options[np.bincount(codes).argmax()] == truth).mean())
+        baselines.append((options[np.argmax(np.bincount(codes))] == truth).mean())
     return BehaviourFit("accuracy", float(np.mean(accuracies)), float(np.mean(baselines)))
 
 

@@ -173,7 +173,7 @@ def _check_actions(actions: Array, spec: ActionSpec) -> Iterator[Finding]:
     if at_bound.mean() > AT_BOUND_FRACTION:
         found = f"{at_bound.mean():.1%} of the action components lie exactly at a bound"
         remedy = "normal for a bang-bang policy or clipped noise; otherwise check the scale of the actions"
-        yield Finding(Level.INFO, "actions_at_bounds", found, remedy, int(at_bound.any(1).argmax()))
+        yield Finding(Level.INFO, "actions_at_bounds", found, remedy, int(np.argmax(at_bound.any(1))))
     some = actions[evenly_spaced_rows(len(actions), 20_000)]
     used = float(np.max(np.ptp(some, axis=0) / np.maximum(spec.high - spec.low, 1e-12)))
     if spec.is_bounded and used < 0.1:
@@ -269,7 +269,7 @@ def check_repeats(dataset: TransitionDataset) -> Iterator[Finding]:
     found = f"{is_repeat.sum():,} transitions ({fraction:.1%}) repeat an earlier one exactly"
     remedy = "normal with few states" if is_expected else "drop them if a file was joined twice: they count double"
     level = Level.INFO if is_expected or fraction < MANY_REPEATS else Level.WARNING
-    yield Finding(level, "repeated_transitions", found, remedy, int(is_repeat.argmax()))
+    yield Finding(level, "repeated_transitions", found, remedy, int(np.argmax(is_repeat)))
 
 
 def _row_hashes(*arrays: Array) -> Array:

@@ -309,7 +309,7 @@ class PrioritizedSampler:
         """Set the priorities of slots from their absolute TD errors."""
         priorities = (td_errors.astype(np.float64) + EPSILON) ** self._alpha
         self._tree.set(slots, priorities)
-        self._max_priority = max(self._max_priority, float(priorities.max()))
+        self._max_priority = max(self._max_priority, float(np.max(priorities)))
 
     def state_dict(self) -> dict[str, Any]:
         """Priorities only: the replay buffer saves the generator."""

@@ -83,7 +83,7 @@ def check_onnx(data: bytes, spaces: BundleSpaces, golden: dict[str, Array]) -> N
         if spaces.state_size:
             differs |= (np.abs(np.asarray(results[1]) - golden[NEXT_STATE][rows]) > 1e-4).any(1)
         if differs.any():
-            raise BundleError(f"the ONNX model does not reproduce golden pair {int(differs.argmax())}")
+            raise BundleError(f"the ONNX model does not reproduce golden pair {int(np.argmax(differs))}")
 
 
 def input_names(spaces: BundleSpaces) -> dict[str, str]:

@@ -160,7 +160,7 @@ class Scale:
     def of(cls, scores: Array, place: str, centre: float | None = None) -> Scale:
         """The scale of scores around their median, or around `centre`; ValueError if their distances overflow."""
         middle = float(np.partition(scores, scores.size // 2)[scores.size // 2]) if centre is None else centre
-        low, high = float(scores.min()), float(scores.max())
+        low, high = float(np.min(scores)), float(np.max(scores))
         if not math.isfinite(high - low):
             raise ValueError(
                 f"the scores {place} reach from {low:g} to {high:g}, which is too far to compute with: divide all of"

@@ -138,7 +138,8 @@ def limits_text(low: float | None, high: float | None) -> str:
 
 
 def _summary(groups: Sequence[GroupFacts]) -> Table:
-    columns = ["group", "environment", "runs", "steps", "score", "range or interval", "best", "success", "exactness"]
+    # The score stands beside the name: a phone shows these two, and the rest by scrolling.
+    columns = ["group", "score", "range or interval", "best", "success", "steps", "runs", "environment", "exactness"]
     rows: list[Sequence[Cell]] = []
     for group in groups:
         summary = group.summary
@@ -146,17 +147,17 @@ def _summary(groups: Sequence[GroupFacts]) -> Table:
         rows.append(
             [
                 {"text": group.group.name, "group": group.index},
-                group.env,
-                group.states or "no run yet",
-                group.steps,
                 number(None if summary is None else summary.value) + ("" if group.is_final else " so far"),
                 summary_text(summary) + _share(group),
                 number(max(bests, default=None)),
                 number(_mean([success_rate(run) for run in group.scored])),
+                group.steps,
+                group.states or "no run yet",
+                group.env,
                 group.exactness,
             ]
         )
-    return drop_empty(Table("Groups of runs that differ only in their seed", columns, rows, 3, ends_in_text=True))
+    return drop_empty(Table("Groups of runs that differ only in their seed", columns, rows, 1, ends_in_text=True))
 
 
 def drop_empty(table: Table) -> Table:
