@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,8 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     for module, name in ((gate, "_paths"), (gate, "_servers"), (user_code, "_allowed_functions")):
         monkeypatch.setattr(module, name, set())
+    for name in ("evil_module", "evil_package", "evil_package.evil"):  # which another test may have allowed
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(user_code, "_loaded", {})
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
