@@ -26,7 +26,12 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.trainer import TrainerState
 from rl_training.spaces.spec import describe_spaces
 
-BACKENDS = ["sync", "async", "vector", *(["envpool"] if importlib.util.find_spec("envpool") else [])]
+BACKENDS = [
+    "sync",
+    "async",
+    "vector",
+    *(["envpool"] if importlib.util.find_spec("envpool") else []),
+]
 ROUNDS = 5
 STEPS = {8: 1500, 64: 400}
 
@@ -45,12 +50,19 @@ def steps_with_policy(backend: str, num_envs: int) -> float:
     with closing(make_vector_env("CartPole-v1", {"backend": backend}, num_envs=num_envs)) as envs:
         spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
         generator = torch.Generator().manual_seed(0)
-        policy = PPOAlgorithm(PPOConfig(hidden_sizes=(64, 64)), spaces, Resources(device, generator, num_envs, False))
-        collector, store = Collector(envs, spaces, device), RolloutBuffer(spaces, num_steps, num_envs, device)
+        policy = PPOAlgorithm(
+            PPOConfig(hidden_sizes=(64, 64)), spaces, Resources(device, generator, num_envs, False)
+        )
+        collector, store = (
+            Collector(envs, spaces, device),
+            RolloutBuffer(spaces, num_steps, num_envs, device),
+        )
         collector.reset(list(range(num_envs)))
         state = TrainerState(policy, Path())
         act = lambda obs, *_: policy.act(obs, explore=True)  # noqa: E731
-        return num_steps * num_envs / _seconds(lambda: collector.collect(act, store, num_steps, state))
+        return (
+            num_steps * num_envs / _seconds(lambda: collector.collect(act, store, num_steps, state))
+        )
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -65,14 +77,18 @@ def main() -> None:
         for num_envs in STEPS:
             # 64 processes are more than a small machine can start in good time.
             backends = [backend for backend in BACKENDS if backend != "async" or num_envs <= 8]
-            rounds = [{backend: measure(backend, num_envs) for backend in backends} for _ in range(ROUNDS)]
+            rounds = [
+                {backend: measure(backend, num_envs) for backend in backends} for _ in range(ROUNDS)
+            ]
             ratios = {
                 backend: statistics.median(speeds[backend] / speeds["sync"] for speeds in rounds)
                 for backend in backends
             }
             base = statistics.median(speeds["sync"] for speeds in rounds)
             words = "  ".join(f"{backend} {ratio:.2f}" for backend, ratio in ratios.items())
-            print(f"{measure.__name__:<18} {num_envs:>3} environments: {words}  (sync: {base:,.0f} steps a second)")
+            print(
+                f"{measure.__name__:<18} {num_envs:>3} environments: {words}  (sync: {base:,.0f} steps a second)"
+            )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
-    print("| policy (64x64) | predict, torch | act, NumPy | torch / NumPy | load and prove | target |")
+    print(
+        "| policy (64x64) | predict, torch | act, NumPy | torch / NumPy | load and prove | target |"
+    )
     print("|---|---|---|---|---|---|")
     for algo, env_id in CASES:
         with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +75,9 @@ def measure(algo: str, env_id: str, folder: Path, repeats: int) -> str:
         f"{1e6 * statistics.median(numpy_times):.0f} µs",
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
         f"{1e3 * statistics.median(load_times):.1f} ms",
-        "reached" if statistics.median(ratios) > 1.0 and 1e3 * max(load_times) < TARGET_LOAD_MS else "missed",
+        "reached"
+        if statistics.median(ratios) > 1.0 and 1e3 * max(load_times) < TARGET_LOAD_MS
+        else "missed",
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -118,7 +118,9 @@ def whole_attempt(campaign: Campaign, saved: float) -> Seconds:
     return Seconds(useful=left, startup=campaign.startup_seconds, checkpoints=checkpoints)
 
 
-def cut_attempt(campaign: Campaign, saved: float, seconds: float, is_saved: bool = False) -> Seconds:
+def cut_attempt(
+    campaign: Campaign, saved: float, seconds: float, is_saved: bool = False
+) -> Seconds:
     """The same attempt, lost after `seconds`; with `is_saved` it keeps its work."""
     startup = min(max(seconds, 0.0), campaign.startup_seconds)
     seconds = max(seconds - campaign.startup_seconds, 0.0)
@@ -144,7 +146,9 @@ class Attempt:
 class Simulation:
     """One campaign in simulated time."""
 
-    def __init__(self, campaign: Campaign, failures: Sequence[Failure], generator: np.random.Generator) -> None:
+    def __init__(
+        self, campaign: Campaign, failures: Sequence[Failure], generator: np.random.Generator
+    ) -> None:
         num_slots = campaign.num_nodes * campaign.slots_per_node
         self.campaign, self._failures, self._generator = campaign, failures, generator
         self._now, self._busy, self._num_attempts, self._num_failures = 0.0, Seconds(), 0, 0
@@ -171,7 +175,9 @@ class Simulation:
                 raise ValueError(f"no node is left for {self._num_left} runs: set repair_seconds")
             self._now, _, happen, arguments = heapq.heappop(self._events)
             happen(*arguments)
-        return Report(self._now, self._busy, self._num_attempts, self._num_failures, len(self._attempts))
+        return Report(
+            self._now, self._busy, self._num_attempts, self._num_failures, len(self._attempts)
+        )
 
     def _at(self, seconds: float, happen: Callable[..., None], *arguments: object) -> None:
         heapq.heappush(self._events, (seconds, next(self._order), happen, arguments))
@@ -206,7 +212,12 @@ class Simulation:
         self._attempts[slot] = None
         self._busy += whole_attempt(self.campaign, self._saved[attempt.run])
         self._saved[attempt.run] = self.campaign.work_seconds
-        self._at(self._now + self.campaign.scheduling_seconds, self._see_end, slot, self._lives[self._node(slot)])
+        self._at(
+            self._now + self.campaign.scheduling_seconds,
+            self._see_end,
+            slot,
+            self._lives[self._node(slot)],
+        )
 
     def _see_end(self, slot: int, life: int) -> None:
         self._num_left -= 1
@@ -223,12 +234,18 @@ class Simulation:
         self._num_failures += 1
         first = failure.node * self.campaign.slots_per_node
         if failure.slot is None:
-            self._fail_node(failure.node, range(first, first + self.campaign.slots_per_node), failure.is_saved)
+            self._fail_node(
+                failure.node, range(first, first + self.campaign.slots_per_node), failure.is_saved
+            )
         elif self._lose(first + failure.slot, failure.is_saved, evicted=0.0):
-            self._at(self._time_noticed(), self._release, first + failure.slot, self._lives[failure.node])
+            self._at(
+                self._time_noticed(), self._release, first + failure.slot, self._lives[failure.node]
+            )
 
     def _fail_node(self, node: int, slots: range, is_saved: bool) -> None:
-        was_taken = [self._lose(slot, is_saved, self._now + self.campaign.eviction_seconds) for slot in slots]
+        was_taken = [
+            self._lose(slot, is_saved, self._now + self.campaign.eviction_seconds) for slot in slots
+        ]
         self._is_up[node] = False
         self._lives[node] += 1
         back = self._now + self.campaign.repair_seconds
@@ -250,7 +267,9 @@ class Simulation:
         if attempt is None:
             return False
         self._attempts[slot] = None
-        spent = cut_attempt(self.campaign, self._saved[attempt.run], self._now - attempt.begin, is_saved)
+        spent = cut_attempt(
+            self.campaign, self._saved[attempt.run], self._now - attempt.begin, is_saved
+        )
         self._busy += spent
         self._saved[attempt.run] += spent.useful
         self._at(self._time_noticed(), self._queue, attempt.run, evicted)
@@ -261,7 +280,9 @@ class Simulation:
         if self._now < evicted and not self._has_free_slot():
             self._at(evicted, self._queue, run, evicted)
             return
-        heapq.heappush(self._waiting, (self._saved[run] if self.campaign.most_left_first else 0.0, run))
+        heapq.heappush(
+            self._waiting, (self._saved[run] if self.campaign.most_left_first else 0.0, run)
+        )
         self._start_waiting()
 
     def _time_noticed(self) -> float:
@@ -273,7 +294,9 @@ class Simulation:
 
 
 def simulate(
-    campaign: Campaign, failures: Sequence[Failure] = (), generator: np.random.Generator | None = None
+    campaign: Campaign,
+    failures: Sequence[Failure] = (),
+    generator: np.random.Generator | None = None,
 ) -> Report:
     """The cost of a campaign, with failures at known times, or drawn from `generator`, or both."""
     return Simulation(campaign, failures, generator or np.random.default_rng(0)).run()

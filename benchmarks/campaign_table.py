@@ -48,9 +48,13 @@ def large_campaigns() -> Iterator[Campaign]:
     for detection in (1.0, MINUTE, 10 * MINUTE):
         yield replace(fragile, repair_seconds=0.0, detection_seconds=detection)
     for failure in (30 * DAY, 3 * DAY):
-        yield replace(LARGE, node_failure_seconds=failure, detection_seconds=MINUTE, most_left_first=True)
+        yield replace(
+            LARGE, node_failure_seconds=failure, detection_seconds=MINUTE, most_left_first=True
+        )
     for every in (5 * MINUTE, HOUR, LARGE.work_seconds):
-        yield replace(fragile, detection_seconds=MINUTE, most_left_first=True, checkpoint_every_seconds=every)
+        yield replace(
+            fragile, detection_seconds=MINUTE, most_left_first=True, checkpoint_every_seconds=every
+        )
 
 
 def table_row(campaign: Campaign, seed: int = 0) -> tuple[str, ...]:
@@ -90,13 +94,17 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
 
 
 def print_model() -> None:
     """Print the table for 500 nodes."""
     work = format_seconds(LARGE.work_seconds)
-    print(f"{LARGE.num_runs:,} runs of {work} on {LARGE.num_nodes} nodes of {LARGE.slots_per_node} slots")
+    print(
+        f"{LARGE.num_runs:,} runs of {work} on {LARGE.num_nodes} nodes of {LARGE.slots_per_node} slots"
+    )
     costs = LARGE.startup_seconds, LARGE.checkpoint_seconds, LARGE.scheduling_seconds
     print("start-up {:g} s, checkpoint {:g} s, driver {:g} s".format(*costs))
     print(f"means of {NUM_SEEDS} seeds; of the makespan, the range too\n")

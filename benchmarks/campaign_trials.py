@@ -106,7 +106,10 @@ class Trial:
             repair = REPLACEMENT_SECONDS + seconds_per_node + SECONDS_TO_SEE_A_NODE
             campaign = replace(campaign, repair_seconds=repair)
         failures = [] if self.failure is None else [self.failure]
-        reports = [simulate(replace(campaign, eviction_seconds=lag), failures) for lag in (0.0, EVICTION_SECONDS)]
+        reports = [
+            simulate(replace(campaign, eviction_seconds=lag), failures)
+            for lag in (0.0, EVICTION_SECONDS)
+        ]
         seconds = sorted(report.makespan_seconds for report in reports)
         return Prediction(seconds[0], seconds[1], reports[0].num_attempts)
 
@@ -143,7 +146,9 @@ class Measured:
     @property
     def makespan_seconds(self) -> float:
         """From the first start to the last end."""
-        return max(self.times("finished").values()) - next(seconds for seconds, line in self.lines if is_start(line))
+        return max(self.times("finished").values()) - next(
+            seconds for seconds, line in self.lines if is_start(line)
+        )
 
     @property
     def num_attempts(self) -> int:
@@ -213,7 +218,10 @@ class StudyDriver:
         code = self._process.wait(SECONDS_OF_A_TRIAL)
         self._reader.join()
         if code:
-            raise RuntimeError(f"a study ended with exit code {code}:\n" + "\n".join(line for _, line in self.lines))
+            raise RuntimeError(
+                f"a study ended with exit code {code}:\n"
+                + "\n".join(line for _, line in self.lines)
+            )
         self._output.seek(0)
         return list(json.load(self._output)["runs"])
 
@@ -226,7 +234,10 @@ class StudyDriver:
 
 
 def measure(
-    folder: Path, num_runs: int, trial: Trial | None = None, intervals: Sequence[int] = (CHECKPOINT_STEPS,)
+    folder: Path,
+    num_runs: int,
+    trial: Trial | None = None,
+    intervals: Sequence[int] = (CHECKPOINT_STEPS,),
 ) -> Measured:
     """Train a study on a fresh cluster, and disturb it as `trial` says."""
     folder.mkdir()
@@ -238,7 +249,9 @@ def measure(
                 driver.wait_for_start(trial.failure.seconds)
                 trial.disturb(cluster)
             runs = driver.wait()
-    events = [(moment, line) for moment, line in driver.lines if EVENT.match(line)]  # Ray prints too
+    events = [
+        (moment, line) for moment, line in driver.lines if EVENT.match(line)
+    ]  # Ray prints too
     return Measured(folder, events, runs, cluster.seconds_per_node)
 
 
@@ -259,13 +272,18 @@ def run_costs(measured: Measured) -> list[RunCost]:
     started, finished = measured.times("started"), measured.times("finished")
     costs = []
     for run in measured.runs:
-        folder, label = measured.folder / run["run_dir"], f"{run['setting']} seed {run['seed']}".strip()
+        folder, label = (
+            measured.folder / run["run_dir"],
+            f"{run['setting']} seed {run['seed']}".strip(),
+        )
         interval = int(run["setting"].rpartition("=")[2] or CHECKPOINT_STEPS)
         if run["attempt"] == 1:
             owned = (folder / "owner" / "1.ended.json").stat().st_mtime
             seconds = json.loads((folder / "metadata.json").read_text())["seconds"]
             delay = finished[label] - owned - seconds
-            costs.append(RunCost(owned - started[label], seconds, delay, math.ceil(TOTAL_STEPS / interval)))
+            costs.append(
+                RunCost(owned - started[label], seconds, delay, math.ceil(TOTAL_STEPS / interval))
+            )
     return costs
 
 
@@ -276,7 +294,9 @@ def calibrate(costs: Sequence[RunCost], checkpoint_seconds: float | None = None)
             [cost.num_checkpoints for cost in costs], [cost.owned_seconds for cost in costs]
         )
         checkpoint_seconds = max(0.0, line.slope)
-    work = statistics.median(cost.owned_seconds - cost.num_checkpoints * checkpoint_seconds for cost in costs)
+    work = statistics.median(
+        cost.owned_seconds - cost.num_checkpoints * checkpoint_seconds for cost in costs
+    )
     return Campaign(
         num_nodes=NUM_NODES,
         slots_per_node=1,
@@ -307,17 +327,25 @@ def ray_home() -> Iterator[Path]:
 def print_trials() -> None:
     """Calibrate the model, then predict and measure each trial."""
     with ray_home() as folder:
-        first = measure(folder / "calibration", 2, intervals=(CHECKPOINT_STEPS, FREQUENT_CHECKPOINT_STEPS))
+        first = measure(
+            folder / "calibration", 2, intervals=(CHECKPOINT_STEPS, FREQUENT_CHECKPOINT_STEPS)
+        )
         costs = calibrate(run_costs(first))
         print_costs(costs)
         rows = [HEADER]
         for number, trial in enumerate(TRIALS):
-            rows.append(trial_row(trial.schedule(costs), costs, first.seconds_per_node, folder / str(number)))
+            rows.append(
+                trial_row(
+                    trial.schedule(costs), costs, first.seconds_per_node, folder / str(number)
+                )
+            )
     print()
     print_table(rows)
 
 
-def trial_row(trial: Trial, costs: Campaign, seconds_per_node: float, folder: Path) -> tuple[str, ...]:
+def trial_row(
+    trial: Trial, costs: Campaign, seconds_per_node: float, folder: Path
+) -> tuple[str, ...]:
     """Predict and measure a trial; returns its row of the table."""
     predicted = trial.predict(costs, seconds_per_node)
     print(f"{trial.name}: {predicted} s predicted", flush=True)
@@ -332,7 +360,9 @@ def trial_row(trial: Trial, costs: Campaign, seconds_per_node: float, folder: Pa
         print(f"    {moment - measured.lines[0][0]:6.2f}  {line}", flush=True)
     seconds = measured.makespan_seconds
     ratio = predicted.ratio(seconds)
-    replayed = trial.predict(calibrate(run_costs(measured), costs.checkpoint_seconds), seconds_per_node).ratio(seconds)
+    replayed = trial.predict(
+        calibrate(run_costs(measured), costs.checkpoint_seconds), seconds_per_node
+    ).ratio(seconds)
     note = "" if abs(ratio - 1) <= WITHIN else " (off)"
     attempts = f"{measured.num_attempts} of {predicted.num_attempts}"
     return *cells, f"{seconds:.1f}", f"{ratio:.2f}{note}", f"{replayed:.2f}", attempts
@@ -346,4 +376,8 @@ def print_costs(costs: Campaign) -> None:
         "checkpoint": costs.checkpoint_seconds,
         "driver": costs.scheduling_seconds,
     }
-    print("calibrated:", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in texts.items()), flush=True)
+    print(
+        "calibrated:",
+        ", ".join(f"{name} {seconds:.2f} s" for name, seconds in texts.items()),
+        flush=True,
+    )

@@ -29,5 +29,7 @@ def train(preset: str, seed: int, folder: str) -> tuple[Path, int]:
     """Train a preset; returns its run folder and the seconds from start to end."""
     start = time.monotonic()
     path = str(ROOT / "configs" / f"{preset}.yaml")
-    result = call("train", "--config", path, "--seed", str(seed), "--output-dir", folder, "num_threads=1")
+    result = call(
+        "train", "--config", path, "--seed", str(seed), "--output-dir", folder, "num_threads=1"
+    )
     return Path(result["run_dir"]), round(time.monotonic() - start)

@@ -54,7 +54,9 @@ def compare(before: Path, after: Path, case: str, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("before", help="a commit")
     parser.add_argument("after", nargs="?", default="HEAD", help="another commit (default: HEAD)")
     parser.add_argument("cases", nargs="*", help="cases (default: all)")
@@ -63,14 +65,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkouts = [Path(folder) / "before", Path(folder) / "after"]
         for checkout, commit in zip(checkouts, (arguments.before, arguments.after), strict=True):
-            subprocess.run(["git", "worktree", "add", "-q", "--detach", checkout, commit], cwd=ROOT, check=True)
+            subprocess.run(
+                ["git", "worktree", "add", "-q", "--detach", checkout, commit], cwd=ROOT, check=True
+            )
         try:
             print(f"{'case':16} {'before':>10} {'after':>10}")
             for case in arguments.cases or [*CASES, *OFFLINE_CASES]:
                 compare(*checkouts, case, arguments.repeats)
         finally:
             for checkout in checkouts:
-                subprocess.run(["git", "worktree", "remove", "--force", checkout], cwd=ROOT, check=True)
+                subprocess.run(
+                    ["git", "worktree", "remove", "--force", checkout], cwd=ROOT, check=True
+                )
 
 
 if __name__ == "__main__":

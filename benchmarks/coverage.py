@@ -19,7 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from pages import write_block
 
-from rl_training.studies.statistics.kernel import Statistic, p_values, rejects, statistic, upper_tail
+from rl_training.studies.statistics.kernel import (
+    Statistic,
+    p_values,
+    rejects,
+    statistic,
+    upper_tail,
+)
 from rl_training.studies.statistics.samples import TaskRuns
 from rl_training.studies.statistics.sequential import draw_labelings, spent
 
@@ -32,7 +38,13 @@ BATCH = 100
 """Data sets that share their random labelings: few, since sharing makes their decisions depend on each other."""
 SPREAD_RATIO = 3.0
 PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
-METHODS = ("percentile bootstrap", "Welch's t", "plain permutation", "`compare_means`", "`sequential_test`, 4 looks")
+METHODS = (
+    "percentile bootstrap",
+    "Welch's t",
+    "plain permutation",
+    "`compare_means`",
+    "`sequential_test`, 4 looks",
+)
 SHIFTS = (0.0, 0.5, 1.0, 1.5, 2.0)
 
 
@@ -104,7 +116,9 @@ def contrast(
         resampled: Array = np.zeros((rows, 1000))
         for runs in look.values():
             for arm, sign in ((runs.scores[:, :seeds], 1), (runs.scores[:, seeds:], -1)):
-                resampled += sign * arm @ generator.multinomial(seeds, np.full(seeds, 1 / seeds), 1000).T
+                resampled += (
+                    sign * arm @ generator.multinomial(seeds, np.full(seeds, 1 / seeds), 1000).T
+                )
         low, high = np.quantile(resampled, [ALPHA / 2, 1 - ALPHA / 2], axis=1)
         observed = (np.arange(2 * seeds) < seeds).astype(np.float64)[:, None]
         deviates = np.abs(statistic(look, dict.fromkeys(look, observed), "welch")[:, 0])
@@ -112,7 +126,9 @@ def contrast(
     return counts[0] / repetitions, counts[1] / repetitions
 
 
-def rates(name: str, generator: np.random.Generator, seeds: int, tasks: int, repetitions: int) -> list[float]:
+def rates(
+    name: str, generator: np.random.Generator, seeds: int, tasks: int, repetitions: int
+) -> list[float]:
     """False alarms of all methods in one cell of the grid."""
     shape = {"seeds": seeds, "tasks": tasks, "repetitions": repetitions}
     return [
@@ -137,7 +153,8 @@ def false_alarm_lines(generator: np.random.Generator, repetitions: int) -> list[
         for tasks in TASKS:
             cells = [rates(name, generator, seeds, tasks, repetitions) for seeds in SEEDS]
             columns = [
-                " / ".join(_percent(rate, ALPHA + 3 * error) for rate in column) for column in zip(*cells, strict=True)
+                " / ".join(_percent(rate, ALPHA + 3 * error) for rate in column)
+                for column in zip(*cells, strict=True)
             ]
             lines.append(f"| {name} | {tasks} | {' | '.join(columns)} |")
             print(lines[-1], flush=True)
@@ -158,7 +175,9 @@ def power_lines(generator: np.random.Generator, repetitions: int) -> list[str]:
     ]
     for shift in SHIFTS:
         shape = {"seeds": 5, "num_looks": NUM_LOOKS, "shift": shift, "repetitions": repetitions}
-        guarded, plain = (rejections("normal", generator, **shape, kind=kind) for kind in ("welch", "mean"))
+        guarded, plain = (
+            rejections("normal", generator, **shape, kind=kind) for kind in ("welch", "mean")
+        )
         decided = " | ".join(f"{100 * rate:.1f} %" for rate in guarded)
         lines.append(
             f"| {shift:g} sd | {decided} | {mean_runs(guarded, 5):.1f} | {100 * plain[-1]:.1f} % |"
@@ -173,7 +192,9 @@ def mean_runs(decided: Array, seeds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=20_000)
     repetitions = parser.parse_args().repetitions
     start = time.process_time()

@@ -36,7 +36,12 @@ PEER_WORKER = Path(__file__).with_name("curves_peer.py")
 SEEDS = (0, 1, 2)
 EPISODES = 20
 """Of one evaluation."""
-OURS, SB3, CONTRIB, D3RLPY = "rl_training", "Stable-Baselines3 2.9.2", "sb3-contrib 2.9.2", "d3rlpy 2.8.0"
+OURS, SB3, CONTRIB, D3RLPY = (
+    "rl_training",
+    "Stable-Baselines3 2.9.2",
+    "sb3-contrib 2.9.2",
+    "d3rlpy 2.8.0",
+)
 OUR_DQN = "rl_training's DQN"
 COLOURS = {"ours": "#2a8bd6", "peer": "#e07b39"}
 GREY = "#888888"
@@ -153,7 +158,11 @@ def caption(algo: str) -> str:
     parts = panels(algo)
     clauses = [f"on {part.env}, {settings_text(part)}, {verdict(part)}" for part in parts]
     episodes = f"Mean return of {parts[0].episodes} evaluation episodes (mean ± standard deviation over seeds)"
-    chosen = " Learning rate, tau and number of updates were chosen on seed 0." if parts[0].dataset else ""
+    chosen = (
+        " Learning rate, tau and number of updates were chosen on seed 0."
+        if parts[0].dataset
+        else ""
+    )
     return f"{episodes}: {'; '.join(clauses)}.{chosen}"
 
 
@@ -171,7 +180,8 @@ def verdict(part: Panel) -> str:
     """The last scores of both sides, and which is ahead."""
     sides = [final_scores(part.ours), final_scores(part.others)]
     ours, others = (
-        f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f} ({len(scores)} seeds)" for scores in sides
+        f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f} ({len(scores)} seeds)"
+        for scores in sides
     )
     steps = f"{next(iter(part.ours.values()))[-1][0]:,} {part.unit}"
     scores = f"after {steps} {part.name} has {ours} and {part.peer} has {others}"
@@ -191,21 +201,40 @@ def draw(algo: str, path: str | Path) -> None:
     from matplotlib.figure import Figure
 
     parts = panels(algo)
-    style = {"svg.hashsalt": algo, "svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif"}
+    style = {
+        "svg.hashsalt": algo,
+        "svg.fonttype": "none",
+        "font.size": 9,
+        "font.family": "sans-serif",
+    }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(4.2 * len(parts), 3.0), layout="constrained")
         FigureCanvasSVG(figure)
         for axes, part in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             draw_panel(axes, part)
-        figure.savefig(path, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            path, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
 
 
 def draw_panel(axes: Any, part: Panel) -> None:
-    for side, name, curves, line in (("ours", part.name, part.ours, "-"), ("peer", part.peer, part.others, "--")):
+    for side, name, curves, line in (
+        ("ours", part.name, part.ours, "-"),
+        ("peer", part.peer, part.others, "--"),
+    ):
         for curve in curves.values():
-            axes.plot(*zip(*curve, strict=True), line, color=COLOURS[side], linewidth=0.8, alpha=0.6)
+            axes.plot(
+                *zip(*curve, strict=True), line, color=COLOURS[side], linewidth=0.8, alpha=0.6
+            )
         steps, means = mean_curve(curves)
-        axes.plot(steps, means, line, color=COLOURS[side], linewidth=2.2, label=f"{name}, {len(curves)} seeds")
+        axes.plot(
+            steps,
+            means,
+            line,
+            color=COLOURS[side],
+            linewidth=2.2,
+            label=f"{name}, {len(curves)} seeds",
+        )
     axes.set_title(part.env, color=GREY, fontsize=10)
     axes.set_xlabel(part.unit, color=GREY)
     axes.set_ylabel(f"mean return of {part.episodes} evaluation episodes", color=GREY, fontsize=8)
@@ -223,14 +252,18 @@ def draw_panel(axes: Any, part: Panel) -> None:
 def mean_curve(curves: Curves) -> tuple[list[float], list[float]]:
     """Steps, and the mean over seeds at each."""
     points = list(zip(*curves.values(), strict=True))
-    return [row[0][0] for row in points], [statistics.mean(point[1] for point in row) for row in points]
+    return [row[0][0] for row in points], [
+        statistics.mean(point[1] for point in row) for row in points
+    ]
 
 
 def write_page(algo: str) -> None:
     """Draw the curves of an algorithm, and put picture and caption into its page."""
     PICTURES.mkdir(exist_ok=True)
     draw(algo, PICTURES / f"{algo}.svg")
-    picture = f"![Learning curves of {algo} next to another implementation](../images/curves/{algo}.svg)"
+    picture = (
+        f"![Learning curves of {algo} next to another implementation](../images/curves/{algo}.svg)"
+    )
     write_block(ROOT / "docs" / "algorithms" / f"{algo}.md", "curves", [picture, "", caption(algo)])
 
 
@@ -258,7 +291,10 @@ def run_peer(task: Task, seed: int, python: str) -> list[list[float]]:
     settings = {key.removeprefix("algo_kwargs."): entry["value"] for key, entry in config.items()}
     eval_seeds = RunSeeds.from_seed(seed).eval_seeds(EPISODES)
     job = {"settings": settings, "eval_seeds": eval_seeds, "dataset": settings.get("dataset_path")}
-    environment = {**ONE_THREAD, "PYTHONPATH": str(ROOT / "src")}  # for our goal-conditioned environment
+    environment = {
+        **ONE_THREAD,
+        "PYTHONPATH": str(ROOT / "src"),
+    }  # for our goal-conditioned environment
     command = [python, str(PEER_WORKER), json.dumps(job)]
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if answer.returncode:
@@ -278,11 +314,19 @@ def keep(algo: str, side: str, seed: int, curve: list[list[float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("algos", nargs="*", default=list(TASKS), help=", ".join(TASKS))
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
-    parser.add_argument("--peer-python", help="interpreter that has the peer of these algorithms: its runs, too")
-    parser.add_argument("--pages", action="store_true", help="only write pictures and captions into docs/algorithms/")
+    parser.add_argument(
+        "--peer-python", help="interpreter that has the peer of these algorithms: its runs, too"
+    )
+    parser.add_argument(
+        "--pages",
+        action="store_true",
+        help="only write pictures and captions into docs/algorithms/",
+    )
     arguments = parser.parse_args()
     for seed in () if arguments.pages else arguments.seeds:
         for algo in arguments.algos:

@@ -36,7 +36,9 @@ def mean_return(predict: Predict, env_id: str, seeds: list[int]) -> float:
     obs = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
     returns, running = np.zeros(len(seeds)), list(range(len(seeds)))
     while running:
-        for index, action in zip(list(running), predict(stack([obs[index] for index in running])), strict=True):
+        for index, action in zip(
+            list(running), predict(stack([obs[index] for index in running])), strict=True
+        ):
             obs[index], reward, terminated, truncated, _ = envs[index].step(action)
             returns[index] += float(reward)
             if terminated or truncated:
@@ -60,16 +62,30 @@ def make_model(settings: dict[str, Any]) -> Any:
     adam = {"eps": settings["adam_eps"], "betas": (settings["adam_beta1"], settings["adam_beta2"])}
     policy: dict[str, Any] = {"net_arch": list(settings["hidden_sizes"]), "optimizer_kwargs": adam}
     common = {key: settings[key] for key in ("learning_rate", "gamma", "seed")} | {"device": "cpu"}
-    env = make_vec_env(partial(make_env, settings["env_id"]), settings["num_envs"], seed=settings["seed"])
+    env = make_vec_env(
+        partial(make_env, settings["env_id"]), settings["num_envs"], seed=settings["seed"]
+    )
     if name == "a2c":
         own = {key: settings[key] for key in ("gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")}
-        own |= {"n_steps": settings["num_steps"], "normalize_advantage": settings["normalize_advantage"]}
+        own |= {
+            "n_steps": settings["num_steps"],
+            "normalize_advantage": settings["normalize_advantage"],
+        }
         return sb3.A2C("MlpPolicy", env, use_rms_prop=False, policy_kwargs=policy, **own, **common)
     common |= {key: settings[key] for key in ("learning_starts", "batch_size", "gradient_steps")}
-    common |= {"buffer_size": settings["buffer_capacity"], "train_freq": settings["train_frequency"]}
+    common |= {
+        "buffer_size": settings["buffer_capacity"],
+        "train_freq": settings["train_frequency"],
+    }
     if name in ("dqn", "qrdqn"):
-        own = {key: settings[key] for key in ("target_update_interval", "exploration_fraction", "max_grad_norm")}
-        own |= {"exploration_initial_eps": settings["epsilon_start"], "exploration_final_eps": settings["epsilon_end"]}
+        own = {
+            key: settings[key]
+            for key in ("target_update_interval", "exploration_fraction", "max_grad_norm")
+        }
+        own |= {
+            "exploration_initial_eps": settings["epsilon_start"],
+            "exploration_final_eps": settings["epsilon_end"],
+        }
         if name == "dqn":
             return sb3.DQN("MlpPolicy", env, policy_kwargs=policy, **own, **common)
         policy |= {"n_quantiles": settings["num_quantiles"], "optimizer_class": torch.optim.Adam}
@@ -79,7 +95,9 @@ def make_model(settings: dict[str, Any]) -> Any:
     return make_actor_critic(settings, env, policy, {**common, "tau": settings["tau"]})
 
 
-def make_actor_critic(settings: dict[str, Any], env: Any, policy: dict[str, Any], common: dict[str, Any]) -> Any:
+def make_actor_critic(
+    settings: dict[str, Any], env: Any, policy: dict[str, Any], common: dict[str, Any]
+) -> Any:
     """The model of an algorithm with target networks of its critics."""
     import sb3_contrib
     import stable_baselines3 as sb3
@@ -95,7 +113,10 @@ def make_actor_critic(settings: dict[str, Any], env: Any, policy: dict[str, Any]
         return sb3_contrib.TQC("MlpPolicy", env, policy_kwargs=policy, **dropped, **common)
     assert settings["algo"] == "her"
     replay = settings["replay"]
-    goals = {"n_sampled_goal": replay["goals_per_step"], "goal_selection_strategy": replay["strategy"]}
+    goals = {
+        "n_sampled_goal": replay["goals_per_step"],
+        "goal_selection_strategy": replay["strategy"],
+    }
     hindsight = {"replay_buffer_class": sb3.HerReplayBuffer, "replay_buffer_kwargs": goals}
     return sb3.SAC("MultiInputPolicy", env, policy_kwargs=policy, **hindsight, **common)
 
@@ -110,7 +131,9 @@ def online_curve(settings: dict[str, Any], seeds: list[int]) -> list[list[float]
         def _on_step(self) -> bool:
             if self.num_timesteps // every > len(points):
                 predict = lambda obs: self.model.predict(obs, deterministic=True)[0]  # noqa: E731
-                points.append([self.num_timesteps, round(mean_return(predict, settings["env_id"], seeds), 1)])
+                points.append(
+                    [self.num_timesteps, round(mean_return(predict, settings["env_id"], seeds), 1)]
+                )
             return True
 
     make_model(settings).learn(settings["total_timesteps"], callback=Curve())
@@ -123,11 +146,15 @@ def offline_curve(settings: dict[str, Any], seeds: list[int], file: str) -> list
     from offline_worker import load_peer
 
     name, total = settings["algo"], settings["total_timesteps"]
-    algo, dataset = load_peer(name, file, settings["env_id"], {**settings, "updates": total, name: settings})
+    algo, dataset = load_peer(
+        name, file, settings["env_id"], {**settings, "updates": total, name: settings}
+    )
     options = {"logger_adapter": NoopAdapterFactory(), "show_progress": False}
     points = []
     for epoch, _ in algo.fitter(dataset, total, total // POINTS, **options):
-        score = mean_return(lambda obs: algo.predict(obs.astype(np.float32)), settings["env_id"], seeds)
+        score = mean_return(
+            lambda obs: algo.predict(obs.astype(np.float32)), settings["env_id"], seeds
+        )
         points.append([epoch * (total // POINTS), round(score, 1)])
     return points
 
@@ -137,7 +164,13 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     settings, seeds = job["settings"], job["eval_seeds"]
     is_offline = settings["algo"] in OFFLINE
-    print(json.dumps(offline_curve(settings, seeds, job["dataset"]) if is_offline else online_curve(settings, seeds)))
+    print(
+        json.dumps(
+            offline_curve(settings, seeds, job["dataset"])
+            if is_offline
+            else online_curve(settings, seeds)
+        )
+    )
 
 
 if __name__ == "__main__":

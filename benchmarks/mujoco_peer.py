@@ -40,7 +40,9 @@ def main() -> None:
     torch.set_num_threads(1)
     model: sb3.SAC | sb3.TD3
     if algo == "sac":
-        model = sb3.SAC("MlpPolicy", gym.make(ENVS[env]), seed=seed, learning_starts=5000, device="cpu")
+        model = sb3.SAC(
+            "MlpPolicy", gym.make(ENVS[env]), seed=seed, learning_starts=5000, device="cpu"
+        )
     else:
         made = gym.make(ENVS[env])
         size = made.action_space.shape

@@ -60,7 +60,13 @@ def run_peer(preset: str, seed: int, python: str) -> None:
     start = time.monotonic()
     command = [python, str(PEER_WORKER), preset, str(seed)]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=ONE_THREAD, check=True)
-    keep(PEER, preset, seed, json.loads(answer.stdout.splitlines()[-1]), round(time.monotonic() - start))
+    keep(
+        PEER,
+        preset,
+        seed,
+        json.loads(answer.stdout.splitlines()[-1]),
+        round(time.monotonic() - start),
+    )
 
 
 def keep(path: Path, preset: str, seed: int, curve: list[list[float]], seconds: int) -> None:
@@ -75,7 +81,11 @@ def keep(path: Path, preset: str, seed: int, curve: list[list[float]], seconds: 
 def read_curve(path: Path) -> list[list[float]]:
     """Steps and mean return of every evaluation."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [[row["global_step"], round(row["eval_return_mean"], 1)] for row in rows if "eval_return_mean" in row]
+    return [
+        [row["global_step"], round(row["eval_return_mean"], 1)]
+        for row in rows
+        if "eval_return_mean" in row
+    ]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -88,7 +98,9 @@ def final_scores() -> dict[str, dict[str, Any]]:
         preset: {
             "metric": "eval_return_mean",
             "policy": "last",
-            "steps": yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text())["total_timesteps"],
+            "steps": yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text())[
+                "total_timesteps"
+            ],
             "episodes": EPISODES,
             "scores": [runs[seed]["curve"][-1][1] for seed in sorted(runs, key=int)],
         }
@@ -104,7 +116,9 @@ def section() -> list[str]:
         " SB3's | seconds | SB3's | times faster |",
         f"|{'---|' * 14}",
     ]
-    lines += [study_line(preset, record[preset], peer[preset]) for preset in PRESETS if preset in record]
+    lines += [
+        study_line(preset, record[preset], peer[preset]) for preset in PRESETS if preset in record
+    ]
     return [*lines, *REMARKS, *crossq_section(record)]
 
 
@@ -117,14 +131,20 @@ def verdict() -> list[str]:
         distance, error = compare(record[preset], peer[preset])
         behind += [preset] if distance > error else []
     within = f"{len(measured) - len(behind)} of {len(measured)} presets are level with SB3's score or ahead of it"
-    missed = f"; {' and '.join(behind)} lie further behind than the standard error" if behind else ""
+    missed = (
+        f"; {' and '.join(behind)} lie further behind than the standard error" if behind else ""
+    )
     return [f"On MuJoCo, {within}{missed}."]
 
 
 def compare(ours: dict[str, Any], peer: dict[str, Any]) -> tuple[float, float]:
     """How far our mean final score lies below the peer's, and the standard error of that difference."""
     scores = [[runs[seed]["curve"][-1][1] for seed in sorted(runs)] for runs in (ours, peer)]
-    error = sum(statistics.variance(values) / len(values) for values in scores) ** 0.5 if len(ours) > 1 else 0.0
+    error = (
+        sum(statistics.variance(values) / len(values) for values in scores) ** 0.5
+        if len(ours) > 1
+        else 0.0
+    )
     return statistics.mean(scores[1]) - statistics.mean(scores[0]), error
 
 
@@ -146,7 +166,10 @@ def crossq_section(record: dict[str, Any]) -> list[str]:
         columns = [f"{steps:,}"]
         for contender in (runs, record[ITS_RIVAL]):
             scores = [dict(contender[seed]["curve"])[steps] for seed in seeds]
-            columns += [", ".join(f"{score:.0f}" for score in scores), f"{statistics.mean(scores):.0f}"]
+            columns += [
+                ", ".join(f"{score:.0f}" for score in scores),
+                f"{statistics.mean(scores):.0f}",
+            ]
         lines.append(f"| {' | '.join(columns)} |")
     return [*lines, "", f"A run of CrossQ took {seconds:.0f} seconds."]
 
@@ -161,21 +184,31 @@ def study_line(preset: str, ours: dict[str, Any], peer: dict[str, Any]) -> str:
         columns += [", ".join(f"{value:.0f}" for value in values), f"{statistics.mean(values):.0f}"]
     columns += [f"{behind:.0f}", f"{error:.0f}", "yes" if behind <= error else "**no**"]
     for runs in (ours, peer):
-        columns.append(f"{statistics.mean(point[1] for run in runs.values() for point in run['curve'][-3:]):.0f}")
+        columns.append(
+            f"{statistics.mean(point[1] for run in runs.values() for point in run['curve'][-3:]):.0f}"
+        )
     columns += [*(f"{value:.0f}" for value in seconds), f"{seconds[1] / seconds[0]:.1f}"]
     return f"| {' | '.join(columns)} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     known = [*PRESETS, CROSSQ]
     parser.add_argument("presets", nargs="*", default=known, help=", ".join(known))
     parser.add_argument("--seeds", type=int, nargs="*", help="(default: those of the study)")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--peer-python", help="interpreter that has stable-baselines3: its runs instead of ours")
+    parser.add_argument(
+        "--peer-python", help="interpreter that has stable-baselines3: its runs instead of ours"
+    )
     arguments = parser.parse_args()
-    if arguments.peer_python and not all(preset.startswith(PEERS_ALGORITHMS) for preset in arguments.presets):
-        parser.error(f"name presets of {' or '.join(PEERS_ALGORITHMS)}: only these are run by SB3 here")
+    if arguments.peer_python and not all(
+        preset.startswith(PEERS_ALGORITHMS) for preset in arguments.presets
+    ):
+        parser.error(
+            f"name presets of {' or '.join(PEERS_ALGORITHMS)}: only these are run by SB3 here"
+        )
     record = read(PEER if arguments.peer_python else RAW)
     missing = [
         (preset, seed)

@@ -64,11 +64,21 @@ def make_datasets(env_id: str, source: Source) -> dict[str, TransitionDataset]:
         )
         trained = run_training(config)
         replay = replay_of(trained.checkpoint_path)
-        medium = record_checkpoint(trained.checkpoint_path, source.num_recorded, seed=1, noise=0.1).dataset
+        medium = record_checkpoint(
+            trained.checkpoint_path, source.num_recorded, seed=1, noise=0.1
+        ).dataset
         trained = resume_training(trained.run_dir, total_timesteps=source.expert_step)
-        expert = record_checkpoint(trained.checkpoint_path, source.num_recorded, seed=2, noise=0.1).dataset
+        expert = record_checkpoint(
+            trained.checkpoint_path, source.num_recorded, seed=2, noise=0.1
+        ).dataset
     mixed = mix_datasets([medium, expert], [0.5, 0.5], 0)
-    return {"random": random, "medium-replay": replay, "medium": medium, "medium-expert": mixed, "expert": expert}
+    return {
+        "random": random,
+        "medium-replay": replay,
+        "medium": medium,
+        "medium-expert": mixed,
+        "expert": expert,
+    }
 
 
 def replay_of(checkpoint: Path) -> TransitionDataset:
@@ -77,8 +87,13 @@ def replay_of(checkpoint: Path) -> TransitionDataset:
     spaces = Spaces.from_state_dict(state.algorithm_state["spaces"])
     assert state.buffer_state is not None
     segments = [segment.arrays for segment in state.buffer_state["segments"]]
-    fields = {name: np.concatenate([np.asarray(arrays[name])[:, 0] for arrays in segments]) for name in segments[0]}
-    fields["truncated"][-1] |= not fields["terminated"][-1]  # the last episode ends where the recording does
+    fields = {
+        name: np.concatenate([np.asarray(arrays[name])[:, 0] for arrays in segments])
+        for name in segments[0]
+    }
+    fields["truncated"][-1] |= not fields["terminated"][
+        -1
+    ]  # the last episode ends where the recording does
     fields["actions"] = spaces.action.to_env(fields["actions"])
     return TransitionDataset.from_dict(fields)
 
@@ -96,7 +111,9 @@ def describe(dataset: TransitionDataset) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("env_ids", nargs="*", default=list(SOURCES), metavar="ENV_ID")
     FOLDER.mkdir(exist_ok=True)
     for env_id in parser.parse_args().env_ids:

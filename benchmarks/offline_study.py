@@ -75,7 +75,16 @@ def run(contender: str, algo: str, dataset: str, seed: int, peer_python: str) ->
     settings = {**COMMON, **STUDIES[dataset], "seed": seed}
     python = sys.executable if contender == "ours" else peer_python
     file = str(DATASETS / f"{settings.get('dataset', dataset)}.npz")
-    command = [python, str(WORKER), "score", contender, algo, file, settings["env_id"], json.dumps(settings)]
+    command = [
+        python,
+        str(WORKER),
+        "score",
+        contender,
+        algo,
+        file,
+        settings["env_id"],
+        json.dumps(settings),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if answer.returncode:
@@ -95,19 +104,27 @@ def section() -> list[str]:
     lines: list[str] = []
     for name, settings in STUDIES.items():
         if name in record:
-            lines += study_lines(name, settings, datasets[settings.get("dataset", name)], record[name])
+            lines += study_lines(
+                name, settings, datasets[settings.get("dataset", name)], record[name]
+            )
     return [*lines, *REMARKS] if record else []
 
 
 def verdict() -> list[str]:
     """One sentence, for the top of docs/results.md."""
     rows = [line.split(" | ") for line in section() if line.startswith("| ")]
-    compared = [columns[-1].rstrip(" |") for columns in rows if columns[-1].startswith(("yes", "**no**"))]
+    compared = [
+        columns[-1].rstrip(" |") for columns in rows if columns[-1].startswith(("yes", "**no**"))
+    ]
     within = sum(answer == "yes" for answer in compared)
-    return [f"Offline, {within} of {len(compared)} comparisons with d3rlpy are within the error of its seeds or ahead."]
+    return [
+        f"Offline, {within} of {len(compared)} comparisons with d3rlpy are within the error of its seeds or ahead."
+    ]
 
 
-def study_lines(name: str, settings: dict[str, Any], facts: dict[str, Any], record: dict[str, Any]) -> list[str]:
+def study_lines(
+    name: str, settings: dict[str, Any], facts: dict[str, Any], record: dict[str, Any]
+) -> list[str]:
     behaviour = facts["return_mean"]
     sizes = "x".join(map(str, settings["hidden_sizes"]))
     lines = [
@@ -123,11 +140,15 @@ def study_lines(name: str, settings: dict[str, Any], facts: dict[str, Any], reco
         own, peer = (scores_of(record, contender, algo) for contender in CONTENDERS)
         if not own:
             continue
-        wins = sum(score > max(behaviour, cloned.get(seed, behaviour)) for seed, score in own.items())
+        wins = sum(
+            score > max(behaviour, cloned.get(seed, behaviour)) for seed, score in own.items()
+        )
         beats = "" if algo == "bc" else f"{wins} of {len(own)}"
         holds = ""
         if len(peer) > 1:
-            spread = max(statistics.stdev(peer.values()), facts["return_std"] / settings["episodes"] ** 0.5)
+            spread = max(
+                statistics.stdev(peer.values()), facts["return_std"] / settings["episodes"] ** 0.5
+            )
             behind = statistics.mean(peer.values()) - statistics.mean(own.values())
             holds = "yes" if behind <= spread else f"**no**, by {behind:.0f}"
         columns = [algo, *listed(own), *listed(peer), beats, holds]
@@ -144,13 +165,19 @@ def scores_of(record: dict[str, Any], contender: str, algo: str) -> dict[str, fl
 def listed(scores: dict[str, float]) -> tuple[str, str]:
     if not scores:
         return "", ""
-    return ", ".join(f"{score:.0f}" for score in scores.values()), f"{statistics.mean(scores.values()):.0f}"
+    return ", ".join(
+        f"{score:.0f}" for score in scores.values()
+    ), f"{statistics.mean(scores.values()):.0f}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("datasets", nargs="*", default=list(STUDIES), help=", ".join(STUDIES))
-    parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON"), help="python with d3rlpy installed")
+    parser.add_argument(
+        "--peer-python", default=os.environ.get("PEER_PYTHON"), help="python with d3rlpy installed"
+    )
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--contenders", nargs="*", default=CONTENDERS)
     arguments = parser.parse_args()
@@ -164,7 +191,9 @@ def main() -> None:
                         continue
                     result = run(contender, algo, dataset, seed, arguments.peer_python)
                     record = read_record()  # anew: another study may have written meanwhile
-                    record.setdefault(dataset, {}).setdefault(contender, {}).setdefault(algo, {})[str(seed)] = result
+                    record.setdefault(dataset, {}).setdefault(contender, {}).setdefault(algo, {})[
+                        str(seed)
+                    ] = result
                     RAW.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
                     print(dataset, algo, contender, "seed", seed, result, flush=True)
 

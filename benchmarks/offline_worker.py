@@ -36,7 +36,13 @@ def our_config(name: str, settings: dict[str, Any], **keys: Any) -> Any:
         "normalize_obs": True,
         **settings.get(name, {}),
     }
-    return TrainConfig(algo=name, seed=settings["seed"], total_timesteps=settings["updates"], algo_kwargs=own, **keys)
+    return TrainConfig(
+        algo=name,
+        seed=settings["seed"],
+        total_timesteps=settings["updates"],
+        algo_kwargs=own,
+        **keys,
+    )
 
 
 def train_ours(name: str, file: str, env_id: str, settings: dict[str, Any]) -> Predict:
@@ -46,7 +52,9 @@ def train_ours(name: str, file: str, env_id: str, settings: dict[str, Any]) -> P
     with tempfile.TemporaryDirectory() as folder:
         config = our_config(name, settings, output_dir=folder, num_threads=1, compile=True)
         source = {"dataset_kind": "npz", "dataset_path": file}
-        result = run_training(config.replace(env_id=None, algo_kwargs={**config.algo_kwargs, **source}))
+        result = run_training(
+            config.replace(env_id=None, algo_kwargs={**config.algo_kwargs, **source})
+        )
         _, algorithm, _ = load_algorithm(result.checkpoint_path)
     return lambda obs: predict(algorithm, obs)
 
@@ -65,18 +73,26 @@ def make_peer(name: str, settings: dict[str, Any], action_space: Any) -> Any:
     common = {
         "batch_size": 256,
         "observation_scaler": d3rlpy.preprocessing.StandardObservationScaler(),
-        "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler(minimum=action_space.low, maximum=action_space.high),
-        "reward_scaler": d3rlpy.preprocessing.MultiplyRewardScaler(settings.get("reward_scale", 1.0)),
+        "action_scaler": d3rlpy.preprocessing.MinMaxActionScaler(
+            minimum=action_space.low, maximum=action_space.high
+        ),
+        "reward_scaler": d3rlpy.preprocessing.MultiplyRewardScaler(
+            settings.get("reward_scale", 1.0)
+        ),
     }
     if name == "bc":
-        return algos.BCConfig(**common, learning_rate=own.get("learning_rate", 1e-3), encoder_factory=encoder)
+        return algos.BCConfig(
+            **common, learning_rate=own.get("learning_rate", 1e-3), encoder_factory=encoder
+        )
     common |= {"gamma": own.get("gamma", 0.99), "tau": own.get("tau", 0.005)}
     rate = own.get("learning_rate", 3e-4)
     rates = {"actor_learning_rate": rate, "critic_learning_rate": rate}
     if name == "td3_bc":
         return algos.TD3PlusBCConfig(**common, **both, **rates, alpha=own.get("bc_alpha", 2.5))
     if name == "iql":
-        falling = AdamFactory(lr_scheduler_factory=CosineAnnealingLRFactory(T_max=settings["updates"]))
+        falling = AdamFactory(
+            lr_scheduler_factory=CosineAnnealingLRFactory(T_max=settings["updates"])
+        )
         return algos.IQLConfig(
             **common,
             **both,
@@ -113,7 +129,9 @@ def load_peer(name: str, file: str, env_id: str, settings: dict[str, Any]) -> tu
     dataset = d3rlpy.dataset.MDPDataset(
         data["obs"], data["actions"], data["rewards"], data["terminated"], data["truncated"]
     )
-    return make_peer(name, settings, gymnasium.make(env_id).action_space).create(device="cpu"), dataset
+    return make_peer(name, settings, gymnasium.make(env_id).action_space).create(
+        device="cpu"
+    ), dataset
 
 
 def train_peer(name: str, file: str, env_id: str, settings: dict[str, Any]) -> Predict:
@@ -121,7 +139,13 @@ def train_peer(name: str, file: str, env_id: str, settings: dict[str, Any]) -> P
 
     algo, dataset = load_peer(name, file, env_id, settings)
     adapter = NoopAdapterFactory()
-    algo.fit(dataset, settings["updates"], settings["updates"], logger_adapter=adapter, show_progress=False)
+    algo.fit(
+        dataset,
+        settings["updates"],
+        settings["updates"],
+        logger_adapter=adapter,
+        show_progress=False,
+    )
     return lambda obs: algo.predict(obs.astype(np.float32))
 
 
@@ -174,11 +198,23 @@ def time_ours(name: str, threads: int, *, compiled: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "data.npz"
         np.savez(file, **made_up_data())
-        settings = {**SPEED_SETTINGS, "updates": total, name: {"dataset_kind": "npz", "dataset_path": str(file)}}
-        keys = {"num_threads": threads, "compile": compiled, "checkpoint_interval": 10**9, "output_dir": folder}
+        settings = {
+            **SPEED_SETTINGS,
+            "updates": total,
+            name: {"dataset_kind": "npz", "dataset_path": str(file)},
+        }
+        keys = {
+            "num_threads": threads,
+            "compile": compiled,
+            "checkpoint_interval": 10**9,
+            "output_dir": folder,
+        }
         run_training(our_config(name, settings, **keys), callbacks=[Ticks()])
     seconds = marks[total] - marks[total // 5]
-    return {"steps_per_second": (total - total // 5) / seconds, "warm_up_seconds": marks[total // 5] - created}
+    return {
+        "steps_per_second": (total - total // 5) / seconds,
+        "warm_up_seconds": marks[total // 5] - created,
+    }
 
 
 def time_peer(name: str, threads: int) -> dict[str, float]:
@@ -198,9 +234,13 @@ def time_peer(name: str, threads: int) -> dict[str, float]:
     adapter = d3rlpy.logging.NoopAdapterFactory()
     fifth = UPDATES[name] // 5
     marks = [
-        time.perf_counter() for _ in algo.fitter(dataset, 5 * fifth, fifth, logger_adapter=adapter, show_progress=False)
+        time.perf_counter()
+        for _ in algo.fitter(dataset, 5 * fifth, fifth, logger_adapter=adapter, show_progress=False)
     ]
-    return {"steps_per_second": 4 * fifth / (marks[-1] - marks[0]), "warm_up_seconds": marks[0] - created}
+    return {
+        "steps_per_second": 4 * fifth / (marks[-1] - marks[0]),
+        "warm_up_seconds": marks[0] - created,
+    }
 
 
 def main() -> None:
@@ -218,7 +258,11 @@ def main() -> None:
         predict = (train_ours if contender == "ours" else train_peer)(name, file, env_id, settings)
         seconds = time.monotonic() - start
         returns = score(predict, env_id, settings["episodes"])
-        print(json.dumps({"score": float(np.mean(returns)), "seconds": seconds, "file": Path(file).name}))
+        print(
+            json.dumps(
+                {"score": float(np.mean(returns)), "seconds": seconds, "file": Path(file).name}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ def write_block(page: Path, name: str, lines: list[str]) -> None:
     before, has_begin, rest = page.read_text().partition(begin)
     _, has_end, after = rest.partition(end)
     if not has_begin or not has_end:
-        raise SystemExit(f"{page} has no block '{name}': put the lines '{begin}' and '{end}' into it")
+        raise SystemExit(
+            f"{page} has no block '{name}': put the lines '{begin}' and '{end}' into it"
+        )
     body = "\n".join(lines).strip("\n")
     page.write_text(f"{before}{begin}\n\n{body}\n\n{end}{after}")

@@ -60,9 +60,13 @@ BARS = {
     "ppo/cartpole": Bar("last", 475, "all", "500 on 5 of 5 (SB3)"),
     "ppo/pendulum": Bar("last", -250, "all but one", "-172 (RL Zoo)"),
     "ppo/cart_memory": Bar("last", 475, "all", "500 (RL Zoo, LSTM); without memory 42"),
-    "ppo/pend_memory": Bar("last", -250, "all but one", "-218 (RL Zoo, LSTM); without memory -1,100"),
+    "ppo/pend_memory": Bar(
+        "last", -250, "all but one", "-218 (RL Zoo, LSTM); without memory -1,100"
+    ),
     "ppo/masks": Bar("last", 90, "all", "over 90 (sb3-contrib's own test); without masks about 0"),
-    "ppo/mask_memory": Bar("last", 9, "all but one", "none here; without memory 2, without masks -1"),
+    "ppo/mask_memory": Bar(
+        "last", 9, "all but one", "none here; without memory 2, without masks -1"
+    ),
     "a2c/cartpole": Bar("last", 475, "all", "500 on 5 of 5 (SB3)"),
     "dqn/cartpole": Bar("best", 475, "median", "last policy 500, 500, 500, 192, 19 (SB3)"),
     "dqn/mountaincar": Bar("best", -130, "median", "-101 (RL Zoo)"),
@@ -74,7 +78,9 @@ BARS = {
     "ddpg/pendulum": Bar("last", -200, "all", "none here"),
     "tqc/pendulum": Bar("last", -200, "all", "none here"),
     "crossq/pendulum": Bar("last", -200, "all", "none here"),
-    "dqn/bitflip": Bar("last", 0.9, "all", "over 0.9, with one goal for all episodes (SB3's own test)", SUCCESS),
+    "dqn/bitflip": Bar(
+        "last", 0.9, "all", "over 0.9, with one goal for all episodes (SB3's own test)", SUCCESS
+    ),
     "her/pointgoal": Bar("last", 0.95, "all", "none here", SUCCESS),
     "her/fetchreach": Bar("last", 0.95, "all", "none here", SUCCESS, "gymnasium_robotics"),
     "ppo/breakout": Bar("last", 5, "all", "random play 1.3", needs="ale_py"),
@@ -94,10 +100,15 @@ def run_seed(preset: str, seed: int) -> dict[str, Any]:
         scores = {}
         for policy in ("last", "best"):
             checkpoint = run_dir / "checkpoints" / policy
-            metrics = call("eval", "--checkpoint", str(checkpoint), "--eval-episodes", str(EPISODES))
+            metrics = call(
+                "eval", "--checkpoint", str(checkpoint), "--eval-episodes", str(EPISODES)
+            )
             metric = BARS[preset].metric
             scores[policy] = round(metrics[metric], 2 if metric == SUCCESS else 1)
-    print(f"{preset} seed {seed}: last {scores['last']}, best {scores['best']}, {seconds} s", flush=True)
+    print(
+        f"{preset} seed {seed}: last {scores['last']}, best {scores['best']}, {seconds} s",
+        flush=True,
+    )
     return {"seed": seed, **scores, "seconds": seconds}
 
 
@@ -111,9 +122,15 @@ def write_page() -> None:
         *(f"| {' | '.join(columns)} |" for columns in rows.values()),
     ]
     missed = [preset for preset, columns in rows.items() if columns[5] == NOT_REACHED]
-    unclear = [preset for preset, columns in rows.items() if columns[5] not in (REACHED, NOT_REACHED)]
+    unclear = [
+        preset for preset, columns in rows.items() if columns[5] not in (REACHED, NOT_REACHED)
+    ]
     first = f"{verdicts.count(REACHED)} of {len(rows)} presets reach their target"
-    first += f"; {', '.join(missed)} {'does' if len(missed) == 1 else 'do'} not" if missed else "; none misses it"
+    first += (
+        f"; {', '.join(missed)} {'does' if len(missed) == 1 else 'do'} not"
+        if missed
+        else "; none misses it"
+    )
     first += f"; {', '.join(unclear)}: too few seeds yet to say." if unclear else "."
     sentences = [first, *mujoco_study.verdict(), *offline_study.verdict()]
     write_block(PAGE, "verdict", [f"- {sentence}" for sentence in sentences])
@@ -127,7 +144,16 @@ def preset_columns(preset: str, bar: Bar) -> list[str]:
     """One row of the table; the sixth column is the verdict."""
     path = RESULTS / f"{preset.replace('/', '_')}.json"
     if not path.is_file():
-        return [preset, "", "not measured yet", "", f"{bar.policy}: {bar.score:g}", "not measured yet", bar.peer, ""]
+        return [
+            preset,
+            "",
+            "not measured yet",
+            "",
+            f"{bar.policy}: {bar.score:g}",
+            "not measured yet",
+            bar.peer,
+            "",
+        ]
     record = json.loads(path.read_text())
     scores = [run[bar.policy] for run in record["runs"]]
     rule = "median" if bar.rule == "median" else f"{bar.seeds_needed(len(scores))} of {len(scores)}"
@@ -161,11 +187,15 @@ def write_scores() -> None:
 
 def main() -> None:
     installed = [preset for preset, bar in BARS.items() if importlib.util.find_spec(bar.needs)]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("presets", nargs="*", default=installed, help="such as ppo/cartpole")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--again", action="store_true", help="measure seeds that are recorded already once more")
+    parser.add_argument(
+        "--again", action="store_true", help="measure seeds that are recorded already once more"
+    )
     arguments = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     import yaml
@@ -173,7 +203,9 @@ def main() -> None:
     for preset in arguments.presets:
         path = RESULTS / f"{preset.replace('/', '_')}.json"
         steps = yaml.safe_load((ROOT / "configs" / f"{preset}.yaml").read_text())["total_timesteps"]
-        known = json.loads(path.read_text())["runs"] if path.is_file() and not arguments.again else []
+        known = (
+            json.loads(path.read_text())["runs"] if path.is_file() and not arguments.again else []
+        )
         runs = {run["seed"]: run for run in known}
         missing = [seed for seed in range(arguments.seeds) if seed not in runs]
         with ThreadPoolExecutor(arguments.jobs) as pool:

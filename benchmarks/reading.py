@@ -59,7 +59,11 @@ class Tracer(gym.Wrapper[Any, Any, Any, Any]):
 def note(frame: FrameType, event: str, _: Any) -> None:
     """Record the function that is entered."""
     code = frame.f_code
-    if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
+    if (
+        event == "call"
+        and code.co_filename.startswith(PACKAGE)
+        and not code.co_name.startswith("<")
+    ):
         name = getattr(code, "co_qualname", code.co_name)
         Tracer.entered[str(Path(code.co_filename).relative_to(PACKAGE))].add(name)
 
@@ -81,7 +85,11 @@ def trace_run(algo: str) -> dict[str, set[str]]:
     sys.setprofile(note)
     train(algo, "Pendulum-v1")
     sys.setprofile(None)
-    return {file: names for file, names in Tracer.entered.items() if file.startswith(("experiment", "runtime"))}
+    return {
+        file: names
+        for file, names in Tracer.entered.items()
+        if file.startswith(("experiment", "runtime"))
+    }
 
 
 def train(algo: str, env_id: str) -> None:
@@ -102,7 +110,9 @@ def train(algo: str, env_id: str) -> None:
 
 def main() -> None:
     """Print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--list", action="store_true", help="list the functions")
     parser.add_argument("--run", action="store_true", help="trace a whole run")
     arguments = parser.parse_args()

@@ -35,7 +35,11 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.metrics import MetricAccumulator, ParameterGuard
 from rl_training.spaces.spec import describe_spaces
 
-RUNS = (("ppo", "CartPole-v1", 20_480), ("dqn", "CartPole-v1", 12_000), ("sac", "Pendulum-v1", 2_000))
+RUNS = (
+    ("ppo", "CartPole-v1", 20_480),
+    ("dqn", "CartPole-v1", 12_000),
+    ("sac", "Pendulum-v1", 2_000),
+)
 ROUNDS = 3
 
 
@@ -93,7 +97,9 @@ def checkpoint_bytes() -> dict[str, float]:
     spaces = describe_spaces(Box(-np.inf, np.inf, (17,), np.float32), Box(-1, 1, (6,), np.float32))
     device = torch.device("cpu")
     buffer = ReplayBuffer(spaces, 1_000_000, 1, rng=np.random.default_rng(0), device=device)
-    algorithm = SACAlgorithm(SACConfig(), spaces, Resources(device, torch.Generator().manual_seed(0)))
+    algorithm = SACAlgorithm(
+        SACConfig(), spaces, Resources(device, torch.Generator().manual_seed(0))
+    )
     rng = np.random.default_rng(1)
 
     def add(count: int) -> None:
@@ -118,7 +124,9 @@ def checkpoint_bytes() -> dict[str, float]:
         verify_checkpoint(second)
         inodes = {path.stat().st_ino for path in first.iterdir()}
         first_bytes = sum(path.stat().st_size for path in first.iterdir())
-        new_bytes = sum(path.stat().st_size for path in second.iterdir() if path.stat().st_ino not in inodes)
+        new_bytes = sum(
+            path.stat().st_size for path in second.iterdir() if path.stat().st_ino not in inodes
+        )
     return {
         "first_bytes": first_bytes,
         "second_bytes": new_bytes,

@@ -41,7 +41,9 @@ def filled(priority_alpha: float | None) -> ReplayBuffer:
         buffer.add(dict(zip(FIELDS, (obs, actions, obs[:, 0], obs, never, never), strict=True)))
     if priority_alpha is not None:
         for _ in range(CAPACITY // BATCH):
-            buffer.update_priorities(buffer.sample(BATCH), torch.from_numpy(rng.exponential(size=BATCH)))
+            buffer.update_priorities(
+                buffer.sample(BATCH), torch.from_numpy(rng.exponential(size=BATCH))
+            )
     return buffer
 
 
@@ -58,13 +60,18 @@ def milliseconds(call: Callable[[], Any]) -> float:
 
 def resident_bytes() -> int:
     status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) * 1024
+    return (
+        int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+        * 1024
+    )
 
 
 def image_replay() -> dict[str, float]:
     before = resident_bytes()
     spaces = describe_spaces(Box(0, 255, (4, 84, 84), np.uint8), Discrete(4))
-    buffer = FrameReplayBuffer(spaces, FRAMES, 1, rng=np.random.default_rng(0), device=torch.device("cpu"))
+    buffer = FrameReplayBuffer(
+        spaces, FRAMES, 1, rng=np.random.default_rng(0), device=torch.device("cpu")
+    )
     rng, no = np.random.default_rng(1), np.zeros(1, np.bool_)
     frames = rng.integers(0, 255, (4, 84, 84), dtype=np.uint8)
     for step in range(FRAMES):
@@ -74,7 +81,10 @@ def image_replay() -> dict[str, float]:
         buffer.add(dict(zip(FIELDS, step, strict=True)))
         frames = np.repeat(following[-1:], 4, 0) if is_over else following
     grown = resident_bytes() - before
-    return {"image_gigabytes": round(buffer.nbytes / 1e9, 3), "resident_gigabytes": round(grown / 1e9, 3)}
+    return {
+        "image_gigabytes": round(buffer.nbytes / 1e9, 3),
+        "resident_gigabytes": round(grown / 1e9, 3),
+    }
 
 
 def section() -> list[str]:

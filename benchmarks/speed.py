@@ -34,7 +34,11 @@ PAGE = ROOT / "docs" / "speed.md"
 RAW = ROOT / "benchmarks" / "results" / "speed.json"
 CASES = {
     "ppo_cartpole": ("PPO, CartPole-v1", "8 envs, 32 steps, minibatch 256, 20 epochs, 64x64", 2.0),
-    "ppo_halfcheetah": ("PPO, HalfCheetah-v5", "8 envs, 256 steps, minibatch 64, 10 epochs, 64x64", 1.8),
+    "ppo_halfcheetah": (
+        "PPO, HalfCheetah-v5",
+        "8 envs, 256 steps, minibatch 64, 10 epochs, 64x64",
+        1.8,
+    ),
     "a2c_cartpole": ("A2C, CartPole-v1", "8 envs, 5 steps, 64x64", 2.0),
     "dqn_cartpole": ("DQN, CartPole-v1", "batch 64, every 256 steps 128 updates, 256x256", 1.8),
     "sac_halfcheetah": ("SAC, HalfCheetah-v5", "batch 256, one update a step, 256x256", 1.8),
@@ -49,8 +53,16 @@ OFFLINE_CASES = {
     "cql": ("CQL", f"{OFFLINE}, 10 sampled actions", 1.3),
 }
 IMAGE_CASES = {
-    "ppo_pong": ("PPO, ALE/Pong-v5", "8 envs, 128 steps, minibatch 256, 4 epochs, a step is four frames", None),
-    "dqn_pong": ("DQN, ALE/Pong-v5", "batch 32, every 4 steps 1 update, replay 100,000, a step is four frames", None),
+    "ppo_pong": (
+        "PPO, ALE/Pong-v5",
+        "8 envs, 128 steps, minibatch 256, 4 epochs, a step is four frames",
+        None,
+    ),
+    "dqn_pong": (
+        "DQN, ALE/Pong-v5",
+        "batch 32, every 4 steps 1 update, replay 100,000, a step is four frames",
+        None,
+    ),
 }
 ALL_CASES = {**CASES, **IMAGE_CASES, **OFFLINE_CASES}
 TITLES = {
@@ -63,7 +75,10 @@ TITLES = {
 
 
 def contenders(case: str) -> tuple[str, ...]:
-    peers = {**dict.fromkeys(OFFLINE_CASES, ("d3rlpy",)), **dict.fromkeys((*IMAGE_CASES, "a2c_cartpole"), ("sb3",))}
+    peers = {
+        **dict.fromkeys(OFFLINE_CASES, ("d3rlpy",)),
+        **dict.fromkeys((*IMAGE_CASES, "a2c_cartpole"), ("sb3",)),
+    }
     return ("ours", "ours_compiled", *peers.get(case, ("sb3", "sbx")))  # SBX has no A2C
 
 
@@ -90,7 +105,9 @@ def run_case(case: str, peer_python: str, repeats: int) -> dict[str, Any]:
         for name in names:
             tries = [best_threads[name]] if name in best_threads else [1, 2]
             results = {threads: measure(pythons[name], name, case, threads) for threads in tries}
-            best_threads[name] = max(results, key=lambda threads: results[threads]["steps_per_second"])
+            best_threads[name] = max(
+                results, key=lambda threads: results[threads]["steps_per_second"]
+            )
             result = results[best_threads[name]]
             rates[name].append(round(result["steps_per_second"], 1))
             warm_up.setdefault(name, round(result["warm_up_seconds"], 1))
@@ -112,7 +129,10 @@ def write_page(record: dict[str, Any]) -> None:
         for name in contenders(case):
             own = result["rates"][name]
             is_peer = not name.startswith("ours")
-            ratios = [f"{ratio(result, mine, name):.2f}" if is_peer else "" for mine in ("ours", "ours_compiled")]
+            ratios = [
+                f"{ratio(result, mine, name):.2f}" if is_peer else ""
+                for mine in ("ours", "ours_compiled")
+            ]
             lines.append(
                 f"| | {TITLES[name]} | {result['threads'][name]} | {statistics.median(own):,.0f} |"
                 f" {ratios[0]} | {ratios[1]} | {result['warm_up_seconds'][name]} |"
@@ -120,7 +140,11 @@ def write_page(record: dict[str, Any]) -> None:
     lines += ["", "Targets, as ratios; *measured* is the better of our two ratios.", ""]
     lines += ["| case | against | target | measured | reached |", "|---|---|---|---|---|"]
     for peer, cases in (("SB3", CASES), ("d3rlpy", OFFLINE_CASES)):
-        lines += [target_row(record["cases"][case], *cases[case], peer) for case in cases if case in record["cases"]]
+        lines += [
+            target_row(record["cases"][case], *cases[case], peer)
+            for case in cases
+            if case in record["cases"]
+        ]
     write_block(PAGE, "verdict", verdict(record))
     write_block(PAGE, "training", lines)
     write_block(PAGE, "replay", replay.section())
@@ -129,10 +153,15 @@ def write_page(record: dict[str, Any]) -> None:
 
 def verdict(record: dict[str, Any]) -> list[str]:
     """The smallest and the largest of our ratios to each peer, for the top of the page."""
-    lines = [f"Ours divided by theirs, the better of eager and compiled, on one machine ({record['machine']}):", ""]
+    lines = [
+        f"Ours divided by theirs, the better of eager and compiled, on one machine ({record['machine']}):",
+        "",
+    ]
     for peer in ("sb3", "sbx", "d3rlpy"):
         ratios = {
-            title: max(ratio(record["cases"][case], mine, peer) for mine in ("ours", "ours_compiled"))
+            title: max(
+                ratio(record["cases"][case], mine, peer) for mine in ("ours", "ours_compiled")
+            )
             for case, (title, *_) in ALL_CASES.items()
             if case in record["cases"] and peer in contenders(case)
         }
@@ -141,7 +170,9 @@ def verdict(record: dict[str, Any]) -> list[str]:
             low, high = min(ratios.values()), max(ratios.values())
             slower = [title for title, value in ratios.items() if value < 1]
             ending = f"; slower in {len(slower)}" if slower else "; faster in all"
-            lines.append(f"- {TITLES[peer]}: {low:.2f} ({slowest}) to {high:.2f} times, {len(ratios)} cases{ending}.")
+            lines.append(
+                f"- {TITLES[peer]}: {low:.2f} ({slowest}) to {high:.2f} times, {len(ratios)} cases{ending}."
+            )
     return lines
 
 
@@ -158,13 +189,21 @@ def target_row(result: dict[str, Any], title: str, settings: str, target: float,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(ALL_CASES))
-    parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON"), help="python with the peers installed")
+    parser.add_argument(
+        "--peer-python",
+        default=os.environ.get("PEER_PYTHON"),
+        help="python with the peers installed",
+    )
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     if not arguments.peer_python:
-        raise SystemExit("say where the peers are: --peer-python PEERS/bin/python (or PEER_PYTHON=…)")
+        raise SystemExit(
+            "say where the peers are: --peer-python PEERS/bin/python (or PEER_PYTHON=…)"
+        )
     record = json.loads(RAW.read_text()) if RAW.is_file() else {"cases": {}}
     record["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, no accelerator"
     for case in arguments.cases:

@@ -41,7 +41,10 @@ class Stopwatch:
     def result(self) -> dict[str, float]:
         assert self.first is not None
         (step, start), (end_step, end) = self.first, self.last
-        return {"steps_per_second": (end_step - step) / (end - start), "warm_up_seconds": start - self.created}
+        return {
+            "steps_per_second": (end_step - step) / (end - start),
+            "warm_up_seconds": start - self.created,
+        }
 
 
 def settings(case: str) -> dict[str, Any]:
@@ -119,7 +122,11 @@ def run_peer(library: str, case: str, threads: int) -> dict[str, float]:
     own = settings(case)
     common = {"learning_rate": own.get("learning_rate", 3e-4), "verbose": 0}
     if algo == "ppo":
-        arguments = {"n_steps": own["num_steps"], "batch_size": own["minibatch_size"], "n_epochs": own["update_epochs"]}
+        arguments = {
+            "n_steps": own["num_steps"],
+            "batch_size": own["minibatch_size"],
+            "n_epochs": own["update_epochs"],
+        }
         arguments["ent_coef"] = own.get("ent_coef", 0.0)
     elif algo == "dqn":
         arguments = {

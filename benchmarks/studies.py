@@ -21,7 +21,16 @@ import time
 from pathlib import Path
 
 NUM_SEEDS, NUM_LOOPS = 8, 2
-TRAIN = [sys.executable, "-m", "rl_training", "train", "ppo", "CartPole-v1", "total_timesteps=20000", "-q"]
+TRAIN = [
+    sys.executable,
+    "-m",
+    "rl_training",
+    "train",
+    "ppo",
+    "CartPole-v1",
+    "total_timesteps=20000",
+    "-q",
+]
 
 
 def run_loops(folder: Path) -> float:
@@ -72,7 +81,9 @@ def run_study(folder: Path) -> tuple[float, DriverWatch]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=3)
     ratios = []
     for turn in range(parser.parse_args().repeats):

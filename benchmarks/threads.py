@@ -48,7 +48,9 @@ def measure(case: str, threads: int, variables: dict[str, str], num_busy: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", default="sac_halfcheetah")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
@@ -61,7 +63,10 @@ def main() -> None:
         single = statistics.median(speeds["1 thread"])
         for name, values in speeds.items():
             median = statistics.median(values)
-            print(f"{num_busy} busy  {name:10} {median:8.1f} steps/s  {median / single:5.2f} of one thread", flush=True)
+            print(
+                f"{num_busy} busy  {name:10} {median:8.1f} steps/s  {median / single:5.2f} of one thread",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ def decide(first: list[float], second: list[float]) -> tuple[str, int]:
         return str(result["verdict"]), int(result["look"])
 
 
-def trial(scores: list[float], shift: float, num_splits: int, generator: np.random.Generator) -> dict[str, float]:
+def trial(
+    scores: list[float], shift: float, num_splits: int, generator: np.random.Generator
+) -> dict[str, float]:
     """Verdicts over random halves, the first of which is shifted."""
     verdicts: Counter[str] = Counter()
     looks = []
@@ -84,8 +86,12 @@ def run(num_splits: int) -> None:
         count = num_splits // 4 if shift else num_splits
         found = trial(scores, shift * spread, count, generator)
         seeds = f"{found['mean_seeds']:.1f}"
-        name = "none" if not shift else f"{shift:g} standard deviations ({shift * spread:.0f} points)"
-        lines.append(f"| {name} | {count} | {found['decided']:.1%} | {found['right']:.1%} | {seeds} |")
+        name = (
+            "none" if not shift else f"{shift:g} standard deviations ({shift * spread:.0f} points)"
+        )
+        lines.append(
+            f"| {name} | {count} | {found['decided']:.1%} | {found['right']:.1%} | {seeds} |"
+        )
         print(lines[-1], flush=True)
     print("\n".join(lines))
     if PAGE.is_file():

@@ -34,7 +34,12 @@ from rl_training.testing.case import TEST_ENVS
 TESTS = Path(__file__).parent
 HELPERS = TESTS / "helpers"
 SMALL: dict[Loop, dict[str, Any]] = {
-    Loop.ON_POLICY: {"num_steps": 16, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [8, 8]},
+    Loop.ON_POLICY: {
+        "num_steps": 16,
+        "minibatch_size": 16,
+        "update_epochs": 2,
+        "hidden_sizes": [8, 8],
+    },
     Loop.OFF_POLICY: {
         "buffer_capacity": 500,
         "batch_size": 16,
@@ -43,7 +48,12 @@ SMALL: dict[Loop, dict[str, Any]] = {
         "gradient_steps": 2,
         "hidden_sizes": [8, 8],
     },
-    Loop.OFFLINE: {"dataset_kind": "random", "dataset_size": 300, "batch_size": 16, "hidden_sizes": [8, 8]},
+    Loop.OFFLINE: {
+        "dataset_kind": "random",
+        "dataset_size": 300,
+        "batch_size": 16,
+        "hidden_sizes": [8, 8],
+    },
 }
 BOX_TESTED = ("sac", "bc", "cql")
 """Tested on Box actions although they also accept Discrete ones."""
@@ -59,7 +69,11 @@ def pytest_configure() -> None:
     Runs sync their files again and again: waiting for a disk takes longer than training a small run.
     """
     warm.take_over_workers()
-    if not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK) or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+    if (
+        not MEMORY.is_dir()
+        or not os.access(MEMORY, os.W_OK)
+        or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    ):
         return
     if shutil.disk_usage(MEMORY).free > MIN_MEMORY_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
@@ -97,7 +111,11 @@ def env_of(algo: str) -> str:
 def small_config(algo: str, output_dir: Path, **changes: Any) -> TrainConfig:
     """Configuration of a run that takes about a second."""
     spec = get_algorithm_spec(algo)
-    small = {name: value for name, value in SMALL[spec.loop].items() if name in spec.config_class().model_fields}
+    small = {
+        name: value
+        for name, value in SMALL[spec.loop].items()
+        if name in spec.config_class().model_fields
+    }
     algo_kwargs = {**small, **changes.pop("algo_kwargs", {})}
     values: dict[str, Any] = {
         "algo": algo,
@@ -120,7 +138,10 @@ def as_observation(spec: ObsSpec, stored: np.ndarray) -> Any:
         return stored
     leading = stored.shape[:-1]
     shapes = {leaf.path[0]: leaf.shape for leaf in spec.leaves}
-    return {name: stored[..., spec.columns(name)].reshape(*leading, *shape) for name, shape in shapes.items()}
+    return {
+        name: stored[..., spec.columns(name)].reshape(*leading, *shape)
+        for name, shape in shapes.items()
+    }
 
 
 def step_of(*values: Any) -> dict[str, Any]:
@@ -132,9 +153,14 @@ def as_collected(algorithm: Any, rollout: Transitions) -> Transitions:
     """The rollout with the fields that `act` stores beside its steps; the algorithm's generator stays as it is."""
     state = algorithm.generator.get_state()
     masks = [None] * len(rollout.obs) if rollout.masks is None else rollout.masks
-    rows = [algorithm.act(obs, explore=True, mask=mask).fields for obs, mask in zip(rollout.obs, masks, strict=True)]
+    rows = [
+        algorithm.act(obs, explore=True, mask=mask).fields
+        for obs, mask in zip(rollout.obs, masks, strict=True)
+    ]
     algorithm.generator.set_state(state)
-    return replace(rollout, extras={name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+    return replace(
+        rollout, extras={name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,9 @@ PACKAGES = list(EXPORTS)
 
 def run_python(code: str) -> str:
     """What a new process prints."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 class TestPackages:
@@ -156,9 +158,14 @@ class TestPackages:
     def test_an_unknown_name_is_an_attribute_error(self, package: str) -> None:
         module = importlib.import_module(package)
         name = next(name for name in EXPORTS[package] if not name.startswith("_"))
-        with pytest.raises(AttributeError, match=f"'{package}' has no attribute '{name}x'") as caught:
+        with pytest.raises(
+            AttributeError, match=f"'{package}' has no attribute '{name}x'"
+        ) as caught:
             getattr(module, f"{name}x")
-        assert (caught.value.name, caught.value.obj) == (f"{name}x", module)  # by which Python names the nearest
+        assert (caught.value.name, caught.value.obj) == (
+            f"{name}x",
+            module,
+        )  # by which Python names the nearest
 
     @pytest.mark.parametrize("package", PACKAGES)
     def test_type_checkers_see_the_names_that_are_loaded(self, package: str) -> None:
@@ -168,12 +175,20 @@ class TestPackages:
         else:
             tree = ast.parse((folder / "__init__.py").read_text())
             (nodes,) = [node.body for node in tree.body if isinstance(node, ast.If)]
-        imports = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
-        seen = {alias.asname for alias in imports if alias.name == alias.asname}  # others are not exported to them
-        if [node for node in nodes if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]:
+        imports = [
+            alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        ]
+        seen = {
+            alias.asname for alias in imports if alias.name == alias.asname
+        }  # others are not exported to them
+        if [
+            node for node in nodes if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+        ]:
             seen |= set(CLASSES)  # of algorithms.pyi
         made = {f"train_{algo}" for algo in ALGORITHMS}  # typed by __getattr__
-        has_getattr = [node.name for node in nodes if isinstance(node, ast.FunctionDef)] == ["__getattr__"]
+        has_getattr = [node.name for node in nodes if isinstance(node, ast.FunctionDef)] == [
+            "__getattr__"
+        ]
         names = set(importlib.import_module(package).__all__)
         assert seen == names - {"__version__"} - made
         assert has_getattr == bool(names & made)
@@ -197,14 +212,21 @@ if __name__ == "__main__":
 """
 
     def test_they_are_importable_in_new_processes_and_can_be_reloaded(self, tmp_path: Path) -> None:
-        assert run_python("from rl_training.runtime.sac_trainer import train_sac as f; print(f.algo)") == "sac\n"
+        assert (
+            run_python("from rl_training.runtime.sac_trainer import train_sac as f; print(f.algo)")
+            == "sac\n"
+        )
         script = tmp_path / "script.py"
         script.write_text(self.CODE)
-        answer = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+        answer = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, check=True
+        )
         assert answer.stdout == "rl_training.runtime.dqn_trainer\n"
 
     def test_another_name_is_the_usual_import_error(self) -> None:
-        with pytest.raises(ModuleNotFoundError, match=r"No module named 'rl_training.runtime.ppp_trainer'") as caught:
+        with pytest.raises(
+            ModuleNotFoundError, match=r"No module named 'rl_training.runtime.ppp_trainer'"
+        ) as caught:
             importlib.import_module("rl_training.runtime.ppp_trainer")
         assert caught.value.name == "rl_training.runtime.ppp_trainer"
         with pytest.raises(ModuleNotFoundError):
@@ -212,7 +234,9 @@ if __name__ == "__main__":
 
     def test_a_user_defined_algorithm_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
-        register_algorithm(AlgorithmSpec("mine", "a user's own", PPOAlgorithm, PPOConfig, Loop.ON_POLICY))
+        register_algorithm(
+            AlgorithmSpec("mine", "a user's own", PPOAlgorithm, PPOConfig, Loop.ON_POLICY)
+        )
         assert importlib.util.find_spec("rl_training.runtime.mine_trainer") is None
 
 
@@ -220,7 +244,9 @@ def config_classes() -> list[type[FrozenConfig]]:
     """Every config class of the package."""
     for path in SOURCE.rglob("*.py"):
         importlib.import_module(
-            ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+            ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(
+                ".__init__"
+            )
         )
     found: list[type[FrozenConfig]] = []
     pending: list[type[FrozenConfig]] = [FrozenConfig]
@@ -241,27 +267,38 @@ class TestRegistry:
 
     def test_the_registry_alone_imports_no_runtime(self) -> None:
         code = "import sys; from rl_training.experiment import get_algorithm_spec as get; spec = get('ppo'); repr(spec)"
-        answer = run_python(f"{code}; print('torch' in sys.modules, 'rl_training.runtime' in sys.modules)")
+        answer = run_python(
+            f"{code}; print('torch' in sys.modules, 'rl_training.runtime' in sys.modules)"
+        )
         assert answer.split() == ["False", "False"]
 
-    def test_a_users_algorithm_has_one_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_users_algorithm_has_one_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
         spec = AlgorithmSpec("mine", "a user's own", PPOAlgorithm, PPOConfig, Loop.ON_POLICY)
         register_algorithm(spec)
         config = small_config("ppo", tmp_path, total_timesteps=16)
         result = spec.train_fn(TrainConfig(**{**config.model_dump(), "algo": "mine"}))
         assert result.metrics["global_step"] == 16
-        with pytest.raises(ConfigError, match="trains 'mine', but the configuration says algo: ppo"):
+        with pytest.raises(
+            ConfigError, match="trains 'mine', but the configuration says algo: ppo"
+        ):
             spec.train_fn(config)
 
     @pytest.mark.parametrize("algo", ALGORITHMS)
     def test_each_config_class_has_the_settings_that_its_loop_reads(self, algo: str) -> None:
         spec = get_algorithm_spec(algo)
         for loop in set(Loop) - {spec.loop}:
-            with pytest.raises(ConfigError, match=rf"'{algo}': config class {spec.config_class().__name__} does not"):
+            with pytest.raises(
+                ConfigError,
+                match=rf"'{algo}': config class {spec.config_class().__name__} does not",
+            ):
                 dataclasses.replace(spec, loop=loop).config_class()
 
-    def test_a_config_class_of_another_loop_is_refused_when_registered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_config_class_of_another_loop_is_refused_when_registered(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
         wrong = AlgorithmSpec("mine", "a user's own", PPOAlgorithm, PPOConfig, Loop.OFF_POLICY)
         message = (
@@ -278,26 +315,38 @@ class TestRegistry:
         no_base = dataclasses.replace(wrong, name="other", config=AlgorithmConfig)
         with pytest.raises(ConfigError, match=r"reads: derive it from OffPolicyConfig$"):
             register_algorithm(no_base)
-        with pytest.raises(ConfigError, match=r"loop 'off_policy' is not one of Loop.ON_POLICY, Loop.OFF_POLICY"):
+        with pytest.raises(
+            ConfigError, match=r"loop 'off_policy' is not one of Loop.ON_POLICY, Loop.OFF_POLICY"
+        ):
             register_algorithm(dataclasses.replace(no_base, loop="off_policy"))
 
 
 class TestConfigClasses:
     def test_a_bad_value_is_a_config_error(self) -> None:
-        with pytest.raises(ConfigError, match="bad value 0 for 'patience' of EarlyStoppingConfig: should be"):
+        with pytest.raises(
+            ConfigError, match="bad value 0 for 'patience' of EarlyStoppingConfig: should be"
+        ):
             EarlyStoppingConfig(patience=0)
-        with pytest.raises(ConfigError, match=r"RewardTransformConfig: the lower clip bound 1.0 is above"):
+        with pytest.raises(
+            ConfigError, match=r"RewardTransformConfig: the lower clip bound 1.0 is above"
+        ):
             RewardTransformConfig(clip_min=1, clip_max=0)
-        with pytest.raises(ConfigError, match="unknown key 'clip_coeff' for PPOConfig: did you mean 'clip_coef'"):
+        with pytest.raises(
+            ConfigError, match="unknown key 'clip_coeff' for PPOConfig: did you mean 'clip_coef'"
+        ):
             PPOConfig(clip_coeff=0.1)
 
     def test_a_bad_value_of_a_nested_class_is_named_by_its_place(self) -> None:
-        with pytest.raises(ConfigError, match=r"^bad value 0 for 'early_stopping.patience' of PPOConfig: should be"):
+        with pytest.raises(
+            ConfigError, match=r"^bad value 0 for 'early_stopping.patience' of PPOConfig: should be"
+        ):
             PPOConfig(early_stopping={"patience": 0})
 
     def test_changing_a_value_is_a_config_error(self) -> None:
         config = EarlyStoppingConfig()
-        with pytest.raises(ConfigError, match="cannot set 'patience' of EarlyStoppingConfig: it is frozen"):
+        with pytest.raises(
+            ConfigError, match="cannot set 'patience' of EarlyStoppingConfig: it is frozen"
+        ):
             config.patience = 3
         assert config.patience == 5
 
@@ -332,7 +381,9 @@ REQUIRED = object()
 
 class TestExperiment:
     def test_train_config(self) -> None:
-        config = TrainConfig(algo="ppo", env_id="CartPole-v1", seed=3, total_timesteps=10, output_dir="x")
+        config = TrainConfig(
+            algo="ppo", env_id="CartPole-v1", seed=3, total_timesteps=10, output_dir="x"
+        )
         assert (config.device, config.num_envs, config.eval_episodes) == ("auto", 1, 5)
         assert (config.tags, config.algo_kwargs, config.env_kwargs) == ((), {}, {})
         assert {"log_interval", "checkpoint_interval"} <= set(TrainConfig.model_fields)
@@ -344,7 +395,9 @@ class TestExperiment:
         assert starts_with(manager.resume, {"checkpoint_path": REQUIRED, "*": None, **options})
         result = manager.setup(small_config("ppo", tmp_path, total_timesteps=16)).train()
         assert isinstance(result, TrainResult)
-        assert isinstance(manager.resume(result.checkpoint_path, total_timesteps=32).train(), TrainResult)
+        assert isinstance(
+            manager.resume(result.checkpoint_path, total_timesteps=32).train(), TrainResult
+        )
 
     def test_checkpointing(self, tmp_path: Path) -> None:
         state = CheckpointState({"a": 1}, {"b": 2}, {"c": 3}, {"algo": "ppo"}, {"d": 4})
@@ -377,7 +430,13 @@ class TestRuntime:
         assert isinstance(CallbackList([base]), Callback)
 
     def test_controls(self) -> None:
-        values = {"metric": "eval_return_mean", "mode": "max", "patience": 5, "min_delta": 0.0, "min_steps": 0}
+        values = {
+            "metric": "eval_return_mean",
+            "mode": "max",
+            "patience": 5,
+            "min_delta": 0.0,
+            "min_steps": 0,
+        }
         assert EarlyStoppingConfig().model_dump() == {**values, "target_value": None}
         callback = EarlyStoppingCallback(EarlyStoppingConfig(patience=1))
         state = TrainerState(None, Path())
@@ -394,21 +453,31 @@ class TestRuntime:
         run = create_training_run(config, run_suffix="x")
         assert isinstance(run.logger, logging.Logger)
         assert run.config_path.parent == run.run_dir
-        path = save_training_checkpoint(run.run_dir / "here", config=config, algorithm_state={"a": 1}, trainer_state={})
+        path = save_training_checkpoint(
+            run.run_dir / "here", config=config, algorithm_state={"a": 1}, trainer_state={}
+        )
         run.close()
         assert load_checkpoint(path).algorithm_state == {"a": 1}
 
     @pytest.mark.parametrize("algo", ALGORITHMS)
     def test_train_functions(self, algo: str) -> None:
-        function = getattr(importlib.import_module(f"rl_training.runtime.{algo}_trainer"), f"train_{algo}")
+        function = getattr(
+            importlib.import_module(f"rl_training.runtime.{algo}_trainer"), f"train_{algo}"
+        )
         options = dict.fromkeys(["run_suffix", "checkpoint_state", "callbacks"])
         assert parameters(function) == {"config": REQUIRED, "*": None, **options}
 
     def test_workflows(self) -> None:
         options = {"*": None, "num_episodes": None, "device": "auto"}
         assert starts_with(evaluate_checkpoint, {"path": REQUIRED, **options})
-        assert starts_with(predict_checkpoint, {"path": REQUIRED, "obs": REQUIRED, "*": None, "deterministic": True})
-        assert starts_with(resume_training, {"path": REQUIRED, "*": None, "total_timesteps": None, "callbacks": None})
+        assert starts_with(
+            predict_checkpoint,
+            {"path": REQUIRED, "obs": REQUIRED, "*": None, "deterministic": True},
+        )
+        assert starts_with(
+            resume_training,
+            {"path": REQUIRED, "*": None, "total_timesteps": None, "callbacks": None},
+        )
 
 
 class TestData:
@@ -422,10 +491,21 @@ class TestData:
         assert (changed.rewards.tolist(), data.rewards.tolist()) == ([3.0, 4.0], [1.0, 2.0])
         assert data.sample(5).rewards.shape == (5,)
         names = ["obs", "actions", "rewards", "next_obs", "terminated", "truncated"]
-        assert len(TransitionDataset.from_dict(dict(zip(names, map(np.array, self.ROWS), strict=True)))) == 2
+        assert (
+            len(
+                TransitionDataset.from_dict(dict(zip(names, map(np.array, self.ROWS), strict=True)))
+            )
+            == 2
+        )
 
     def test_dataset_loaders(self) -> None:
-        options = {"*": None, "dataset_path": None, "dataset_id": None, "download": False, "env_id": None}
+        options = {
+            "*": None,
+            "dataset_path": None,
+            "dataset_id": None,
+            "download": False,
+            "env_id": None,
+        }
         assert starts_with(load_transition_dataset, {"kind": REQUIRED, **options})
         assert {"size", "seed"} <= parameters(load_transition_dataset).keys()
         assert len(load_transition_dataset("random", env_id="CartPole-v1", size=20, seed=1)) == 20
@@ -489,6 +569,17 @@ def test_the_tests_find_an_environment_for_every_algorithm() -> None:
 def test_cli(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for verb in ("train", "eval", "resume", "config", "presets", "algos", "doctor", "data", "plot", "demo"):
+    for verb in (
+        "train",
+        "eval",
+        "resume",
+        "config",
+        "presets",
+        "algos",
+        "doctor",
+        "data",
+        "plot",
+        "demo",
+    ):
         assert re.search(rf"^\W*{verb} ", text, re.MULTILINE), verb
     assert main(["no-such-verb"]) == 2

@@ -28,7 +28,10 @@ NUMPY_ONLY = {f"rl_training.spaces.{name}" for name in ("given", "observations",
 def test_spaces_need_no_torch_and_those_of_bundles_numpy_only() -> None:
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
     answer = {}
-    for names in (NUMPY_ONLY, {f"rl_training.spaces.{path.stem}" for path in (SOURCE / "spaces").glob("[a-z]*.py")}):
+    for names in (
+        NUMPY_ONLY,
+        {f"rl_training.spaces.{path.stem}" for path in (SOURCE / "spaces").glob("[a-z]*.py")},
+    ):
         command = [sys.executable, "-c", code, *names]
         loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         answer[len(names)] = {"torch", "gymnasium", "pydantic"} & set(loaded)
@@ -46,7 +49,9 @@ def test_no_algorithm_is_singled_out_by_name_outside_the_registry() -> None:
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, rl_training; print(sorted(sys.modules)); rl_training.TrainConfig; print(sorted(sys.modules))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     imported, used = (set(ast.literal_eval(line)) for line in answer.stdout.splitlines())
     assert "pydantic" not in imported
     assert not {"torch", "gymnasium", "tensorboard", "matplotlib"} & used
@@ -76,8 +81,16 @@ def test_the_readme_lists_the_extras_of_the_project() -> None:
 
 
 def test_every_extra_that_a_message_or_a_page_names_exists() -> None:
-    pages = [*SOURCE.rglob("*.py"), *(TESTS.parent / "docs").glob("*.md"), TESTS.parent / "README.md"]
-    named = [found for path in pages for found in re.findall(r"rl-training\[([\w,]+)\]", path.read_text())]
+    pages = [
+        *SOURCE.rglob("*.py"),
+        *(TESTS.parent / "docs").glob("*.md"),
+        TESTS.parent / "README.md",
+    ]
+    named = [
+        found
+        for path in pages
+        for found in re.findall(r"rl-training\[([\w,]+)\]", path.read_text())
+    ]
     assert named
     assert {extra for found in named for extra in found.split(",")} <= extras_of_the_project()
 
@@ -120,4 +133,6 @@ def test_a_preset_is_valid_and_is_found_by_its_pair(path: Path) -> None:
 
 
 def test_every_built_in_algorithm_has_a_preset() -> None:
-    assert {path.parent.name for path in list_presets()} == {spec.name for spec in list_algorithm_specs()}
+    assert {path.parent.name for path in list_presets()} == {
+        spec.name for spec in list_algorithm_specs()
+    }

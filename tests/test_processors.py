@@ -37,8 +37,12 @@ def test_affinity_limits_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_processors() == 2
 
 
-@pytest.mark.parametrize(("text", "expected"), [("3", 3), ("1", 1), ("2,1", 2), ("64", 4), ("x", 4), ("", 4), ("0", 1)])
-def test_the_variable_of_openmp_limits_them(text: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"), [("3", 3), ("1", 1), ("2,1", 2), ("64", 4), ("x", 4), ("", 4), ("0", 1)]
+)
+def test_the_variable_of_openmp_limits_them(
+    text: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     assert usable_processors() == expected
 
@@ -55,7 +59,9 @@ def test_the_variable_of_openmp_limits_them(text: str, expected: int, monkeypatc
         ({"cpu.max": "damaged"}, 4),
     ],
 )
-def test_the_quota_of_a_container_limits_them(files: dict[str, str], expected: int, tmp_path: Path) -> None:
+def test_the_quota_of_a_container_limits_them(
+    files: dict[str, str], expected: int, tmp_path: Path
+) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert usable_processors() == expected
@@ -67,7 +73,9 @@ def test_auto_takes_at_most_four_of_them_and_only_for_large_networks(
 ) -> None:
     monkeypatch.setattr(execution, "usable_processors", lambda: usable)
     for sizes, expected in (([256, 256], threads), ([8, 8], 1)):
-        config = TrainConfig(algo="sac", env_id="Pendulum-v1", compile=False, algo_kwargs={"hidden_sizes": sizes})
+        config = TrainConfig(
+            algo="sac", env_id="Pendulum-v1", compile=False, algo_kwargs={"hidden_sizes": sizes}
+        )
         algo_config = get_algorithm_spec("sac").parse_kwargs(config.algo_kwargs)
         assert Execution.choose(config, algo_config).num_threads == expected
 
@@ -83,10 +91,14 @@ def test_threads_spin_shortly_unless_the_user_chose_otherwise() -> None:
 
 
 def test_the_variable_is_set_before_torch_is_imported() -> None:
-    code = f"import rl_training, os, sys; print(os.environ['{SPIN_VARIABLE}'], 'torch' in sys.modules)"
+    code = (
+        f"import rl_training, os, sys; print(os.environ['{SPIN_VARIABLE}'], 'torch' in sys.modules)"
+    )
     names = (SPIN_VARIABLE, "OMP_WAIT_POLICY")
     clean = {name: value for name, value in os.environ.items() if name not in names}
-    answer = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True
+    )
     assert answer.stdout.split() == [str(SPINS), "False"]
 
 
@@ -96,5 +108,7 @@ def test_a_process_bound_to_one_processor_counts_one() -> None:
         f"import os; os.sched_setaffinity(0, {{{FIRST}}})\n"
         "from rl_training.processors import usable_processors; print(usable_processors())"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert answer.stdout.strip() == "1"

@@ -36,7 +36,9 @@ class MarkdownDirective(Directive):
     def run(self) -> list[nodes.Node]:
         """The parsed Markdown."""
         container = nodes.container()
-        text = StringList("\n".join(self.markdown(self.arguments[0])).splitlines(), source=self.name)
+        text = StringList(
+            "\n".join(self.markdown(self.arguments[0])).splitlines(), source=self.name
+        )
         self.state.nested_parse(text, self.content_offset, container)
         return container.children
 
@@ -79,7 +81,9 @@ def declared_names(config_class: type[FrozenConfig]) -> Iterator[tuple[type, lis
     seen: set[str] = set()
     for owner in config_class.__mro__:
         names = [
-            name for name in inspect.get_annotations(owner) if name in config_class.model_fields and name not in seen
+            name
+            for name in inspect.get_annotations(owner)
+            if name in config_class.model_fields and name not in seen
         ]
         seen.update(names)
         if names:
@@ -125,11 +129,19 @@ def lead_inside(app: Sphinx, name: str, source: list[str]) -> None:
     up = "../" * name.count("/")
     for outside, page in OUTSIDE.items():
         source[0] = source[0].replace(f"]({up}{outside}", f"]({up}{page}")
-    source[0] = re.sub(rf"\]\({re.escape(up)}\.\./examples[^)]*\)", f"]({up}examples.md)", source[0])
+    source[0] = re.sub(
+        rf"\]\({re.escape(up)}\.\./examples[^)]*\)", f"]({up}examples.md)", source[0]
+    )
 
 
 def shorten_signature(
-    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: object,
+    options: object,
+    signature: str | None,
+    returns: str | None,
 ) -> tuple[str | None, str | None]:
     """A config class is called with its settings, which have a table; the name of a type stands for the type."""
     if isinstance(obj, type) and issubclass(obj, BaseModel):
@@ -138,7 +150,9 @@ def shorten_signature(
 
 
 def _plain(signature: str | None) -> str | None:
-    return None if signature is None else re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", signature)
+    return (
+        None if signature is None else re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", signature)
+    )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

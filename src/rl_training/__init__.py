@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from rl_training import studies as studies
     from rl_training.api.algorithms import *  # noqa: F403
     from rl_training.experiment.config import TrainConfig as TrainConfig
-    from rl_training.experiment.default_manager import DefaultExperimentManager as DefaultExperimentManager
+    from rl_training.experiment.default_manager import (
+        DefaultExperimentManager as DefaultExperimentManager,
+    )
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,

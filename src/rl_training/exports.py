@@ -9,7 +9,11 @@ from typing import Any
 
 
 def lazy_exports(
-    package: str, names_of: Mapping[str, str], *, submodules: Iterable[str] = (), also: Iterable[str] = ()
+    package: str,
+    names_of: Mapping[str, str],
+    *,
+    submodules: Iterable[str] = (),
+    also: Iterable[str] = (),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of `package`.
 
@@ -25,6 +29,8 @@ def lazy_exports(
         if name in submodules:
             return importlib.import_module(f"{package}.{name}")
         # With `name` and `obj`, Python's traceback suggests the nearest name of `__dir__`.
-        raise AttributeError(f"module '{package}' has no attribute '{name}'", name=name, obj=sys.modules[package])
+        raise AttributeError(
+            f"module '{package}' has no attribute '{name}'", name=name, obj=sys.modules[package]
+        )
 
     return load, lambda: list(exported), exported

@@ -18,14 +18,19 @@ TEMPORARY = ".tmp-"
 class AppendedFile:
     """An append-only file. An append that fails, as on a full disk, is undone."""
 
-    def __init__(self, path: Path, keep_bytes: int | None = None, workspace: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, keep_bytes: int | None = None, workspace: Path | None = None
+    ) -> None:
         """Open a copy of `path`, made in `workspace` and renamed to its place, which has at most `keep_bytes`.
 
         It is a copy, so that neither other hard links (as after `cp -al`) nor a process that still has the old file
         open share it.
         """
         self.path = path
-        with translate_write_errors(path), atomic_write(path, workspace, is_synced=False) as temporary:
+        with (
+            translate_write_errors(path),
+            atomic_write(path, workspace, is_synced=False) as temporary,
+        ):
             if path.exists():
                 shutil.copyfile(path, temporary)
             # Unbuffered: a failed write must not be retried when the file is closed.
@@ -88,7 +93,9 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path, workspace: Path | None = None, *, is_synced: bool = True) -> Iterator[Path]:
+def atomic_write(
+    path: Path, workspace: Path | None = None, *, is_synced: bool = True
+) -> Iterator[Path]:
     """Atomic write: yield a temporary path to write to, then fsync it and rename it to `path`.
 
     The temporary path is beside `path`, or in `workspace`, an existing folder of the same file system.

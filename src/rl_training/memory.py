@@ -19,7 +19,9 @@ def available_memory() -> int | None:
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024)
+        found.append(
+            int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+        )
     for limit, usage in CGROUP_FILES:
         with contextlib.suppress(OSError, ValueError):
             found.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))

@@ -42,12 +42,17 @@ def _quotas() -> Iterator[int]:
             root = CGROUPS / "cpu" if "cpu" in controllers.split(",") else CGROUPS
             if "cpu" in controllers.split(",") or not controllers:
                 own = root / name.lstrip("/")
-                paths += [own, *(parent for parent in own.parents if parent.is_relative_to(CGROUPS))]
+                paths += [
+                    own,
+                    *(parent for parent in own.parents if parent.is_relative_to(CGROUPS)),
+                ]
     for path in dict.fromkeys(paths):
         with contextlib.suppress(OSError, ValueError):
             quota, period = (path / "cpu.max").read_text().split()  # "max" is no number
             yield -(-int(quota) // int(period))
         with contextlib.suppress(OSError, ValueError):
-            quota, period = ((path / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quota, period = (
+                (path / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
             if int(quota) > 0:
                 yield -(-int(quota) // int(period))

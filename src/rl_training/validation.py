@@ -21,7 +21,9 @@ class FrozenConfig(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bool_and_huge_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and "bool" not in str(cls.model_fields[info.field_name or ""].annotation):
+        if isinstance(value, bool) and "bool" not in str(
+            cls.model_fields[info.field_name or ""].annotation
+        ):
             raise ValueError("should not be true or false")
         if isinstance(value, int) and abs(value) >= LARGEST:
             raise ValueError(f"should be less than {LARGEST:,}")
@@ -147,7 +149,9 @@ def parse_config(cls: type[ConfigT], values: Mapping[str, Any], owner: str) -> C
         raise config_error(cls, error, owner, values) from None
 
 
-def check_key(cls: type[FrozenConfig], values: Mapping[str, Any], key: tuple[str, ...], owner: str) -> None:
+def check_key(
+    cls: type[FrozenConfig], values: Mapping[str, Any], key: tuple[str, ...], owner: str
+) -> None:
     """Validate the value of one key, a path into `values`; whether it fits the other keys is not checked."""
     try:
         cls.model_validate(dict(values))
@@ -165,18 +169,25 @@ def config_error(
 ) -> ConfigError:
     """A `ConfigError` with one line per invalid key of `owner`; only of keys `within` a path, if it is given."""
     details = [(_location(detail), detail) for detail in error.errors()]
-    details = [(location, detail) for location, detail in details if location[: len(within)] == within]
+    details = [
+        (location, detail) for location, detail in details if location[: len(within)] == within
+    ]
     # Of a union's members, report the one whose error lies deepest in the value; equally deep ones are alternatives.
     furthest = [
         (location, detail)
         for location, detail in details
-        if not any(len(other) > len(location) and other[: len(location)] == location for other, _ in details)
+        if not any(
+            len(other) > len(location) and other[: len(location)] == location
+            for other, _ in details
+        )
     ]
     lines: dict[str, list[str]] = {}
     for location, detail in furthest:
         start, reason = _explain(cls, location, detail, owner, values)
         lines.setdefault(start, []).append(reason)
-    return ConfigError("\n".join(start + " or ".join(dict.fromkeys(reasons)) for start, reasons in lines.items()))
+    return ConfigError(
+        "\n".join(start + " or ".join(dict.fromkeys(reasons)) for start, reasons in lines.items())
+    )
 
 
 def _location(detail: Any) -> tuple[Any, ...]:
@@ -188,7 +199,11 @@ def _location(detail: Any) -> tuple[Any, ...]:
 
 
 def _explain(
-    cls: type[FrozenConfig], location: tuple[Any, ...], detail: Any, owner: str, values: Mapping[str, Any]
+    cls: type[FrozenConfig],
+    location: tuple[Any, ...],
+    detail: Any,
+    owner: str,
+    values: Mapping[str, Any],
 ) -> tuple[str, str]:
     """Start of the message, shared by alternatives, and the reason."""
     key = ".".join(str(part) for part in location)
@@ -200,7 +215,9 @@ def _explain(
         return f"missing key '{key}' for {owner}", ""
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     message = PLAIN_REASONS.get(detail["type"], message)
-    if detail["type"] in ("int_parsing", "float_parsing") and (number := spelled_out(detail["input"])):
+    if detail["type"] in ("int_parsing", "float_parsing") and (
+        number := spelled_out(detail["input"])
+    ):
         message = f"should be a number: write {number}"
     spelling = _spelling_of_alternative(cls, location)
     if spelling is not None and detail["type"] in NEITHER:
@@ -213,29 +230,46 @@ def _explain(
 def spelled_out(text: object) -> str | None:
     """The number that `100k` or `1.5M` means, in digits; None if it is something else."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kKmM])", text) if isinstance(text, str) else None
-    return None if found is None else f"{float(found[1]) * {'k': 1e3, 'm': 1e6}[found[2].lower()]:.15g}"
+    return (
+        None
+        if found is None
+        else f"{float(found[1]) * {'k': 1e3, 'm': 1e6}[found[2].lower()]:.15g}"
+    )
 
 
 def brief(value: object) -> str:
     """The value as Python writes it; of a long one the beginning and the length."""
-    if isinstance(value, int) and value.bit_length() > LONG_VALUE:  # Python refuses to write some of them
+    if (
+        isinstance(value, int) and value.bit_length() > LONG_VALUE
+    ):  # Python refuses to write some of them
         return f"of {value.bit_length():,} bits"
     text = repr(value)
-    return text if len(text) <= LONG_VALUE else f"{text[: LONG_VALUE // 2]}… ({len(text):,} characters)"
+    return (
+        text
+        if len(text) <= LONG_VALUE
+        else f"{text[: LONG_VALUE // 2]}… ({len(text):,} characters)"
+    )
 
 
 def _spelling_of_alternative(cls: type[FrozenConfig], location: Sequence[Any]) -> str | None:
     """`spelling` of the config class that a setting accepts besides a number, if there is one."""
     field = cls.model_fields.get(location[0]) if len(location) == 1 else None
     members = getattr(field.annotation, "__args__", ()) if field is not None else ()
-    classes = [member for member in members if isinstance(member, type) and issubclass(member, FrozenConfig)]
+    classes = [
+        member
+        for member in members
+        if isinstance(member, type) and issubclass(member, FrozenConfig)
+    ]
     return next((member.spelling for member in classes if member.spelling is not None), None)
 
 
 def _is_union_tag(part: Any) -> bool:
     """Whether a part of Pydantic's location names a union member, not a key."""
     return isinstance(part, str) and (
-        "[" in part or "constrained-" in part or part in {"float", "int", "str", "bool", "none"} or part[:1].isupper()
+        "[" in part
+        or "constrained-" in part
+        or part in {"float", "int", "str", "bool", "none"}
+        or part[:1].isupper()
     )
 
 

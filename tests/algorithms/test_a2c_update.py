@@ -8,7 +8,15 @@ import torch
 from conftest import as_collected
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy_reference import numeric_gradient
-from test_ppo_update import arrays, log_prob_and_entropy, make_rollout, network, norm, shake, tensors
+from test_ppo_update import (
+    arrays,
+    log_prob_and_entropy,
+    make_rollout,
+    network,
+    norm,
+    shake,
+    tensors,
+)
 
 from rl_training.algorithms.a2c import A2CAlgorithm, A2CConfig
 from rl_training.algorithms.base import Resources
@@ -30,7 +38,9 @@ def numpy_advantages(params, rollout, gae_lambda):
     obs, next_obs = rollout.obs.double().numpy(), rollout.next_obs.double().numpy()
     values, next_values = network(params, obs, 1)[..., 0], network(params, next_obs, 1)[..., 0]
     terminated, ended = rollout.terminated.numpy(), rollout.dones.numpy()
-    surprises = rollout.rewards.double().numpy() + GAMMA * np.where(terminated, 0.0, next_values) - values
+    surprises = (
+        rollout.rewards.double().numpy() + GAMMA * np.where(terminated, 0.0, next_values) - values
+    )
     advantages = np.zeros_like(values)
     for (start, env), _ in np.ndenumerate(values):
         for step in range(start, len(values)):
@@ -44,7 +54,9 @@ def numpy_advantages(params, rollout, gae_lambda):
 @pytest.mark.parametrize("space", SPACES, ids=["discrete", "multi_discrete", "box"])
 def test_a_whole_update_equals_numpy(space, gae_lambda):
     settings = {"ent_coef": 0.03, "vf_coef": 0.4, "max_grad_norm": 0.05, "learning_rate": 1e-2}
-    algorithm = make(space, gae_lambda=gae_lambda, adam_eps=0.1, **settings)  # large, so that a step shows its length
+    algorithm = make(
+        space, gae_lambda=gae_lambda, adam_eps=0.1, **settings
+    )  # large, so that a step shows its length
     rollout = make_rollout(space, num_steps=12)
     assert rollout.terminated[:-1].any()
     assert rollout.truncated[:-1].any()
@@ -54,14 +66,21 @@ def test_a_whole_update_equals_numpy(space, gae_lambda):
 
     def losses(params):
         log_probs, entropy = log_prob_and_entropy(space, params, obs, actions)
-        return -(advantages * log_probs).mean(), ((network(params, obs, 1)[:, 0] - returns) ** 2).mean(), entropy
+        return (
+            -(advantages * log_probs).mean(),
+            ((network(params, obs, 1)[:, 0] - returns) ** 2).mean(),
+            entropy,
+        )
 
     def loss(params):
         policy_loss, value_loss, entropy = losses(params)
         return policy_loss + 0.4 * value_loss - 0.03 * entropy
 
     expected, gradient = losses(before), numeric_gradient(loss, before)
-    metrics = {name: value.item() for name, value in algorithm.update(as_collected(algorithm, rollout)).metrics.items()}
+    metrics = {
+        name: value.item()
+        for name, value in algorithm.update(as_collected(algorithm, rollout)).metrics.items()
+    }
     for name, wanted in zip(("policy_loss", "value_loss", "entropy"), expected, strict=True):
         assert metrics[name] == pytest.approx(wanted, abs=1e-5)
     assert metrics["grad_norm"] == pytest.approx(norm(gradient), abs=1e-5)
@@ -70,7 +89,9 @@ def test_a_whole_update_equals_numpy(space, gae_lambda):
     assert norm(gradient) > 0.05
     for tensor, old, slope in zip(tensors(algorithm.policy), before, gradient, strict=True):
         clipped = slope * 0.05 / norm(gradient)
-        np.testing.assert_allclose(tensor.detach(), old - 1e-2 * clipped / (np.abs(clipped) + 0.1), atol=1e-5)
+        np.testing.assert_allclose(
+            tensor.detach(), old - 1e-2 * clipped / (np.abs(clipped) + 0.1), atol=1e-5
+        )
 
 
 def test_normalized_advantages_do_not_depend_on_the_scale_of_their_spread():
@@ -90,7 +111,9 @@ def test_rewards_and_observations_are_scaled_when_asked_to():
     rollout = as_collected(algorithm, make_rollout(SPACES[0]))
     algorithm.update(rollout)
     normalizer = algorithm.policy.preprocessor.normalizer
-    np.testing.assert_allclose(normalizer.mean, rollout.obs.flatten(0, 1).double().mean(0), atol=1e-6)
+    np.testing.assert_allclose(
+        normalizer.mean, rollout.obs.flatten(0, 1).double().mean(0), atol=1e-6
+    )
     one = make(normalize_reward=True).update(rollout).metrics["value_loss"].item()
     other = make(normalize_reward=True).update(replace(rollout, rewards=1000 * rollout.rewards))
     assert other.metrics["value_loss"].item() == pytest.approx(one, rel=0.1)

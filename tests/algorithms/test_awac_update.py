@@ -40,15 +40,22 @@ def test_a_whole_update_equals_numpy():
     noise, next_noise = coming_normals(algorithm, *[(BATCH, NUM_ACTIONS)] * 2)
     next_actions = draw(actor_before, batch.next_obs, next_noise)
     assert (np.abs(next_actions) == 1.0).any()
-    targets = batch.rewards + batch.discounts * critic(target_before, batch.next_obs, next_actions).min(0)
+    targets = batch.rewards + batch.discounts * critic(
+        target_before, batch.next_obs, next_actions
+    ).min(0)
 
     def critic_loss(params):
         return ((critic(params, obs, actions) - targets) ** 2).mean(1).sum()
 
-    critic_watch, actor_watch = StepWatch(algorithm.critic_optimizer), StepWatch(algorithm.actor_optimizer)
+    critic_watch, actor_watch = (
+        StepWatch(algorithm.critic_optimizer),
+        StepWatch(algorithm.actor_optimizer),
+    )
     metrics = algorithm.update(tensors).metrics
     assert metrics["critic_loss"].item() == pytest.approx(critic_loss(critic_before), abs=1e-5)
-    assert metrics["q_mean"].item() == pytest.approx(critic(critic_before, obs, actions).mean(), abs=1e-5)
+    assert metrics["q_mean"].item() == pytest.approx(
+        critic(critic_before, obs, actions).mean(), abs=1e-5
+    )
     critic_watch.assert_stepped_down(critic_loss, critic_before, metrics["critic_grad_norm"])
 
     own_values = critic(critic_before, obs, draw(actor_before, obs, noise)).min(0)
@@ -58,12 +65,16 @@ def test_a_whole_update_equals_numpy():
     assert (weights < 1.5).any()
 
     def actor_loss(params):
-        return -(weights * gaussian_log_density(np.tanh(mlp(params[1:], obs)), params[0], actions)).mean()
+        return -(
+            weights * gaussian_log_density(np.tanh(mlp(params[1:], obs)), params[0], actions)
+        ).mean()
 
     assert metrics["advantage_mean"].item() == pytest.approx(advantages.mean(), abs=1e-5)
     assert metrics["actor_loss"].item() == pytest.approx(actor_loss(actor_before), abs=1e-5)
     actor_watch.assert_stepped_down(actor_loss, actor_before, metrics["actor_grad_norm"])
-    assert_moved_by_tau(target_before, arrays(algorithm.target_critic), arrays(algorithm.critic), 0.05)
+    assert_moved_by_tau(
+        target_before, arrays(algorithm.target_critic), arrays(algorithm.critic), 0.05
+    )
 
 
 def test_actions_at_the_bounds_have_a_likelihood_and_a_gradient():

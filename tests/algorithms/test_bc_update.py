@@ -35,7 +35,9 @@ def assert_update_equals(algorithm, tensors, loss):
 def test_the_deterministic_policy_steps_down_the_mean_squared_error():
     tensors = make_batch()
     batch = doubles(tensors)
-    assert_update_equals(make(), tensors, lambda p: ((np.tanh(mlp(p, batch.obs)) - batch.actions) ** 2).mean())
+    assert_update_equals(
+        make(), tensors, lambda p: ((np.tanh(mlp(p, batch.obs)) - batch.actions) ** 2).mean()
+    )
 
 
 def test_the_gaussian_policy_steps_down_the_negative_log_likelihood():
@@ -44,7 +46,9 @@ def test_the_gaussian_policy_steps_down_the_negative_log_likelihood():
 
     def loss(params):
         log_std, *network = params
-        return -gaussian_log_density(np.tanh(mlp(network, batch.obs)), log_std, batch.actions).mean()
+        return -gaussian_log_density(
+            np.tanh(mlp(network, batch.obs)), log_std, batch.actions
+        ).mean()
 
     assert_update_equals(make(policy="gaussian"), tensors, loss)
 
@@ -58,7 +62,9 @@ def test_discrete_actions_step_down_the_cross_entropy():
     tensors = make_batch(space)
     batch = doubles(tensors)
     assert_update_equals(
-        make(space), tensors, lambda p: -log_softmax(mlp(p, batch.obs))[np.arange(BATCH), batch.actions].mean()
+        make(space),
+        tensors,
+        lambda p: -log_softmax(mlp(p, batch.obs))[np.arange(BATCH), batch.actions].mean(),
     )
 
 
@@ -81,7 +87,9 @@ def test_rewards_and_next_observations_play_no_part():
     one, two = make(), make()
     one.update(tensors)
     two.update(mixed)
-    assert all(np.array_equal(a, b) for a, b in zip(arrays(one.actor), arrays(two.actor), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(arrays(one.actor), arrays(two.actor), strict=True)
+    )
 
 
 @pytest.mark.parametrize(("log_std", "kept"), [(-9.0, -5.0), (-4.0, -4.0), (1.5, 1.5), (7.0, 2.0)])
@@ -112,5 +120,7 @@ def test_exploring_draws_discrete_actions_by_their_probabilities():
     obs = torch.full((30_000, 3), 0.4)
     probabilities = np.exp(log_softmax(mlp(arrays(algorithm.actor), obs[:1].double().numpy())))[0]
     drawn = algorithm.act(obs, explore=True).actions
-    np.testing.assert_allclose(torch.bincount(drawn, minlength=3) / len(obs), probabilities, atol=0.01)
+    np.testing.assert_allclose(
+        torch.bincount(drawn, minlength=3) / len(obs), probabilities, atol=0.01
+    )
     assert algorithm.act(obs, explore=False).actions.unique().tolist() == [probabilities.argmax()]

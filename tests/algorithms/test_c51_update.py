@@ -64,7 +64,11 @@ def numpy_projection(returns, probs, support):
 
 def numpy_targets(network, target_network, batch, config):
     next_probs = np.exp(numpy_log_probs(target_network, batch.next_obs, config.dueling))
-    chooser = np.exp(numpy_log_probs(network, batch.next_obs, config.dueling)) if config.double else next_probs
+    chooser = (
+        np.exp(numpy_log_probs(network, batch.next_obs, config.dueling))
+        if config.double
+        else next_probs
+    )
     best = (chooser * SUPPORT).sum(-1).argmax(1)
     returns = batch.rewards[:, None] + batch.discounts[:, None] * SUPPORT
     assert returns.min() < V_MIN - 0.5
@@ -83,7 +87,9 @@ def make_sampled_batch(n_step, prioritized):
         batch.discounts = discounts * (1.0 - batch.terminated)
     if prioritized:
         unscaled_weights = rng.uniform(0.1, 4.0, BATCH)
-        tensors = replace(tensors, unscaled_weights=torch.tensor(unscaled_weights, dtype=torch.float32))
+        tensors = replace(
+            tensors, unscaled_weights=torch.tensor(unscaled_weights, dtype=torch.float32)
+        )
         weights = unscaled_weights**BETA / (unscaled_weights**BETA).max()
     return tensors, batch, weights
 
@@ -137,7 +143,9 @@ def test_the_projection_equals_a_hand_worked_example():
     torch.testing.assert_close(below, torch.tensor([[0.6 + 0.2, 0.2, 0.0, 0.0]]))
 
 
-@pytest.mark.parametrize(("v_min", "v_max", "atoms"), [(-10.0, 10.0, 51), (0.0, 200.0, 51), (-0.3, 0.1, 7), (1, 2, 2)])
+@pytest.mark.parametrize(
+    ("v_min", "v_max", "atoms"), [(-10.0, 10.0, 51), (0.0, 200.0, 51), (-0.3, 0.1, 7), (1, 2, 2)]
+)
 def test_the_projection_equals_a_loop_over_atoms(v_min, v_max, atoms):
     rng = np.random.default_rng(3)
     support = np.linspace(v_min, v_max, atoms)
@@ -146,11 +154,15 @@ def test_the_projection_equals_a_loop_over_atoms(v_min, v_max, atoms):
     returns[:5] = support  # exactly on the atoms: reward 0, discount 1
     returns[5:9] = returns[5:9, :1]  # one return: terminated
     probs = rng.dirichlet(np.ones(atoms), 40)
-    actual = project(*(torch.tensor(array, dtype=torch.float32) for array in (returns, probs, support)))
+    actual = project(
+        *(torch.tensor(array, dtype=torch.float32) for array in (returns, probs, support))
+    )
     np.testing.assert_allclose(actual, numpy_projection(returns, probs, support), atol=2e-5)
 
 
-@pytest.mark.parametrize(("v_min", "v_max"), [(-10.0, 10.0), (0.0, 100.0), (1000.0, 1001.0), (-5000.0, -4990.0)])
+@pytest.mark.parametrize(
+    ("v_min", "v_max"), [(-10.0, 10.0), (0.0, 100.0), (1000.0, 1001.0), (-5000.0, -4990.0)]
+)
 def test_the_projection_keeps_the_probability_mass(v_min, v_max):
     generator = torch.Generator().manual_seed(0)
     support = torch.linspace(v_min, v_max, 51)
@@ -164,7 +176,12 @@ def test_the_projection_keeps_the_probability_mass(v_min, v_max):
 def test_a_return_with_two_outcomes_is_learned_as_two_peaks():
     algorithm, batch = make(learning_rate=1e-2), make_batch(CHOICES)
     rewards = torch.tensor(SUPPORT[[1, 4]], dtype=torch.float32).repeat(BATCH // 2)
-    batch = replace(batch, obs=torch.zeros_like(batch.obs), actions=torch.zeros_like(batch.actions), rewards=rewards)
+    batch = replace(
+        batch,
+        obs=torch.zeros_like(batch.obs),
+        actions=torch.zeros_like(batch.actions),
+        rewards=rewards,
+    )
     batch = replace(batch, terminated=torch.ones_like(batch.terminated))
     for _ in range(300):
         algorithm.update(batch)
@@ -203,7 +220,9 @@ def test_settings_without_a_support_are_refused(others, message):
 @pytest.mark.skipif(not TRY_ALL, reason="seconds of compiling: RL_TRAINING_TEST_ALL=1 runs it")
 @pytest.mark.parametrize("double", [False, True])
 def test_a_compiled_update_equals_a_plain_one(double):
-    assert_compiled_equals_plain(C51Algorithm, settings(double=double, dueling=double), action_space=CHOICES)
+    assert_compiled_equals_plain(
+        C51Algorithm, settings(double=double, dueling=double), action_space=CHOICES
+    )
 
 
 @pytest.mark.parametrize(("v_min", "v_max"), [(0, 1e300), (-3e38, 3e38), (9.9999999, 10)])

@@ -14,7 +14,12 @@ from compiled_run import Regression
 from conftest import HELPERS, TRY_ALL
 from numpy_reference import make_algorithm, make_batch
 
-from rl_training.algorithms.compiling import CACHE_VARIABLE, checked, compiled, use_cache_of_this_machine
+from rl_training.algorithms.compiling import (
+    CACHE_VARIABLE,
+    checked,
+    compiled,
+    use_cache_of_this_machine,
+)
 from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
 from rl_training.errors import CompilationError
 
@@ -37,7 +42,9 @@ X, Y = torch.arange(12.0).view(4, 3), torch.arange(4.0)
 def test_many_runs_of_one_process_compile_however_they_differ():
     with torch._dynamo.config.patch(recompile_limit=1):
         for size in (2, 3):
-            assert compiled(Scaling(size).step, True)(torch.ones(size)).tolist() == list(range(size))
+            assert compiled(Scaling(size).step, True)(torch.ones(size)).tolist() == list(
+                range(size)
+            )
 
 
 def test_the_check_changes_no_result():
@@ -108,7 +115,9 @@ def losses_on_one_cache(tmp_path: Path, folders: str) -> list[str]:
             "OMP_NUM_THREADS": "1",
         }
         command = [sys.executable, str(HELPERS / "compiled_run.py"), folders]
-        process = subprocess.run(command, env=env | capability, capture_output=True, text=True, check=False)
+        process = subprocess.run(
+            command, env=env | capability, capture_output=True, text=True, check=False
+        )
         assert process.returncode == 0, process.stderr
         printed.append(process.stdout.strip())
     return printed
@@ -118,7 +127,9 @@ def numbers(printed: str) -> list[float]:
     return [float(word) for word in printed.split()]
 
 
-@pytest.mark.skipif(not TRY_ALL, reason="half a minute of compiling: RL_TRAINING_TEST_ALL=1 runs it")
+@pytest.mark.skipif(
+    not TRY_ALL, reason="half a minute of compiling: RL_TRAINING_TEST_ALL=1 runs it"
+)
 def test_two_instruction_sets_share_a_cache_folder_and_compute_the_same(tmp_path):
     here, lesser = losses_on_one_cache(tmp_path, "own-folders")
     assert numbers(lesser) == pytest.approx(numbers(here), rel=1e-4)

@@ -17,7 +17,12 @@ from rl_training import TrainConfig
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logs import read_metrics
-from rl_training.experiment.registry import Loop, get_algorithm_spec, learns_offline, list_algorithm_specs
+from rl_training.experiment.registry import (
+    Loop,
+    get_algorithm_spec,
+    learns_offline,
+    list_algorithm_specs,
+)
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import (
@@ -58,7 +63,11 @@ def test_a_run_leaves_everything_a_run_should(algo: str, tmp_path: Path) -> None
 
 def with_stops(algo: str, output_dir: Path) -> TrainConfig:
     """A run with evaluations at 64, 128 and 192, and, off-policy, iterations of more updates than one sampling."""
-    rhythm = {"train_frequency": 32, "gradient_steps": 40} if get_algorithm_spec(algo).loop is Loop.OFF_POLICY else {}
+    rhythm = (
+        {"train_frequency": 32, "gradient_steps": 40}
+        if get_algorithm_spec(algo).loop is Loop.OFF_POLICY
+        else {}
+    )
     algo_kwargs = {"eval_interval": 64, **rhythm}
     return small_config(algo, output_dir, total_timesteps=192, algo_kwargs=algo_kwargs)
 
@@ -95,7 +104,10 @@ def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
     assert resumed.run_dir == stopped.run_dir
     assert resumed.stop_reason is None
     assert_same_end(whole, resumed)
-    assert evaluate_checkpoint(resumed.run_dir)["eval_return_mean"] == whole.metrics["eval_return_mean"]
+    assert (
+        evaluate_checkpoint(resumed.run_dir)["eval_return_mean"]
+        == whole.metrics["eval_return_mean"]
+    )
 
 
 @pytest.mark.parametrize("algo", LOOPS)
@@ -133,13 +145,19 @@ def test_training_leaves_the_global_generators_alone(algo: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("algo", LOOPS)
-def test_the_number_of_updates_does_not_depend_on_the_number_of_environments(algo: str, tmp_path: Path) -> None:
+def test_the_number_of_updates_does_not_depend_on_the_number_of_environments(
+    algo: str, tmp_path: Path
+) -> None:
     counts = set()
     for num_envs in (1, 4):
         changes = {"num_envs": num_envs, "total_timesteps": 160}
         if get_algorithm_spec(algo).loop is Loop.ON_POLICY:
             changes["algo_kwargs"] = {"num_steps": 32 // num_envs}
-        counts.add(run_training(small_config(algo, tmp_path / str(num_envs), **changes)).metrics["gradient_steps"])
+        counts.add(
+            run_training(small_config(algo, tmp_path / str(num_envs), **changes)).metrics[
+                "gradient_steps"
+            ]
+        )
     assert len(counts) == 1
 
 
@@ -150,7 +168,8 @@ def test_a_failing_environment_ends_the_run_with_its_own_error(algo: str, tmp_pa
     if "Goal" in env_of(algo):
         changes = {"env_id": f"{HELPERS / 'toy_envs.py'}:BrokenGoalEnv"}
     with pytest.raises(
-        EnvError, match=r"(?s)environment 0 of 1 failed in step.*ZeroDivisionError: the simulator exploded"
+        EnvError,
+        match=r"(?s)environment 0 of 1 failed in step.*ZeroDivisionError: the simulator exploded",
     ):
         run_training(small_config(algo, tmp_path, **changes))
     if learns_offline(algo):
@@ -172,4 +191,6 @@ def test_a_compiled_update_computes_what_the_plain_one_does(algo: str, tmp_path:
     for name, part in one.items():
         for key, value in part.items():
             if isinstance(value, torch.Tensor):
-                torch.testing.assert_close(other[name][key], value, rtol=1e-3, atol=1e-5, msg=f"{name}/{key}")
+                torch.testing.assert_close(
+                    other[name][key], value, rtol=1e-3, atol=1e-5, msg=f"{name}/{key}"
+                )

@@ -40,7 +40,9 @@ def coming_draws(algorithm):
     generator = torch.Generator()
     generator.set_state(algorithm.generator.get_state())
     uniform = torch.empty(SAMPLES, BATCH, NUM_ACTIONS).uniform_(-1.0, 1.0, generator=generator)
-    normal = [torch.empty(1 + SAMPLES, BATCH, NUM_ACTIONS).normal_(generator=generator) for _ in range(2)]
+    normal = [
+        torch.empty(1 + SAMPLES, BATCH, NUM_ACTIONS).normal_(generator=generator) for _ in range(2)
+    ]
     return [draw.double().numpy() for draw in (uniform, *normal)]
 
 
@@ -50,7 +52,9 @@ def actor(params, obs, noise):
     std = np.exp(np.clip(log_std, -20, 2))
     before_tanh = mean + std * noise
     actions = np.tanh(before_tanh)
-    slope = np.cosh(before_tanh) ** -2.0  # the derivative of tanh; 1 - tanh² cancels where an action is near a bound
+    slope = (
+        np.cosh(before_tanh) ** -2.0
+    )  # the derivative of tanh; 1 - tanh² cancels where an action is near a bound
     density = np.exp(-0.5 * ((before_tanh - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi)) / slope
     return actions, np.log(density).sum(-1)
 
@@ -95,7 +99,9 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
         next_values = next_values - alpha * next_log_probs[0]
     targets = batch.rewards + batch.discounts * next_values
     candidates = np.concatenate([uniform, own_actions[1:], next_actions[1:]])
-    log_densities = np.concatenate([np.full((SAMPLES, BATCH), np.log(0.25)), own_log_probs[1:], next_log_probs[1:]])
+    log_densities = np.concatenate(
+        [np.full((SAMPLES, BATCH), np.log(0.25)), own_log_probs[1:], next_log_probs[1:]]
+    )
 
     def td_loss(params):
         return ((critic(params, obs, actions) - targets) ** 2).mean(1).sum()
@@ -104,7 +110,10 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
         gaps = conservative_gaps(params, obs, actions, candidates, log_densities)
         return td_loss(params) + lagrange_multiplier * 0.7 * gaps.sum()
 
-    critic_watch, actor_watch = StepWatch(algorithm.critic_optimizer), StepWatch(algorithm.actor_optimizer)
+    critic_watch, actor_watch = (
+        StepWatch(algorithm.critic_optimizer),
+        StepWatch(algorithm.actor_optimizer),
+    )
     metrics = {name: value.item() for name, value in algorithm.update(tensors).metrics.items()}
     gap = conservative_gaps(critic_before, obs, actions, candidates, log_densities).mean()
     assert metrics["td_loss"] == pytest.approx(td_loss(critic_before), abs=1e-5)
@@ -121,7 +130,9 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
         return (alpha * log_probs - critic(critic_after, obs, drawn).min(0)).mean()
 
     assert metrics["actor_loss"] == pytest.approx(actor_loss(actor_before), abs=1e-5)
-    actor_watch.assert_stepped_down(actor_loss, actor_before, metrics["actor_grad_norm"], learning_rate=2e-3)
+    actor_watch.assert_stepped_down(
+        actor_loss, actor_before, metrics["actor_grad_norm"], learning_rate=2e-3
+    )
     log_prob = own_log_probs[0].mean()
     assert metrics["entropy"] == pytest.approx(-log_prob, abs=1e-5)
     assert metrics["alpha"] == pytest.approx(alpha, abs=1e-6)
@@ -132,12 +143,16 @@ def test_a_whole_update_equals_numpy(backup, lagrange_threshold):
 
 
 @pytest.mark.parametrize(("threshold", "direction"), [(-50.0, 1.0), (50.0, -1.0), (None, 0.0)])
-def test_the_multiplier_rises_while_the_gap_is_above_the_threshold_and_falls_below(threshold, direction):
+def test_the_multiplier_rises_while_the_gap_is_above_the_threshold_and_falls_below(
+    threshold, direction
+):
     algorithm = make(lagrange_threshold=threshold)
     for part in (algorithm.lagrange_multiplier, algorithm.temperature):
         part.log_alpha.data.zero_()
     algorithm.update(make_batch())
-    assert algorithm.lagrange_multiplier.log_alpha.item() == pytest.approx(direction * LEARNING_RATE, abs=1e-7)
+    assert algorithm.lagrange_multiplier.log_alpha.item() == pytest.approx(
+        direction * LEARNING_RATE, abs=1e-7
+    )
 
 
 def test_the_conservative_gap_equals_a_hand_worked_example():
@@ -179,8 +194,14 @@ def numpy_discrete(params, target_params, batch, cql_alpha):
 def test_a_whole_discrete_update_equals_numpy():
     algorithm = make(CHOICES, cql_alpha=0.6, tau=0.05)
     tensors = make_batch(CHOICES)
-    batch, before, target_before = doubles(tensors), arrays(algorithm.network), arrays(algorithm.target_network)
-    loss, (huber, gap) = numpy_discrete([param.copy() for param in before], target_before, batch, 0.6)
+    batch, before, target_before = (
+        doubles(tensors),
+        arrays(algorithm.network),
+        arrays(algorithm.target_network),
+    )
+    loss, (huber, gap) = numpy_discrete(
+        [param.copy() for param in before], target_before, batch, 0.6
+    )
     watch = StepWatch(algorithm.optimizer)
     metrics = {name: value.item() for name, value in algorithm.update(tensors).metrics.items()}
     assert metrics["td_loss"] == pytest.approx(huber, abs=1e-5)
@@ -189,7 +210,9 @@ def test_a_whole_discrete_update_equals_numpy():
     data_values = mlp(before, batch.obs)[np.arange(BATCH), batch.actions]
     assert metrics["q_mean"] == pytest.approx(data_values.mean(), abs=1e-5)
     watch.assert_stepped_down(loss, before, metrics["critic_grad_norm"])
-    assert_moved_by_tau(target_before, arrays(algorithm.target_network), arrays(algorithm.network), 0.05)
+    assert_moved_by_tau(
+        target_before, arrays(algorithm.target_network), arrays(algorithm.network), 0.05
+    )
 
 
 def test_discrete_actions_are_the_best_valued():
@@ -199,16 +222,22 @@ def test_discrete_actions_are_the_best_valued():
         assert algorithm.act(obs, explore=explore).actions.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize(("name", "value"), [("alpha", 0.5), ("num_cql_samples", 4), ("lagrange_threshold", 5.0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("alpha", 0.5), ("num_cql_samples", 4), ("lagrange_threshold", 5.0)]
+)
 def test_a_setting_that_discrete_actions_do_not_use_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"algo_kwargs.{name} of cql is {value}.*: remove it"):
         make(CHOICES, **{name: value})
 
 
-@pytest.mark.skipif(not TRY_ALL, reason="half a minute of compiling: RL_TRAINING_TEST_ALL=1 runs it")
+@pytest.mark.skipif(
+    not TRY_ALL, reason="half a minute of compiling: RL_TRAINING_TEST_ALL=1 runs it"
+)
 @pytest.mark.parametrize("action_space", [None, CHOICES], ids=["box", "discrete"])
 def test_a_compiled_update_equals_a_plain_one(action_space):
-    settings = {"num_cql_samples": SAMPLES, "lagrange_threshold": 4.0} if action_space is None else {}
+    settings = (
+        {"num_cql_samples": SAMPLES, "lagrange_threshold": 4.0} if action_space is None else {}
+    )
     assert_compiled_equals_plain(
         CQLAlgorithm, small(CQLConfig, normalize_obs=True, **settings), action_space=action_space
     )

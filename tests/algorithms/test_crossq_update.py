@@ -34,7 +34,9 @@ def make(**settings):
 
 def averages(algorithm):
     norms = algorithm.critic.networks.norms
-    return [(norm.mean.double().numpy().copy(), norm.variance.double().numpy().copy()) for norm in norms]
+    return [
+        (norm.mean.double().numpy().copy(), norm.variance.double().numpy().copy()) for norm in norms
+    ]
 
 
 def numpy_critic(params, obs, actions, by=None):
@@ -75,7 +77,10 @@ def test_a_whole_update_equals_numpy():
         values = numpy_critic(params, joint_obs, joint_actions)[0][:, :BATCH]
         return sum(0.5 * ((member - targets) ** 2).mean() for member in values)
 
-    critic_watch, actor_watch = StepWatch(algorithm.critic_optimizer), StepWatch(algorithm.actor_optimizer)
+    critic_watch, actor_watch = (
+        StepWatch(algorithm.critic_optimizer),
+        StepWatch(algorithm.actor_optimizer),
+    )
     metrics = {name: value.item() for name, value in algorithm.update(tensors).metrics.items()}
     assert metrics["critic_loss"] == pytest.approx(critic_loss(critic_before), abs=1e-5)
     assert metrics["q_mean"] == pytest.approx(joint[:, :BATCH].mean(), abs=1e-5)
@@ -85,11 +90,16 @@ def test_a_whole_update_equals_numpy():
         for old, batch_value, new in zip(before, now, after, strict=True):
             np.testing.assert_allclose(new, 0.99 * old + 0.01 * batch_value, atol=1e-5)
 
-    critic_after = arrays(algorithm.critic)  # the actor is judged by the critics just improved, by their averages
+    critic_after = arrays(
+        algorithm.critic
+    )  # the actor is judged by the critics just improved, by their averages
 
     def actor_loss(params):
         actions, log_probs = actor(params, batch.obs, noise)
-        return (alpha * log_probs - numpy_critic(critic_after, batch.obs, actions, averages_after)[0].min(0)).mean()
+        return (
+            alpha * log_probs
+            - numpy_critic(critic_after, batch.obs, actions, averages_after)[0].min(0)
+        ).mean()
 
     assert metrics["actor_loss"] == pytest.approx(actor_loss(actor_before), abs=1e-5)
     actor_watch.assert_stepped_down(actor_loss, actor_before, metrics["actor_grad_norm"])
@@ -97,7 +107,14 @@ def test_a_whole_update_equals_numpy():
 
 def test_there_is_no_target_network():
     assert set(make().stateful_members()) == {
-        *("actor", "critic", "temperature", "actor_optimizer", "critic_optimizer", "alpha_optimizer")
+        *(
+            "actor",
+            "critic",
+            "temperature",
+            "actor_optimizer",
+            "critic_optimizer",
+            "alpha_optimizer",
+        )
     }
 
 

@@ -19,13 +19,17 @@ BATCH = 64
 for_every_variant = pytest.mark.parametrize(
     ("double", "dueling"), [(False, False), (True, False), (False, True), (True, True)]
 )
-with_and_without_n_step = pytest.mark.parametrize("n_step", [False, True], ids=["one_step", "n_step"])
+with_and_without_n_step = pytest.mark.parametrize(
+    "n_step", [False, True], ids=["one_step", "n_step"]
+)
 
 
 def make(**settings):
     config = DQNConfig(hidden_sizes=(16, 8), gamma=0.9, **settings)
     spaces = describe_spaces(Box(-np.inf, np.inf, (3,)), Discrete(NUM_ACTIONS))
-    return DQNAlgorithm(config, spaces, Resources(torch.device("cpu"), torch.Generator().manual_seed(0)))
+    return DQNAlgorithm(
+        config, spaces, Resources(torch.device("cpu"), torch.Generator().manual_seed(0))
+    )
 
 
 def with_other_target(algorithm):
@@ -47,7 +51,9 @@ def make_batch(n_step=False):
         next_obs=torch.from_numpy(next_obs),
         terminated=torch.from_numpy(terminated),
         truncated=torch.from_numpy(truncated),
-        discounts=torch.from_numpy(0.9 ** rng.integers(1, 4, BATCH).astype(np.float32)) if n_step else None,
+        discounts=torch.from_numpy(0.9 ** rng.integers(1, 4, BATCH).astype(np.float32))
+        if n_step
+        else None,
     )
 
 
@@ -70,9 +76,19 @@ def q_values(network, obs, dueling):
 def numpy_targets(algorithm, batch):
     config = algorithm.config
     next_values = q_values(algorithm.target_network, batch.next_obs, config.dueling)
-    chooser = q_values(algorithm.network, batch.next_obs, config.dueling) if config.double else next_values
-    discounts = np.full(BATCH, config.gamma) if batch.discounts is None else batch.discounts.double().numpy()
-    bootstrap = np.where(batch.terminated, 0.0, discounts * next_values[np.arange(BATCH), chooser.argmax(1)])
+    chooser = (
+        q_values(algorithm.network, batch.next_obs, config.dueling)
+        if config.double
+        else next_values
+    )
+    discounts = (
+        np.full(BATCH, config.gamma)
+        if batch.discounts is None
+        else batch.discounts.double().numpy()
+    )
+    bootstrap = np.where(
+        batch.terminated, 0.0, discounts * next_values[np.arange(BATCH), chooser.argmax(1)]
+    )
     return batch.rewards.double().numpy() + bootstrap
 
 
@@ -89,7 +105,9 @@ def test_targets_loss_and_mean_value_equal_numpy(double, dueling, n_step):
     huber = np.where(errors < 1, 0.5 * errors**2, errors - 0.5).mean()
 
     actual = algorithm._targets(
-        Batch(batch.obs, batch.actions, batch.rewards, batch.next_obs, bootstrap_discounts(batch, 0.9))
+        Batch(
+            batch.obs, batch.actions, batch.rewards, batch.next_obs, bootstrap_discounts(batch, 0.9)
+        )
     )
     np.testing.assert_allclose(actual, targets, atol=1e-5)
     metrics = algorithm.update(batch).metrics
@@ -99,19 +117,27 @@ def test_targets_loss_and_mean_value_equal_numpy(double, dueling, n_step):
 
 @for_every_variant
 def test_an_update_steps_down_the_loss_with_the_targets_held_fixed(double, dueling):
-    algorithm = with_other_target(make(double=double, dueling=dueling, learning_rate=1e-2, max_grad_norm=0.1))
+    algorithm = with_other_target(
+        make(double=double, dueling=dueling, learning_rate=1e-2, max_grad_norm=0.1)
+    )
     batch = make_batch()
     targets = torch.tensor(numpy_targets(algorithm, batch), dtype=torch.float32)
     parameters = list(algorithm.network.parameters())
-    algorithm.optimizer = Adam(parameters, 1e-2, eps=0.1)  # large, so that a step shows the length of the gradient
+    algorithm.optimizer = Adam(
+        parameters, 1e-2, eps=0.1
+    )  # large, so that a step shows the length of the gradient
     expected = [parameter.detach().clone().requires_grad_() for parameter in parameters]
     names = [name for name, _ in algorithm.network.named_parameters()]
-    values = torch.func.functional_call(algorithm.network, dict(zip(names, expected, strict=True)), (batch.obs,))
+    values = torch.func.functional_call(
+        algorithm.network, dict(zip(names, expected, strict=True)), (batch.obs,)
+    )
     F.smooth_l1_loss(values[torch.arange(BATCH), batch.actions], targets).backward()
     norm = torch.nn.utils.clip_grad_norm_(expected, 0.1)
     torch.optim.Adam(expected, lr=1e-2, eps=0.1).step()
 
-    assert algorithm.update(batch).metrics["grad_norm"].item() == pytest.approx(norm.item(), rel=1e-5)
+    assert algorithm.update(batch).metrics["grad_norm"].item() == pytest.approx(
+        norm.item(), rel=1e-5
+    )
     for parameter, wanted in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter, wanted, rtol=0, atol=1e-5)
 
@@ -143,7 +169,8 @@ def test_the_target_network_is_copied_when_its_interval_has_been_crossed_and_nev
 
 
 @pytest.mark.parametrize(
-    ("progress", "expected"), [(0.0, 1.0), (0.05, 0.775), (0.1, 0.55), (0.2, 0.1), (0.6, 0.1), (1.0, 0.1)]
+    ("progress", "expected"),
+    [(0.0, 1.0), (0.05, 0.775), (0.1, 0.55), (0.2, 0.1), (0.6, 0.1), (1.0, 0.1)],
 )
 def test_epsilon_falls_linearly_over_the_exploration_fraction_and_then_stays(progress, expected):
     algorithm = make(epsilon_start=1.0, epsilon_end=0.1, exploration_fraction=0.2)

@@ -37,7 +37,12 @@ def imitation_losses(policy, params, obs, actions):
 @pytest.mark.parametrize("policy", ["gaussian", "deterministic"])
 def test_a_whole_update_equals_numpy(policy):
     algorithm = make(
-        policy=policy, expectile=0.8, beta=2.0, max_advantage_weight=5.0, tau=0.05, actor_learning_rate=2e-3
+        policy=policy,
+        expectile=0.8,
+        beta=2.0,
+        max_advantage_weight=5.0,
+        tau=0.05,
+        actor_learning_rate=2e-3,
     )
     tensors = make_batch()
     batch = doubles(tensors)
@@ -55,7 +60,10 @@ def test_a_whole_update_equals_numpy(policy):
         errors = target_values - value(params, obs)
         return (np.abs(0.8 - (errors < 0)) * errors**2).mean()
 
-    value_watch, critic_watch = StepWatch(algorithm.value_optimizer), StepWatch(algorithm.critic_optimizer)
+    value_watch, critic_watch = (
+        StepWatch(algorithm.value_optimizer),
+        StepWatch(algorithm.critic_optimizer),
+    )
     actor_watch = StepWatch(algorithm.actor_optimizer)
     metrics = algorithm.update(tensors).metrics
     assert metrics["value_loss"].item() == pytest.approx(value_loss(value_before), abs=1e-5)
@@ -68,7 +76,9 @@ def test_a_whole_update_equals_numpy(policy):
         return ((critic(params, obs, actions) - targets) ** 2).mean(1).sum()
 
     assert metrics["critic_loss"].item() == pytest.approx(critic_loss(critic_before), abs=1e-5)
-    assert metrics["q_mean"].item() == pytest.approx(critic(critic_before, obs, actions).mean(), abs=1e-5)
+    assert metrics["q_mean"].item() == pytest.approx(
+        critic(critic_before, obs, actions).mean(), abs=1e-5
+    )
     critic_watch.assert_stepped_down(critic_loss, critic_before, metrics["critic_grad_norm"])
 
     weights = np.minimum(np.exp(2.0 * advantages), 5.0)
@@ -78,13 +88,26 @@ def test_a_whole_update_equals_numpy(policy):
     def actor_loss(params):
         return (weights * imitation_losses(policy, params, obs, actions)).mean()
 
-    assert metrics["actor_loss"].item() == pytest.approx(actor_loss(actor_before), rel=1e-5, abs=1e-5)
-    actor_watch.assert_stepped_down(actor_loss, actor_before, metrics["actor_grad_norm"], learning_rate=2e-3)
-    assert_moved_by_tau(target_before, arrays(algorithm.target_critic), arrays(algorithm.critic), 0.05)
+    assert metrics["actor_loss"].item() == pytest.approx(
+        actor_loss(actor_before), rel=1e-5, abs=1e-5
+    )
+    actor_watch.assert_stepped_down(
+        actor_loss, actor_before, metrics["actor_grad_norm"], learning_rate=2e-3
+    )
+    assert_moved_by_tau(
+        target_before, arrays(algorithm.target_critic), arrays(algorithm.critic), 0.05
+    )
 
 
 def test_the_metrics_stand_in_the_order_in_which_a_mistake_would_spread():
-    names = ["value_loss", "value_grad_norm", "critic_loss", "critic_grad_norm", "q_mean", "advantage_mean"]
+    names = [
+        "value_loss",
+        "value_grad_norm",
+        "critic_loss",
+        "critic_grad_norm",
+        "q_mean",
+        "advantage_mean",
+    ]
     assert list(make().update(make_batch()).metrics) == [*names, "actor_loss", "actor_grad_norm"]
 
 

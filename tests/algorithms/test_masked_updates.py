@@ -9,7 +9,16 @@ import pytest
 import torch
 from conftest import TRY_ALL, as_collected
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from numpy_reference import BATCH, StepWatch, arrays, doubles, make_algorithm, make_batch, mlp, small
+from numpy_reference import (
+    BATCH,
+    StepWatch,
+    arrays,
+    doubles,
+    make_algorithm,
+    make_batch,
+    mlp,
+    small,
+)
 from test_c51_update import SUPPORT, numpy_log_probs, numpy_projection
 from test_c51_update import settings as c51_settings
 from test_qrdqn_update import QUANTILES, numpy_losses, numpy_quantiles
@@ -52,7 +61,12 @@ def masked_batch(action_space=CHOICES):
 
 def best_valid(values, masks):
     """The best of the valid actions, row by row, and that the mask matters."""
-    best = np.array([max(np.flatnonzero(mask), key=row.__getitem__) for row, mask in zip(values, masks, strict=True)])
+    best = np.array(
+        [
+            max(np.flatnonzero(mask), key=row.__getitem__)
+            for row, mask in zip(values, masks, strict=True)
+        ]
+    )
     assert (best != values.argmax(1)).sum() > BATCH // 4
     return best
 
@@ -106,7 +120,9 @@ def test_qrdqn_chooses_the_next_action_among_the_valid_ones(double):
     targets = batch.rewards[:, None] + batch.discounts[:, None] * next_quantiles[ROWS, best]
 
     def loss(params):
-        return numpy_losses(numpy_quantiles(params, batch.obs, False)[ROWS, batch.actions], targets).mean()
+        return numpy_losses(
+            numpy_quantiles(params, batch.obs, False)[ROWS, batch.actions], targets
+        ).mean()
 
     watch = StepWatch(algorithm.optimizer)
     metrics = updated(algorithm, tensors)
@@ -126,7 +142,11 @@ def test_c51_chooses_the_next_action_among_the_valid_ones(double):
     targets = numpy_projection(returns, next_probs[ROWS, best], SUPPORT)
 
     def loss(params):
-        return -(targets * numpy_log_probs(params, batch.obs, False)[ROWS, batch.actions]).sum(-1).mean()
+        return (
+            -(targets * numpy_log_probs(params, batch.obs, False)[ROWS, batch.actions])
+            .sum(-1)
+            .mean()
+        )
 
     watch = StepWatch(algorithm.optimizer)
     metrics = updated(algorithm, tensors)
@@ -142,12 +162,20 @@ def test_discrete_sac_takes_expectations_over_the_valid_actions():
     actor_before, critic_before = arrays(algorithm.actor), arrays(algorithm.critic)
     probs = probabilities(mlp(actor_before, batch.next_obs), next_masks)
     next_values = numpy_values(arrays(algorithm.target_critic), batch.next_obs).min(0)
-    targets = batch.rewards + batch.discounts * (probs * (next_values - alpha * log_of(probs))).sum(1)
+    targets = batch.rewards + batch.discounts * (probs * (next_values - alpha * log_of(probs))).sum(
+        1
+    )
 
     def critic_loss(params):
-        return sum(0.5 * ((v[ROWS, batch.actions] - targets) ** 2).mean() for v in numpy_values(params, batch.obs))
+        return sum(
+            0.5 * ((v[ROWS, batch.actions] - targets) ** 2).mean()
+            for v in numpy_values(params, batch.obs)
+        )
 
-    critic_watch, actor_watch = StepWatch(algorithm.critic_optimizer), StepWatch(algorithm.actor_optimizer)
+    critic_watch, actor_watch = (
+        StepWatch(algorithm.critic_optimizer),
+        StepWatch(algorithm.actor_optimizer),
+    )
     metrics = updated(algorithm, tensors)
     assert metrics["critic_loss"] == pytest.approx(critic_loss(critic_before), abs=1e-5)
     critic_watch.assert_stepped_down(critic_loss, critic_before, metrics["critic_grad_norm"])
@@ -184,10 +212,14 @@ def test_discrete_cql_penalizes_the_valid_actions_only():
     td_loss, gap = terms(before)
     assert metrics["td_loss"] == pytest.approx(td_loss, abs=1e-5)
     assert metrics["conservative_gap"] == pytest.approx(gap, abs=1e-5)
-    watch.assert_stepped_down(lambda params: np.dot(terms(params), [1, 0.6]), before, metrics["critic_grad_norm"])
+    watch.assert_stepped_down(
+        lambda params: np.dot(terms(params), [1, 0.6]), before, metrics["critic_grad_norm"]
+    )
 
 
-@pytest.mark.parametrize("space", [CHOICES, MultiDiscrete([2, 3])], ids=["discrete", "multi_discrete"])
+@pytest.mark.parametrize(
+    "space", [CHOICES, MultiDiscrete([2, 3])], ids=["discrete", "multi_discrete"]
+)
 def test_bc_raises_the_probability_among_the_valid_actions(space):
     algorithm = make_algorithm(BCAlgorithm, small(BCConfig), action_space=space)
     choices = [4] if space is CHOICES else [2, 3]
@@ -244,7 +276,9 @@ def test_a_mask_that_permits_nothing_after_a_terminated_step_is_not_used(name):
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_masks_that_permit_everything_equal_none(name):
     batch, everything = make_batch(CHOICES), torch.ones(BATCH, 4, dtype=torch.bool)
-    first, second = two_updates(name, batch, replace(batch, masks=everything, next_masks=everything))
+    first, second = two_updates(
+        name, batch, replace(batch, masks=everything, next_masks=everything)
+    )
     for key, value in first.items():
         assert torch.equal(second[key], value), key
 
@@ -253,7 +287,9 @@ def test_masks_that_permit_everything_equal_none(name):
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_a_compiled_update_with_masks_equals_a_plain_one(name):
     batch = with_masks(make_batch(CHOICES))
-    plain, compiled = (make_off_policy(name, compile=flag).update(batch).metrics for flag in (False, True))
+    plain, compiled = (
+        make_off_policy(name, compile=flag).update(batch).metrics for flag in (False, True)
+    )
     for key, value in plain.items():
         torch.testing.assert_close(compiled[key], value, rtol=1e-4, atol=1e-5, msg=key)
 
@@ -268,10 +304,15 @@ def categorical(choices):
 def test_log_probabilities_and_entropies_of_masked_logits(choices, as_sequences):
     space = CHOICES if len(choices) == 1 else MultiDiscrete(choices)
     batch = with_masks(make_batch(space), sum(choices), choices)
-    logits, masks = torch.randn(BATCH, sum(choices), generator=torch.Generator().manual_seed(0)), batch.masks
+    logits, masks = (
+        torch.randn(BATCH, sum(choices), generator=torch.Generator().manual_seed(0)),
+        batch.masks,
+    )
     shape = (6, BATCH // 6) if as_sequences else (BATCH,)
     outputs = masked(logits, masks).unflatten(0, shape)
-    log_probs, entropies = categorical(choices).log_prob_and_entropy(outputs, batch.actions.unflatten(0, shape))
+    log_probs, entropies = categorical(choices).log_prob_and_entropy(
+        outputs, batch.actions.unflatten(0, shape)
+    )
     assert log_probs.shape == entropies.shape == shape
     expected, entropy, start = np.zeros(BATCH), np.zeros(BATCH), 0
     for n, chosen in zip(choices, batch.actions.numpy().reshape(BATCH, -1).T, strict=True):
@@ -323,7 +364,9 @@ RANDOM_SPACES = {
 
 
 @pytest.mark.parametrize("name", RANDOM_SPACES)
-@pytest.mark.parametrize("make_generator", [lambda: torch.Generator().manual_seed(0), lambda: np.random.default_rng(0)])
+@pytest.mark.parametrize(
+    "make_generator", [lambda: torch.Generator().manual_seed(0), lambda: np.random.default_rng(0)]
+)
 def test_random_actions_are_uniform_over_the_valid_ones(name, make_generator):
     space, choices, rows = RANDOM_SPACES[name]
     spec, count = describe_spaces(Box(-1.0, 1.0), space).action, 20_000
@@ -332,10 +375,14 @@ def test_random_actions_are_uniform_over_the_valid_ones(name, make_generator):
     assert actions.shape == (2 * count, *spec.model_shape)
     assert actions.dtype == torch.int64
     for row, mask in enumerate(np.array(rows, float)):
-        parts = zip(np.split(mask, np.cumsum(choices)[:-1]), actions[row::2].view(count, -1).T, strict=True)
+        parts = zip(
+            np.split(mask, np.cumsum(choices)[:-1]), actions[row::2].view(count, -1).T, strict=True
+        )
         for part, column in parts:
             frequencies = np.bincount(column.numpy(), minlength=len(part)) / count
-            np.testing.assert_allclose(frequencies, part / part.sum(), atol=5 * (0.25 / count) ** 0.5)
+            np.testing.assert_allclose(
+                frequencies, part / part.sum(), atol=5 * (0.25 / count) ** 0.5
+            )
             assert not frequencies[part == 0].any()
     for action in spec.to_env(actions.numpy())[:100]:
         assert space.contains(action.astype(space.dtype))
@@ -359,15 +406,21 @@ def test_replacing_and_exploring_at_random_takes_valid_actions(name):
     assert 0.4 < differs < 0.6
 
 
-@pytest.mark.parametrize(("algorithm_class", "config_class"), [(PPOAlgorithm, PPOConfig), (A2CAlgorithm, A2CConfig)])
+@pytest.mark.parametrize(
+    ("algorithm_class", "config_class"), [(PPOAlgorithm, PPOConfig), (A2CAlgorithm, A2CConfig)]
+)
 def test_an_on_policy_update_with_masks_leaves_invalid_actions_out(algorithm_class, config_class):
     """The policy loss and the entropy equal those of a policy whose logits of invalid actions are minus infinity."""
     single = {"update_epochs": 1, "minibatch_size": 1000} if config_class is PPOConfig else {}
     config = config_class(hidden_sizes=(6, 5), ent_coef=0.1, normalize_advantage=False, **single)
     algorithm = make_algorithm(algorithm_class, config, action_space=CHOICES)
     flat = with_masks(make_batch(CHOICES))
-    rollout = type(flat).from_tensors({k: v.unflatten(0, (BATCH // 2, 2)) for k, v in flat.tensors().items()})
-    rollout.next_obs[:-1] = torch.where(rollout.dones[:-1, :, None], rollout.next_obs[:-1], rollout.obs[1:])
+    rollout = type(flat).from_tensors(
+        {k: v.unflatten(0, (BATCH // 2, 2)) for k, v in flat.tensors().items()}
+    )
+    rollout.next_obs[:-1] = torch.where(
+        rollout.dones[:-1, :, None], rollout.next_obs[:-1], rollout.obs[1:]
+    )
     rollout = as_collected(algorithm, rollout)
     with torch.no_grad():
         logits = algorithm.policy(flat.obs)[0].double().numpy()
@@ -375,7 +428,9 @@ def test_an_on_policy_update_with_masks_leaves_invalid_actions_out(algorithm_cla
     samples, _ = algorithm.prepare(rollout)
     metrics = updated(algorithm, rollout)
     assert metrics["entropy"] == pytest.approx(-(probs * log_of(probs)).sum(1).mean(), abs=1e-5)
-    np.testing.assert_allclose(samples.log_probs, np.log(probs[ROWS, flat.actions.numpy()]), atol=1e-5)
+    np.testing.assert_allclose(
+        samples.log_probs, np.log(probs[ROWS, flat.actions.numpy()]), atol=1e-5
+    )
     advantages = samples.advantages.double().numpy()
     ratio = 1.0 if config_class is PPOConfig else np.log(probs[ROWS, flat.actions.numpy()])
     assert metrics["policy_loss"] == pytest.approx(-(advantages * ratio).mean(), abs=1e-5)

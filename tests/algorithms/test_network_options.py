@@ -40,18 +40,24 @@ SEPARATE: dict[str, Any] = {
     "critic_learning_rate": {"kind": "cosine", "start": 2e-3, "end": 1e-3},
 }
 ALGOS = [spec.name for spec in list_algorithm_specs()]
-ACTOR_CRITICS = [name for name in ALGOS if issubclass(get_algorithm_spec(name).config_class(), ActorCriticConfig)]
+ACTOR_CRITICS = [
+    name for name in ALGOS if issubclass(get_algorithm_spec(name).config_class(), ActorCriticConfig)
+]
 OFF_POLICY = [name for name in ACTOR_CRITICS if name not in ("ppo", "a2c")]
 
 
 def every_option(algo: str) -> dict[str, Any]:
     options = {**SHARED, **(SEPARATE if algo in ACTOR_CRITICS else {})}
-    return {name: value for name, value in options.items() if (algo, name) != ("crossq", "layer_norm")}
+    return {
+        name: value for name, value in options.items() if (algo, name) != ("crossq", "layer_norm")
+    }
 
 
 def case_of(algo: str, **algo_kwargs: Any) -> AlgorithmCase:
     spec = get_algorithm_spec(algo)
-    return AlgorithmCase(spec.algorithm_class(), spec.config_class(), spec.loop, env_of(algo), algo_kwargs)
+    return AlgorithmCase(
+        spec.algorithm_class(), spec.config_class(), spec.loop, env_of(algo), algo_kwargs
+    )
 
 
 def networks_of(algorithm: Algorithm[Any]) -> dict[str, dict[str, Tensor]]:
@@ -65,7 +71,11 @@ def shapes_of(algorithm: Algorithm[Any], name: str) -> dict[str, torch.Size]:
 
 def rates_of(algorithm: Algorithm[Any]) -> dict[str, float]:
     members = algorithm.stateful_members().items()
-    return {name: float(one.state_dict()["learning_rate"]) for name, one in members if isinstance(one, Adam)}
+    return {
+        name: float(one.state_dict()["learning_rate"])
+        for name, one in members
+        if isinstance(one, Adam)
+    }
 
 
 def test_the_algorithms_with_an_actor_and_critics_have_settings_for_each() -> None:
@@ -93,20 +103,30 @@ def test_every_option_trains(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ACTOR_CRITICS)
-@pytest.mark.parametrize("settings", [{"actor": [90]}, {"critic": [90]}, {"actor": [1], "critic": [90]}, {"actor": []}])
+@pytest.mark.parametrize(
+    "settings", [{"actor": [90]}, {"critic": [90]}, {"actor": [1], "critic": [90]}, {"actor": []}]
+)
 def test_the_weights_of_the_largest_network_are_counted_and_not_overestimated(
     algo: str, settings: dict[str, list[int]]
 ) -> None:
     case = case_of(algo, **{f"{name}_hidden_sizes": sizes for name, sizes in settings.items()})
     sizes, count = count_weights(case.algo_config, case.spaces)
     assert sizes[1:-1] == ((90,) if [90] in settings.values() else (8, 8))
-    members = {name: state for name, state in networks_of(case.make()).items() if "target" not in name}
-    assert count <= max(sum(tensor.numel() for tensor in state.values()) for state in members.values())
+    members = {
+        name: state for name, state in networks_of(case.make()).items() if "target" not in name
+    }
+    assert count <= max(
+        sum(tensor.numel() for tensor in state.values()) for state in members.values()
+    )
 
 
 @pytest.mark.parametrize("algo", ALGOS if TRY_ALL else EVERY_KIND)
-@pytest.mark.parametrize("option", ["activation", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay"])
-def test_an_option_without_weights_leaves_the_initial_networks_and_changes_the_updates(algo: str, option: str) -> None:
+@pytest.mark.parametrize(
+    "option", ["activation", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay"]
+)
+def test_an_option_without_weights_leaves_the_initial_networks_and_changes_the_updates(
+    algo: str, option: str
+) -> None:
     value = {"adam_eps": 1e-3, **SHARED}[option]
     plain, changed = case_of(algo).make(), case_of(algo, **{option: value}).make()
     case = case_of(algo)
@@ -116,7 +136,10 @@ def test_an_option_without_weights_leaves_the_initial_networks_and_changes_the_u
     for number in range(1, 4):
         for algorithm in (plain, changed):
             case.train(algorithm, number)
-    states = [[t for state in networks_of(one).values() for t in state.values()] for one in (plain, changed)]
+    states = [
+        [t for state in networks_of(one).values() for t in state.values()]
+        for one in (plain, changed)
+    ]
     assert not all(torch.equal(one, other) for one, other in zip(*states, strict=True))
 
 
@@ -138,7 +161,10 @@ def test_sizes_of_the_actor_and_of_the_critics_are_their_own(algo: str) -> None:
 def test_every_optimizer_follows_its_own_schedule(algo: str) -> None:
     case = case_of(algo, learning_rate=0.5, **SEPARATE)
     algorithm = case.make()
-    actor, critic = Schedule(kind="linear", start=1e-3), Schedule(kind="cosine", start=2e-3, end=1e-3)
+    actor, critic = (
+        Schedule(kind="linear", start=1e-3),
+        Schedule(kind="cosine", start=2e-3, end=1e-3),
+    )
     for number in (10, 60):
         case.train(algorithm, number)
         for name, rate in rates_of(algorithm).items():
@@ -149,33 +175,51 @@ def test_every_optimizer_follows_its_own_schedule(algo: str) -> None:
 @pytest.mark.parametrize("algo", OFF_POLICY)
 def test_without_rates_of_their_own_all_follow_the_learning_rate(algo: str) -> None:
     rates = rates_of(case_of(algo, learning_rate=0.25).make())
-    own_rate = ("actor_optimizer", "alpha_optimizer") if algo in ("cql", "iql") else ()  # with a default of its own
+    own_rate = (
+        ("actor_optimizer", "alpha_optimizer") if algo in ("cql", "iql") else ()
+    )  # with a default of its own
     assert {rate for name, rate in rates.items() if name not in own_rate} == {0.25}
 
 
 def test_temperatures_and_multipliers_have_no_weight_decay() -> None:
     settings = {"lagrange_threshold": 1.0, "actor_learning_rate": 1e-3}
     plain, decayed = (
-        make_algorithm(CQLAlgorithm, small(CQLConfig, weight_decay=decay, **settings)) for decay in (0.0, 10.0)
+        make_algorithm(CQLAlgorithm, small(CQLConfig, weight_decay=decay, **settings))
+        for decay in (0.0, 10.0)
     )
     before = {name: tensor.clone() for name, tensor in networks_of(plain)["critic"].items()}
     for algorithm in (plain, decayed):
         algorithm.update(make_batch())
     for name in ("temperature", "lagrange_multiplier"):
-        assert torch.equal(networks_of(plain)[name]["log_alpha"], networks_of(decayed)[name]["log_alpha"])
+        assert torch.equal(
+            networks_of(plain)[name]["log_alpha"], networks_of(decayed)[name]["log_alpha"]
+        )
     for name, tensor in networks_of(decayed)["critic"].items():
         expected = networks_of(plain)["critic"][name] - 1e-3 * 10.0 * before[name]
         torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-6)
 
 
 def test_options_that_an_algorithm_cannot_use_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"layer_norm is not available: the critics have batch normalization"):
+    with pytest.raises(
+        ConfigError, match=r"layer_norm is not available: the critics have batch normalization"
+    ):
         get_algorithm_spec("crossq").parse_kwargs({"layer_norm": True})
-    with pytest.raises(ConfigError, match=r"layer_norm normalizes hidden layers, but hidden_sizes is empty"):
+    with pytest.raises(
+        ConfigError, match=r"layer_norm normalizes hidden layers, but hidden_sizes is empty"
+    ):
         get_algorithm_spec("dqn").parse_kwargs({"layer_norm": True, "hidden_sizes": []})
-    get_algorithm_spec("sac").parse_kwargs({"layer_norm": True, "hidden_sizes": [], "actor_hidden_sizes": [8]})
-    for name, value in (("critic_hidden_sizes", (8,)), ("actor_hidden_sizes", (8,)), ("critic_learning_rate", 1e-3)):
-        with pytest.raises(ConfigError, match=f"algo_kwargs.{name} of cql .*Discrete actions do not use it: remove it"):
+    get_algorithm_spec("sac").parse_kwargs(
+        {"layer_norm": True, "hidden_sizes": [], "actor_hidden_sizes": [8]}
+    )
+    for name, value in (
+        ("critic_hidden_sizes", (8,)),
+        ("actor_hidden_sizes", (8,)),
+        ("critic_learning_rate", 1e-3),
+    ):
+        with pytest.raises(
+            ConfigError,
+            match=f"algo_kwargs.{name} of cql .*Discrete actions do not use it: remove it",
+        ):
             make_algorithm(CQLAlgorithm, CQLConfig(**{name: value}), action_space=Discrete(3))
     for name in ("adam_beta1", "adam_beta2"):
         with pytest.raises(ConfigError, match=f"bad value 1.0 for '{name}'"):
@@ -197,7 +241,9 @@ def on_policy(algorithm_class: Any, config: Any, space: Any) -> Any:
     ],
     ids=["sizes", "rates"],
 )
-def test_equal_settings_of_policy_and_value_function_change_no_bit(space: Any, settings: dict[str, Any]) -> None:
+def test_equal_settings_of_policy_and_value_function_change_no_bit(
+    space: Any, settings: dict[str, Any]
+) -> None:
     plain, other = (
         on_policy(PPOAlgorithm, PPOConfig(hidden_sizes=(6, 5), minibatch_size=4, **own), space)
         for own in ({}, settings)
@@ -233,14 +279,21 @@ class TorchActorCritic:
         networks, config = algorithm.policy.networks, algorithm.config
         assert isinstance(networks, PolicyAndValue)
         self.config = config
-        self.policy, self.value = torch_copy(networks.policy, nn.SiLU()), torch_copy(networks.value, nn.SiLU())
-        self.log_std = [nn.Parameter(one.detach().clone()) for one in algorithm.policy.head.parameters()]
+        self.policy, self.value = (
+            torch_copy(networks.policy, nn.SiLU()),
+            torch_copy(networks.value, nn.SiLU()),
+        )
+        self.log_std = [
+            nn.Parameter(one.detach().clone()) for one in algorithm.policy.head.parameters()
+        ]
         groups = [
             {"params": [*self.log_std, *self.policy.parameters()], "lr": rates[0]},
             {"params": list(self.value.parameters()), "lr": rates[1]},
         ]
         betas = (config.adam_beta1, config.adam_beta2)
-        self.optimizer = torch.optim.AdamW(groups, betas=betas, eps=config.adam_eps, weight_decay=config.weight_decay)
+        self.optimizer = torch.optim.AdamW(
+            groups, betas=betas, eps=config.adam_eps, weight_decay=config.weight_decay
+        )
 
     def log_probs_and_entropy(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.policy(obs)
@@ -259,7 +312,10 @@ class TorchActorCritic:
         return norm
 
     def assert_equals(self, policy: Any) -> None:
-        for own, copy in ((policy.networks.policy, self.policy), (policy.networks.value, self.value)):
+        for own, copy in (
+            (policy.networks.policy, self.policy),
+            (policy.networks.value, self.value),
+        ):
             linears = [layer for layer in copy if isinstance(layer, nn.Linear)]
             norms = [layer for layer in copy if isinstance(layer, nn.LayerNorm)]
             expected = [one for layer in linears for one in (layer.weight, layer.bias)]
@@ -299,7 +355,9 @@ def test_ppo_with_two_networks_and_two_rates_equals_torch(space: Any) -> None:
         norms.append(copy.step(-surrogate, value_loss, entropies.mean()))
     metrics = algorithm.update(batch).metrics
     copy.assert_equals(algorithm.policy)
-    torch.testing.assert_close(metrics["grad_norm"], torch.stack(norms).mean(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        metrics["grad_norm"], torch.stack(norms).mean(), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a2c_with_two_networks_and_two_rates_equals_torch() -> None:
@@ -342,9 +400,12 @@ def test_a_compiled_update_with_every_option_equals_a_plain_one(activation: Acti
 def test_a_compiled_update_of_two_networks_equals_a_plain_one() -> None:
     config = PPOConfig(minibatch_size=1000, update_epochs=2, **TWO_NETWORKS)
     plain, compiled = (
-        make_algorithm(PPOAlgorithm, config, action_space=Discrete(3), compile=flag) for flag in (False, True)
+        make_algorithm(PPOAlgorithm, config, action_space=Discrete(3), compile=flag)
+        for flag in (False, True)
     )
     for algorithm in (plain, compiled):
         algorithm.update(as_collected(algorithm, make_rollout(Discrete(3))))
     for name, tensor in networks_of(plain)["policy"].items():
-        torch.testing.assert_close(networks_of(compiled)["policy"][name], tensor, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            networks_of(compiled)["policy"][name], tensor, rtol=1e-3, atol=1e-5
+        )

@@ -65,7 +65,9 @@ def running_returns(rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
 def stored(algorithm: Any, steps: dict[str, np.ndarray], **options: Any) -> ReplayBuffer:
     """A buffer filled as a run fills it: all steps but the newest are observed."""
     rng = np.random.default_rng(0)
-    buffer = ReplayBuffer(SPACES, 100, NUM_ENVS, rng=rng, device=algorithm.device, gamma=GAMMA, **options)
+    buffer = ReplayBuffer(
+        SPACES, 100, NUM_ENVS, rng=rng, device=algorithm.device, gamma=GAMMA, **options
+    )
     replay = ObservedReplay(buffer, algorithm)
     for step in range(NUM_STEPS):
         replay.add({name: steps[name][step] for name in FIELDS})
@@ -92,7 +94,9 @@ def test_a_step_lost_with_its_environment_ends_the_running_return() -> None:
     replay.truncate_newest()
     for _ in range(2):
         replay.add({name: steps[name][0] for name in FIELDS})
-    np.testing.assert_allclose(algorithm.reward_normalizer.running_return.numpy(), steps["rewards"][0], rtol=1e-6)
+    np.testing.assert_allclose(
+        algorithm.reward_normalizer.running_return.numpy(), steps["rewards"][0], rtol=1e-6
+    )
 
 
 class SeenError(Exception):
@@ -144,7 +148,9 @@ def test_nothing_is_observed_unless_it_is_needed() -> None:
         def observe(self, steps: Transitions) -> None:
             self.counters["seen"] = self.counters.get("seen", 0) + steps.rewards.numel()
 
-    algorithm = Counting(SACConfig(), SPACES, Resources(torch.device("cpu"), torch.Generator(), NUM_ENVS))
+    algorithm = Counting(
+        SACConfig(), SPACES, Resources(torch.device("cpu"), torch.Generator(), NUM_ENVS)
+    )
     assert algorithm.needs_steps
     stored(algorithm, hand_made_steps())
     assert algorithm.counters["seen"] == (NUM_STEPS - 1) * NUM_ENVS
@@ -153,11 +159,15 @@ def test_nothing_is_observed_unless_it_is_needed() -> None:
 @pytest.mark.parametrize("algo", ALGOS if TRY_ALL else ["dqn", "td3"])
 def test_every_off_policy_algorithm_passes_the_suite_with_both(algo: str) -> None:
     spec = get_algorithm_spec(algo)
-    check_algorithm(spec.algorithm_class(), spec.config_class(), spec.loop, algo_kwargs={**BOTH, "n_step": 2})
+    check_algorithm(
+        spec.algorithm_class(), spec.config_class(), spec.loop, algo_kwargs={**BOTH, "n_step": 2}
+    )
 
 
 def test_discrete_sac_passes_the_suite_with_both() -> None:
-    check_algorithm(SACAlgorithm, SACConfig, Loop.OFF_POLICY, env_id="CartPole-v1", algo_kwargs=BOTH)
+    check_algorithm(
+        SACAlgorithm, SACConfig, Loop.OFF_POLICY, env_id="CartPole-v1", algo_kwargs=BOTH
+    )
 
 
 @pytest.mark.parametrize("algo", ALGOS if TRY_ALL else ["dqn", "sac"])
@@ -166,11 +176,16 @@ def test_a_run_keeps_its_statistics_and_raw_transitions(algo: str, tmp_path: Pat
     _, algorithm, _ = load_algorithm(result.run_dir, device="cpu")
     buffer = load_checkpoint(result.run_dir).buffer_state
     obs, rewards = (
-        np.concatenate([segment.arrays[name] for segment in buffer["segments"]])[:-1] for name in ("obs", "rewards")
+        np.concatenate([segment.arrays[name] for segment in buffer["segments"]])[:-1]
+        for name in ("obs", "rewards")
     )
     flat = obs.reshape(-1, obs.shape[-1]).astype(np.float64)
-    np.testing.assert_allclose(algorithm.preprocessor.normalizer.mean.numpy(), flat.mean(0), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(algorithm.preprocessor.normalizer.variance.numpy(), flat.var(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        algorithm.preprocessor.normalizer.mean.numpy(), flat.mean(0), rtol=1e-9, atol=1e-12
+    )
+    np.testing.assert_allclose(
+        algorithm.preprocessor.normalizer.variance.numpy(), flat.var(0), rtol=1e-9, atol=1e-12
+    )
     assert algorithm.reward_normalizer.statistics.count == rewards.size
     again = evaluate_checkpoint(result.run_dir, device="cpu")
     assert again["eval_return_mean"] == result.metrics["eval_return_mean"]
@@ -178,11 +193,20 @@ def test_a_run_keeps_its_statistics_and_raw_transitions(algo: str, tmp_path: Pat
 
 def test_images_refuse_normalized_observations_but_not_rewards(tmp_path: Path) -> None:
     env = {"env_id": "oracle_envs:OracleEnv", "env_kwargs": {"obs": "stack"}}
-    config = small_config("dqn", tmp_path, total_timesteps=64, **env, algo_kwargs={"normalize_obs": True})
+    config = small_config(
+        "dqn", tmp_path, total_timesteps=64, **env, algo_kwargs={"normalize_obs": True}
+    )
     with pytest.raises(ConfigError, match="normalize_obs is for vectors"):
         run_training(config)
     assert not list(tmp_path.iterdir())
-    kwargs = {"normalize_reward": True, "learning_starts": 16, "train_frequency": 16, "batch_size": 4}
-    result = run_training(config.replace(algo_kwargs={**config.algo_kwargs, **kwargs, "normalize_obs": False}))
+    kwargs = {
+        "normalize_reward": True,
+        "learning_starts": 16,
+        "train_frequency": 16,
+        "batch_size": 4,
+    }
+    result = run_training(
+        config.replace(algo_kwargs={**config.algo_kwargs, **kwargs, "normalize_obs": False})
+    )
     _, algorithm, _ = load_algorithm(result.run_dir, device="cpu")
     assert algorithm.reward_normalizer.statistics.count > 0

@@ -20,7 +20,10 @@ def random_parameters():
 def random_gradients(count):
     """Gradients of very different sizes, so that the moments and epsilon matter."""
     generator = torch.Generator().manual_seed(1)
-    return [[torch.randn(s, generator=generator) * 10.0 ** -(step % 7) for s in SHAPES] for step in range(count)]
+    return [
+        [torch.randn(s, generator=generator) * 10.0 ** -(step % 7) for s in SHAPES]
+        for step in range(count)
+    ]
 
 
 def run(optimizer, gradients, learning_rates):
@@ -138,7 +141,9 @@ def test_descend_moves_the_parameters_down_the_loss():
 
 
 def frozen(*tensors):
-    return torch.nn.ParameterList(torch.nn.Parameter(tensor, requires_grad=False) for tensor in tensors)
+    return torch.nn.ParameterList(
+        torch.nn.Parameter(tensor, requires_grad=False) for tensor in tensors
+    )
 
 
 def test_a_polyak_update_moves_only_the_target_by_the_fraction_tau():
@@ -184,7 +189,11 @@ def test_betas_and_weight_decay_equal_adamw_of_torch(monkeypatch, by_formula, be
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
         monkeypatch.setattr(torch, "_fused_adam_", None)
         monkeypatch.setattr(torch, "_fused_adamw_", None)
-    run(Adam(parameters, eps=1e-5, betas=betas, weight_decay=weight_decay), gradients, LEARNING_RATES)
+    run(
+        Adam(parameters, eps=1e-5, betas=betas, weight_decay=weight_decay),
+        gradients,
+        LEARNING_RATES,
+    )
     for parameter, wanted in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter, wanted, rtol=0, atol=2e-6)
 

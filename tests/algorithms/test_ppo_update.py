@@ -16,13 +16,19 @@ from rl_training.replay.transitions import Transitions
 from rl_training.spaces.spec import describe_spaces
 
 ACTION_SPACES = [Discrete(4), MultiDiscrete([2, 3]), Box(-1.0, 1.0, (2,))]
-for_every_action_space = pytest.mark.parametrize("space", ACTION_SPACES, ids=["discrete", "multi_discrete", "box"])
+for_every_action_space = pytest.mark.parametrize(
+    "space", ACTION_SPACES, ids=["discrete", "multi_discrete", "box"]
+)
 
 
 def make(space=ACTION_SPACES[0], *, num_obs=3, num_envs=2, hidden_sizes=(6, 5), **settings):
-    config = PPOConfig(hidden_sizes=hidden_sizes, minibatch_size=1000, **{"update_epochs": 1, **settings})
+    config = PPOConfig(
+        hidden_sizes=hidden_sizes, minibatch_size=1000, **{"update_epochs": 1, **settings}
+    )
     spaces = describe_spaces(Box(-np.inf, np.inf, (num_obs,)), space)
-    return PPOAlgorithm(config, spaces, Resources(torch.device("cpu"), torch.Generator().manual_seed(0), num_envs))
+    return PPOAlgorithm(
+        config, spaces, Resources(torch.device("cpu"), torch.Generator().manual_seed(0), num_envs)
+    )
 
 
 def shake(algorithm):
@@ -38,10 +44,17 @@ def make_rollout(space, num_steps=6, num_envs=2, num_obs=3, seed=2):
     rng = np.random.default_rng(seed)
     spec = describe_spaces(Box(-1.0, 1.0), space).action
     space.seed(seed)
-    actions = np.stack([spec.to_model(np.stack([space.sample() for _ in range(num_envs)])) for _ in range(num_steps)])
+    actions = np.stack(
+        [
+            spec.to_model(np.stack([space.sample() for _ in range(num_envs)]))
+            for _ in range(num_steps)
+        ]
+    )
     next_obs = rng.normal(size=(num_steps, num_envs, num_obs)).astype(np.float32)
     terminated, truncated = rng.random((2, num_steps, num_envs)) < 0.2
-    obs = np.concatenate([rng.normal(size=(1, num_envs, num_obs)).astype(np.float32), next_obs[:-1]])
+    obs = np.concatenate(
+        [rng.normal(size=(1, num_envs, num_obs)).astype(np.float32), next_obs[:-1]]
+    )
     ended_before = np.concatenate([np.zeros((1, num_envs), bool), (terminated | truncated)[:-1]])
     obs[ended_before] = rng.normal(size=(ended_before.sum(), num_obs))
     rewards = rng.normal(size=(num_steps, num_envs)).astype(np.float32)
@@ -113,12 +126,17 @@ def test_losses_away_from_the_old_policy_equal_numpy(space):
     batch = as_collected(algorithm, make_rollout(space, num_steps=20))
     samples, _ = algorithm.prepare(batch)
     samples.log_probs.add_(0.4 * torch.randn(40, generator=torch.Generator().manual_seed(3)))
-    params, as_arrays = arrays(algorithm.policy), [field.numpy() for field in samples if field is not None]
+    params, as_arrays = (
+        arrays(algorithm.policy),
+        [field.numpy() for field in samples if field is not None],
+    )
     expected = losses(space, params, as_arrays, algorithm.config)
     assert 0.2 < expected.metrics[4] < 0.8
     metrics = algorithm._minibatch_step(samples, torch.tensor(0.2)).numpy()
     np.testing.assert_allclose(metrics[:5], expected.metrics, rtol=1e-5, atol=1e-5)
-    gradients = numeric_gradient(lambda p: losses(space, p, as_arrays, algorithm.config).total, params)
+    gradients = numeric_gradient(
+        lambda p: losses(space, p, as_arrays, algorithm.config).total, params
+    )
     assert metrics[5] == pytest.approx(norm(gradients), rel=1e-5)
 
 
@@ -128,11 +146,15 @@ def test_a_whole_update_with_one_minibatch_equals_numpy(space):
     config, params = algorithm.config, arrays(algorithm.policy)
     batch = as_collected(algorithm, make_rollout(space))
     rewards, terminated = batch.rewards.double().numpy(), batch.terminated.numpy()
-    values, next_values = (network(params, obs.double().numpy(), 1)[..., 0] for obs in (batch.obs, batch.next_obs))
+    values, next_values = (
+        network(params, obs.double().numpy(), 1)[..., 0] for obs in (batch.obs, batch.next_obs)
+    )
     deltas = rewards + config.gamma * next_values * ~terminated - values
     advantages = deltas.copy()
     for t in range(len(deltas) - 2, -1, -1):
-        advantages[t] += config.gamma * config.gae_lambda * ~batch.dones[t].numpy() * advantages[t + 1]
+        advantages[t] += (
+            config.gamma * config.gae_lambda * ~batch.dones[t].numpy() * advantages[t + 1]
+        )
     obs, actions = batch.obs.flatten(0, 1).double().numpy(), batch.actions.flatten(0, 1).numpy()
     returns = (advantages + values).reshape(-1)
     old_log_probs, _ = log_prob_and_entropy(space, params, obs, actions)
@@ -145,7 +167,9 @@ def test_a_whole_update_with_one_minibatch_equals_numpy(space):
     result = algorithm.update(batch)
     unexplained = np.var(returns - values.reshape(-1)) / np.var(returns)
     actual = [result.metrics[name].item() for name in result.metrics]
-    np.testing.assert_allclose(actual, [*expected.metrics, norm(gradients), 1 - unexplained], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        actual, [*expected.metrics, norm(gradients), 1 - unexplained], rtol=1e-5, atol=1e-5
+    )
     assert result.gradient_steps == 1
     for after, before, gradient in zip(arrays(algorithm.policy), params, gradients, strict=True):
         # Adam's first step: both corrected moments are those of the one gradient.
@@ -154,7 +178,9 @@ def test_a_whole_update_with_one_minibatch_equals_numpy(space):
 
 
 def test_advantages_at_a_truncation_use_the_value_of_the_true_final_observation():
-    algorithm = make(num_obs=1, num_envs=1, hidden_sizes=(1,), activation="relu", gamma=0.5, gae_lambda=0.5)
+    algorithm = make(
+        num_obs=1, num_envs=1, hidden_sizes=(1,), activation="relu", gamma=0.5, gae_lambda=0.5
+    )
     with torch.no_grad():
         for weight in algorithm.policy.networks.weights:
             weight.fill_(1.0)  # the value of a positive observation is the observation
@@ -176,13 +202,19 @@ def test_advantages_at_a_truncation_use_the_value_of_the_true_final_observation(
 @pytest.mark.parametrize(("target_kl", "steps"), [(1e-4, 2), (1e4, 10), (None, 10)])
 def test_target_kl_ends_the_update_with_the_first_minibatch_that_exceeds_it(target_kl, steps):
     algorithm = make(target_kl=target_kl, update_epochs=10, learning_rate=0.1)
-    assert algorithm.update(as_collected(algorithm, make_rollout(ACTION_SPACES[0]))).gradient_steps == steps
+    assert (
+        algorithm.update(as_collected(algorithm, make_rollout(ACTION_SPACES[0]))).gradient_steps
+        == steps
+    )
 
 
-@pytest.mark.parametrize(("progress", "rate", "clip"), [(0.0, 1e-3, 0.2), (0.5, 5e-4, 0.15), (1.0, 0.0, 0.1)])
+@pytest.mark.parametrize(
+    ("progress", "rate", "clip"), [(0.0, 1e-3, 0.2), (0.5, 5e-4, 0.15), (1.0, 0.0, 0.1)]
+)
 def test_the_update_uses_the_learning_rate_and_clip_of_this_point_of_the_run(progress, rate, clip):
     algorithm = make(
-        learning_rate=Schedule(kind="linear", start=1e-3), clip_coef=Schedule(kind="cosine", start=0.2, end=0.1)
+        learning_rate=Schedule(kind="linear", start=1e-3),
+        clip_coef=Schedule(kind="cosine", start=0.2, end=0.1),
     )
     algorithm.global_step, algorithm.progress = 100, progress
     before, clips, step = arrays(algorithm.policy), [], algorithm._step
@@ -190,7 +222,9 @@ def test_the_update_uses_the_learning_rate_and_clip_of_this_point_of_the_run(pro
     algorithm.update(as_collected(algorithm, make_rollout(ACTION_SPACES[0])))
     assert algorithm.optimizer.state_dict()["learning_rate"].item() == pytest.approx(rate, abs=1e-9)
     assert clips == pytest.approx([clip] * len(clips), abs=1e-7)
-    unmoved = all(np.array_equal(a, b) for a, b in zip(arrays(algorithm.policy), before, strict=True))
+    unmoved = all(
+        np.array_equal(a, b) for a, b in zip(arrays(algorithm.policy), before, strict=True)
+    )
     assert unmoved == (rate == 0.0)
 
 
@@ -226,7 +260,9 @@ def test_observation_statistics_cover_every_rollout_and_stand_still_while_acting
     obs = np.array([[1.0, 2.0, 3.0], [1e3, 0.0, -1e3]])
     scaled = np.clip((obs - seen.mean(0)) / np.sqrt(seen.var(0)), -10, 10)
     outputs, _ = algorithm.policy(torch.tensor(obs, dtype=torch.float32))
-    np.testing.assert_allclose(outputs.detach(), network(arrays(algorithm.policy), scaled, 0), atol=1e-5)
+    np.testing.assert_allclose(
+        outputs.detach(), network(arrays(algorithm.policy), scaled, 0), atol=1e-5
+    )
 
 
 def test_rewards_are_scaled_by_the_deviation_of_the_running_return_over_two_rollouts():

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Discrete
-from numpy_reference import BATCH, StepWatch, arrays, doubles, make_algorithm, make_batch, mlp, small
+from numpy_reference import (
+    BATCH,
+    StepWatch,
+    arrays,
+    doubles,
+    make_algorithm,
+    make_batch,
+    mlp,
+    small,
+)
 
 from rl_training.algorithms.qrdqn import QRDQNAlgorithm, QRDQNConfig, quantile_huber_losses
 
@@ -47,7 +56,9 @@ def test_a_whole_update_equals_numpy(double, dueling):
     targets = batch.rewards[:, None] + batch.discounts[:, None] * next_quantiles[rows, best]
 
     def loss(params):
-        return numpy_losses(numpy_quantiles(params, batch.obs, dueling)[rows, batch.actions], targets).mean()
+        return numpy_losses(
+            numpy_quantiles(params, batch.obs, dueling)[rows, batch.actions], targets
+        ).mean()
 
     watch = StepWatch(algorithm.optimizer)
     metrics = {name: value.item() for name, value in algorithm.update(tensors).metrics.items()}
@@ -69,13 +80,19 @@ def test_the_quantiles_of_a_known_return_are_learned():
     returns = torch.rand(1, 1000, generator=torch.Generator().manual_seed(0)) * 40.0
     quantiles = torch.zeros(1, 4, requires_grad=True)
     for _ in range(800):
-        (gradient,) = torch.autograd.grad(quantile_huber_losses(quantiles, returns).sum(), quantiles)
+        (gradient,) = torch.autograd.grad(
+            quantile_huber_losses(quantiles, returns).sum(), quantiles
+        )
         quantiles.data -= 0.5 * gradient
     np.testing.assert_allclose(quantiles.detach()[0], [5.0, 15.0, 25.0, 35.0], atol=1.0)
 
 
 def test_it_acts_by_the_mean_of_the_quantiles():
     algorithm, obs = make(epsilon_start=0.0, epsilon_end=0.0), make_batch().obs
-    expected = numpy_quantiles(arrays(algorithm.network), obs.double().numpy(), dueling=False).mean(-1).argmax(1)
+    expected = (
+        numpy_quantiles(arrays(algorithm.network), obs.double().numpy(), dueling=False)
+        .mean(-1)
+        .argmax(1)
+    )
     for explore in (False, True):
         assert algorithm.act(obs, explore=explore).actions.tolist() == expected.tolist()

@@ -36,7 +36,13 @@ def flags(*marked, length=3):
 )
 def test_gae_equals_the_hand_worked_example(terminated, truncated, expected):
     advantages = gae(
-        column(1, 2, 3), column(4, 2, 6), column(2, 6, 8), terminated, truncated, gamma=0.5, gae_lambda=0.5
+        column(1, 2, 3),
+        column(4, 2, 6),
+        column(2, 6, 8),
+        terminated,
+        truncated,
+        gamma=0.5,
+        gae_lambda=0.5,
     )
     assert torch.equal(advantages, column(*expected))
 
@@ -65,7 +71,10 @@ def rollout():
 
 
 def as_tensors(arrays):
-    return [torch.tensor(a, dtype=torch.float32 if a.dtype == np.float64 else torch.bool) for a in arrays]
+    return [
+        torch.tensor(a, dtype=torch.float32 if a.dtype == np.float64 else torch.bool)
+        for a in arrays
+    ]
 
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.99, 0.95), (0.9, 0.0), (1.0, 1.0)])
@@ -80,10 +89,14 @@ def test_gae_reads_the_next_value_at_a_truncation_but_not_at_a_termination(rollo
     ended_by_truncation_only = truncated & ~terminated
     assert terminated.any()
     assert ended_by_truncation_only.any()
-    shifted = gae(rewards, values, next_values + 1, terminated, truncated, gamma=0.9, gae_lambda=0.95)
+    shifted = gae(
+        rewards, values, next_values + 1, terminated, truncated, gamma=0.9, gae_lambda=0.95
+    )
     plain = gae(rewards, values, next_values, terminated, truncated, gamma=0.9, gae_lambda=0.95)
     assert torch.equal(shifted[terminated], plain[terminated])
-    torch.testing.assert_close(shifted[ended_by_truncation_only], plain[ended_by_truncation_only] + 0.9)
+    torch.testing.assert_close(
+        shifted[ended_by_truncation_only], plain[ended_by_truncation_only] + 0.9
+    )
 
 
 def test_explained_variance_is_one_for_perfect_zero_for_constant_and_negative_for_worse_predictions():
@@ -115,7 +128,9 @@ def test_explained_variance_equals_numpy():
     ],
 )
 def test_schedule_moves_from_start_to_end(kind, progress, expected):
-    assert value_at(Schedule(kind=kind, start=1.0, end=0.2), progress) == pytest.approx(expected, abs=1e-8)
+    assert value_at(Schedule(kind=kind, start=1.0, end=0.2), progress) == pytest.approx(
+        expected, abs=1e-8
+    )
 
 
 def test_a_number_stays_the_same_at_every_progress():
@@ -123,9 +138,13 @@ def test_a_number_stays_the_same_at_every_progress():
 
 
 # The errors 2, -1 and 0 weigh 0.7, 0.3 and nothing: (0.7 * 4 + 0.3 * 1 + 0) / 3.
-@pytest.mark.parametrize(("expectile", "expected"), [(0.7, 3.1 / 3), (0.5, 2.5 / 3), (0.9, 3.7 / 3), (1.0, 4.0 / 3)])
+@pytest.mark.parametrize(
+    ("expectile", "expected"), [(0.7, 3.1 / 3), (0.5, 2.5 / 3), (0.9, 3.7 / 3), (1.0, 4.0 / 3)]
+)
 def test_the_expectile_loss_equals_the_hand_worked_example(expectile, expected):
-    assert expectile_loss(torch.tensor([2.0, -1.0, 0.0]), expectile).item() == pytest.approx(expected)
+    assert expectile_loss(torch.tensor([2.0, -1.0, 0.0]), expectile).item() == pytest.approx(
+        expected
+    )
 
 
 def test_the_value_that_least_expectile_loss_gives_leans_to_the_greater_numbers():
@@ -141,5 +160,10 @@ def test_exponential_weights_are_cut_above_and_never_overflow():
 
 
 def test_smoothed_actions_clip_the_noise_and_then_the_action():
-    actions, noise = torch.tensor([0.0, 0.0, 0.0, 0.9, -0.9]), torch.tensor([1.0, 4.0, -4.0, 4.0, -1.0])
-    np.testing.assert_allclose(smoothed_actions(actions, noise, 0.2, 0.5), [0.2, 0.5, -0.5, 1.0, -1.0], rtol=1e-6)
+    actions, noise = (
+        torch.tensor([0.0, 0.0, 0.0, 0.9, -0.9]),
+        torch.tensor([1.0, 4.0, -4.0, 4.0, -1.0]),
+    )
+    np.testing.assert_allclose(
+        smoothed_actions(actions, noise, 0.2, 0.5), [0.2, 0.5, -0.5, 1.0, -1.0], rtol=1e-6
+    )

@@ -54,9 +54,15 @@ def test_a_whole_update_equals_numpy():
     targets = batch.rewards + batch.discounts * (probs * soft_values).sum(1)
 
     def critic_loss(params):
-        return sum(0.5 * ((v[rows, batch.actions] - targets) ** 2).mean() for v in numpy_values(params, batch.obs))
+        return sum(
+            0.5 * ((v[rows, batch.actions] - targets) ** 2).mean()
+            for v in numpy_values(params, batch.obs)
+        )
 
-    critic_watch, actor_watch = StepWatch(algorithm.critic_optimizer), StepWatch(algorithm.actor_optimizer)
+    critic_watch, actor_watch = (
+        StepWatch(algorithm.critic_optimizer),
+        StepWatch(algorithm.actor_optimizer),
+    )
     metrics = {name: value.item() for name, value in algorithm.update(tensors).metrics.items()}
     assert metrics["critic_loss"] == pytest.approx(critic_loss(critic_before), abs=1e-5)
     q_mean = numpy_values(critic_before, batch.obs)[:, rows, batch.actions].mean()
@@ -67,7 +73,11 @@ def test_a_whole_update_equals_numpy():
 
     def actor_loss(params):
         own = numpy_policy(params, batch.obs)
-        return (own * (alpha * np.log(own) - numpy_values(critic_after, batch.obs).min(0))).sum(1).mean()
+        return (
+            (own * (alpha * np.log(own) - numpy_values(critic_after, batch.obs).min(0)))
+            .sum(1)
+            .mean()
+        )
 
     assert metrics["actor_loss"] == pytest.approx(actor_loss(actor_before), abs=1e-5)
     actor_watch.assert_stepped_down(actor_loss, actor_before, metrics["actor_grad_norm"])
@@ -84,11 +94,16 @@ def test_a_whole_update_equals_numpy():
 
 
 def test_the_target_entropy_is_a_share_of_a_uniform_policys_unless_given():
-    for settings, expected in (({}, DISCRETE_ENTROPY_FRACTION * np.log(4)), ({"target_entropy": 0.5}, 0.5)):
+    for settings, expected in (
+        ({}, DISCRETE_ENTROPY_FRACTION * np.log(4)),
+        ({"target_entropy": 0.5}, 0.5),
+    ):
         algorithm = make(**settings)
         algorithm.temperature.log_alpha.data.fill_(-1.0)
         metrics = algorithm.update(make_batch(CHOICES)).metrics
-        assert metrics["alpha_loss"].item() == pytest.approx(expected - metrics["entropy"].item(), abs=1e-5)
+        assert metrics["alpha_loss"].item() == pytest.approx(
+            expected - metrics["entropy"].item(), abs=1e-5
+        )
 
 
 def test_it_draws_by_the_probabilities_and_else_takes_the_most_likely():

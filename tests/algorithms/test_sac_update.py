@@ -22,9 +22,13 @@ LEARNING_RATE = 1e-3
 
 def make(num_actions=2, **settings):
     # tanh, because numeric gradients need a smooth network.
-    config = SACConfig(hidden_sizes=(7, 6), activation="tanh", gamma=0.9, learning_rate=LEARNING_RATE, **settings)
+    config = SACConfig(
+        hidden_sizes=(7, 6), activation="tanh", gamma=0.9, learning_rate=LEARNING_RATE, **settings
+    )
     spaces = describe_spaces(Box(-np.inf, np.inf, (3,)), Box(-2.0, 1.0, (num_actions,)))
-    algorithm = SACAlgorithm(config, spaces, Resources(torch.device("cpu"), torch.Generator().manual_seed(0)))
+    algorithm = SACAlgorithm(
+        config, spaces, Resources(torch.device("cpu"), torch.Generator().manual_seed(0))
+    )
     generator = torch.Generator().manual_seed(1)
     for module in (algorithm.actor, algorithm.critic, algorithm.target_critic):
         for parameter in module.parameters():
@@ -45,11 +49,15 @@ def make_batch(n_step=False):
     tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in fields.items()}
     if not n_step:
         del tensors["discounts"]
-    return Transitions(**tensors, terminated=torch.from_numpy(terminated), truncated=torch.from_numpy(truncated))
+    return Transitions(
+        **tensors, terminated=torch.from_numpy(terminated), truncated=torch.from_numpy(truncated)
+    )
 
 
 def doubles(batch):
-    return SimpleNamespace(**{name: value.double().numpy() for name, value in batch.tensors().items()})
+    return SimpleNamespace(
+        **{name: value.double().numpy() for name, value in batch.tensors().items()}
+    )
 
 
 def arrays(module):
@@ -60,7 +68,10 @@ def coming_noise(algorithm, count=BATCH, num_actions=2):
     """The two draws the next update will make."""
     generator = torch.Generator()
     generator.set_state(algorithm.generator.get_state())
-    return [torch.empty(count, num_actions).normal_(generator=generator).double().numpy() for _ in range(2)]
+    return [
+        torch.empty(count, num_actions).normal_(generator=generator).double().numpy()
+        for _ in range(2)
+    ]
 
 
 def actor(params, obs, noise):
@@ -71,7 +82,11 @@ def actor(params, obs, noise):
     std = np.exp(np.clip(log_std, -20, 2))
     before_tanh = mean + std * noise
     actions = np.tanh(before_tanh)
-    density = np.exp(-0.5 * ((before_tanh - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi)) / (1 - actions**2)
+    density = (
+        np.exp(-0.5 * ((before_tanh - mean) / std) ** 2)
+        / (std * np.sqrt(2 * np.pi))
+        / (1 - actions**2)
+    )
     return actions, np.log(density).sum(1)
 
 
@@ -125,7 +140,9 @@ def test_a_whole_update_equals_numpy(n_step):
     actor_gradients = record_gradients(algorithm.actor_optimizer)
     metrics = algorithm.update(tensors).metrics
     assert metrics["critic_loss"].item() == pytest.approx(critic_loss(critic_before), abs=1e-5)
-    assert metrics["q_mean"].item() == pytest.approx(critic(critic_before, batch.obs, batch.actions).mean(), abs=1e-5)
+    assert metrics["q_mean"].item() == pytest.approx(
+        critic(critic_before, batch.obs, batch.actions).mean(), abs=1e-5
+    )
     assert_close(critic_gradients, numeric_gradient(critic_loss, critic_before))
 
     critic_after = arrays(algorithm.critic)  # the actor is judged by the critics just improved
@@ -152,19 +169,32 @@ def test_critic_targets_equal_numpy_row_by_row():
     tensors = make_batch()
     batch, (next_noise, _) = doubles(tensors), coming_noise(algorithm)
     next_actions, log_probs = actor(arrays(algorithm.actor), batch.next_obs, next_noise)
-    values = critic(arrays(algorithm.target_critic), batch.next_obs, next_actions).min(0) - 0.3 * log_probs
-    step_batch = Batch(
-        tensors.obs, tensors.actions, tensors.rewards, tensors.next_obs, bootstrap_discounts(tensors, 0.9)
+    values = (
+        critic(arrays(algorithm.target_critic), batch.next_obs, next_actions).min(0)
+        - 0.3 * log_probs
     )
-    actual = algorithm._targets(step_batch, torch.tensor(next_noise, dtype=torch.float32), torch.tensor(0.3))
-    np.testing.assert_allclose(actual, batch.rewards + 0.9 * (1 - batch.terminated) * values, atol=1e-5)
+    step_batch = Batch(
+        tensors.obs,
+        tensors.actions,
+        tensors.rewards,
+        tensors.next_obs,
+        bootstrap_discounts(tensors, 0.9),
+    )
+    actual = algorithm._targets(
+        step_batch, torch.tensor(next_noise, dtype=torch.float32), torch.tensor(0.3)
+    )
+    np.testing.assert_allclose(
+        actual, batch.rewards + 0.9 * (1 - batch.terminated) * values, atol=1e-5
+    )
 
 
 def test_the_target_critic_moves_by_tau_towards_the_updated_critic():
     algorithm = make(tau=0.05)
     before = arrays(algorithm.target_critic)
     algorithm.update(make_batch())
-    for after, old, new in zip(arrays(algorithm.target_critic), before, arrays(algorithm.critic), strict=True):
+    for after, old, new in zip(
+        arrays(algorithm.target_critic), before, arrays(algorithm.critic), strict=True
+    ):
         np.testing.assert_allclose(after, old + 0.05 * (new - old), rtol=0, atol=1e-7)
 
 
@@ -176,11 +206,15 @@ def test_a_fixed_alpha_stays_fixed():
 
 
 @pytest.mark.parametrize(("target_entropy", "expected"), [("auto", -2.0), (-0.5, -0.5)])
-def test_the_target_entropy_is_minus_the_number_of_action_components_unless_given(target_entropy, expected):
+def test_the_target_entropy_is_minus_the_number_of_action_components_unless_given(
+    target_entropy, expected
+):
     algorithm = make(target_entropy=target_entropy)
     algorithm.temperature.log_alpha.data.fill_(-1.0)
     metrics = algorithm.update(make_batch()).metrics
-    assert metrics["alpha_loss"].item() == pytest.approx(-metrics["entropy"].item() + expected, abs=1e-5)
+    assert metrics["alpha_loss"].item() == pytest.approx(
+        -metrics["entropy"].item() + expected, abs=1e-5
+    )
 
 
 def test_the_actor_step_leaves_the_critics_untouched():
@@ -189,8 +223,12 @@ def test_the_actor_step_leaves_the_critics_untouched():
     algorithm.critic_optimizer.step = lambda gradients, scale: None
     actor_before, critic_before = arrays(algorithm.actor), arrays(algorithm.critic)
     algorithm.update(make_batch())
-    assert all(np.array_equal(a, b) for a, b in zip(arrays(algorithm.critic), critic_before, strict=True))
-    assert not any(np.array_equal(a, b) for a, b in zip(arrays(algorithm.actor), actor_before, strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(arrays(algorithm.critic), critic_before, strict=True)
+    )
+    assert not any(
+        np.array_equal(a, b) for a, b in zip(arrays(algorithm.actor), actor_before, strict=True)
+    )
 
 
 def test_log_prob_equals_the_transformed_distribution_of_torch():
@@ -202,7 +240,9 @@ def test_log_prob_equals_the_transformed_distribution_of_torch():
     squashed = TransformedDistribution(Independent(normal, 1), [TanhTransform(cache_size=1)])
     reference = squashed.transforms[0](mean + normal.scale * noise)
     torch.testing.assert_close(actions.double(), reference, atol=1e-5, rtol=0)
-    torch.testing.assert_close(log_probs.double(), squashed.log_prob(reference), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(
+        log_probs.double(), squashed.log_prob(reference), atol=1e-4, rtol=1e-5
+    )
 
 
 def test_the_density_of_actions_integrates_to_one():
@@ -213,7 +253,9 @@ def test_the_density_of_actions_integrates_to_one():
     assert np.trapezoid(density, at) == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize(("output", "log_std"), [(50.0, 2.0), (1.5, 1.5), (-15.0, -15.0), (-50.0, -20.0)])
+@pytest.mark.parametrize(
+    ("output", "log_std"), [(50.0, 2.0), (1.5, 1.5), (-15.0, -15.0), (-50.0, -20.0)]
+)
 def test_the_log_deviation_is_kept_between_minus_twenty_and_two(output, log_std):
     policy = make(num_actions=1).actor
     with torch.no_grad():

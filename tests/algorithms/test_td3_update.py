@@ -46,7 +46,10 @@ def test_a_whole_update_equals_numpy(name, num_critics, settings):
     tensors = make_batch()
     batch = doubles(tensors)
     actor_before, critic_before = arrays(algorithm.actor), arrays(algorithm.critic)
-    target_actor_before, target_critic_before = arrays(algorithm.target_actor), arrays(algorithm.target_critic)
+    target_actor_before, target_critic_before = (
+        arrays(algorithm.target_actor),
+        arrays(algorithm.target_critic),
+    )
 
     next_actions = actor(target_actor_before, batch.next_obs)
     if name == "td3":
@@ -59,12 +62,19 @@ def test_a_whole_update_equals_numpy(name, num_critics, settings):
     targets = batch.rewards + batch.discounts * next_values.min(0)
 
     def critic_loss(params):
-        return sum(((values - targets) ** 2).mean() for values in critic(params, batch.obs, batch.actions))
+        return sum(
+            ((values - targets) ** 2).mean() for values in critic(params, batch.obs, batch.actions)
+        )
 
-    critic_watch, actor_watch = StepWatch(algorithm.critic_optimizer), StepWatch(algorithm.actor_optimizer)
+    critic_watch, actor_watch = (
+        StepWatch(algorithm.critic_optimizer),
+        StepWatch(algorithm.actor_optimizer),
+    )
     metrics = algorithm.update(tensors).metrics
     assert metrics["critic_loss"].item() == pytest.approx(critic_loss(critic_before), abs=1e-5)
-    assert metrics["q_mean"].item() == pytest.approx(critic(critic_before, batch.obs, batch.actions).mean(), abs=1e-5)
+    assert metrics["q_mean"].item() == pytest.approx(
+        critic(critic_before, batch.obs, batch.actions).mean(), abs=1e-5
+    )
     critic_watch.assert_stepped_down(critic_loss, critic_before, metrics["critic_grad_norm"])
 
     critic_after = arrays(algorithm.critic)  # the actor is judged by the critics just improved
@@ -75,7 +85,9 @@ def test_a_whole_update_equals_numpy(name, num_critics, settings):
     assert metrics["actor_loss"].item() == pytest.approx(actor_loss(actor_before), abs=1e-5)
     actor_watch.assert_stepped_down(actor_loss, actor_before, metrics["actor_grad_norm"])
     assert_moved_by_tau(target_critic_before, arrays(algorithm.target_critic), critic_after, 0.05)
-    assert_moved_by_tau(target_actor_before, arrays(algorithm.target_actor), arrays(algorithm.actor), 0.05)
+    assert_moved_by_tau(
+        target_actor_before, arrays(algorithm.target_actor), arrays(algorithm.actor), 0.05
+    )
 
 
 def test_the_actor_waits_for_every_second_update_in_td3_and_moves_at_each_in_ddpg():

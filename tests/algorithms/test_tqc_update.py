@@ -61,7 +61,10 @@ def test_a_whole_update_equals_numpy(num_critics, drop):
         members = numpy_quantiles(params, batch.obs, batch.actions)
         return sum(numpy_losses(member, targets).mean() / QUANTILES for member in members)
 
-    critic_watch, actor_watch = StepWatch(algorithm.critic_optimizer), StepWatch(algorithm.actor_optimizer)
+    critic_watch, actor_watch = (
+        StepWatch(algorithm.critic_optimizer),
+        StepWatch(algorithm.actor_optimizer),
+    )
     metrics = {name: value.item() for name, value in algorithm.update(tensors).metrics.items()}
     assert metrics["critic_loss"] == pytest.approx(critic_loss(critic_before), abs=1e-5)
     q_mean = numpy_quantiles(critic_before, batch.obs, batch.actions).mean()
@@ -72,7 +75,9 @@ def test_a_whole_update_equals_numpy(num_critics, drop):
 
     def actor_loss(params):
         actions, log_probs = actor(params, batch.obs, noise)
-        return (alpha * log_probs - numpy_quantiles(critic_after, batch.obs, actions).mean((0, 2))).mean()
+        return (
+            alpha * log_probs - numpy_quantiles(critic_after, batch.obs, actions).mean((0, 2))
+        ).mean()
 
     assert metrics["actor_loss"] == pytest.approx(actor_loss(actor_before), abs=1e-5)
     actor_watch.assert_stepped_down(actor_loss, actor_before, metrics["actor_grad_norm"])
@@ -83,5 +88,7 @@ def test_a_whole_update_equals_numpy(num_critics, drop):
 
 
 def test_dropping_every_quantile_is_refused():
-    with pytest.raises(ConfigError, match="quantiles_to_drop 25 leaves none of 25 quantiles: drop fewer"):
+    with pytest.raises(
+        ConfigError, match="quantiles_to_drop 25 leaves none of 25 quantiles: drop fewer"
+    ):
         get_algorithm_spec("tqc").parse_kwargs({"quantiles_to_drop": 25})

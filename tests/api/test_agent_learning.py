@@ -73,7 +73,9 @@ def test_a_stopped_agent_continues_exactly(name: str, tmp_path: Path) -> None:
 def test_a_finished_agent_says_how_to_extend_it_and_is_extended(tmp_path: Path) -> None:
     agent = PPO(small_config("ppo", tmp_path / "a"))
     agent.learn()
-    with pytest.raises(ConfigError, match=r"its last step, 128 of 128: extend it with learn\(total_timesteps=N\)"):
+    with pytest.raises(
+        ConfigError, match=r"its last step, 128 of 128: extend it with learn\(total_timesteps=N\)"
+    ):
         agent.learn()
     result = agent.learn(total_timesteps=256)
     assert result.metrics["global_step"] == 256
@@ -117,12 +119,16 @@ def test_a_loaded_run_continues(tmp_path: Path) -> None:
     agent.learn(total_timesteps=300)
     assert agent._global_step == 300
     best = DQN.load(sorted((result.run_dir / "checkpoints").glob("step_*"))[0])
-    with pytest.raises(CheckpointError, match="whose later checkpoints and metrics would be discarded"):
+    with pytest.raises(
+        CheckpointError, match="whose later checkpoints and metrics would be discarded"
+    ):
         best.learn()
 
 
 def test_an_agent_whose_run_failed_continues_from_its_checkpoint(tmp_path: Path) -> None:
-    config = small_config("ppo", tmp_path, checkpoint_interval=16, algo_kwargs={"eval_interval": 64})
+    config = small_config(
+        "ppo", tmp_path, checkpoint_interval=16, algo_kwargs={"eval_interval": 64}
+    )
     agent = PPO(config)
     with pytest.raises(RuntimeError, match="broken callback"):
         agent.learn(callbacks=[Break()])
@@ -144,7 +150,9 @@ def test_an_agent_in_its_own_environment_continues(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(BUILT_IN_CLASSES))
 def test_every_agent_has_a_policy_that_is_a_module(name: str, tmp_path: Path) -> None:
-    agent = getattr(rl_training, name)(small_config(BUILT_IN_CLASSES[name], tmp_path, total_timesteps=32))
+    agent = getattr(rl_training, name)(
+        small_config(BUILT_IN_CLASSES[name], tmp_path, total_timesteps=32)
+    )
     with pytest.raises(ConfigError, match="not trained yet"):
         _ = agent.policy
     assert agent.run_dir is None
@@ -153,10 +161,15 @@ def test_every_agent_has_a_policy_that_is_a_module(name: str, tmp_path: Path) ->
     assert agent.policy in agent.algorithm.stateful_members().values()
     text = repr(agent)
     assert text.startswith(f"{name}('")
-    assert f"trained to step {int(result.metrics['global_step'])} in {result.run_dir}, eval return " in text
+    assert (
+        f"trained to step {int(result.metrics['global_step'])} in {result.run_dir}, eval return "
+        in text
+    )
 
 
-def test_without_progress_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_progress_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     config = small_config("ppo", tmp_path)
     agent = PPO(config, progress=False)
     agent.learn()
@@ -183,7 +196,14 @@ def test_save_replaces_a_saved_policy_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(path)
     checkpoint = agent._checkpoint
-    for other in (path, tmp_path / "folder", tmp_path / "file", tmp_path / "link", checkpoint, result.run_dir):
+    for other in (
+        path,
+        tmp_path / "folder",
+        tmp_path / "file",
+        tmp_path / "link",
+        checkpoint,
+        result.run_dir,
+    ):
         with pytest.raises(CheckpointError, match="is not overwritten: choose another path"):
             agent.save(other, overwrite=True)
     assert notes.read_text() == (tmp_path / "file").read_text() == "mine"
@@ -195,6 +215,8 @@ def test_a_saved_policy_does_not_learn_and_says_what_does(tmp_path: Path) -> Non
     agent.learn()
     loaded = SAC.load(agent.save(tmp_path / "policy"))
     assert loaded.run_dir is None
-    with pytest.raises(ConfigError, match=r"SAC.load\(RUN\).learn\(\).*SAC\(..., init_from='.*policy'\)"):
+    with pytest.raises(
+        ConfigError, match=r"SAC.load\(RUN\).learn\(\).*SAC\(..., init_from='.*policy'\)"
+    ):
         loaded.learn()
     assert f"trained to step 128 in {tmp_path / 'policy'}" in repr(loaded)

@@ -28,33 +28,46 @@ class Start:
         self.members: dict[str, Any] = {}
 
     def on_train_start(self, trainer: TrainerState) -> None:
-        states = {name: one.state_dict() for name, one in trainer.algorithm.stateful_members().items()}
+        states = {
+            name: one.state_dict() for name, one in trainer.algorithm.stateful_members().items()
+        }
         self.members = {
-            name: {key: value.clone() for key, value in state.items() if isinstance(value, torch.Tensor)}
+            name: {
+                key: value.clone()
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor)
+            }
             for name, state in states.items()
         }
         trainer.request_stop("seen")
 
 
 def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def members_of(agent: Any) -> dict[str, Any]:
     return {name: one.state_dict() for name, one in agent.algorithm.stateful_members().items()}
 
 
-def test_all_networks_are_copied_and_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_networks_are_copied_and_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     old = SAC(small_config("sac", tmp_path / "old"))
     old.learn()
     start = Start()
-    result = SAC(small_config("sac", tmp_path / "new", seed=5, init_from=old.run_dir)).learn(callbacks=[start])
+    result = SAC(small_config("sac", tmp_path / "new", seed=5, init_from=old.run_dir)).learn(
+        callbacks=[start]
+    )
     source = members_of(old)
     for name in ("actor", "critic", "target_critic"):
         assert equal(start.members[name], source[name])
     assert not equal(start.members["temperature"], source["temperature"])
-    assert f"initial weights of actor, critic, target_critic from '{old._checkpoint}' (sac, step 128)" in (
-        capfd.readouterr().err
+    assert (
+        f"initial weights of actor, critic, target_critic from '{old._checkpoint}' (sac, step 128)"
+        in (capfd.readouterr().err)
     )
     recorded = json.loads((result.run_dir / "metadata.json").read_text())["init_from"]
     assert recorded["taken"] == ["actor", "critic", "target_critic"]
@@ -66,20 +79,31 @@ def test_a_trained_policy_collects_the_warm_up_and_its_score_is_the_first(tmp_pa
     old = DQN(small_config("dqn", tmp_path / "old"))
     old.learn()
     settings = {"learning_starts": 96, "epsilon_end": 0.0}
-    config = small_config("dqn", tmp_path / "new", init_from=old.run_dir, total_timesteps=96, algo_kwargs=settings)
+    config = small_config(
+        "dqn", tmp_path / "new", init_from=old.run_dir, total_timesteps=96, algo_kwargs=settings
+    )
     run_dir = DQN(config).learn().run_dir
     rows = load_checkpoint(run_dir).buffer_state["segments"][0].arrays
     assert (old.predict(rows["obs"].reshape(96, -1)) == rows["actions"].reshape(96)).all()
     first = next(read_metrics(run_dir / "metrics.jsonl"))
     assert (first["global_step"], "eval_return_mean" in first) == (0, True)
-    assert CheckpointFolder(run_dir / "checkpoints").best == ("step_000000000000", first["eval_return_mean"])
+    assert CheckpointFolder(run_dir / "checkpoints").best == (
+        "step_000000000000",
+        first["eval_return_mean"],
+    )
 
 
 def test_the_policy_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     old = TD3(small_config("td3", tmp_path / "old"))
     old.learn()
     start = Start()
-    config = small_config("td3", tmp_path / "new", seed=5, init_from=old.save(tmp_path / "policy"), init_parts="policy")
+    config = small_config(
+        "td3",
+        tmp_path / "new",
+        seed=5,
+        init_from=old.save(tmp_path / "policy"),
+        init_parts="policy",
+    )
     TD3(config).learn(callbacks=[start])
     source = members_of(old)
     assert equal(start.members["actor"], source["actor"])
@@ -87,22 +111,36 @@ def test_the_policy_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert not equal(start.members["critic"], source["critic"])
     told = capfd.readouterr().err
     assert "random initial weights of critic: init_parts is policy" in told
-    assert "WARNING: updates by a critic with random weights change the policy for the worse" in told
+    assert (
+        "WARNING: updates by a critic with random weights change the policy for the worse" in told
+    )
 
 
-def test_the_policy_alone_of_two_networks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_policy_alone_of_two_networks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     old = PPO(small_config("ppo", tmp_path / "old", algo_kwargs={"critic_hidden_sizes": [5]}))
     old.learn()
     start = Start()
     settings = {"critic_hidden_sizes": [6], "critic_learning_rate": 1e-3}
     config = small_config(
-        "ppo", tmp_path / "new", seed=5, init_from=old.run_dir, init_parts="policy", algo_kwargs=settings
+        "ppo",
+        tmp_path / "new",
+        seed=5,
+        init_from=old.run_dir,
+        init_parts="policy",
+        algo_kwargs=settings,
     )
     PPO(config).learn(callbacks=[start])
     for name, weight in members_of(old)["policy"].items():
         found = start.members["policy"][name]
-        assert (found.shape == weight.shape and torch.equal(found, weight)) == (".value." not in name), name
-    assert "random initial weights of the value function of policy: init_parts is policy" in capfd.readouterr().err
+        assert (found.shape == weight.shape and torch.equal(found, weight)) == (
+            ".value." not in name
+        ), name
+    assert (
+        "random initial weights of the value function of policy: init_parts is policy"
+        in capfd.readouterr().err
+    )
 
 
 def test_two_networks_take_the_weights_of_a_batched_one(tmp_path: Path) -> None:
@@ -119,10 +157,14 @@ def test_two_networks_take_the_weights_of_a_batched_one(tmp_path: Path) -> None:
     new = PPO(config)
     new.learn()
     obs = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(new.algorithm.policy(obs), old.algorithm.policy(obs), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        new.algorithm.policy(obs), old.algorithm.policy(obs), rtol=1e-4, atol=1e-5
+    )
 
 
-def test_networks_of_other_shapes_are_left_and_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_networks_of_other_shapes_are_left_and_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     old = SAC(small_config("sac", tmp_path / "old"))
     old.learn()
     start = Start()
@@ -144,7 +186,10 @@ def test_what_cannot_be_used_is_refused_before_a_folder_exists(tmp_path: Path) -
             small_config("ppo", new, init_from=old.run_dir, algo_kwargs={"hidden_sizes": [9, 9]}),
             r"policy: .*\[2, 4, 9\]",
         ),
-        (small_config("ppo", new, init_from=old.run_dir, env_id="Acrobot-v1"), "observation or action space differs"),
+        (
+            small_config("ppo", new, init_from=old.run_dir, env_id="Acrobot-v1"),
+            "observation or action space differs",
+        ),
         (small_config("dqn", new, init_from=old.run_dir), "do not fit this run: network: "),
     ]
     for config, message in wrong:
@@ -162,8 +207,13 @@ def test_the_new_run_resumes_without_the_old_one(tmp_path: Path) -> None:
     agent.learn(callbacks=[Start()])
     shutil.rmtree(tmp_path / "old")
     assert resume_training(agent.run_dir or "").metrics["global_step"] == 128
-    with pytest.raises(ConfigError, match=r"'init_from' cannot change from .* on resume: it has an effect only when"):
-        resume_training(agent.run_dir or "", total_timesteps=256, changes={"init_from": "elsewhere"})
+    with pytest.raises(
+        ConfigError,
+        match=r"'init_from' cannot change from .* on resume: it has an effect only when",
+    ):
+        resume_training(
+            agent.run_dir or "", total_timesteps=256, changes={"init_from": "elsewhere"}
+        )
 
 
 def test_observation_statistics_come_with_the_networks(tmp_path: Path) -> None:
@@ -171,7 +221,9 @@ def test_observation_statistics_come_with_the_networks(tmp_path: Path) -> None:
     old.learn()
     start = Start()
     settings = {"normalize_obs": True, "dataset_seed": 77}
-    BC(small_config("bc", tmp_path / "new", init_from=old.run_dir, algo_kwargs=settings)).learn(callbacks=[start])
+    BC(small_config("bc", tmp_path / "new", init_from=old.run_dir, algo_kwargs=settings)).learn(
+        callbacks=[start]
+    )
     source = members_of(old)
     assert equal(start.members["preprocessor"], source["preprocessor"])
     with pytest.raises(ConfigError, match="set normalize_obs as there"):
@@ -185,4 +237,7 @@ def test_an_agent_starts_from_another(tmp_path: Path) -> None:
     old.learn()
     agent = PPO("CartPole-v1", init_from=old, hidden_sizes=[8, 8], preset=False)
     assert agent.config.init_from == old._checkpoint
-    assert parse_overrides(["init_from=runs/a", "init_parts=policy"]) == {"init_from": "runs/a", "init_parts": "policy"}
+    assert parse_overrides(["init_from=runs/a", "init_parts=policy"]) == {
+        "init_from": "runs/a",
+        "init_parts": "policy",
+    }

@@ -38,7 +38,9 @@ def test_learn_evaluate_predict_save_load(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", list(CLASSES))
-def test_predict_does_not_touch_the_disk(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_does_not_touch_the_disk(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent = CLASSES[algo](small_config(algo, tmp_path / "runs"))
     result = agent.learn()
     loaded = CLASSES[algo].load(result.run_dir)
@@ -83,7 +85,9 @@ def test_actions_reach_the_environments_bounds(tmp_path: Path) -> None:
 
 
 def test_a_normalizer_travels_with_the_policy(tmp_path: Path) -> None:
-    config = small_config("ppo", tmp_path, algo_kwargs={"normalize_obs": True, "normalize_reward": True})
+    config = small_config(
+        "ppo", tmp_path, algo_kwargs={"normalize_obs": True, "normalize_reward": True}
+    )
     agent = PPO(config)
     result = agent.learn()
     encoder = PPO.load(result.run_dir)._trained().policy.preprocessor

@@ -60,7 +60,11 @@ def test_a_type_checker_sees_wrong_names(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", f"--config-file={tmp_path / 'mypy.ini'}", str(script)]
     environment = {"MYPYPATH": str(PACKAGE.parent), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        [*command, f"--cache-dir={tmp_path}"], capture_output=True, text=True, env=environment, check=False
+        [*command, f"--cache-dir={tmp_path}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     found = dict(re.findall(r"script\.py:(\d+): error: (.*)", done.stdout))
     expected = {str(len(lines) + 1 + index): text for index, text in enumerate(WRONG.values())}

@@ -34,7 +34,9 @@ FLIPS_PER_FILE = 60
 
 @pytest.fixture(scope="module")
 def bundle() -> bytes:
-    algorithm = make_policy("ppo", SPACE, Discrete(3), normalize_obs=True, memory={"kind": "lstm", "size": 4})
+    algorithm = make_policy(
+        "ppo", SPACE, Discrete(3), normalize_obs=True, memory={"kind": "lstm", "size": 4}
+    )
     return bundle_of(algorithm, SPACE)[0]
 
 
@@ -48,8 +50,13 @@ def signed(content: dict[str, bytes], **manifest: Any) -> bytes:
     """A bundle of these files whose manifest an attacker has signed again."""
     old = json.loads(content["manifest.json"])
     rest = {name: data for name, data in content.items() if name != "manifest.json"}
-    entries = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in rest.items()}
-    return pack({"manifest.json": json.dumps({**old, "files": entries, **manifest}).encode(), **rest})
+    entries = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in rest.items()
+    }
+    return pack(
+        {"manifest.json": json.dumps({**old, "files": entries, **manifest}).encode(), **rest}
+    )
 
 
 def changed_json(data: bytes, name: str, change: Callable[[Any], None]) -> bytes:
@@ -60,7 +67,9 @@ def changed_json(data: bytes, name: str, change: Callable[[Any], None]) -> bytes
     return signed({**files, name: json.dumps(value).encode()})
 
 
-def changed_tensors(data: bytes, name: str, change: Callable[[dict[str, np.ndarray]], None]) -> bytes:
+def changed_tensors(
+    data: bytes, name: str, change: Callable[[dict[str, np.ndarray]], None]
+) -> bytes:
     """A signed bundle in which tensors are changed."""
     files = unpack(data)
     tensors = {key: array.copy() for key, array in safetensors.numpy.load(files[name]).items()}
@@ -88,10 +97,14 @@ def test_any_zip_program_can_open_it(bundle: bytes) -> None:
 
 def test_a_flipped_bit_anywhere_is_found(bundle: bytes) -> None:
     generator, names = random.Random(0), unpack(bundle)
-    places = set(range(30)) | set(range(len(bundle) - 400, len(bundle)))  # headers and the directory
+    places = set(range(30)) | set(
+        range(len(bundle) - 400, len(bundle))
+    )  # headers and the directory
     for data in names.values():
         start = bundle.index(data)
-        places |= {generator.randrange(start - 50, start + len(data)) for _ in range(FLIPS_PER_FILE)} - {-1}
+        places |= {
+            generator.randrange(start - 50, start + len(data)) for _ in range(FLIPS_PER_FILE)
+        } - {-1}
     for place in places:
         damaged = bytearray(bundle)
         damaged[place] ^= 1 << generator.randrange(8)
@@ -186,7 +199,9 @@ def test_wrong_manifests_are_refused(bundle: bytes, manifest: dict[str, Any]) ->
         load_bytes(signed(unpack(bundle), **manifest))
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff\xfe", b'{"a": NaN}', b"[" * 100_000, b'{"a":' * 50_000])
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{", b"\xff\xfe", b'{"a": NaN}', b"[" * 100_000, b'{"a":' * 50_000]
+)
 @pytest.mark.parametrize("name", ["manifest.json", "spaces.json", "operations.json"])
 def test_json_that_is_none_is_refused(bundle: bytes, name: str, text: bytes) -> None:
     files = unpack(bundle)
@@ -197,7 +212,9 @@ def test_json_that_is_none_is_refused(bundle: bytes, name: str, text: bytes) -> 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "golden.safetensors"])
 def test_what_is_no_safetensors_file_is_refused(bundle: bytes, name: str) -> None:
-    header = json.dumps({"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
+    header = json.dumps(
+        {"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
+    ).encode()
     claims = struct.pack("<Q", len(header)) + header
     for data in (b"", b"\x80\x04K\x01.", struct.pack("<Q", 1 << 62), claims, b"\xff" * 100):
         with pytest.raises(BundleError, match=f"{name} is not a safetensors file"):
@@ -273,10 +290,14 @@ def test_golden_pairs_outside_of_the_spaces_are_refused(bundle: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(bundle: bytes, box_bundle: bytes, value: float) -> None:
+def test_weights_that_are_not_finite_are_refused(
+    bundle: bytes, box_bundle: bytes, value: float
+) -> None:
     for data in (bundle, box_bundle):
         operations = json.loads(unpack(data)["operations.json"])["operations"]
-        clips = {name for one in operations if one["op"] == "clip" for name in (one["low"], one["high"])}
+        clips = {
+            name for one in operations if one["op"] == "clip" for name in (one["low"], one["high"])
+        }
         for name in safetensors.numpy.load(unpack(data)["weights.safetensors"]):
             if value == float("inf") and name in clips:
                 continue  # an action may be unbounded
@@ -290,21 +311,39 @@ def test_weights_that_are_not_finite_are_refused(bundle: bytes, box_bundle: byte
 
 def test_weights_that_no_operation_reads_or_of_another_type_are_refused(bundle: bytes) -> None:
     with pytest.raises(BundleError, match="no operation reads the tensor 'more'"):
-        load_bytes(changed_tensors(bundle, "weights.safetensors", lambda t: t.update(more=np.zeros(3, np.float32))))
+        load_bytes(
+            changed_tensors(
+                bundle, "weights.safetensors", lambda t: t.update(more=np.zeros(3, np.float32))
+            )
+        )
     with pytest.raises(BundleError, match=r"is float64 \["):
         load_bytes(
-            changed_tensors(bundle, "weights.safetensors", lambda t: t.update({"4.bias": t["4.bias"].astype(float)}))
+            changed_tensors(
+                bundle,
+                "weights.safetensors",
+                lambda t: t.update({"4.bias": t["4.bias"].astype(float)}),
+            )
         )
 
 
 def test_a_policy_that_acts_otherwise_is_refused(bundle: bytes, box_bundle: bytes) -> None:
-    with pytest.raises(BundleError, match=r"golden pair \d+ of \d+ is not reproduced: the action is"):
-        load_bytes(changed_tensors(bundle, "golden.safetensors", lambda t: t.update(action=(t["action"] + 1) % 3)))
+    with pytest.raises(
+        BundleError, match=r"golden pair \d+ of \d+ is not reproduced: the action is"
+    ):
+        load_bytes(
+            changed_tensors(
+                bundle, "golden.safetensors", lambda t: t.update(action=(t["action"] + 1) % 3)
+            )
+        )
     with pytest.raises(BundleError, match="golden pair 0 of"):
-        load_bytes(changed_tensors(bundle, "golden.safetensors", lambda t: t["next_state"].__iadd__(1e-3)))
+        load_bytes(
+            changed_tensors(bundle, "golden.safetensors", lambda t: t["next_state"].__iadd__(1e-3))
+        )
 
     def shift(by: float) -> bytes:
-        return changed_tensors(box_bundle, "golden.safetensors", lambda t: t["action"].__iadd__(np.float32(by)))
+        return changed_tensors(
+            box_bundle, "golden.safetensors", lambda t: t["action"].__iadd__(np.float32(by))
+        )
 
     with pytest.raises(BundleError, match="golden pair 0 of"):
         load_bytes(shift(1e-4))  # the range is 4: the tolerance is 4e-5
@@ -333,8 +372,16 @@ def test_random_changes_of_the_json_never_raise_anything_else(bundle: bytes) -> 
     values: list[Any] = [None, True, -1, 0, 1.5, 1 << 70, "", "obs.0", [], {}, [1], ["v0"]]
 
     def places(node: Any) -> list[tuple[Any, Any]]:
-        keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else []
-        return [(node, key) for key in keys] + [place for key in keys for place in places(node[key])]
+        keys = (
+            list(node)
+            if isinstance(node, dict)
+            else range(len(node))
+            if isinstance(node, list)
+            else []
+        )
+        return [(node, key) for key in keys] + [
+            place for key in keys for place in places(node[key])
+        ]
 
     for name in ("spaces.json", "operations.json"):
         for _ in range(150):
@@ -365,7 +412,9 @@ def test_paths_that_are_no_files_are_refused(tmp_path: Path) -> None:
 def test_the_error_names_the_file(bundle: bytes, tmp_path: Path) -> None:
     path = tmp_path / "policy.rlp"
     path.write_bytes(bundle[:-5])
-    with pytest.raises(BundleError, match=rf"cannot load '{path}': it is not a bundle, or is damaged"):
+    with pytest.raises(
+        BundleError, match=rf"cannot load '{path}': it is not a bundle, or is damaged"
+    ):
         load(path)
 
 
@@ -398,14 +447,22 @@ def test_it_loads_and_acts_without_torch(bundle: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("processor", ["Prescott", "Nehalem", "Haswell", "SkylakeX"])
 def test_it_loads_with_the_arithmetic_of_other_processors(processor: str, tmp_path: Path) -> None:
     space, paths = Box(-5, 5, (17,), np.float32), []
-    for number, (algo, action) in enumerate([("sac", Box(-1, 1, (6,), np.float32)), ("dqn", Discrete(6))]):
+    for number, (algo, action) in enumerate(
+        [("sac", Box(-1, 1, (6,), np.float32)), ("dqn", Discrete(6))]
+    ):
         algorithm = make_policy(algo, space, action, hidden_sizes=[256, 256])
         paths.append(tmp_path / f"{number}.rlp")
         paths[-1].write_bytes(bundle_of(algorithm, space, algo)[0])
     code = "import sys\nfrom rl_training.bundle import load\nprint(len([load(path) for path in sys.argv[1:]]))"
-    variables = {**os.environ, "OPENBLAS_CORETYPE": processor}  # read by the OpenBLAS of NumPy's wheels
+    variables = {
+        **os.environ,
+        "OPENBLAS_CORETYPE": processor,
+    }  # read by the OpenBLAS of NumPy's wheels
     answer = subprocess.run(
-        [sys.executable, "-c", code, *map(str, paths)], env=variables, capture_output=True, text=True
+        [sys.executable, "-c", code, *map(str, paths)],
+        env=variables,
+        capture_output=True,
+        text=True,
     )
     assert (answer.returncode, answer.stdout) == (0, "2\n"), answer.stderr
 

@@ -16,7 +16,12 @@ from torch import nn
 from rl_training.algorithms.ppo import PPOAlgorithm
 from rl_training.bundle.exporting.describing import describe
 from rl_training.bundle.exporting.modules import UndescribableError
-from rl_training.bundle.exporting.onnx_model import ONNX_OPERATIONS, PACKAGES, input_names, make_onnx
+from rl_training.bundle.exporting.onnx_model import (
+    ONNX_OPERATIONS,
+    PACKAGES,
+    input_names,
+    make_onnx,
+)
 from rl_training.bundle.loading import BundlePolicy, load_bytes
 from rl_training.bundle.operations import OPERATIONS
 from rl_training.errors import BundleError, ConfigError, EnvError
@@ -26,7 +31,12 @@ from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import describe_spaces
 
 VECTOR = Box(-2, 2, (3,), np.float32)
-GOALS = Dict({name: Box(-1, 1, (2,), np.float32) for name in ("observation", "achieved_goal", "desired_goal")})
+GOALS = Dict(
+    {
+        name: Box(-1, 1, (2,), np.float32)
+        for name in ("observation", "achieved_goal", "desired_goal")
+    }
+)
 BOUNDED = Box(np.array([-1.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32))
 UNBOUNDED = Box(-np.inf, np.inf, (2,), np.float64)
 HALF_BOUNDED = Box(np.array([0.0, -np.inf], np.float32), np.array([np.inf, 1.0], np.float32))
@@ -52,18 +62,28 @@ OBSERVATIONS = {
     "stacked": Box(0, 255, (2, 36, 36, 3), np.uint8),
     "gray": Box(0, 255, (36, 40), np.uint8),
     "tuple": Tuple([VECTOR, Discrete(3)]),
-    "dict": Dict(a=VECTOR, b=Discrete(4, start=1), inner=Dict(c=MultiBinary(2), d=Box(0, 255, (4,), np.uint8))),
-    "dict_with_images": Dict(a=VECTOR, left=Box(0, 255, (36, 36), np.uint8), right=Box(0, 255, (36, 40, 3), np.uint8)),
+    "dict": Dict(
+        a=VECTOR,
+        b=Discrete(4, start=1),
+        inner=Dict(c=MultiBinary(2), d=Box(0, 255, (4,), np.uint8)),
+    ),
+    "dict_with_images": Dict(
+        a=VECTOR, left=Box(0, 255, (36, 36), np.uint8), right=Box(0, 255, (36, 40, 3), np.uint8)
+    ),
 }
 OPTIONS: dict[str, tuple[str, Space, dict[str, Any]]] = {
     **{
-        f"activation-{name}": ("sac", BOUNDED, {"activation": name}) for name in ("relu", "tanh", "silu", "gelu", "elu")
+        f"activation-{name}": ("sac", BOUNDED, {"activation": name})
+        for name in ("relu", "tanh", "silu", "gelu", "elu")
     },
     "layer_norm": ("ppo", ACTIONS["discrete"], {"layer_norm": True}),
     "layer_norm-two-networks": ("ppo", BOUNDED, {"layer_norm": True, "critic_hidden_sizes": [4]}),
     "actor-sizes": ("td3", BOUNDED, {"actor_hidden_sizes": [5], "critic_hidden_sizes": [7, 7]}),
     "no-hidden-layer": ("dqn", ACTIONS["discrete"], {"hidden_sizes": []}),
-    **{f"dueling-{algo}": (algo, ACTIONS["discrete"], {"dueling": True}) for algo in ("dqn", "c51", "qrdqn")},
+    **{
+        f"dueling-{algo}": (algo, ACTIONS["discrete"], {"dueling": True})
+        for algo in ("dqn", "c51", "qrdqn")
+    },
     "normalize_obs-on-policy": ("ppo", BOUNDED, {"normalize_obs": True}),
     "normalize_obs-off-policy": ("dqn", ACTIONS["discrete"], {"normalize_obs": True}),
     "normalize_obs-offline": ("iql", BOUNDED, {"normalize_obs": True}),
@@ -71,7 +91,11 @@ OPTIONS: dict[str, tuple[str, Space, dict[str, Any]]] = {
     "lstm": ("ppo", ACTIONS["discrete"], {"memory": {"kind": "lstm", "size": 5}}),
     "gru": ("a2c", BOUNDED, {"memory": {"kind": "gru", "size": 5}}),
     "own-network": ("dqn", ACTIONS["discrete"], {"network": f"{__name__}:LayersEncoder"}),
-    "lstm-two-networks": ("ppo", BOUNDED, {"memory": {"kind": "lstm", "size": 5}, "critic_hidden_sizes": [4]}),
+    "lstm-two-networks": (
+        "ppo",
+        BOUNDED,
+        {"memory": {"kind": "lstm", "size": 5}, "critic_hidden_sizes": [4]},
+    ),
 }
 
 HAS_ONNX = all(find_spec(name) for name in PACKAGES)
@@ -85,10 +109,16 @@ def check(algo: str, obs: Space, action: Space, **settings: Any) -> BundlePolicy
     run = onnx_runner(make_onnx(description, golden), policy) if HAS_ONNX else None
     has_memory = algorithm.initial_state(1) is not None
     torch_state: Any = None
-    state = model_state = np.zeros((8, policy.spaces.state_size), np.float32) if has_memory else None
+    state = model_state = (
+        np.zeros((8, policy.spaces.state_size), np.float32) if has_memory else None
+    )
     for step in range(3):
         batch = samples(obs, 8, seed=step)
-        masked = {"mask": random_masks(policy.spaces.action.choices, 8, step)} if settings.get("has_masks") else {}
+        masked = (
+            {"mask": random_masks(policy.spaces.action.choices, 8, step)}
+            if settings.get("has_masks")
+            else {}
+        )
         expected, torch_state = predict(algorithm, batch, state=torch_state, **masked)
         actions, state = policy.act(batch, state=state, **masked)
         assert_same(actions, expected)
@@ -123,7 +153,10 @@ def onnx_runner(data: bytes, policy: BundlePolicy) -> Any:
 
     def run(batch: Any, state: Any, mask: Any) -> tuple[np.ndarray, Any]:
         leaves, _ = policy.spaces.as_batch(batch)
-        values = {f"obs.{index}": leaf for index, leaf in enumerate(leaves)} | {"state": state, "mask": mask}
+        values = {f"obs.{index}": leaf for index, leaf in enumerate(leaves)} | {
+            "state": state,
+            "mask": mask,
+        }
         action, *rest = session.run(None, {name: values[key] for key, name in names.items()})
         return action, rest[0] if rest else None
 
@@ -136,7 +169,9 @@ def spaces_of(algo: str) -> list[tuple[Space, Space]]:
     for obs in (VECTOR, GOALS):
         for action in ACTIONS.values():
             try:
-                get_algorithm_spec(algo).algorithm_class().check_spaces(describe_spaces(obs, action))
+                get_algorithm_spec(algo).algorithm_class().check_spaces(
+                    describe_spaces(obs, action)
+                )
             except EnvError:
                 continue
             found.append((obs, action))
@@ -154,7 +189,9 @@ def test_every_algorithm_and_action_space(algo: str) -> None:
 
 
 def test_these_policies_have_every_operation() -> None:
-    policies = [make_policy(algo, VECTOR, action, **settings) for algo, action, settings in OPTIONS.values()]
+    policies = [
+        make_policy(algo, VECTOR, action, **settings) for algo, action, settings in OPTIONS.values()
+    ]
     policies += [make_policy("ppo", obs, ACTIONS["discrete"]) for obs in OBSERVATIONS.values()]
     used = {operation["op"] for policy in policies for operation in describe(policy).operations}
     assert used == OPERATIONS.keys() == ONNX_OPERATIONS.keys()
@@ -172,7 +209,9 @@ def test_options_of_networks(name: str) -> None:
     check(algo, VECTOR, action, **settings)
 
 
-@pytest.mark.parametrize(("algo", "action"), [("ppo", "multi_discrete"), ("dqn", "discrete"), ("bc", "multi_binary")])
+@pytest.mark.parametrize(
+    ("algo", "action"), [("ppo", "multi_discrete"), ("dqn", "discrete"), ("bc", "multi_binary")]
+)
 def test_masks(algo: str, action: str) -> None:
     check(algo, VECTOR, ACTIONS[action], has_masks=True)
 
@@ -196,9 +235,13 @@ def test_a_policy_with_memory_takes_and_returns_its_state() -> None:
     second, _ = policy.act(obs, state=state)
     assert state.shape == (8,)
     assert not np.allclose(first, second)
-    with pytest.raises(ConfigError, match="this policy has memory: pass state=None at the first step"):
+    with pytest.raises(
+        ConfigError, match="this policy has memory: pass state=None at the first step"
+    ):
         policy.act(obs)
-    with pytest.raises(ConfigError, match=r"the policy state has shape \(3,\), where \(8,\) is expected"):
+    with pytest.raises(
+        ConfigError, match=r"the policy state has shape \(3,\), where \(8,\) is expected"
+    ):
         policy.act(obs, state=np.zeros(3))
     assert "memory of 8" in repr(policy)
 
@@ -234,7 +277,9 @@ def test_a_policy_trained_with_masks_asks_for_them() -> None:
     assert policy.act(np.zeros(3), mask=[False, False, True]) == 2
     space = Dict(action_mask=MultiBinary(3), x=VECTOR)
     inside = load_bytes(bundle_of(make_policy("ppo", space, Discrete(3), has_masks=True), space)[0])
-    assert inside.act({"action_mask": np.array([0, 1, 0], np.int8), "x": np.zeros(3, np.float32)}) == 1
+    assert (
+        inside.act({"action_mask": np.array([0, 1, 0], np.int8), "x": np.zeros(3, np.float32)}) == 1
+    )
     plain = load_bytes(bundle_of(make_policy("sac", VECTOR, BOUNDED), VECTOR)[0])
     with pytest.raises(ConfigError, match="does not obey action masks"):
         plain.act(np.zeros(3), mask=np.ones(2))
@@ -246,7 +291,9 @@ class LayersEncoder(nn.Module):
     def __init__(self, obs: ObsSpec) -> None:
         super().__init__()
         self.num_features = 6
-        self.first = nn.Sequential(nn.Linear(obs.num_features, 6), nn.LayerNorm(6), nn.SiLU(), nn.Dropout(0.5))
+        self.first = nn.Sequential(
+            nn.Linear(obs.num_features, 6), nn.LayerNorm(6), nn.SiLU(), nn.Dropout(0.5)
+        )
         self.second, self.norm = nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
@@ -277,7 +324,9 @@ def test_a_network_of_the_users_is_exported_if_it_applies_layers() -> None:
 
 
 def test_what_cannot_be_described_is_refused_with_the_reason() -> None:
-    with pytest.raises(UndescribableError, match="ProductEncoder, a network of your own, uses mul, which a bundle"):
+    with pytest.raises(
+        UndescribableError, match="ProductEncoder, a network of your own, uses mul, which a bundle"
+    ):
         describe(make_policy("sac", VECTOR, BOUNDED, network=f"{__name__}:ProductEncoder"))
     algorithm = make_policy("ppo", VECTOR, BOUNDED)
     algorithm.__class__ = PowerPPO
@@ -287,8 +336,12 @@ def test_what_cannot_be_described_is_refused_with_the_reason() -> None:
 
 def test_a_description_that_acts_otherwise_is_not_written() -> None:
     algorithm = make_policy("ppo", VECTOR, BOUNDED)
-    algorithm.policy.register_forward_hook(lambda module, inputs, output: (output[0] + 0.1, output[1]))
-    with pytest.raises(BundleError, match="its operations in NumPy do not act like it: golden pair 0"):
+    algorithm.policy.register_forward_hook(
+        lambda module, inputs, output: (output[0] + 0.1, output[1])
+    )
+    with pytest.raises(
+        BundleError, match="its operations in NumPy do not act like it: golden pair 0"
+    ):
         bundle_of(algorithm, VECTOR)
 
 

@@ -24,7 +24,9 @@ PAGE = (TESTS.parent / "docs" / "export.md").read_text()
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = small_config("ppo", tmp_path_factory.mktemp("ppo"), env_id="CartPole-v1", total_timesteps=256)
+    config = small_config(
+        "ppo", tmp_path_factory.mktemp("ppo"), env_id="CartPole-v1", total_timesteps=256
+    )
     return run_training(config).run_dir
 
 
@@ -52,17 +54,24 @@ def test_json_tells_files_pairs_and_the_returns_of_eval(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     best = run_dir / "checkpoints" / "best"
-    assert export("--checkpoint", best, "--out", tmp_path / "a.rlp", "--json", "--eval-episodes", 3) == 0
+    assert (
+        export("--checkpoint", best, "--out", tmp_path / "a.rlp", "--json", "--eval-episodes", 3)
+        == 0
+    )
     value = json.loads(capsys.readouterr().out)
     assert value["bundle"] == str(tmp_path / "a.rlp")
     assert value["bytes"] == (tmp_path / "a.rlp").stat().st_size
     files = unpack((tmp_path / "a.rlp").read_bytes())
-    assert value["files"] == {name: len(data) for name, data in files.items() if name != "manifest.json"}
+    assert value["files"] == {
+        name: len(data) for name, data in files.items() if name != "manifest.json"
+    }
     assert value["golden_pairs"] > 20
     assert export(run_dir, "--out", tmp_path / "b.rlp", "--json", "--eval-episodes", 0) == 0
     extreme = json.loads(capsys.readouterr().out)
     assert (extreme["returns"], 0 < extreme["golden_pairs"] < 64) == (None, True)
-    assert np.mean(value["returns"]) == evaluate_checkpoint(best, num_episodes=3)["eval_return_mean"]
+    assert (
+        np.mean(value["returns"]) == evaluate_checkpoint(best, num_episodes=3)["eval_return_mean"]
+    )
 
 
 def test_mistakes_are_errors_that_leave_nothing_behind(
@@ -84,12 +93,17 @@ def test_mistakes_are_errors_that_leave_nothing_behind(
 
 
 def test_a_missing_package_is_named_with_its_extra(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(onnx_model, "PACKAGES", ("onnx", "no_such_package"))
     assert export(run_dir, "--out", tmp_path / "a.rlp", "--onnx") == 2
     remedy = 'pip install "rl-training[onnx]"'
-    assert f"--onnx needs no_such_package, which is not installed: {remedy}" in capsys.readouterr().err
+    assert (
+        f"--onnx needs no_such_package, which is not installed: {remedy}" in capsys.readouterr().err
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -117,7 +131,12 @@ def test_the_snippets_of_the_page_and_of_the_card_run(
     (snippet,) = python_blocks(card)
     assert len(snippet.splitlines()) == 5
     assert run_python(snippet, tmp_path).strip() in ("0", "1")
-    expected = ["# ppo on CartPole-v1", "| seed | 1 |", "2 episodes of the deterministic policy", "95 % interval"]
+    expected = [
+        "# ppo on CartPole-v1",
+        "| seed | 1 |",
+        "2 episodes of the deterministic policy",
+        "95 % interval",
+    ]
     assert [text for text in expected if text not in card] == []
 
 
@@ -135,7 +154,9 @@ def test_runs_of_other_kinds_are_exported_with_a_card_that_runs(
     algo: str, env_id: str | None, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {} if env_id is None else {"env_id": env_id}
-    config = small_config(algo, tmp_path / "runs", total_timesteps=64, algo_kwargs=settings, **changes)
+    config = small_config(
+        algo, tmp_path / "runs", total_timesteps=64, algo_kwargs=settings, **changes
+    )
     run_dir = run_training(config).run_dir
     assert export(run_dir, "--out", tmp_path / "policy.rlp", "--card", "-q") == 0
     (snippet,) = python_blocks(unpack((tmp_path / "policy.rlp").read_bytes())["card.md"].decode())

@@ -28,7 +28,13 @@ SMALL = [
     *("num_envs=2", "algo_kwargs.num_steps=8", "algo_kwargs.update_epochs=1"),
 ]
 TRAIN = ["train", *PAIR, *SMALL]
-OFF_POLICY = ["num_threads=1", "compile=false", "total_timesteps=32", "eval_episodes=1", "output_dir=out"]
+OFF_POLICY = [
+    "num_threads=1",
+    "compile=false",
+    "total_timesteps=32",
+    "eval_episodes=1",
+    "output_dir=out",
+]
 RESUME = ["resume", "--checkpoint", "run", "--total-timesteps", "64"]
 
 ENVS = """
@@ -57,7 +63,9 @@ Refuse = Callable[..., str]
 
 
 @pytest.fixture
-def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuse:
+def refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Refuse:
     """Run the command line, check that it refuses as it should, and return its message."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -106,21 +114,51 @@ PPP = "unknown algorithm 'ppp': did you mean 'ppo'?"
         (["train", "algo=ppp", "env_id=CartPole-v1"], PPP),
         (["algos", "ppp"], PPP),
         (["config", "ppp", "CartPole-v1"], PPP),
-        ([*TRAIN, "totl_timesteps=3"], "unknown key 'totl_timesteps' for the configuration: did you mean 'total_time"),
+        (
+            [*TRAIN, "totl_timesteps=3"],
+            "unknown key 'totl_timesteps' for the configuration: did you mean 'total_time",
+        ),
         ([*TRAIN, "algo_kwargs.Gamma=0.1"], "unknown key 'Gamma' for ppo: did you mean 'gamma'?"),
         ([*TRAIN, "algo_kwargs.zzzz=1"], "unknown key 'zzzz' for ppo (known: activation, "),
-        ([*TRAIN, "env_kwargs.wrappers.reward.scal=2"], "unknown key 'wrappers.reward.scal' for env_kwargs: did you"),
-        ([*TRAIN, "algo_kwargs.clip_range=3"], "unknown key 'clip_range' for ppo: did you mean 'clip_coef'?"),
-        ([*TRAIN, "batch_size=3"], "unknown key 'batch_size' for ppo: did you mean 'minibatch_size'?"),
-        ([*TRAIN, "--lr"], "unknown option --lr: write the setting as learning_rate=VALUE (see --help)"),
-        ([*TRAIN, "--learning-rate=3"], "unknown option --learning-rate: write the setting as learning_rate=VALUE"),
-        ([*TRAIN, "seed=100k"], "bad value '100k' for 'seed' of the configuration: should be a number: write 100000"),
-        (["config", *PAIR, "env_kwargs.wrappers.reward.scal=3"], "unknown key 'wrappers.reward.scal' for env_kwargs"),
+        (
+            [*TRAIN, "env_kwargs.wrappers.reward.scal=2"],
+            "unknown key 'wrappers.reward.scal' for env_kwargs: did you",
+        ),
+        (
+            [*TRAIN, "algo_kwargs.clip_range=3"],
+            "unknown key 'clip_range' for ppo: did you mean 'clip_coef'?",
+        ),
+        (
+            [*TRAIN, "batch_size=3"],
+            "unknown key 'batch_size' for ppo: did you mean 'minibatch_size'?",
+        ),
+        (
+            [*TRAIN, "--lr"],
+            "unknown option --lr: write the setting as learning_rate=VALUE (see --help)",
+        ),
+        (
+            [*TRAIN, "--learning-rate=3"],
+            "unknown option --learning-rate: write the setting as learning_rate=VALUE",
+        ),
+        (
+            [*TRAIN, "seed=100k"],
+            "bad value '100k' for 'seed' of the configuration: should be a number: write 100000",
+        ),
+        (
+            ["config", *PAIR, "env_kwargs.wrappers.reward.scal=3"],
+            "unknown key 'wrappers.reward.scal' for env_kwargs",
+        ),
         ([*TRAIN, "seed.deep=2"], "bad value {'deep': 2} for 'seed' of the configuration"),
         ([*TRAIN, "algo_kwargs.ent_coef.deep=2"], "bad value {'deep': 2} for 'ent_coef' of ppo"),
         ([*TRAIN, "env_kwargs.backend=asinc"], "bad value 'asinc' for 'backend' of env_kwargs"),
-        ([*TRAIN, "env_kwargs.max_episode_steps=0"], "bad value 0 for 'max_episode_steps' of env_kwargs"),
-        ([*TRAIN, "env_kwargs.wrappers.reward.scale=big"], "bad value 'big' for 'wrappers.reward.scale' of env_kwargs"),
+        (
+            [*TRAIN, "env_kwargs.max_episode_steps=0"],
+            "bad value 0 for 'max_episode_steps' of env_kwargs",
+        ),
+        (
+            [*TRAIN, "env_kwargs.wrappers.reward.scale=big"],
+            "bad value 'big' for 'wrappers.reward.scale' of env_kwargs",
+        ),
         (["train", *PAIR, "--num-envs", "0"], "bad value 0 for 'num_envs' of the configuration"),
         ([*TRAIN, "--device", "cuda:99"], "device 'cuda:99' cannot be used: "),
         ([*TRAIN, "tags=[a"], "the value of 'tags' is not valid YAML"),
@@ -129,23 +167,41 @@ PPP = "unknown algorithm 'ppp': did you mean 'ppo'?"
         (["train", *PAIR, "a", "b"], "too many arguments 'ppo CartPole-v1 a b'"),
         (["eval"], "missing argument RUN (or --checkpoint)"),
         (["resume"], "missing argument RUN (or --checkpoint)"),
-        (["train", "ppo", "cartpole-v1", *SMALL], "unknown environment 'cartpole-v1': did you mean 'CartPole-v1'?"),
+        (
+            ["train", "ppo", "cartpole-v1", *SMALL],
+            "unknown environment 'cartpole-v1': did you mean 'CartPole-v1'?",
+        ),
         (
             ["train", "ppo", "Qqqq-v0", *SMALL],
             "unknown environment 'Qqqq-v0' (use a Gymnasium id, module:ClassName",
         ),
-        (["train", "ppo", "nothing.py:Missing", *SMALL], "file 'nothing.py' does not exist (looked from "),
+        (
+            ["train", "ppo", "nothing.py:Missing", *SMALL],
+            "file 'nothing.py' does not exist (looked from ",
+        ),
         (["train", "ppo", "no_such_module:Missing", *SMALL], "cannot import 'no_such_module'"),
-        ([*TRAIN, "env_kwargs.nonsense=1"], "environment 'CartPole-v1' refuses its env_kwargs {'nonsense': 1}: "),
+        (
+            [*TRAIN, "env_kwargs.nonsense=1"],
+            "environment 'CartPole-v1' refuses its env_kwargs {'nonsense': 1}: ",
+        ),
         ([*TRAIN, "--plugin", "nothing.py"], "file 'nothing.py' does not exist (looked from "),
         (["train", *PAIR, "output_dir=file"], "cannot create run folder 'file/"),
-        (["train", "--config", "none.yaml"], "config file 'none.yaml' does not exist (looked from "),
+        (
+            ["train", "--config", "none.yaml"],
+            "config file 'none.yaml' does not exist (looked from ",
+        ),
         (["train", "--config", "folder"], "config file 'folder' cannot be read: "),
         (["plot", "nowhere"], "'nowhere' is no run, study or folder of runs here or in 'runs'"),
         (["plot", "."], "'.' is no run folder, and holds none"),
         (["eval", "--checkpoint", "nowhere"], "'nowhere' does not exist (looked from "),
-        (["eval", "--checkpoint", "folder"], "'folder' is neither a checkpoint nor a run folder with one"),
-        (["resume", "--checkpoint", "envs.py"], "'envs.py' is neither a checkpoint nor a run folder with one"),
+        (
+            ["eval", "--checkpoint", "folder"],
+            "'folder' is neither a checkpoint nor a run folder with one",
+        ),
+        (
+            ["resume", "--checkpoint", "envs.py"],
+            "'envs.py' is neither a checkpoint nor a run folder with one",
+        ),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
 )
@@ -156,25 +212,57 @@ def test_a_mistake_is_one_message(refuse: Refuse, words: list[str], message: str
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["train", "zzzzzz", "CartPole-v1"], ["unknown algorithm 'zzzzzz' (known: ", "dqn", "ppo", "sac"]),
-        ([*TRAIN, "algo_kwargs.early_stopping.metric=eval_retrun_mean"], ["did you mean 'eval_return_mean'?"]),
+        (
+            ["train", "zzzzzz", "CartPole-v1"],
+            ["unknown algorithm 'zzzzzz' (known: ", "dqn", "ppo", "sac"],
+        ),
+        (
+            [*TRAIN, "algo_kwargs.early_stopping.metric=eval_retrun_mean"],
+            ["did you mean 'eval_return_mean'?"],
+        ),
         ([*TRAIN, "--total-timesteps", "many"], ["--total-timesteps", "integer"]),
-        ([*TRAIN, "env_kwargs.wrappers.reward.clip=[1, 0]"], ["lower clip bound 1.0 is above the upper one 0.0"]),
-        ([*TRAIN, "algo_kwargs.num_steps.deep=2"], ["sets a key within one that already has a value"]),
+        (
+            [*TRAIN, "env_kwargs.wrappers.reward.clip=[1, 0]"],
+            ["lower clip bound 1.0 is above the upper one 0.0"],
+        ),
+        (
+            [*TRAIN, "algo_kwargs.num_steps.deep=2"],
+            ["sets a key within one that already has a value"],
+        ),
         (["trian", *PAIR], ["'trian'", "Did you mean 'train'?"]),
         ([*TRAIN, "--sed", "3"], ["--sed", "--seed"]),
         ([*TRAIN, "--seed"], ["'--seed'"]),
         (["train", "ppo", "envs.py:Unbouned", *SMALL], ["'Unbouned'", "did you mean 'Unbounded'?"]),
-        (["train", "ppo", "envs.py:NotAnEnvironment", *SMALL], ["'envs.py' has no environment class 'NotAnEnv"]),
-        (["train", "ppo", "json:JSONDecoder", *SMALL], ["'json' has no environment class 'JSONDecoder'"]),
-        (["train", "ppo", "envs.py:Unbounded", *SMALL, "env_kwargs.size=0"], ["size 0 is too small"]),
-        (["train", "ppo", "FrozenLake-v1", *SMALL, "env_kwargs.map_name=9x9"], ["'FrozenLake-v1'", "9x9"]),
-        (["train", "td3", "CartPole-v1"], ["TD3 needs Box actions, not Discrete", "these spaces: a2c, c51, dqn, ppo"]),
-        (["train", "ppo", "envs.py:Texts", *SMALL], ["observation space Text(", "is not supported: use Box, Discrete"]),
+        (
+            ["train", "ppo", "envs.py:NotAnEnvironment", *SMALL],
+            ["'envs.py' has no environment class 'NotAnEnv"],
+        ),
+        (
+            ["train", "ppo", "json:JSONDecoder", *SMALL],
+            ["'json' has no environment class 'JSONDecoder'"],
+        ),
+        (
+            ["train", "ppo", "envs.py:Unbounded", *SMALL, "env_kwargs.size=0"],
+            ["size 0 is too small"],
+        ),
+        (
+            ["train", "ppo", "FrozenLake-v1", *SMALL, "env_kwargs.map_name=9x9"],
+            ["'FrozenLake-v1'", "9x9"],
+        ),
+        (
+            ["train", "td3", "CartPole-v1"],
+            ["TD3 needs Box actions, not Discrete", "these spaces: a2c, c51, dqn, ppo"],
+        ),
+        (
+            ["train", "ppo", "envs.py:Texts", *SMALL],
+            ["observation space Text(", "is not supported: use Box, Discrete"],
+        ),
     ],
     ids=lambda value: " ".join(value)[-40:],
 )
-def test_a_mistake_is_named_with_the_remedy(refuse: Refuse, words: list[str], parts: list[str]) -> None:
+def test_a_mistake_is_named_with_the_remedy(
+    refuse: Refuse, words: list[str], parts: list[str]
+) -> None:
     message = refuse(*words)
     assert all(part in message for part in parts), message
     assert "(known: )" not in message
@@ -202,7 +290,9 @@ def test_a_robot_without_its_package(refuse: Refuse) -> None:
     ],
     ids=["syntax", "key", "missing"],
 )
-def test_a_file_with_bad_content(refuse: Refuse, tmp_path: Path, content: str, words: list[str]) -> None:
+def test_a_file_with_bad_content(
+    refuse: Refuse, tmp_path: Path, content: str, words: list[str]
+) -> None:
     (tmp_path / "c.yaml").write_text(content)
     message = refuse("train", "--config", "c.yaml", *SMALL)
     assert all(word in message for word in words), message
@@ -212,20 +302,28 @@ class TestOutput:
     def test_existing_run_folder_is_left_alone(self, refuse: Refuse) -> None:
         assert main([*TRAIN, "--run-suffix", "a"]) == 0
         message = refuse(*TRAIN, "--run-suffix", "a")
-        assert message.startswith("run folder 'out/ppo__CartPole-v1__seed0__a' exists already: add --resume-or-start")
+        assert message.startswith(
+            "run folder 'out/ppo__CartPole-v1__seed0__a' exists already: add --resume-or-start"
+        )
 
     def test_picture_that_cannot_be_written(self, refuse: Refuse, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
         (tmp_path / "run").mkdir()
-        (tmp_path / "run" / "metrics.jsonl").write_text('{"global_step": 1, "train_return_mean": 1.0}\n')
+        (tmp_path / "run" / "metrics.jsonl").write_text(
+            '{"global_step": 1, "train_return_mean": 1.0}\n'
+        )
         (tmp_path / "folder.png").mkdir()
         (tmp_path / "mine.png").write_text("mine")
         assert "nowhere/x.png" in refuse("plot", "run", "--out", "nowhere/x.png")
-        assert refuse("plot", "run", "--out", "x.abc").endswith("its name should end in .png, .svg, .pdf or .csv")
+        assert refuse("plot", "run", "--out", "x.abc").endswith(
+            "its name should end in .png, .svg, .pdf or .csv"
+        )
         assert "it is a folder" in refuse("plot", "run", "--out", "folder.png")
         assert "rl-training did not make it" in refuse("plot", "run", "--out", "mine.png")
         assert "use steps, time, updates" in refuse("plot", "run", "--x", "hours")
-        assert "did you mean 'train_return_mean'?" in refuse("plot", "run", "--metric", "train_retun_mean")
+        assert "did you mean 'train_return_mean'?" in refuse(
+            "plot", "run", "--metric", "train_retun_mean"
+        )
 
 
 def edit_manifest(**changes: Any) -> Callable[[Path], None]:
@@ -237,8 +335,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "manifest list": (lambda c: (c / "manifest.json").write_text("[]"), "manifest.json'"),
     "newer schema": (edit_manifest(schema_version=99), "schema version 99"),
     "no config": (edit_manifest(config=None), "manifest.json'"),
-    "other algorithm": (edit_manifest(config={"algo": "ppp", "env_id": "CartPole-v1"}), "unknown algorithm 'ppp'"),
-    "pointer astray": (lambda c: (c.parent / "last").write_text("step_9"), "last' points at 'step_9'"),
+    "other algorithm": (
+        edit_manifest(config={"algo": "ppp", "env_id": "CartPole-v1"}),
+        "unknown algorithm 'ppp'",
+    ),
+    "pointer astray": (
+        lambda c: (c.parent / "last").write_text("step_9"),
+        "last' points at 'step_9'",
+    ),
     "pointer binary": (lambda c: (c.parent / "last").write_bytes(b"\xff\xfe"), "last'"),
 }
 
@@ -258,7 +362,9 @@ class TestCheckpoint:
         return Path(shutil.copytree(trained, tmp_path / "run"))
 
     @pytest.mark.parametrize("damage", DAMAGE)
-    @pytest.mark.parametrize("words", [["eval", "--checkpoint", "run"], RESUME], ids=["eval", "resume"])
+    @pytest.mark.parametrize(
+        "words", [["eval", "--checkpoint", "run"], RESUME], ids=["eval", "resume"]
+    )
     def test_damaged(self, refuse: Refuse, run: Path, words: list[str], damage: str) -> None:
         spoil, part = DAMAGE[damage]
         spoil(run / "checkpoints" / "step_000000000032")
@@ -266,11 +372,15 @@ class TestCheckpoint:
 
     def test_that_cannot_be_used_so(self, refuse: Refuse, run: Path, tmp_path: Path) -> None:
         PPO.load(run).save(tmp_path / "policy")
-        assert "holds a policy only" in refuse(*RESUME[:1], "--checkpoint", "policy", "--total-timesteps", "64")
+        assert "holds a policy only" in refuse(
+            *RESUME[:1], "--checkpoint", "policy", "--total-timesteps", "64"
+        )
         assert "bad value -3 for 'total_timesteps'" in refuse(*RESUME[:-1], "-3")
         assert "bad value 0 for" in refuse("eval", "--checkpoint", "run", "--eval-episodes", "0")
         assert refuse(*RESUME, "--device", "gpu").startswith("device 'gpu' cannot be used: ")
-        assert refuse("eval", "--checkpoint", "run", "--device", "gpu").startswith("device 'gpu' cannot be used: ")
+        assert refuse("eval", "--checkpoint", "run", "--device", "gpu").startswith(
+            "device 'gpu' cannot be used: "
+        )
         assert "'envs.py" in refuse(*RESUME, "--output-dir", "envs.py")
 
 

@@ -140,7 +140,9 @@ Call = Callable[..., Answer]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
     """Run the command line in this process, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
 
@@ -221,7 +223,9 @@ def screen_of(folder: Path, *args: str) -> str:
     master, slave = os.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "rl_training", *args]
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=slave, stderr=slave) as process:
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=slave, stderr=slave
+    ) as process:
         os.close(slave)
         drawn = b""
         with contextlib.suppress(OSError):  # what the terminal says when its last writer has gone
@@ -266,16 +270,38 @@ class TestTrain:
         assert values["stop_reason"] is None
         assert Path(values["checkpoint_path"]).parent.parent == Path(values["run_dir"])
 
-    def test_json_is_apart_from_what_an_environment_prints(self, call: Call, tmp_path: Path) -> None:
-        source = WALK.replace("def step(self, action):", "def step(self, action):\n        print('a step')", 1)
+    def test_json_is_apart_from_what_an_environment_prints(
+        self, call: Call, tmp_path: Path
+    ) -> None:
+        source = WALK.replace(
+            "def step(self, action):", "def step(self, action):\n        print('a step')", 1
+        )
         assert "a step" in source
         (tmp_path / "walk.py").write_text(source)
-        answer = call("train", "ppo", "walk.py:Walk", "total_timesteps=2", "algo_kwargs.num_steps=2", *SMALL, "--json")
-        assert list(json.loads(answer.out)) == ["run_dir", "checkpoint_path", "metrics", "stop_reason"]
+        answer = call(
+            "train",
+            "ppo",
+            "walk.py:Walk",
+            "total_timesteps=2",
+            "algo_kwargs.num_steps=2",
+            *SMALL,
+            "--json",
+        )
+        assert list(json.loads(answer.out)) == [
+            "run_dir",
+            "checkpoint_path",
+            "metrics",
+            "stop_reason",
+        ]
         assert "a step" in answer.err
 
     def test_early_stopping_is_told(self, call: Call) -> None:
-        answer = call("train", *PPO, "algo_kwargs.early_stopping.target_value=1", "algo_kwargs.eval_interval=16")
+        answer = call(
+            "train",
+            *PPO,
+            "algo_kwargs.early_stopping.target_value=1",
+            "algo_kwargs.eval_interval=16",
+        )
         assert answer.code == 0
         assert "reached the target 1" in answer.lines["stop_reason"]
         assert answer.metrics["global_step"] == 16
@@ -284,9 +310,24 @@ class TestTrain:
         answer = call(
             "train",
             *PPO[:2],
-            *("--output-dir", "elsewhere", "--total-timesteps", "32", "--num-envs", "4", "--eval-episodes", "2"),
+            *(
+                "--output-dir",
+                "elsewhere",
+                "--total-timesteps",
+                "32",
+                "--num-envs",
+                "4",
+                "--eval-episodes",
+                "2",
+            ),
             *("--seed", "7", "--device", "cpu", "--run-suffix", "mine"),
-            *("num_threads=1", "compile=false", "tags=[a, b]", "algo_kwargs.num_steps=8", "algo_kwargs.gamma=0.5"),
+            *(
+                "num_threads=1",
+                "compile=false",
+                "tags=[a, b]",
+                "algo_kwargs.num_steps=8",
+                "algo_kwargs.gamma=0.5",
+            ),
             *("algo_kwargs.learning_rate=1e-3", "env_kwargs.wrappers.reward.scale=0.1"),
         )
         assert answer.code == 0
@@ -333,10 +374,17 @@ class TestTrain:
         assert second.run_dir != first.run_dir
         assert second.metrics == first.metrics
 
-    def test_json_stays_json_when_a_metric_is_not_a_number(self, call: Call, tmp_path: Path) -> None:
+    def test_json_stays_json_when_a_metric_is_not_a_number(
+        self, call: Call, tmp_path: Path
+    ) -> None:
         """A rollout of one step has no variance to explain."""
         (tmp_path / "walk.py").write_text(WALK)
-        words = ["total_timesteps=2", "num_envs=1", "algo_kwargs.num_steps=1", "algo_kwargs.normalize_advantage=false"]
+        words = [
+            "total_timesteps=2",
+            "num_envs=1",
+            "algo_kwargs.num_steps=1",
+            "algo_kwargs.normalize_advantage=false",
+        ]
         answer = call("train", "ppo", "walk.py:Walk", *words, *SMALL, "--json")
         assert answer.code == 0
         json.loads(answer.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -373,7 +421,10 @@ class TestConfig:
             "num_envs": (4, "command line"),
             "algo_kwargs.vf_coef": (0.5, "default"),
             "algo_kwargs.gae_lambda": (0.8, self.PRESET),
-            "algo_kwargs.learning_rate": ({"kind": "linear", "start": 0.001, "end": 0.0}, self.PRESET),
+            "algo_kwargs.learning_rate": (
+                {"kind": "linear", "start": 0.001, "end": 0.0},
+                self.PRESET,
+            ),
             "algo_kwargs.gamma": (0.5, "file f.yaml"),
             "algo_kwargs.ent_coef": (0.2, "command line"),
             "env_kwargs.max_episode_steps": (9, "command line"),
@@ -385,15 +436,23 @@ class TestConfig:
         answer = call(*self.WORDS)
         rows = {line.split()[0]: line for line in answer.out.splitlines()}
         assert answer.code == 0
-        assert rows["seed"].split(maxsplit=1)[1].split("#") == ["2                         ", " file f.yaml"]
+        assert rows["seed"].split(maxsplit=1)[1].split("#") == [
+            "2                         ",
+            " file f.yaml",
+        ]
         assert rows["algo_kwargs.gae_lambda"].endswith("# preset")
         assert answer.err.splitlines() == [f"using {self.PRESET}"], "which names the file once"
         assert rows["device"].endswith("# default")
         assert rows["num_envs"].endswith("# command line")
 
     def test_nested_keys_have_rows_and_sources_of_their_own(self, call: Call) -> None:
-        answer = call("config", "sac", "Pendulum-v1", "algo_kwargs.replay={kind: prioritized, beta: 0.5}")
-        rows = {line.split()[0]: line.split(maxsplit=1)[1].split("#") for line in answer.out.splitlines()}
+        answer = call(
+            "config", "sac", "Pendulum-v1", "algo_kwargs.replay={kind: prioritized, beta: 0.5}"
+        )
+        rows = {
+            line.split()[0]: line.split(maxsplit=1)[1].split("#")
+            for line in answer.out.splitlines()
+        }
         assert max(map(len, answer.out.splitlines())) <= 80
         wanted = {
             "kind": ['"prioritized"', "command line"],
@@ -405,7 +464,15 @@ class TestConfig:
         assert "algo_kwargs.replay" not in rows
 
     def test_takes_the_options_of_train(self, call: Call) -> None:
-        words = ["ppo", "CartPole-v1", "--run-suffix", "x", "--resume-or-start", "--callback", "none.py:None"]
+        words = [
+            "ppo",
+            "CartPole-v1",
+            "--run-suffix",
+            "x",
+            "--resume-or-start",
+            "--callback",
+            "none.py:None",
+        ]
         assert call("config", *words).out == call("config", *words[:2]).out
 
     def test_trains_nothing(self, call: Call, tmp_path: Path) -> None:
@@ -436,7 +503,9 @@ class TestAlgos:
     def test_lists_the_settings_of_one(self, call: Call) -> None:
         answer = call("algos", "ppo")
         assert answer.code == 0
-        listed = [line.split()[0] for line in answer.out.split("\n\n")[1].splitlines() if line[0] != " "]
+        listed = [
+            line.split()[0] for line in answer.out.split("\n\n")[1].splitlines() if line[0] != " "
+        ]
         assert listed == list(PPOConfig.model_fields)
         lines = answer.out.splitlines()
         place = next(number for number, line in enumerate(lines) if line.startswith("gae_lambda"))
@@ -446,7 +515,9 @@ class TestAlgos:
         )
 
     @pytest.mark.parametrize("algo", [spec.name for spec in registry.list_algorithm_specs()])
-    def test_choices_ranges_and_nested_keys_are_shown_in_eighty_columns(self, call: Call, algo: str) -> None:
+    def test_choices_ranges_and_nested_keys_are_shown_in_eighty_columns(
+        self, call: Call, algo: str
+    ) -> None:
         out = call("algos", algo).out
         assert max(map(len, out.splitlines())) <= 80
         rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
@@ -454,8 +525,9 @@ class TestAlgos:
         assert rows["learning_rate"].endswith("  number > 0 | a schedule")
         assert rows["early_stopping"].endswith("  null | mapping:")
         assert rows["early_stopping.mode"].endswith("  max | min")
-        assert "a schedule: {kind: linear | cosine, start: number ≥ 0, end: number ≥ 0} over the run" in " ".join(
-            out.split()
+        assert (
+            "a schedule: {kind: linear | cosine, start: number ≥ 0, end: number ≥ 0} over the run"
+            in " ".join(out.split())
         )
 
     def test_the_keys_of_a_mapping_follow_it(self, call: Call) -> None:
@@ -483,10 +555,14 @@ class TestEval:
     def test_of_the_best_is_the_best(self, call: Call, run: Path) -> None:
         answer = call("eval", "--checkpoint", named(run, "best"))
         assert answer.code == 0
-        assert answer.metrics["eval_return_mean"] == max(line.get("eval_return_mean", 0.0) for line in logged(run))
+        assert answer.metrics["eval_return_mean"] == max(
+            line.get("eval_return_mean", 0.0) for line in logged(run)
+        )
 
     def test_episodes_and_json(self, call: Call, run: Path) -> None:
-        answer = call("eval", "--checkpoint", run, "--eval-episodes", "3", "--device", "cpu", "--json")
+        answer = call(
+            "eval", "--checkpoint", run, "--eval-episodes", "3", "--device", "cpu", "--json"
+        )
         assert answer.code == 0
         assert len(answer.out.splitlines()) == 1
         assert json.loads(answer.out)["eval_episodes"] == 3
@@ -528,13 +604,17 @@ class TestResume:
 
     def test_into_another_folder_leaves_the_old_one_alone(self, call: Call, run: Path) -> None:
         before = contents(run)
-        answer = call("resume", "--checkpoint", run, "--total-timesteps", "96", "--output-dir", "other")
+        answer = call(
+            "resume", "--checkpoint", run, "--total-timesteps", "96", "--output-dir", "other"
+        )
         assert answer.code == 0
         assert answer.run_dir.parent == Path("other")
         assert answer.metrics["global_step"] == 96
         assert contents(run) == before
 
-    def test_an_infinite_argument_of_the_environment_stays_infinite(self, call: Call, tmp_path: Path) -> None:
+    def test_an_infinite_argument_of_the_environment_stays_infinite(
+        self, call: Call, tmp_path: Path
+    ) -> None:
         (tmp_path / "walk.py").write_text(WALK)
         words = ["env_kwargs.length=.inf", "env_kwargs.max_episode_steps=5"]
         answer = call("train", "dqn", "walk.py:Walk", *OFF_POLICY, *words)
@@ -543,7 +623,16 @@ class TestResume:
         assert (resumed.code, resumed.metrics["global_step"]) == (0, 48)
 
     def test_json(self, call: Call, run: Path) -> None:
-        answer = call("resume", "--checkpoint", run, "--total-timesteps", "80", "--eval-episodes", "2", "--json")
+        answer = call(
+            "resume",
+            "--checkpoint",
+            run,
+            "--total-timesteps",
+            "80",
+            "--eval-episodes",
+            "2",
+            "--json",
+        )
         assert answer.code == 0
         assert len(answer.out.splitlines()) == 1
         metrics = json.loads(answer.out)["metrics"]
@@ -554,7 +643,14 @@ class TestPlugin:
     WORDS = ("eager", "Walk-v0", *OFF_POLICY)
 
     def test_registers_an_algorithm_and_an_environment(self, call: Call, plugin: Path) -> None:
-        answer = call("train", *self.WORDS, "--plugin", plugin, "algo_kwargs.eagerness=0.25", "env_kwargs.length=3")
+        answer = call(
+            "train",
+            *self.WORDS,
+            "--plugin",
+            plugin,
+            "algo_kwargs.eagerness=0.25",
+            "env_kwargs.length=3",
+        )
         assert answer.code == 0
         assert answer.run_dir.name.startswith("eager__Walk-v0__seed0__")
         assert answer.metrics["eval_return_mean"] == 3.0
@@ -562,7 +658,9 @@ class TestPlugin:
         assert config["algo_kwargs"]["eagerness"] == 0.25
         evaluated = call("eval", "--plugin", plugin, "--checkpoint", answer.run_dir)
         assert (evaluated.code, evaluated.metrics["eval_return_mean"]) == (0, 3.0)
-        resumed = call("resume", "--plugin", plugin, "--checkpoint", answer.run_dir, "--total-timesteps", "48")
+        resumed = call(
+            "resume", "--plugin", plugin, "--checkpoint", answer.run_dir, "--total-timesteps", "48"
+        )
         assert (resumed.code, resumed.metrics["global_step"]) == (0, 48)
 
     def test_its_settings_are_listed(self, call: Call, plugin: Path) -> None:
@@ -582,7 +680,14 @@ class TestPlugin:
         assert answer.run_dir.name.startswith("dqn__walk.py-Walk__seed0__")
 
     def test_its_environment_works_in_worker_processes(self, tmp_path: Path, plugin: Path) -> None:
-        words = ("train", *self.WORDS, "--plugin", "plugin.py", "num_envs=2", "env_kwargs.backend=async")
+        words = (
+            "train",
+            *self.WORDS,
+            "--plugin",
+            "plugin.py",
+            "num_envs=2",
+            "env_kwargs.backend=async",
+        )
         answer = answer_of(spawn_cli(tmp_path, *words))
         assert answer.code == 0, answer.err
         assert answer.metrics["global_step"] == 40
@@ -631,12 +736,18 @@ class TestCallbacks:
         (tmp_path / "watch.py").write_text(WATCH)
 
     def test_a_class_an_object_or_a_function_in_a_file(self, call: Call, tmp_path: Path) -> None:
-        words = [word for name in ("Watch", "watch", "make") for word in ("--callback", f"watch.py:{name}")]
+        words = [
+            word
+            for name in ("Watch", "watch", "make")
+            for word in ("--callback", f"watch.py:{name}")
+        ]
         answer = call("train", *PPO, *words)
         assert answer.code == 0, answer.err
         assert (tmp_path / "events").read_text() == "start 0\n" * 3
 
-    def test_a_class_in_a_module(self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_class_in_a_module(
+        self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.syspath_prepend(tmp_path)
         assert call("train", *PPO, "--callback", "watch:Watch").code == 0
         assert (tmp_path / "events").read_text() == "start 0\n"
@@ -646,7 +757,10 @@ class TestCallbacks:
         [
             ("watch.py", "names no object: write FILE.py:NAME or MODULE:NAME"),
             ("watch.py:Demandin", "'watch.py' has no 'Demandin': did you mean 'Demanding'?"),
-            ("watch.py:Demanding", "cannot be called without arguments: missing a required argument: 'path'"),
+            (
+                "watch.py:Demanding",
+                "cannot be called without arguments: missing a required argument: 'path'",
+            ),
             ("watch.py:Idle", "callback 'watch.py:Idle' has no event"),
             ("watch.py:number", "callback 'watch.py:number' has no event"),
             ("nothing.py:Watch", "file 'nothing.py' does not exist"),
@@ -662,8 +776,14 @@ class TestCallbacks:
         assert not (tmp_path / "runs").exists()
 
     def test_on_resume_too(self, call: Call, run: Path) -> None:
-        assert "has no event" in call("resume", run, "--total-timesteps", "128", "--callback", "watch.py:Idle").err
-        assert call("resume", run, "--total-timesteps", "128", "--callback", "watch.py:Watch").code == 0
+        assert (
+            "has no event"
+            in call("resume", run, "--total-timesteps", "128", "--callback", "watch.py:Idle").err
+        )
+        assert (
+            call("resume", run, "--total-timesteps", "128", "--callback", "watch.py:Watch").code
+            == 0
+        )
         assert Path("events").read_text() == "start 64\n"
 
     def test_the_command_that_resumes_names_it(self, call: Call, tmp_path: Path) -> None:
@@ -706,14 +826,21 @@ class TestInterrupted:
         metadata = json.loads((answer.run_dir / "metadata.json").read_text())
         assert (metadata["status"], metadata["stop_reason"]) == ("finished", None)
 
-    def test_the_command_can_be_pasted_whatever_the_folder_is_called(self, call: Call, tmp_path: Path) -> None:
+    def test_the_command_can_be_pasted_whatever_the_folder_is_called(
+        self, call: Call, tmp_path: Path
+    ) -> None:
         (tmp_path / "interrupt").touch()
         answer = call("train", "dqn", "walk.py:Walk", *OFF_POLICY, "--output-dir", "my runs; $HOME")
         assert answer.code == 130
-        plugin = ["--plugin", "walk.py"]  # reading the checkpoint would not import the environment by itself
+        plugin = [
+            "--plugin",
+            "walk.py",
+        ]  # reading the checkpoint would not import the environment by itself
         assert self.command_in(answer)[3:] == ["resume", str(answer.run_dir), *plugin]
 
-    def test_the_command_names_the_plugin_it_needs(self, call: Call, plugin: Path, tmp_path: Path) -> None:
+    def test_the_command_names_the_plugin_it_needs(
+        self, call: Call, plugin: Path, tmp_path: Path
+    ) -> None:
         (tmp_path / "interrupt").touch()
         answer = call("train", "eager", "Walk-v0", *OFF_POLICY, "--plugin", "plugin.py")
         assert answer.code == 130
@@ -751,13 +878,17 @@ class TestProcess:
         lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", screen))
         drawn = [line for line in lines if "━" in line or line.startswith("step ")]
         assert max(map(len, drawn)) <= 80
-        assert any(re.fullmatch(r"step 40  eval .* over 200 episodes  best so far", line) for line in lines)
+        assert any(
+            re.fullmatch(r"step 40  eval .* over 200 episodes  best so far", line) for line in lines
+        )
         (run_dir,) = (tmp_path / "runs").iterdir()
         screen = screen_of(tmp_path, "eval", "--checkpoint", str(run_dir), "--eval-episodes", "9")
         assert "evaluating" in screen
         assert "(mean ± standard deviation of 9 episodes)" in screen
 
-    @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["resume", "--help"], ["no-such-command"]])
+    @pytest.mark.parametrize(
+        "words", [["--help"], ["train", "--help"], ["resume", "--help"], ["no-such-command"]]
+    )
     def test_help_imports_nothing_heavy(self, tmp_path: Path, words: list[str]) -> None:
         program = (
             "import sys; from rl_training.cli import main; main(sys.argv[1:]);"
@@ -793,13 +924,19 @@ class TestPlot:
         assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
         assert contents(run) == before
 
-    def test_demo_trains_draws_and_says_what_to_try(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_demo_trains_draws_and_says_what_to_try(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(sys, "argv", ["/somewhere/rl_training/__main__.py", "demo"])
         answer = call("demo", "--total-timesteps", "64", "--output-dir", "demo runs")
         assert answer.code == 0
         (picture,) = Path("demo runs").glob("*/learning_curve.png")
         assert f"Learning curve: {picture}" in answer.out
-        suggestions = [shlex.split(line) for line in unwrap(answer.err).split("Try next:")[1].splitlines() if line]
+        suggestions = [
+            shlex.split(line)
+            for line in unwrap(answer.err).split("Try next:")[1].splitlines()
+            if line
+        ]
         assert all(words[:3] == [sys.executable, "-m", "rl_training"] for words in suggestions)
         (evaluation,) = [words for words in suggestions if "eval" in words]
         assert call(*evaluation[evaluation.index("eval") :]).code == 0

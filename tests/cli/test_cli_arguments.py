@@ -24,7 +24,12 @@ COMMANDS = ("train", "eval", "resume", "config", "presets", "algos", "doctor", "
 class TestRun:
     def test_eval_and_resume_take_the_run_by_position(self, call: Call, run: Path) -> None:
         assert call("eval", run, "--json").out == call("eval", "--checkpoint", run, "--json").out
-        assert call("resume", run / "checkpoints" / "best", "--total-timesteps", "80").metrics["global_step"] == 80
+        assert (
+            call("resume", run / "checkpoints" / "best", "--total-timesteps", "80").metrics[
+                "global_step"
+            ]
+            == 80
+        )
 
     def test_collect_takes_the_run_by_position(self, call: Call, run: Path) -> None:
         answer = call("data", "collect", run, "--steps", "1e1", "--out", "a.npz")
@@ -37,14 +42,17 @@ class TestRun:
             assert call("plot", *words).out == f"picture={run / 'learning_curve.png'}\n"
 
     @pytest.mark.parametrize(
-        "command", [["eval"], ["resume"], ["plot"], ["data", "collect", "--steps", "9", "--out=a.npz"]]
+        "command",
+        [["eval"], ["resume"], ["plot"], ["data", "collect", "--steps", "9", "--out=a.npz"]],
     )
     def test_none_is_a_named_error(self, call: Call, command: list[str]) -> None:
         answer = call(*command)
         assert answer.code == 2
         assert "RUN" in answer.err
 
-    @pytest.mark.parametrize("command", [["eval"], ["resume"], ["data", "collect", "--steps", "9", "--out=a.npz"]])
+    @pytest.mark.parametrize(
+        "command", [["eval"], ["resume"], ["data", "collect", "--steps", "9", "--out=a.npz"]]
+    )
     def test_both_is_a_named_error(self, call: Call, run: Path, command: list[str]) -> None:
         answer = call(*command, run, "--checkpoint", run)
         assert answer.code == 2
@@ -53,7 +61,9 @@ class TestRun:
 
 class TestNumbersOfSteps:
     def test_a_flag_takes_scientific_notation(self, call: Call) -> None:
-        rows = json.loads(call("config", "ppo", "CartPole-v1", "--total-timesteps", "1e6", "--json").out)
+        rows = json.loads(
+            call("config", "ppo", "CartPole-v1", "--total-timesteps", "1e6", "--json").out
+        )
         assert rows["total_timesteps"]["value"] == 1_000_000
         assert isinstance(rows["total_timesteps"]["value"], int)
 
@@ -62,8 +72,12 @@ class TestNumbersOfSteps:
         for words in (["--total-timesteps", text], [f"total_timesteps={text}"]):
             rows = json.loads(call("config", "ppo", "CartPole-v1", *words, "--json").out)
             assert rows["total_timesteps"]["value"] == 1000, words
-        (tmp_path / "c.yaml").write_text(f"total_timesteps: {text}\nalgo_kwargs: {{num_steps: {text}}}\n")
-        config = TrainConfig(algo="ppo", env_id="CartPole-v1", **load_config_file(tmp_path / "c.yaml"))
+        (tmp_path / "c.yaml").write_text(
+            f"total_timesteps: {text}\nalgo_kwargs: {{num_steps: {text}}}\n"
+        )
+        config = TrainConfig(
+            algo="ppo", env_id="CartPole-v1", **load_config_file(tmp_path / "c.yaml")
+        )
         assert config.total_timesteps == 1000
 
     @pytest.mark.parametrize("text", ["1.5", "1e-3", "2.5e0"])
@@ -139,7 +153,11 @@ class TestCompletion:
     @staticmethod
     def complete(folder: Path, line: str) -> list[str]:
         words = line.split(" ")
-        variables = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_RL_TRAINING_COMPLETE": "complete_bash"}
+        variables = {
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+            "_RL_TRAINING_COMPLETE": "complete_bash",
+        }
         program = "import sys; from rl_training.cli import run\ntry: run()\nfinally: assert 'torch' not in sys.modules"
         answer = subprocess.run(
             [sys.executable, "-c", f"import sys; sys.argv[0] = 'rl-training'\n{program}"],
@@ -179,8 +197,12 @@ class TestCompletion:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", [*COMMANDS, *(f"data {name}" for name in ("collect", "mix", "check"))])
-    def test_has_no_python_types(self, call: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    @pytest.mark.parametrize(
+        "command", [*COMMANDS, *(f"data {name}" for name in ("collect", "mix", "check"))]
+    )
+    def test_has_no_python_types(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch, command: str
+    ) -> None:
         monkeypatch.setenv("COLUMNS", "80")
         out = call(*command.split(), "--help").out
         assert "<" not in out.replace("<=", "")
@@ -190,7 +212,9 @@ class TestHelp:
             assert " RUN" in usage
             assert "Needed unless --checkpoint is given." in " ".join(out.split())
 
-    def test_lists_commands_with_whole_sentences(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_lists_commands_with_whole_sentences(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("COLUMNS", "80")
         for words in ([], ["data"]):
             lines = call(*words, "--help").out.split("Commands:\n")[1].splitlines()
@@ -213,11 +237,16 @@ class TestLists:
             assert len(line) <= 80
         assert all(line[:20].strip() == "" or line[19] == " " for line in algos.out.splitlines())
         assert presets.out.splitlines()[0].split() == ["preset", "environment", "steps", "score"]
-        assert call("algos", "sac").out.splitlines()[0] == "set as NAME=VALUE; in a file under algo_kwargs"
+        assert (
+            call("algos", "sac").out.splitlines()[0]
+            == "set as NAME=VALUE; in a file under algo_kwargs"
+        )
 
 
 class TestHelpOnTerminals:
-    def test_uses_the_width_of_the_terminal(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_uses_the_width_of_the_terminal(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for width in (60, 80, 140):
             monkeypatch.setenv("COLUMNS", str(width))
             longest = max(len(line) for line in call("train", "--help").out.splitlines())
@@ -226,7 +255,9 @@ class TestHelpOnTerminals:
 
     def test_every_command_says_how_it_is_written(self, tmp_path: Path) -> None:
         for command in ("eval", "resume", "plot"):
-            answer = answer_of(spawn(tmp_path, sys.executable, "-m", "rl_training", command, "--help"))
+            answer = answer_of(
+                spawn(tmp_path, sys.executable, "-m", "rl_training", command, "--help")
+            )
             assert "RUN" in answer.out.splitlines()[0] + answer.out.splitlines()[1]
 
 

@@ -37,7 +37,11 @@ class TestTrain:
         assert list(answer.lines) == ["run_dir", "checkpoint_path", "metrics"]
         assert "policy_loss" not in answer.metrics
         final = logged(answer.run_dir)[-1]
-        names = [name for name in final if name in ("global_step", "gradient_steps") or name.startswith("eval_")]
+        names = [
+            name
+            for name in final
+            if name in ("global_step", "gradient_steps") or name.startswith("eval_")
+        ]
         assert list(answer.metrics) == [*names, "eval_step", "best_eval_return_mean"]
         assert answer.metrics["eval_step"] == final["global_step"]
         for name in names:
@@ -51,7 +55,8 @@ class TestTrain:
         rows = {line.split()[0]: line for line in table[1:]}
         score = answer.metrics["eval_return_mean"]
         assert (
-            f"{score:.1f} ± {answer.metrics['eval_return_std']:.1f} (mean ± standard deviation of 1 ep" in rows["score"]
+            f"{score:.1f} ± {answer.metrics['eval_return_std']:.1f} (mean ± standard deviation of 1 ep"
+            in rows["score"]
         )
         assert f"{answer.metrics['best_eval_return_mean']:.1f} at step " in rows["best"]
         assert rows["run"].split()[1] == str(answer.run_dir)
@@ -65,7 +70,9 @@ class TestTrain:
             assert words[0] == "rl-training"
             assert call(*words[1:]).code == 0
 
-    def test_schedules_that_have_ended_are_restarted_by_the_resume_it_proposes(self, call: Call) -> None:
+    def test_schedules_that_have_ended_are_restarted_by_the_resume_it_proposes(
+        self, call: Call
+    ) -> None:
         answer = call("train", *PPO)  # the preset's learning rate ends at 0
         text = answer.err.split("  next ")[1].replace("\\\n", " ")
         (words,) = [shlex.split(line) for line in text.splitlines() if " resume " in line]
@@ -79,8 +86,17 @@ class TestTrain:
         table = "\n".join(table_of(answer))
         assert "stopped at step 16" in table
         assert "reached the target 1" in table
-        (words,) = [shlex.split(line) for line in table.replace("\\\n", " ").splitlines() if " resume " in line]
-        assert words == ["rl-training", "resume", str(answer.run_dir), "algo_kwargs.early_stopping=null"]
+        (words,) = [
+            shlex.split(line)
+            for line in table.replace("\\\n", " ").splitlines()
+            if " resume " in line
+        ]
+        assert words == [
+            "rl-training",
+            "resume",
+            str(answer.run_dir),
+            "algo_kwargs.early_stopping=null",
+        ]
         assert call(*words[1:]).metrics["global_step"] == 64
 
     def test_json_has_everything_and_no_table(self, call: Call) -> None:
@@ -108,17 +124,24 @@ class Stopper:
         answer = call("train", *PPO, *words)
         assert answer.code == 130
         assert (answer.metrics["global_step"], answer.metrics["eval_step"]) == (32, 16)
-        assert f"{answer.metrics['eval_return_mean']:.1f} ± 0.0 at step 16 (not evaluated since)\n" in answer.err
+        assert (
+            f"{answer.metrics['eval_return_mean']:.1f} ± 0.0 at step 16 (not evaluated since)\n"
+            in answer.err
+        )
         assert answer.err.count("stopping after this step; saving…") == 1
         resumed = call("resume", answer.run_dir)
         assert resumed.metrics["eval_step"] == 64
         assert "not evaluated since" not in resumed.err
         assert "resumed at step 32 of 64\n" in resumed.err
-        assert call("resume", answer.run_dir).metrics["eval_step"] == 64, "also where no step is left"
+        assert call("resume", answer.run_dir).metrics["eval_step"] == 64, (
+            "also where no step is left"
+        )
 
 
 class TestCommands:
-    def test_are_short_where_the_shell_finds_them(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_are_short_where_the_shell_finds_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         program, other = tmp_path / "bin" / "rl-training", tmp_path / "other" / "rl-training"
         for path in (program, other):
             path.parent.mkdir()
@@ -130,7 +153,15 @@ class TestCommands:
             assert output.program_command("algos") == f"{word} algos"
 
     def test_are_broken_between_words_and_not_from_their_values(self) -> None:
-        words = ["rl-training", "resume", "runs/a folder/" + "x" * 60, "--plugin", "mine.py", "--total-timesteps", "9"]
+        words = [
+            "rl-training",
+            "resume",
+            "runs/a folder/" + "x" * 60,
+            "--plugin",
+            "mine.py",
+            "--total-timesteps",
+            "9",
+        ]
         lines = output.wrap_command(shlex.join(words), 11)
         assert max(map(len, lines[2:])) <= 69
         assert all(line.endswith(" \\") for line in lines[:-1])
@@ -138,7 +169,9 @@ class TestCommands:
         assert shlex.split("".join(lines).replace("\\", "")) == words
 
     def test_of_the_packages_own_environments_need_no_plugin(self, call: Call) -> None:
-        answer = call("train", "her", "rl_training.envs.goals:BitFlipEnv", *OFF_POLICY, "--no-preset")
+        answer = call(
+            "train", "her", "rl_training.envs.goals:BitFlipEnv", *OFF_POLICY, "--no-preset"
+        )
         assert answer.code == 0, answer.err
         assert "--plugin" not in answer.err
         assert call("eval", answer.run_dir).code == 0
@@ -151,27 +184,46 @@ class TestCommands:
             assert training._evaluations(result, config) == [["eval", str(place)]]
 
     def test_of_a_run_without_environment_estimate_from_its_data(self, call: Call) -> None:
-        assert call("data", "collect", "--env", "CartPole-v1", "--steps", "200", "--out", "a.npz").code == 0
+        assert (
+            call("data", "collect", "--env", "CartPole-v1", "--steps", "200", "--out", "a.npz").code
+            == 0
+        )
         words = ["dataset_kind=npz", "dataset_path=a.npz", "batch_size=8", "hidden_sizes=[8]"]
-        answer = call("train", "bc", "total_timesteps=4", *(f"algo_kwargs.{word}" for word in words))
-        assert f"  next     rl-training eval {answer.run_dir}" in answer.err.replace(" \\\n           ", "")
+        answer = call(
+            "train", "bc", "total_timesteps=4", *(f"algo_kwargs.{word}" for word in words)
+        )
+        assert f"  next     rl-training eval {answer.run_dir}" in answer.err.replace(
+            " \\\n           ", ""
+        )
         assert "--dataset a.npz" in answer.err
         refused = call("eval", answer.run_dir)
         assert refused.code == 2
         assert "has no env_id to evaluate in" in refused.err
         assert "eval RUN --dataset FILE" in refused.err
         estimated = call("eval", answer.run_dir, "--dataset", "a.npz", "--fqe-updates", "5")
-        rows = {line[2:12].strip(): line[12:] for line in estimated.err.splitlines() if line.startswith("  ")}
+        rows = {
+            line[2:12].strip(): line[12:]
+            for line in estimated.err.splitlines()
+            if line.startswith("  ")
+        }
         assert {"estimate", "dataset", "drift"} <= rows.keys()
-        assert rows["estimate"].startswith(f"{estimated.metrics['fqe_return_mean']:.4g} (95 % bootstrap interval ")
-        assert rows["dataset"].startswith(f"{estimated.metrics['behaviour_return_mean']:.4g} (mean of ")
+        assert rows["estimate"].startswith(
+            f"{estimated.metrics['fqe_return_mean']:.4g} (95 % bootstrap interval "
+        )
+        assert rows["dataset"].startswith(
+            f"{estimated.metrics['behaviour_return_mean']:.4g} (mean of "
+        )
         assert rows[""] == "both are returns discounted by gamma 0.99"
-        assert rows["drift"].endswith(" not converged" if not estimated.metrics["fqe_converged"] else ": converged")
+        assert rows["drift"].endswith(
+            " not converged" if not estimated.metrics["fqe_converged"] else ": converged"
+        )
         assert "best" not in estimated.err
 
 
 class TestTerminal:
-    def test_people_get_the_table_alone(self, call: Call, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_people_get_the_table_alone(
+        self, call: Call, run: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         terminal = Terminal()
         monkeypatch.setattr(sys, "stdout", terminal)
         monkeypatch.setattr(sys, "stderr", terminal)
@@ -206,7 +258,11 @@ class TestQuiet:
         assert (quiet.out, quiet.err, bool(loud.err)) == (loud.out, "", True)
 
     def test_of_every_command_that_runs(self, call: Call, run: Path) -> None:
-        for words in (["train", *PPO], ["resume", run, "--total-timesteps", "80"], ["demo", "--total-timesteps", "64"]):
+        for words in (
+            ["train", *PPO],
+            ["resume", run, "--total-timesteps", "80"],
+            ["demo", "--total-timesteps", "64"],
+        ):
             answer = call(*words, "-q")
             assert (answer.code, answer.err) == (0, ""), words
             assert "metrics=" in answer.out
@@ -217,7 +273,9 @@ class TestQuiet:
 
 
 class TestDemo:
-    def test_shows_the_score_without_matplotlib(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_shows_the_score_without_matplotlib(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -252,7 +310,9 @@ class TestNothingLearned:
         assert "lower algo_kwargs.learning_starts or raise total_timesteps" in warning
         assert rest == ["WARNING: nothing was learned: this run took 0 gradient steps"]
 
-    def test_the_last_setting_that_learns_is_not_warned_of(self, call: Call, tmp_path: Path) -> None:
+    def test_the_last_setting_that_learns_is_not_warned_of(
+        self, call: Call, tmp_path: Path
+    ) -> None:
         (tmp_path / "walk.py").write_text(WALK)
         words = [word for word in OFF_POLICY if "learning_starts" not in word]
         answer = call("train", "dqn", "walk.py:Walk", *words, "algo_kwargs.learning_starts=36")
@@ -261,13 +321,33 @@ class TestNothingLearned:
     @pytest.mark.parametrize(
         ("algo", "kwargs", "where"),
         [
-            ("dqn", {"batch_size": 64, "buffer_capacity": 50}, "the replay buffer, which holds at most 50 transitions"),
+            (
+                "dqn",
+                {"batch_size": 64, "buffer_capacity": 50},
+                "the replay buffer, which holds at most 50 transitions",
+            ),
             ("dqn", {"batch_size": 256}, "the replay buffer, which holds at most 128 transitions"),
-            ("bc", {"batch_size": 64, "dataset_size": 50}, "the dataset, which holds at most 50 transitions"),
+            (
+                "bc",
+                {"batch_size": 64, "dataset_size": 50},
+                "the dataset, which holds at most 50 transitions",
+            ),
         ],
     )
     def test_a_batch_larger_than_what_is_stored(
-        self, algo: str, kwargs: dict[str, int], where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self,
+        algo: str,
+        kwargs: dict[str, int],
+        where: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
-        run_training(small_config(algo, tmp_path, algo_kwargs={"hidden_sizes": [8], "eval_interval": 1000, **kwargs}))
-        assert f"WARNING: batch_size {kwargs['batch_size']} is larger than {where}" in capsys.readouterr().err
+        run_training(
+            small_config(
+                algo, tmp_path, algo_kwargs={"hidden_sizes": [8], "eval_interval": 1000, **kwargs}
+            )
+        )
+        assert (
+            f"WARNING: batch_size {kwargs['batch_size']} is larger than {where}"
+            in capsys.readouterr().err
+        )

@@ -45,19 +45,30 @@ def imported(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return value
 
 
-def test_the_table_says_what_was_taken_and_left(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_was_taken_and_left(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["import", "sb3", str(model), "--env", "CartPole-v1"]) == 0
     said = capsys.readouterr()
     lines = said.out.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert lines[0] == "run=runs/ppo__CartPole-v1__seed0__model"
-    assert any("optimizer of policy" in line and "500 steps" in line for line in lines[: lines.index("left")])
+    assert any(
+        "optimizer of policy" in line and "500 steps" in line
+        for line in lines[: lines.index("left")]
+    )
     assert any("clip_range" in line for line in lines[lines.index("left") :])
-    assert "rl-training resume runs/ppo__CartPole-v1__seed0__model --total-timesteps 8000" in said.err
+    assert (
+        "rl-training resume runs/ppo__CartPole-v1__seed0__model --total-timesteps 8000" in said.err
+    )
 
 
-def test_the_run_is_evaluated_resumed_and_started_from(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    value = imported(capsys, str(model), "--env", "CartPole-v1", "--out", "here", "--run-suffix", "mine")
+def test_the_run_is_evaluated_resumed_and_started_from(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = imported(
+        capsys, str(model), "--env", "CartPole-v1", "--out", "here", "--run-suffix", "mine"
+    )
     run = value["run"]
     assert run == "here/ppo__CartPole-v1__seed0__mine"
     assert (value["algo"], value["global_step"], value["sb3_version"], value["verified"]) == (
@@ -71,7 +82,10 @@ def test_the_run_is_evaluated_resumed_and_started_from(model: Path, capsys: pyte
     assert (listed["state"], listed["name"]) == ("stopped", "ppo__CartPole-v1__seed0__mine")
     before = load_checkpoint(run).algorithm_state["members"]["policy"]["networks.weight_0"]
     assert main(["eval", run, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["eval_return_mean"] == value["metrics"]["eval_return_mean"]
+    assert (
+        json.loads(capsys.readouterr().out)["eval_return_mean"]
+        == value["metrics"]["eval_return_mean"]
+    )
     assert main(["resume", run, "--total-timesteps", "4064", "-q"]) == 0
     state = load_checkpoint(run)
     assert state.metadata["global_step"] == 4064
@@ -83,17 +97,23 @@ def test_the_run_is_evaluated_resumed_and_started_from(model: Path, capsys: pyte
     assert main([*started, "--run-suffix", "new", "-q"]) == 0
 
 
-def test_the_imported_policy_is_a_policy_of_the_api(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_imported_policy_is_a_policy_of_the_api(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = imported(capsys, str(model), "--env", "CartPole-v1")["run"]
     obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     agent = PPO.load(run, progress=False)
     assert (agent.predict(obs) == predict_checkpoint(run, obs)).all()
 
 
-def test_an_off_policy_run_warms_up_from_the_policy(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_an_off_policy_run_warms_up_from_the_policy(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     variables = {"log_ent_coef": torch.tensor([-1.0])}
-    path = write_model(tmp_path / "model.zip", settings_of("sac"), continuous_weights(3, 1), variables=variables)
+    path = write_model(
+        tmp_path / "model.zip", settings_of("sac"), continuous_weights(3, 1), variables=variables
+    )
     run = imported(capsys, str(path), "--env", "Pendulum-v1", "eval_episodes=1")["run"]
     assert main(["resume", run, "--total-timesteps", "4100"]) == 0
     told = capsys.readouterr().err
@@ -103,7 +123,9 @@ def test_an_off_policy_run_warms_up_from_the_policy(tmp_path: Path, monkeypatch:
     assert "lower algo_kwargs.learning_starts" not in told  # it cannot change on a resume
     assert steps_of(load_checkpoint(run))["critic_optimizer"] == 0
     assert main(["resume", run, "--total-timesteps", "4120", "-q"]) == 0
-    assert steps_of(load_checkpoint(run))["critic_optimizer"] == 20  # learning_starts counts from the import
+    assert (
+        steps_of(load_checkpoint(run))["critic_optimizer"] == 20
+    )  # learning_starts counts from the import
 
 
 def steps_of(state: CheckpointState) -> dict[str, float]:
@@ -111,7 +133,9 @@ def steps_of(state: CheckpointState) -> dict[str, float]:
     return {name: float(members[name]["step"]) for name in members if name.endswith("optimizer")}
 
 
-def test_a_q_network_refills_its_replay_with_its_own_policy(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_q_network_refills_its_replay_with_its_own_policy(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     weights: Weights = {}
     for name in ("q_net", "q_net_target"):
@@ -120,7 +144,9 @@ def test_a_q_network_refills_its_replay_with_its_own_policy(tmp_path: Path, monk
     path = write_model(tmp_path / "model.zip", settings, weights)
     value = imported(capsys, str(path), "--env", "CartPole-v1")
     run, score = value["run"], value["metrics"]["eval_return_mean"]
-    assert main(["resume", run, "--total-timesteps", "4500", "--output-dir", "forks", "-q"]) == 0  # buffer_size is 500
+    assert (
+        main(["resume", run, "--total-timesteps", "4500", "--output-dir", "forks", "-q"]) == 0
+    )  # buffer_size is 500
     (fork,) = Path("forks").iterdir()
     state = load_checkpoint(fork)
     (rows,) = [segment.arrays for segment in state.buffer_state["segments"]]
@@ -138,7 +164,10 @@ def test_a_q_network_refills_its_replay_with_its_own_policy(tmp_path: Path, monk
     ("arguments", "message"),
     [
         (["--env", "CartPole-v1", "algo=dqn"], "'algo' follows from the model"),
-        (["--env", "CartPole-v1", "--sb3-python", "python"], "--sb3-python has no effect without --verify"),
+        (
+            ["--env", "CartPole-v1", "--sb3-python", "python"],
+            "--sb3-python has no effect without --verify",
+        ),
         (["--env", "NoSuch-v1"], "NoSuch"),
         (["--env", "CartPole-v1", "algo_kwargs.num_stepz=3"], "num_stepz"),
         (["--env", "CartPole-v1", "--vecnormalize", "absent.pkl"], "absent.pkl"),
@@ -154,7 +183,9 @@ def test_a_mistake_leaves_nothing_behind(
     assert [entry.name for entry in model.parent.iterdir()] == ["model.zip"]
 
 
-def test_an_existing_run_is_not_overwritten(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_run_is_not_overwritten(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     imported(capsys, str(model), "--env", "CartPole-v1")
     assert main(["import", "sb3", str(model), "--env", "CartPole-v1"]) == 2
     assert "exists" in capsys.readouterr().err
@@ -185,7 +216,10 @@ def test_verify_compares_with_the_package_in_another_process(
     """With a stand-in for SB3, which is not installed here: what is asked of it, and what its answer does."""
     weights = ppo_weights(4, 2)
     weights["action_net.bias"] += torch.tensor([change, 0.0])
-    np.savez("weights.npz", **{key.removeprefix("mlp_extractor."): one.numpy() for key, one in weights.items()})
+    np.savez(
+        "weights.npz",
+        **{key.removeprefix("mlp_extractor."): one.numpy() for key, one in weights.items()},
+    )
     package = model.parent / "packages"
     package.mkdir()
     (package / "stable_baselines3.py").write_text(STAND_IN)
@@ -200,7 +234,9 @@ def test_verify_compares_with_the_package_in_another_process(
         assert verified == {"num_observations": 512, "largest_difference": 0.0, "num_different": 0}
 
 
-def test_verify_names_the_packages_that_are_missing(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_the_packages_that_are_missing(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if find_spec("stable_baselines3") is not None:
         pytest.skip("SB3 is installed")
     assert main(["import", "sb3", str(model), "--env", "CartPole-v1", "--verify"]) == 2

@@ -49,7 +49,10 @@ def test_the_remedy_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rng, ends = np.random.default_rng(0), np.arange(300) == 299
-    obs, actions = rng.normal(size=(301, 3)).astype(np.float32), rng.uniform(-1, 1, (300, 1)).astype(np.float32)
+    obs, actions = (
+        rng.normal(size=(301, 3)).astype(np.float32),
+        rng.uniform(-1, 1, (300, 1)).astype(np.float32),
+    )
     fields = {"obs": obs[:-1], "next_obs": obs[1:], "terminated": ends, "truncated": ends & False}
     np.savez("data.npz", actions=actions, rewards=rng.normal(size=300).astype(np.float32), **fields)
     assert main(["train", *words]) == 2
@@ -57,7 +60,9 @@ def test_the_remedy_is_named(
     assert not Path("runs").exists()
 
 
-def test_an_environment_that_is_out_of_date_is_told_once(tmp_path: Path, capsys: Any, recwarn: Any) -> None:
+def test_an_environment_that_is_out_of_date_is_told_once(
+    tmp_path: Path, capsys: Any, recwarn: Any
+) -> None:
     run_training(small_config("ppo", tmp_path, env_id="CartPole-v0", total_timesteps=16))
     assert capsys.readouterr().err.count("out of date: use 'CartPole-v1'") == 1
     assert not [warning for warning in recwarn if "out of date" in str(warning.message)]
@@ -69,7 +74,12 @@ def test_the_doctor_lists_the_packages_of_every_extra() -> None:
 
 @pytest.mark.parametrize(
     ("algo_config", "is_compiled"),
-    [(OnPolicyConfig(), False), (AlgorithmConfig(), False), (OffPolicyConfig(), True), (PPOConfig(), True)],
+    [
+        (OnPolicyConfig(), False),
+        (AlgorithmConfig(), False),
+        (OffPolicyConfig(), True),
+        (PPOConfig(), True),
+    ],
 )
 def test_auto_compiles_only_where_the_number_of_gradient_steps_is_known(
     algo_config: AlgorithmConfig, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +105,11 @@ class Reads:
 
 @pytest.mark.parametrize(("name", "cause"), [("Makes", "KeyError"), ("Reads", "OSError")])
 def test_a_callback_that_raises_while_it_is_loaded_is_named_in_one_line(
-    name: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    cause: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "faulty_callbacks.py").write_text(FAULTY_CALLBACKS)

@@ -21,7 +21,13 @@ from rl_training.studies.variation import ARRAYS
 PAIR = ("ppo", "CartPole-v1")
 PPO = {"num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "hidden_sizes": [8]}
 BASE = {
-    **{"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 64, "eval_episodes": 1, "num_threads": 1},
+    **{
+        "algo": "ppo",
+        "env_id": "CartPole-v1",
+        "total_timesteps": 64,
+        "eval_episodes": 1,
+        "num_threads": 1,
+    },
     **{"device": "cpu", "compile": False, "algo_kwargs": PPO},
 }
 GRID = {"name": "grid", "base": BASE, "vary": {"algo_kwargs.gamma": [0.9, 0.99]}, "seeds": "0..1"}
@@ -58,7 +64,9 @@ def _outside_of_job_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refuse:
+def refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Refuse:
     """Run the command line in an empty folder; check exit code 2, one line, and no trace; returns the message."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -93,7 +101,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def answer(trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Answer:
+def answer(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Answer:
     """Run the command line in the folder of the trained study, which it leaves as it is; returns what it prints."""
     monkeypatch.chdir(trained)
 
@@ -112,7 +122,9 @@ class TestTrainSeeds:
     @pytest.mark.parametrize("seeds", ["", "4..0"])
     def test_wrong_seeds_are_refused_with_the_form(self, refuse: Refuse, seeds: str) -> None:
         message = refuse("train", *PAIR, "--seeds", seeds)
-        assert message.startswith(f"bad value '{seeds}' for seeds: write a range such as 0..4 (both ends included)")
+        assert message.startswith(
+            f"bad value '{seeds}' for seeds: write a range such as 0..4 (both ends included)"
+        )
 
     @pytest.mark.parametrize("words", [["--seed", "3"], ["seed=3"]])
     def test_seed_and_seeds_are_refused_together(self, refuse: Refuse, words: list[str]) -> None:
@@ -129,19 +141,33 @@ class TestTrainSeeds:
             (["--seeds", "0", "--jobs", "1", "--jobs", "2"], "--jobs"),
         ],
     )
-    def test_an_option_given_twice_is_refused(self, refuse: Refuse, words: list[str], key: str) -> None:
-        assert refuse("train", *PAIR, *words) == f"'{key}' is given twice on the command line: remove one"
+    def test_an_option_given_twice_is_refused(
+        self, refuse: Refuse, words: list[str], key: str
+    ) -> None:
+        assert (
+            refuse("train", *PAIR, *words)
+            == f"'{key}' is given twice on the command line: remove one"
+        )
 
     @pytest.mark.parametrize(
         "words",
         [
-            *(["--jobs", "2"], ["--backend", "ray"], ["--address", "auto"], ["--cpus-per-run", "1"]),
+            *(
+                ["--jobs", "2"],
+                ["--backend", "ray"],
+                ["--address", "auto"],
+                ["--cpus-per-run", "1"],
+            ),
             *(["--gpus-per-run", "1"], ["--like-nodes"]),
         ],
     )
-    def test_options_for_many_runs_are_refused_for_one(self, refuse: Refuse, words: list[str]) -> None:
+    def test_options_for_many_runs_are_refused_for_one(
+        self, refuse: Refuse, words: list[str]
+    ) -> None:
         message = refuse("train", *PAIR, *words)
-        assert message.startswith(f"{words[0]} has no effect on a single run: add --seeds, such as --seeds 0..4")
+        assert message.startswith(
+            f"{words[0]} has no effect on a single run: add --seeds, such as --seeds 0..4"
+        )
 
     @pytest.mark.parametrize("jobs", ["0", "-1", "1.5", "x", ""])
     def test_a_number_of_jobs_below_one_is_refused(self, refuse: Refuse, jobs: str) -> None:
@@ -149,26 +175,43 @@ class TestTrainSeeds:
 
     def test_resume_or_start_needs_a_suffix(self, refuse: Refuse) -> None:
         message = refuse("train", *PAIR, "--seeds", "0..1", "--resume-or-start")
-        assert message == "--resume-or-start needs --run-suffix NAME, which identifies the runs: add it"
-        assert "the run suffix is empty" in refuse("train", *PAIR, "--seeds", "0..1", "--run-suffix", " ")
+        assert (
+            message
+            == "--resume-or-start needs --run-suffix NAME, which identifies the runs: add it"
+        )
+        assert "the run suffix is empty" in refuse(
+            "train", *PAIR, "--seeds", "0..1", "--run-suffix", " "
+        )
 
-    def test_an_existing_study_is_refused_and_the_way_to_continue_named(self, refuse: Refuse) -> None:
+    def test_an_existing_study_is_refused_and_the_way_to_continue_named(
+        self, refuse: Refuse
+    ) -> None:
         Path("runs", "ppo__CartPole-v1__night").mkdir(parents=True)
         message = refuse("train", *PAIR, "--seeds", "0..1", "--run-suffix", "night")
-        assert message.startswith("study 'runs/ppo__CartPole-v1__night' exists already: choose another --run-suffix")
+        assert message.startswith(
+            "study 'runs/ppo__CartPole-v1__night' exists already: choose another --run-suffix"
+        )
         assert "--resume-or-start" in message
 
     def test_a_wrong_setting_is_refused_as_for_one_run(self, refuse: Refuse) -> None:
         assert "did you mean gamma?" in refuse("train", *PAIR, "--seeds", "0..1", "gama=0.9")
-        assert refuse("train", "ppp", "CartPole-v1", "--seeds", "0..1").startswith("unknown algorithm 'ppp'")
+        assert refuse("train", "ppp", "CartPole-v1", "--seeds", "0..1").startswith(
+            "unknown algorithm 'ppp'"
+        )
 
     def test_seeds_replace_the_seed_of_a_configuration_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
         Path("one.yaml").write_text(dump_yaml({**BASE, "seed": 3, "total_timesteps": 64}))
-        assert main(["train", "--config", "one.yaml", "--seeds", "0..1", "--run-suffix", "x", "-q"]) == 0
-        assert sorted(path.name[-9:] for path in Path("runs").glob("*/*__x")) == ["_seed0__x", "_seed1__x"]
+        assert (
+            main(["train", "--config", "one.yaml", "--seeds", "0..1", "--run-suffix", "x", "-q"])
+            == 0
+        )
+        assert sorted(path.name[-9:] for path in Path("runs").glob("*/*__x")) == [
+            "_seed0__x",
+            "_seed1__x",
+        ]
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -178,7 +221,9 @@ class TestTrainSeeds:
             (["--backend", "slurm"], "bad value 'slurm' for backend: use local or ray"),
         ],
     )
-    def test_a_wrong_backend_is_refused_in_one_line(self, refuse: Refuse, words: list[str], message: str) -> None:
+    def test_a_wrong_backend_is_refused_in_one_line(
+        self, refuse: Refuse, words: list[str], message: str
+    ) -> None:
         assert refuse("train", *PAIR, "--seeds", "0..1", *words) == message
 
     def test_two_seeds_are_two_runs_in_a_study_and_are_not_trained_again(
@@ -186,7 +231,16 @@ class TestTrainSeeds:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         Path("one.yaml").write_text(dump_yaml(BASE))
-        words = ["train", "--config", "one.yaml", "--seeds", "3,5", "--run-suffix", "night", "--json"]
+        words = [
+            "train",
+            "--config",
+            "one.yaml",
+            "--seeds",
+            "3,5",
+            "--run-suffix",
+            "night",
+            "--json",
+        ]
         assert main(words) == 0
         first = json.loads(capfd.readouterr().out)
         assert first["complete"]
@@ -208,7 +262,9 @@ class TestStudyRun:
     def test_a_wrong_cell_names_its_setting_and_leaves_nothing_behind(self, refuse: Refuse) -> None:
         file = write(vary={GAMMA: [0.9, 1.5], "num_envs": [1, 2]})
         message = refuse("study", "run", file, "--jobs", "1")
-        assert message.startswith("setting gamma=1.5 num_envs=1: bad value 1.5 for 'gamma' of ppo: ")
+        assert message.startswith(
+            "setting gamma=1.5 num_envs=1: bad value 1.5 for 'gamma' of ppo: "
+        )
         assert "(1 more of 4 settings wrong)" in message
 
     def test_a_wrong_cell_is_found_by_a_dry_run_too(self, refuse: Refuse) -> None:
@@ -219,19 +275,39 @@ class TestStudyRun:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"vary": {"total_timestep": [1]}}, "unknown key 'total_timestep' for 'vary' of the study: did you mean"),
-            ({"vary": {"seed": [1]}}, "'seed' cannot be varied: the seeds of a study are in its key seeds"),
-            ({"vary": {GAMMA: 0.9}}, "bad value 0.9 for 'vary.algo_kwargs.gamma' of the study: write a list"),
-            ({"vary": {"num_envs": [1, 0]}}, "setting num_envs=0: bad value 0 for 'num_envs' of the configuration"),
+            (
+                {"vary": {"total_timestep": [1]}},
+                "unknown key 'total_timestep' for 'vary' of the study: did you mean",
+            ),
+            (
+                {"vary": {"seed": [1]}},
+                "'seed' cannot be varied: the seeds of a study are in its key seeds",
+            ),
+            (
+                {"vary": {GAMMA: 0.9}},
+                "bad value 0.9 for 'vary.algo_kwargs.gamma' of the study: write a list",
+            ),
+            (
+                {"vary": {"num_envs": [1, 0]}},
+                "setting num_envs=0: bad value 0 for 'num_envs' of the configuration",
+            ),
             ({"seed": 3}, "unknown key 'seed' for the study: did you mean 'seeds'?"),
             ({"base": None}, "missing key 'base' for the study"),
             ({"name": None}, "missing key 'name' for the study"),
-            ({"name": "a/b"}, "bad value 'a/b' for 'name' of the study: use letters, digits and . _ - only"),
+            (
+                {"name": "a/b"},
+                "bad value 'a/b' for 'name' of the study: use letters, digits and . _ - only",
+            ),
             ({"config": "missing.yaml"}, "config file 'missing.yaml' does not exist"),
-            ({"base": {**BASE, "env_id": "Acrobot-v1"}, "preset": True}, "'preset: true' of study 'grid': there is no"),
+            (
+                {"base": {**BASE, "env_id": "Acrobot-v1"}, "preset": True},
+                "'preset: true' of study 'grid': there is no",
+            ),
         ],
     )
-    def test_mistakes_in_the_file_are_named(self, refuse: Refuse, changes: dict[str, Any], message: str) -> None:
+    def test_mistakes_in_the_file_are_named(
+        self, refuse: Refuse, changes: dict[str, Any], message: str
+    ) -> None:
         assert refuse("study", "run", write(**changes)).startswith(message)
 
     def test_a_file_in_place_of_the_studys_folder_is_refused(self, refuse: Refuse) -> None:
@@ -244,23 +320,36 @@ class TestStudyRun:
         assert message == f"study file 'missing.yaml' does not exist (looked from {Path.cwd()})"
 
     @pytest.mark.parametrize("words", [("study", "run"), ("study", "status")])
-    def test_an_unknown_study_meets_the_nearest_name(self, refuse: Refuse, words: tuple[str, ...]) -> None:
+    def test_an_unknown_study_meets_the_nearest_name(
+        self, refuse: Refuse, words: tuple[str, ...]
+    ) -> None:
         assert refuse(*words, "gird") == "there is no study 'gird' here or in 'runs' (known: none)"
         begin()
-        assert refuse(*words, "gird") == "there is no study 'gird' here or in 'runs': did you mean 'grid'?"
-        assert refuse(*words, "gird", "--output-dir", "out").startswith("there is no study 'gird' here or in 'out'")
+        assert (
+            refuse(*words, "gird")
+            == "there is no study 'gird' here or in 'runs': did you mean 'grid'?"
+        )
+        assert refuse(*words, "gird", "--output-dir", "out").startswith(
+            "there is no study 'gird' here or in 'out'"
+        )
 
     @pytest.mark.parametrize("words", [("study", "run"), ("study", "status"), ("runs", "show")])
-    def test_a_name_longer_than_any_file_is_refused(self, refuse: Refuse, words: tuple[str, ...]) -> None:
+    def test_a_name_longer_than_any_file_is_refused(
+        self, refuse: Refuse, words: tuple[str, ...]
+    ) -> None:
         assert refuse(*words, "x" * 300)
 
     @pytest.mark.parametrize("options", [("--fork", "new"), ("--extend",)])
     def test_fork_and_extend_need_a_file(self, refuse: Refuse, options: tuple[str, ...]) -> None:
         begin()
         for name in ("grid", "runs/grid", "unheard"):
-            assert refuse("study", "run", name, *options).startswith(f"{options[0]} needs a study file: rl-training")
+            assert refuse("study", "run", name, *options).startswith(
+                f"{options[0]} needs a study file: rl-training"
+            )
 
-    def test_a_changed_file_is_refused_with_the_difference_and_the_remedies(self, refuse: Refuse) -> None:
+    def test_a_changed_file_is_refused_with_the_difference_and_the_remedies(
+        self, refuse: Refuse
+    ) -> None:
         begin()
         file = write(seeds="0..4")
         message = refuse("study", "run", file)
@@ -280,7 +369,11 @@ class TestStudyRun:
     def test_an_edited_plan_is_refused(self, refuse: Refuse) -> None:
         path = begin() / "study.yaml"
         path.write_text(path.read_text().replace("0..1", "0..9"))
-        for words in (("study", "run", "grid"), ("study", "status", "grid"), ("study", "run", "grid.yaml")):
+        for words in (
+            ("study", "run", "grid"),
+            ("study", "status", "grid"),
+            ("study", "run", "grid.yaml"),
+        ):
             assert "'runs/grid/study.yaml' was edited" in refuse(*words)
 
     @pytest.mark.parametrize(
@@ -291,13 +384,18 @@ class TestStudyRun:
             (("--fork", "a/b"), "bad value 'a/b' for --fork: use letters, digits and . _ - only"),
             (("--fork", ""), "bad value '' for --fork"),
             (("--address", "auto"), "--address needs --backend ray: add it, or remove the option"),
-            (("--gpus-per-run", "1"), "--gpus-per-run needs --backend ray: add it, or remove the option"),
+            (
+                ("--gpus-per-run", "1"),
+                "--gpus-per-run needs --backend ray: add it, or remove the option",
+            ),
             (("--backend", "slurm"), "bad value 'slurm' for backend: use local or ray"),
             (("--jobs", "0"), "Invalid value for '--jobs': 0 should be at least 1"),
             (("--plugin", "missing.py"), ""),
         ],
     )
-    def test_wrong_options_are_refused(self, refuse: Refuse, options: tuple[str, ...], message: str) -> None:
+    def test_wrong_options_are_refused(
+        self, refuse: Refuse, options: tuple[str, ...], message: str
+    ) -> None:
         assert refuse("study", "run", write(), *options).startswith(message)
 
     def test_a_number_outside_of_its_job_array_is_refused(
@@ -319,8 +417,12 @@ class TestStudyRun:
         message = refuse("study", "run", write(plugins=["missing.py"]), "--dry-run")
         assert message.startswith("file 'missing.py' does not exist (looked from ")
 
-    def test_a_callback_that_cannot_be_loaded_is_named_before_the_study_begins(self, refuse: Refuse) -> None:
-        assert "missing.py" in refuse("study", "run", write(callbacks=["missing.py:Stop"]), "--dry-run")
+    def test_a_callback_that_cannot_be_loaded_is_named_before_the_study_begins(
+        self, refuse: Refuse
+    ) -> None:
+        assert "missing.py" in refuse(
+            "study", "run", write(callbacks=["missing.py:Stop"]), "--dry-run"
+        )
 
 
 class TestTrainedStudy:
@@ -333,7 +435,12 @@ class TestTrainedStudy:
             assert run.keys() >= {*RUN_KEYS, "setting", "outcome"}
             lines = (trained / run["run_dir"] / "evaluations.jsonl").read_text().splitlines()
             assert run["last_eval"] == pytest.approx(json.loads(lines[-1])["returns"][0])
-            assert (run["state"], run["outcome"], run["step"], run["total"]) == ("finished", "done", 64, 64)
+            assert (run["state"], run["outcome"], run["step"], run["total"]) == (
+                "finished",
+                "done",
+                64,
+                64,
+            )
         scores = {(run["setting"], str(run["seed"])): run["last_eval"] for run in result["runs"]}
         for setting in result["settings"]:
             own = [scores[setting["setting"], seed] for seed in ("0", "1")]
@@ -341,20 +448,32 @@ class TestTrainedStudy:
             assert setting["mean"] == pytest.approx(sum(own) / 2)
             # Two runs: the error of the mean is half of their difference, and t(1) = 12.7062.
             half = 12.7062 * abs(own[0] - own[1]) / 2
-            assert setting["interval"] == pytest.approx([setting["mean"] - half, setting["mean"] + half])
+            assert setting["interval"] == pytest.approx(
+                [setting["mean"] - half, setting["mean"] + half]
+            )
             assert setting["num_runs"] == 2
 
     def test_it_can_be_told_from_its_folder_alone(self, trained: Path) -> None:
         plan = open_study(trained / "runs" / "grid").plan
         assert (plan.seeds, plan.threads) == ((0, 1), (1, 1))
-        assert {path.name for path in (trained / "runs" / "grid").iterdir()} >= {*NAMES, "logs", "study.yaml"}
+        assert {path.name for path in (trained / "runs" / "grid").iterdir()} >= {
+            *NAMES,
+            "logs",
+            "study.yaml",
+        }
         for name in NAMES:
-            values = parse_yaml((trained / "runs" / "grid" / name / "config.yaml").read_text(), "it")
+            values = parse_yaml(
+                (trained / "runs" / "grid" / name / "config.yaml").read_text(), "it"
+            )
             assert f"seed{values['seed']}__gamma-{values['algo_kwargs']['gamma']}" in name
 
     @pytest.mark.parametrize("name", ["grid", "runs/grid", "grid.yaml"])
-    def test_running_it_again_trains_nothing_and_gives_the_same(self, answer: Answer, trained: Path, name: str) -> None:
-        pictures = [path.rename(trained / "away.png") for path in (trained / "runs" / "grid").glob("*.png")]
+    def test_running_it_again_trains_nothing_and_gives_the_same(
+        self, answer: Answer, trained: Path, name: str
+    ) -> None:
+        pictures = [
+            path.rename(trained / "away.png") for path in (trained / "runs" / "grid").glob("*.png")
+        ]
         try:
             first = json.loads((trained / "out.json").read_text())
             with pytest.MonkeyPatch.context() as patch:
@@ -366,7 +485,11 @@ class TestTrainedStudy:
 
     def test_its_status_counts_the_states(self, answer: Answer) -> None:
         status = json.loads(answer("study", "status", "grid", "--json"))
-        assert (status["name"], status["study_dir"], status["counts"]) == ("grid", "runs/grid", {"finished": 4})
+        assert (status["name"], status["study_dir"], status["counts"]) == (
+            "grid",
+            "runs/grid",
+            {"finished": 4},
+        )
         assert [Path(run["run_dir"]).name for run in status["runs"]] == NAMES
         assert all(run.keys() >= {*RUN_KEYS, "setting"} for run in status["runs"])
         text = answer("study", "status", "grid")
@@ -380,24 +503,32 @@ class TestTrainedStudy:
         assert json.loads(answer("study", "status", "--json")) == ["runs/grid"]
         assert answer("study", "status", "--output-dir", "out") == "there is no study in 'out'\n"
 
-    def test_a_dry_run_tells_memory_and_time_and_starts_nothing(self, answer: Answer, trained: Path) -> None:
+    def test_a_dry_run_tells_memory_and_time_and_starts_nothing(
+        self, answer: Answer, trained: Path
+    ) -> None:
         plan = json.loads(answer("study", "run", "grid", "--dry-run", "--json"))
         assert (plan["study_dir"], plan["num_runs"]) == ("runs/grid", 4)
         assert [setting["setting"] for setting in plan["settings"]] == ["gamma=0.9", "gamma=0.99"]
-        assert sorted(Path(run).name for setting in plan["settings"] for run in setting["runs"]) == sorted(NAMES)
+        assert sorted(
+            Path(run).name for setting in plan["settings"] for run in setting["runs"]
+        ) == sorted(NAMES)
         for setting in plan["settings"]:
             assert setting["num_threads"] == 1
             assert setting["memory_bytes"] > 0
             assert setting["seconds"] > 0
 
-    def test_the_shares_of_a_dry_run_are_the_whole_plan(self, answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_shares_of_a_dry_run_are_the_whole_plan(
+        self, answer: Answer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         share = answer("study", "run", "grid", "--dry-run", "--shard", "1/3")
         first = [line for line in share.splitlines() if line.startswith("runs/grid/")]
         assert [Path(line).name for line in first] == [NAMES[0], NAMES[3]]
         for name, value in zip(ARRAYS[0], ("5", "4", "6", "1"), strict=True):
             monkeypatch.setenv(name, value)
         plan = json.loads(answer("study", "run", "grid", "--dry-run", "--json"))
-        assert [run for setting in plan["settings"] for run in setting["runs"]] == [f"runs/grid/{NAMES[1]}"]
+        assert [run for setting in plan["settings"] for run in setting["runs"]] == [
+            f"runs/grid/{NAMES[1]}"
+        ]
 
 
 class TestPlannedStudy:
@@ -415,7 +546,9 @@ class TestPlannedStudy:
         Path("shared.yaml").write_text(dump_yaml({} if preset is None else {"preset": preset}))
         file = write(base=base, config="shared.yaml")
         assert main(["study", "run", file, "--dry-run"]) == 0
-        assert (preset is None) == ("study 'grid' does not use preset ppo/cartpole.yaml" in capfd.readouterr().err)
+        assert (preset is None) == (
+            "study 'grid' does not use preset ppo/cartpole.yaml" in capfd.readouterr().err
+        )
         kwargs = read_study_file(Path(file))[0].base.get("algo_kwargs", {})
         assert kwargs.get("num_steps") == num_steps
 
@@ -437,7 +570,9 @@ class TestRuns:
     def test_runs_are_listed_with_their_state_and_scores(self, answer: Answer) -> None:
         infos = json.loads(answer("runs", "--json"))
         assert sorted(info["name"] for info in infos) == sorted(NAMES)
-        assert [info["created"] for info in infos] == sorted((info["created"] for info in infos), reverse=True)
+        assert [info["created"] for info in infos] == sorted(
+            (info["created"] for info in infos), reverse=True
+        )
         assert all(info.keys() >= RUN_KEYS for info in infos)
         assert {(info["state"], info["algo"], info["env_id"], info["total"]) for info in infos} == {
             ("finished", "ppo", "CartPole-v1", 64)
@@ -470,12 +605,16 @@ class TestRuns:
             (["algo=dqn"], []),
         ],
     )
-    def test_a_folder_and_filters_choose_runs(self, answer: Answer, words: list[str], expected: list[str]) -> None:
+    def test_a_folder_and_filters_choose_runs(
+        self, answer: Answer, words: list[str], expected: list[str]
+    ) -> None:
         infos = json.loads(answer("runs", *words, "--sort", "name", "--json"))
         assert [info["name"] for info in infos] == sorted(expected)
 
     def test_the_order_and_number_of_lines_are_chosen(self, answer: Answer) -> None:
-        best = [info["best_eval"] for info in json.loads(answer("runs", "--sort", "best", "--json"))]
+        best = [
+            info["best_eval"] for info in json.loads(answer("runs", "--sort", "best", "--json"))
+        ]
         assert best == sorted(best, reverse=True)
         assert len(json.loads(answer("runs", "--limit", "3", "--json"))) == 3
         assert answer("runs", "--all", "--limit", "3").endswith("\n1 more: leave out --limit\n")
@@ -492,21 +631,33 @@ class TestRuns:
         assert values["metadata"]["versions"]["torch"]
         text = answer("runs", "show", name)
         assert text.splitlines()[0] == values["run_dir"]
-        facts = {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:] if line.split()[1:]}
+        facts = {
+            line.split()[0]: line.split()[1:] for line in text.splitlines()[1:] if line.split()[1:]
+        }
         assert facts["state"] == ["finished"]
         assert facts["step"] == ["64", "of", "64"]
         assert facts["algo_kwargs.num_steps"] == ["8"]
 
     def test_the_settings_in_which_two_runs_differ_are_shown(self, answer: Answer) -> None:
         pair = [f"runs/grid/{NAMES[0]}", f"runs/grid/{NAMES[3]}"]
-        assert json.loads(answer("runs", "diff", *pair, "--json")) == {"seed": [0, 1], GAMMA: [0.9, 0.99]}
+        assert json.loads(answer("runs", "diff", *pair, "--json")) == {
+            "seed": [0, 1],
+            GAMMA: [0.9, 0.99],
+        }
         lines = [line.split() for line in answer("runs", "diff", *pair).splitlines()]
-        assert lines == [["setting", NAMES[0], NAMES[3]], ["seed", "0", "1"], [GAMMA, "0.9", "0.99"]]
+        assert lines == [
+            ["setting", NAMES[0], NAMES[3]],
+            ["seed", "0", "1"],
+            [GAMMA, "0.9", "0.99"],
+        ]
         assert answer("runs", "diff", pair[0], pair[0]) == "the settings are the same\n"
         assert json.loads(answer("runs", "diff", pair[0], pair[0], "--json")) == {}
 
     def test_a_run_is_found_by_its_complete_name(self, answer: Answer) -> None:
-        assert json.loads(answer("runs", "show", NAMES[0], "--json"))["run_dir"] == f"runs/grid/{NAMES[0]}"
+        assert (
+            json.loads(answer("runs", "show", NAMES[0], "--json"))["run_dir"]
+            == f"runs/grid/{NAMES[0]}"
+        )
 
     def test_damaged_versions_do_not_hide_the_run(
         self, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -537,12 +688,18 @@ class TestWrongRuns:
                 "bad value 'done' for the filter state: use running, finished, stopped, failed, de",
             ),
             (("runs", "list", "state=done", "--json"), "bad value 'done' for the filter state"),
-            (("runs", "--sort", "seed"), "bad value 'seed' for --sort: use age, name, state, done, last, best"),
+            (
+                ("runs", "--sort", "seed"),
+                "bad value 'seed' for --sort: use age, name, state, done, last, best",
+            ),
             (("runs", "missing/"), "folder 'missing/' does not exist (looked from "),
             (("runs", "out/runs", "state=dead"), "folder 'out/runs' does not exist (looked from "),
             (("runs", "show", "unheard"), "'unheard' does not exist (looked from "),
             (("runs", "show", "@last"), "@last: there is no run in 'runs' (looked from "),
-            (("runs", "show", "."), "'.' is not a run folder: it has no config.yaml and checkpoints"),
+            (
+                ("runs", "show", "."),
+                "'.' is not a run folder: it has no config.yaml and checkpoints",
+            ),
             (("runs", "show"), "Missing argument 'RUN'."),
             (("runs", "diff", "a"), "Missing argument 'OTHER'."),
             (("runs", "diff", "a", "b"), "'a' does not exist (looked from "),
@@ -552,11 +709,15 @@ class TestWrongRuns:
             (("study", "stat"), "No such command 'stat'."),
         ],
     )
-    def test_mistakes_are_refused_in_one_line(self, refuse: Refuse, words: tuple[str, ...], message: str) -> None:
+    def test_mistakes_are_refused_in_one_line(
+        self, refuse: Refuse, words: tuple[str, ...], message: str
+    ) -> None:
         assert refuse(*words).startswith(message)
 
     def test_the_beginning_of_several_names_is_refused_with_the_names(self, answer: Answer) -> None:
         error = answer("runs", "show", "ppo__CartPole-v1__seed0", code=2)
-        assert error.startswith("error: 'ppo__CartPole-v1__seed0' is the beginning of 2 run folders' names in 'runs': ")
+        assert error.startswith(
+            "error: 'ppo__CartPole-v1__seed0' is the beginning of 2 run folders' names in 'runs': "
+        )
         assert NAMES[0] in error
         assert error.count(os.linesep) == 1

@@ -22,13 +22,22 @@ Refuse = Callable[..., str]
 
 def write(**changes: Any) -> str:
     """Write `small.yaml`, a study file with a tune block; a value of None leaves its key out."""
-    values = {"name": "small", "base": BASE, "tune": {**SMALL, "space": {"env_kwargs.pay": [1.0, 1.5]}}, **changes}
-    Path("small.yaml").write_text(dump_yaml({key: value for key, value in values.items() if value is not None}))
+    values = {
+        "name": "small",
+        "base": BASE,
+        "tune": {**SMALL, "space": {"env_kwargs.pay": [1.0, 1.5]}},
+        **changes,
+    }
+    Path("small.yaml").write_text(
+        dump_yaml({key: value for key, value in values.items() if value is not None})
+    )
     return "small.yaml"
 
 
 @pytest.fixture
-def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refuse:
+def refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Refuse:
     """Run the command line in an empty folder; check exit code 2, one line, and no trace; returns the message."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -49,9 +58,18 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
 def test_bad_input_is_named_before_anything_is_written(refuse: Refuse) -> None:
     for words, message in [
-        (["--tune", "seed=1,2"], "'seed' cannot be tuned: a tuning chooses the seeds of its runs; --seeds-per-trial"),
-        (["--tune", "output_dir=a,b"], "'output_dir' cannot be tuned: the runs of a tuning are in its own folder"),
-        (["--tune", "total_timesteps"], "'total_timesteps' cannot be tuned: every trial has the same budget"),
+        (
+            ["--tune", "seed=1,2"],
+            "'seed' cannot be tuned: a tuning chooses the seeds of its runs; --seeds-per-trial",
+        ),
+        (
+            ["--tune", "output_dir=a,b"],
+            "'output_dir' cannot be tuned: the runs of a tuning are in its own folder",
+        ),
+        (
+            ["--tune", "total_timesteps"],
+            "'total_timesteps' cannot be tuned: every trial has the same budget",
+        ),
         (["--tune", "gamma=0.9"], "bad value '0.9' for --tune gamma"),
         (["--tune", "gamma=2..1"], "low should be less than high"),
         (["--tune", "gamma", "--tune", "algo_kwargs.gamma"], "given twice to --tune"),
@@ -67,21 +85,37 @@ def test_bad_input_is_named_before_anything_is_written(refuse: Refuse) -> None:
         (["taau=3"], "unknown key 'taau'"),
     ]:
         assert message in refuse(*DQN, *words)
-    assert "missing arguments: give ALGO ENV_ID (tune ppo CartPole-v1), a study FILE" in refuse("tune")
+    assert "missing arguments: give ALGO ENV_ID (tune ppo CartPole-v1), a study FILE" in refuse(
+        "tune"
+    )
     assert "unknown algorithm 'dqm'" in refuse("tune", "dqm", "CartPole-v1")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tune", "learning_rat"], "unknown key 'learning_rat' to tune for dqn: did you mean 'learning_rate'?"),
-        (["--tune", "eval_interval"], "'algo_kwargs.eval_interval' has no search space of its own: give one"),
-        (["--tune", "gamma", "--fix", "gamma=0.9"], "'algo_kwargs.gamma' is given to --tune and to --fix"),
+        (
+            ["--tune", "learning_rat"],
+            "unknown key 'learning_rat' to tune for dqn: did you mean 'learning_rate'?",
+        ),
+        (
+            ["--tune", "eval_interval"],
+            "'algo_kwargs.eval_interval' has no search space of its own: give one",
+        ),
+        (
+            ["--tune", "gamma", "--fix", "gamma=0.9"],
+            "'algo_kwargs.gamma' is given to --tune and to --fix",
+        ),
         (["algo_kwargs.gamma=7"], "bad value 7 for 'gamma' of dqn"),
-        (["--tune", "gamma=0.9..2", "--dry-run"], "the search space of 'gamma' has an invalid value: bad value 2.0"),
+        (
+            ["--tune", "gamma=0.9..2", "--dry-run"],
+            "the search space of 'gamma' has an invalid value: bad value 2.0",
+        ),
     ],
 )
-def test_what_only_the_algorithm_knows_is_named_too(refuse: Refuse, words: list[str], message: str) -> None:
+def test_what_only_the_algorithm_knows_is_named_too(
+    refuse: Refuse, words: list[str], message: str
+) -> None:
     assert message in refuse(*DQN, *words)
 
 
@@ -94,8 +128,12 @@ def test_study_files(refuse: Refuse) -> None:
     assert "run it with `rl-training tune small.yaml`" in refuse("study", "run", write())
     assert "missing key 'tune'" in refuse("tune", write(tune=None))
     assert "'seeds' of the study has no effect in a tuning" in refuse("tune", write(seeds="0..4"))
-    assert "unknown key 'trails' for the tuning: did you mean 'trials'?" in refuse("tune", write(tune={"trails": 3}))
-    assert "--num-envs has no effect with a study file" in refuse("tune", write(), "--num-envs", "2")
+    assert "unknown key 'trails' for the tuning: did you mean 'trials'?" in refuse(
+        "tune", write(tune={"trails": 3})
+    )
+    assert "--num-envs has no effect with a study file" in refuse(
+        "tune", write(), "--num-envs", "2"
+    )
     assert "does not exist" in refuse("tune", "none.yaml")
     message = "'algo_kwargs.gamma=0.9': KEY=VALUE is not supported with a study file: set algo_kwargs.gamma in the base"
     assert message in refuse("tune", write(), "algo_kwargs.gamma=0.9")
@@ -103,7 +141,9 @@ def test_study_files(refuse: Refuse) -> None:
     message = "'seed' of the base has no effect: a tuning chooses the seeds of its runs"
     assert message in refuse("tune", write(base={**BASE, "seed": 3}))
     assert "bad value 3 for 'space'" in refuse("tune", write(tune={"space": 3}))
-    assert "unknown key 'lo'" in refuse("tune", write(tune={"space": {"gamma": {"lo": 0.9, "high": 1.0}}}))
+    assert "unknown key 'lo'" in refuse(
+        "tune", write(tune={"space": {"gamma": {"lo": 0.9, "high": 1.0}}})
+    )
 
 
 def test_a_dry_run_lists_the_space_and_the_budget(
@@ -129,7 +169,15 @@ def test_a_dry_run_wraps_choices_that_are_mappings_and_warns_of_few_final_seeds(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rates = "{kind: linear, start: 0.001, end: 0.0},{kind: cosine, start: 0.002, end: 0.0}"
-    words = [*DQN, "--tune", f"learning_rate=0.01,{rates}", "--total-timesteps", "1_000_000", "--final-seeds", "3"]
+    words = [
+        *DQN,
+        "--tune",
+        f"learning_rate=0.01,{rates}",
+        "--total-timesteps",
+        "1_000_000",
+        "--final-seeds",
+        "3",
+    ]
     assert main([*words, "--dry-run"]) == 0
     out = capfd.readouterr().out
     assert "0.01 | {kind: linear, start: 0.001, end: 0.0} |\n" in out
@@ -168,7 +216,9 @@ def test_tune_prints_the_result_and_writes_a_configuration_that_trains(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     block = {"trials": 2, "batch": 2, "finalists": 1, "race_seeds": 1, "final_seeds": 1}
-    file = write(tune={**block, "space": {"env_kwargs.pay": [1.0, 1.5]}, "fix": {"gamma": 0.9}, "seed": 1})
+    file = write(
+        tune={**block, "space": {"env_kwargs.pay": [1.0, 1.5]}, "fix": {"gamma": 0.9}, "seed": 1}
+    )
     assert main(["tune", file, "--jobs", "2"]) == 0
     out, err = capfd.readouterr()
     path = Path("runs/small")
@@ -178,7 +228,9 @@ def test_tune_prints_the_result_and_writes_a_configuration_that_trains(
     assert err.index("warning: 1 final seed can decide nothing") < err.index("trials 2 of 2")
     assert "optimistic: chosen among 2 settings" in out
     assert "final, on seeds that nobody used" in out
-    assert "written to runs/small/best.yaml: the default configuration" in out  # one final seed decides nothing
+    assert (
+        "written to runs/small/best.yaml: the default configuration" in out
+    )  # one final seed decides nothing
     assert max(map(len, out.splitlines())) <= 80
     assert "to train with" not in err
     assert "Warning" not in err
@@ -208,7 +260,9 @@ def check_edited_best(file: str, path: Path, capfd: pytest.CaptureFixture[str]) 
     for _ in range(2):
         assert main(["tune", file]) == 0
         out, _ = capfd.readouterr()
-        assert out.endswith(f"{best} was edited and is kept as it is\nwritten to {beside}: the default configuration\n")
+        assert out.endswith(
+            f"{best} was edited and is kept as it is\nwritten to {beside}: the default configuration\n"
+        )
         assert (best.read_text(), beside.read_text()) == (edited, text)
     assert not (path / "best-3.yaml").exists()
 

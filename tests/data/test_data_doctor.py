@@ -38,7 +38,10 @@ def rollout(env_id: str, policy: str = "random", num_steps: int = 3000) -> tuple
         if terminated or truncated:
             obs, _ = env.reset()
     names = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
-    fields = {name: np.asarray(values) for name, values in zip(names, zip(*steps, strict=True), strict=True)}
+    fields = {
+        name: np.asarray(values)
+        for name, values in zip(names, zip(*steps, strict=True), strict=True)
+    }
     return fields, describe_spaces(env.observation_space, env.action_space)
 
 
@@ -52,10 +55,15 @@ def swing_up(obs: np.ndarray) -> np.ndarray:
     return np.clip(np.array([torque], np.float32), -1.99, 1.99)
 
 
-POLICIES: dict[str, Callable[[np.ndarray], Any]] = {"CartPole-v1": balance_cart, "Pendulum-v1": swing_up}
+POLICIES: dict[str, Callable[[np.ndarray], Any]] = {
+    "CartPole-v1": balance_cart,
+    "Pendulum-v1": swing_up,
+}
 
 
-def planted(env_id: str, damage: Callable[[Fields], None], *, thorough: bool = True) -> DatasetReport:
+def planted(
+    env_id: str, damage: Callable[[Fields], None], *, thorough: bool = True
+) -> DatasetReport:
     """The report on a real rollout after `damage` was done to its arrays."""
     fields, spaces = rollout(env_id)
     fields = {name: array.copy() for name, array in fields.items()}
@@ -74,7 +82,10 @@ def find(report: DatasetReport, name: str) -> Finding:
     ("env_id", "policy"),
     [
         *((env_id, "skilled") for env_id in POLICIES),
-        *((env_id, "random") for env_id in (*POLICIES, "MountainCar-v0", "Acrobot-v1", "FrozenLake-v1")),
+        *(
+            (env_id, "random")
+            for env_id in (*POLICIES, "MountainCar-v0", "Acrobot-v1", "FrozenLake-v1")
+        ),
     ],
 )
 def test_a_clean_rollout_gives_no_alarm(env_id: str, policy: str, thorough: bool) -> None:
@@ -164,7 +175,12 @@ def test_resets_hidden_inside_an_episode_are_found_as_jumps(env_id: str, policy:
     ends = np.flatnonzero(fields["terminated"] | fields["truncated"])
     nothing = np.zeros(2999, np.bool_)
     dataset = TransitionDataset(
-        fields["obs"][:-1], fields["actions"][:-1], fields["rewards"][:-1], fields["obs"][1:], nothing, nothing
+        fields["obs"][:-1],
+        fields["actions"][:-1],
+        fields["rewards"][:-1],
+        fields["obs"][1:],
+        nothing,
+        nothing,
     )
     report = check_dataset(dataset)
     finding = find(report, "jumps")
@@ -214,7 +230,9 @@ def test_a_world_of_few_states_may_begin_where_it_ended() -> None:
     count = 50
     everywhere = np.ones((count, 1), np.float32)
     ends = np.ones(count, np.bool_)
-    dataset = TransitionDataset(everywhere, np.arange(count) % 2, np.arange(count), everywhere, ends, ~ends)
+    dataset = TransitionDataset(
+        everywhere, np.arange(count) % 2, np.arange(count), everywhere, ends, ~ends
+    )
     assert find(check_dataset(dataset), "continues_after_end").level is Level.INFO
 
 
@@ -222,7 +240,10 @@ def test_data_without_episode_ends_is_found() -> None:
     def damage(fields: Fields) -> None:
         fields["truncated"][:] = False
 
-    assert find(planted("Pendulum-v1", damage, thorough=False), "no_episode_ends").level is Level.WARNING
+    assert (
+        find(planted("Pendulum-v1", damage, thorough=False), "no_episode_ends").level
+        is Level.WARNING
+    )
 
 
 def test_a_time_limit_recorded_as_termination_is_found() -> None:
@@ -264,7 +285,10 @@ def test_actions_on_another_scale_are_a_warning() -> None:
     def damage(fields: Fields) -> None:
         fields["actions"] *= 0.05
 
-    assert find(planted("Pendulum-v1", damage, thorough=False), "actions_narrow").level is Level.WARNING
+    assert (
+        find(planted("Pendulum-v1", damage, thorough=False), "actions_narrow").level
+        is Level.WARNING
+    )
 
 
 @pytest.mark.parametrize(
@@ -305,9 +329,24 @@ def test_a_column_that_never_changes_is_found(field: str, level: Level) -> None:
 @pytest.mark.parametrize(
     ("change", "name", "level", "words"),
     [
-        (lambda rewards: np.zeros_like(rewards), "reward_constant", Level.WARNING, "every reward is 0"),
-        (lambda rewards: rewards * 1e-6, "reward_tiny", Level.WARNING, "reward_scale to about 100000"),
-        (lambda rewards: rewards * 1e4, "reward_huge", Level.WARNING, "reward_scale to about 1e-05"),
+        (
+            lambda rewards: np.zeros_like(rewards),
+            "reward_constant",
+            Level.WARNING,
+            "every reward is 0",
+        ),
+        (
+            lambda rewards: rewards * 1e-6,
+            "reward_tiny",
+            Level.WARNING,
+            "reward_scale to about 100000",
+        ),
+        (
+            lambda rewards: rewards * 1e4,
+            "reward_huge",
+            Level.WARNING,
+            "reward_scale to about 1e-05",
+        ),
         (
             lambda rewards: (np.arange(len(rewards)) % 500 == 0) * 1.0,
             "reward_sparse",
@@ -331,7 +370,8 @@ def test_rewards_that_teach_badly_are_found(
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
 def test_a_near_deterministic_policy_is_distinguished_from_a_random_one(env_id: str) -> None:
     random, skilled = (
-        check_dataset(TransitionDataset(**rollout(env_id, policy)[0])) for policy in ("random", "skilled")
+        check_dataset(TransitionDataset(**rollout(env_id, policy)[0]))
+        for policy in ("random", "skilled")
     )
     assert random.behaviour is not None
     assert skilled.behaviour is not None
@@ -345,7 +385,9 @@ def test_a_near_deterministic_policy_is_distinguished_from_a_random_one(env_id: 
 def test_a_mixture_is_advised_to_be_combined() -> None:
     random, skilled = rollout("Pendulum-v1")[0], rollout("Pendulum-v1", "skilled")[0]
     mixed = {name: np.concatenate([random[name], skilled[name]]) for name in random}
-    assert "The dataset mixes policies: use iql" in check_dataset(TransitionDataset(**mixed)).advice[0]
+    assert (
+        "The dataset mixes policies: use iql" in check_dataset(TransitionDataset(**mixed)).advice[0]
+    )
 
 
 def test_errors_are_to_be_fixed_first() -> None:
@@ -370,10 +412,21 @@ def test_the_summary_counts_what_is_there() -> None:
     terminated = np.arange(10) == 3
     truncated = np.arange(10) == 7
     next_obs = obs + np.where(terminated | truncated, 0.5, 1.0)[:, None]
-    report = check_dataset(TransitionDataset(obs, np.arange(10) % 2, np.ones(10), next_obs, terminated, truncated))
+    report = check_dataset(
+        TransitionDataset(obs, np.arange(10) % 2, np.ones(10), next_obs, terminated, truncated)
+    )
     episodes = report.episodes
-    assert (episodes.count, episodes.num_terminated, episodes.num_truncated, episodes.num_unflagged) == (3, 1, 1, 1)
-    assert (episodes.lengths.minimum, episodes.lengths.median, episodes.lengths.maximum) == (2.0, 4.0, 4.0)
+    assert (
+        episodes.count,
+        episodes.num_terminated,
+        episodes.num_truncated,
+        episodes.num_unflagged,
+    ) == (3, 1, 1, 1)
+    assert (episodes.lengths.minimum, episodes.lengths.median, episodes.lengths.maximum) == (
+        2.0,
+        4.0,
+        4.0,
+    )
     assert episodes.returns.mean == pytest.approx(10 / 3)
     assert [part.count for part in episodes.histogram] == [1] + [0] * 10 + [2]
     assert report.shapes["obs"] == "float32 [1]"
@@ -392,7 +445,12 @@ def test_images_can_be_looked_at() -> None:
     truncated = np.arange(200) % 50 == 49
     next_obs = np.where(truncated[:, None, None, None], obs[1:] ^ 1, obs[1:])
     dataset = TransitionDataset(
-        obs[:-1], rng.integers(0, 4, 200), rng.normal(size=200), next_obs, np.zeros(200, np.bool_), truncated
+        obs[:-1],
+        rng.integers(0, 4, 200),
+        rng.normal(size=200),
+        next_obs,
+        np.zeros(200, np.bool_),
+        truncated,
     )
     spaces = describe_spaces(Box(0, 255, (8, 8, 3), np.uint8), Discrete(4))
     assert check_dataset(dataset, spaces).findings == ()
@@ -427,5 +485,7 @@ def test_a_report_shows_its_findings_its_histogram_and_its_advice(width: int) ->
 def test_a_report_on_clean_data_says_so() -> None:
     fields, spaces = rollout("Pendulum-v1")
     out = StringIO()
-    Console(file=out, width=100).print(render_report(check_dataset(TransitionDataset(**fields), spaces)))
+    Console(file=out, width=100).print(
+        render_report(check_dataset(TransitionDataset(**fields), spaces))
+    )
     assert "no faults found" in out.getvalue()

@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training.data.dataset_loaders import load_transition_dataset, mix_datasets, save_transition_dataset
+from rl_training.data.dataset_loaders import (
+    load_transition_dataset,
+    mix_datasets,
+    save_transition_dataset,
+)
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import FIELDS
@@ -118,7 +122,10 @@ class TestNpz:
         np.savez_compressed(tmp_path / "data.npz", **make_fields())
         dataset = load(tmp_path / "data.npz")
         assert_equal(dataset, make_dataset())
-        assert "obs, actions, rewards, next_obs, terminated, truncated: read into memory" in dataset.notes[0]
+        assert (
+            "obs, actions, rewards, next_obs, terminated, truncated: read into memory"
+            in dataset.notes[0]
+        )
 
     def test_wide_types_and_column_order_are_converted(self, tmp_path: Path) -> None:
         fields = make_fields()
@@ -142,7 +149,10 @@ class TestNpz:
         fields = make_fields()
         names = {"obs": "observations", "terminated": "terminals", "truncated": "timeouts"}
         del fields["next_obs"]
-        np.savez(tmp_path / "data.npz", **{names.get(name, name): array for name, array in fields.items()})
+        np.savez(
+            tmp_path / "data.npz",
+            **{names.get(name, name): array for name, array in fields.items()},
+        )
         dataset = load(tmp_path / "data.npz")
         assert "5 of 50 transitions were dropped" in dataset.notes[0]
         np.testing.assert_array_equal(dataset.next_obs, dataset.obs + 1)
@@ -150,7 +160,9 @@ class TestNpz:
         assert dataset.dones.sum() == 5
 
     def test_a_missing_key_is_named_with_what_is_there(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "data.npz", states=np.zeros((3, 2)), actions=np.zeros(3), rewards=np.zeros(3))
+        np.savez(
+            tmp_path / "data.npz", states=np.zeros((3, 2)), actions=np.zeros(3), rewards=np.zeros(3)
+        )
         message = refusal(tmp_path / "data.npz")
         assert "lacks obs (named 'obs' or 'observations'), terminated (named" in message
         assert "it has 'actions', 'rewards', 'states'" in message
@@ -159,15 +171,26 @@ class TestNpz:
         ("changes", "message"),
         [
             ({"rewards": np.zeros(49)}, "has 49 rows and obs has 50"),
-            ({"obs": np.zeros((50, 3), complex)}, "has dtype complex128: store numbers or booleans"),
+            (
+                {"obs": np.zeros((50, 3), complex)},
+                "has dtype complex128: store numbers or booleans",
+            ),
             ({"actions": np.array(["up"] * 50)}, "has dtype <U2"),
-            ({"obs": np.array([{}] * 50, object)}, "is an object array, which needs pickle to load"),
+            (
+                {"obs": np.array([{}] * 50, object)},
+                "is an object array, which needs pickle to load",
+            ),
             ({"terminated": np.full(50, 2)}, "an episode end flag is 0 or 1"),
-            ({name: array[:0] for name, array in make_fields().items()}, "is empty: it has no transition"),
+            (
+                {name: array[:0] for name, array in make_fields().items()},
+                "is empty: it has no transition",
+            ),
         ],
         ids=["length", "complex", "text", "object", "flag", "empty"],
     )
-    def test_a_field_of_the_wrong_kind(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    def test_a_field_of_the_wrong_kind(
+        self, tmp_path: Path, changes: dict[str, Any], message: str
+    ) -> None:
         np.savez(tmp_path / "data.npz", **{**make_fields(), **changes})
         assert message in refusal(tmp_path / "data.npz")
 
@@ -195,7 +218,9 @@ class TestNpz:
             (b"hello", "not an .npz file"),
         ],
     )
-    def test_another_kind_of_file_is_told(self, tmp_path: Path, content: bytes, message: str) -> None:
+    def test_another_kind_of_file_is_told(
+        self, tmp_path: Path, content: bytes, message: str
+    ) -> None:
         (tmp_path / "data.npz").write_bytes(content)
         assert message in refusal(tmp_path / "data.npz")
 
@@ -208,7 +233,9 @@ class TestNpz:
 
     @pytest.mark.parametrize("fraction", [0.05, 0.5, 0.95, 0.999])
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-    def test_a_file_cut_off(self, tmp_path: Path, fraction: float, save: Callable[..., None]) -> None:
+    def test_a_file_cut_off(
+        self, tmp_path: Path, fraction: float, save: Callable[..., None]
+    ) -> None:
         path = tmp_path / "data.npz"
         save(path, **make_fields())
         path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
@@ -241,10 +268,15 @@ class TestNpz:
 
     def test_a_header_that_promises_more_than_there_is(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "good.npz", **make_fields())
-        with zipfile.ZipFile(tmp_path / "good.npz") as good, zipfile.ZipFile(tmp_path / "data.npz", "w") as bad:
+        with (
+            zipfile.ZipFile(tmp_path / "good.npz") as good,
+            zipfile.ZipFile(tmp_path / "data.npz", "w") as bad,
+        ):
             for info in good.infolist():
                 content = good.read(info)
-                bad.writestr(info.filename, content.replace(b"(50, 3)", b"(9999999999, 3)".ljust(7)[:15]))
+                bad.writestr(
+                    info.filename, content.replace(b"(50, 3)", b"(9999999999, 3)".ljust(7)[:15])
+                )
         assert "'obs' in" in refusal(tmp_path / "data.npz")
 
     def test_an_encrypted_member(self, tmp_path: Path) -> None:
@@ -281,7 +313,9 @@ class TestPt:
     def test_code_in_the_file_does_not_run(self, tmp_path: Path) -> None:
         mark = tmp_path / "mark"
         path = self.save(tmp_path / "data.pt", obs=Bomb(mark))
-        assert "it contains objects other than tensors; save a dict of tensors" in refusal(path, "pt")
+        assert "it contains objects other than tensors; save a dict of tensors" in refusal(
+            path, "pt"
+        )
         assert not mark.exists()
 
     def test_a_plain_pickle_does_not_run(self, tmp_path: Path) -> None:
@@ -310,7 +344,9 @@ class TestPt:
             (torch.zeros(50, dtype=torch.complex64), "has dtype complex64"),
         ],
     )
-    def test_something_else_than_a_plain_tensor(self, tmp_path: Path, value: Any, message: str) -> None:
+    def test_something_else_than_a_plain_tensor(
+        self, tmp_path: Path, value: Any, message: str
+    ) -> None:
         assert message in refusal(self.save(tmp_path / "data.pt", rewards=value), "pt")
 
     def test_a_tensor_that_claims_more_than_the_file_holds(self, tmp_path: Path) -> None:
@@ -331,7 +367,12 @@ class TestArguments:
 
     @pytest.mark.parametrize(
         ("kind", "missing"),
-        [("npz", "dataset_path"), ("pt", "dataset_path"), ("minari", "dataset_id"), ("random", "env_id")],
+        [
+            ("npz", "dataset_path"),
+            ("pt", "dataset_path"),
+            ("minari", "dataset_id"),
+            ("random", "env_id"),
+        ],
     )
     def test_what_a_kind_needs_is_named(self, kind: str, missing: str) -> None:
         with pytest.raises(DatasetError) as error:
@@ -346,7 +387,8 @@ class TestArguments:
 
     def test_random_data_follows_its_seed_and_its_size(self) -> None:
         first, same, other = (
-            load_transition_dataset("random", env_id="Pendulum-v1", size=30, seed=seed) for seed in (1, 1, 2)
+            load_transition_dataset("random", env_id="Pendulum-v1", size=30, seed=seed)
+            for seed in (1, 1, 2)
         )
         assert len(first) == 30
         assert first.fingerprint == same.fingerprint != other.fingerprint
@@ -354,7 +396,9 @@ class TestArguments:
 
     def test_random_data_of_an_environment_with_arguments(self) -> None:
         env_kwargs = {"lengths": [4], "continuous": True}
-        dataset = load_transition_dataset("random", env_id="toy_envs:CountingEnv", env_kwargs=env_kwargs, size=12)
+        dataset = load_transition_dataset(
+            "random", env_id="toy_envs:CountingEnv", env_kwargs=env_kwargs, size=12
+        )
         assert dataset.actions.dtype == np.float32
         assert dataset.dones.nonzero()[0].tolist() == [3, 7, 11]
 
@@ -367,7 +411,9 @@ class TestArguments:
             "import sys; from rl_training.data.dataset_loaders import load_transition_dataset as load;"
             "print('minari' in sys.modules, len(load('random', env_id='CartPole-v1', size=20, seed=0)))"
         )
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        answer = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         assert answer.stdout.strip() == "False 20"
 
 
@@ -381,7 +427,10 @@ class TestMixing:
         assert len(np.unique(mixed.obs[:, 0])) == 400
 
     def test_a_mix_follows_its_seed(self) -> None:
-        prints = [mix_datasets([make_dataset(100), make_dataset(300)], [1, 1], seed).fingerprint for seed in (0, 0, 1)]
+        prints = [
+            mix_datasets([make_dataset(100), make_dataset(300)], [1, 1], seed).fingerprint
+            for seed in (0, 0, 1)
+        ]
         assert prints[0] == prints[1] != prints[2]
 
     @pytest.mark.parametrize("weights", [[1], [1, 0], [1, -1], [1, np.nan], [1, np.inf], []])
@@ -396,7 +445,9 @@ class TestMixing:
             mix_datasets([make_dataset(), TransitionDataset(**fields)], [1, 1], 0)
 
 
-def test_without_minari_the_command_that_installs_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_minari_the_command_that_installs_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(DatasetError) as error:
         load_transition_dataset("minari", dataset_id="a/b-v0")
@@ -413,18 +464,28 @@ class TestMinari:
     def test_recorded_steps_come_back_one_by_one(self, data_format: str) -> None:
         import gymnasium as gym
 
-        recorded = record(gym.make("CartPole-v1", max_episode_steps=15), "cartpole/test-v0", data_format)
+        recorded = record(
+            gym.make("CartPole-v1", max_episode_steps=15), "cartpole/test-v0", data_format
+        )
         dataset = load_transition_dataset("minari", dataset_id="cartpole/test-v0")
         assert len(dataset) == len(recorded)
-        assert {bool(step[4]) for step in recorded} == {bool(step[5]) for step in recorded} == {True, False}
+        assert (
+            {bool(step[4]) for step in recorded}
+            == {bool(step[5]) for step in recorded}
+            == {True, False}
+        )
         for row, step in enumerate(recorded):
             for name, value in zip(FIELDS, step, strict=True):
-                np.testing.assert_array_equal(getattr(dataset, name)[row], value, err_msg=f"{name} of row {row}")
+                np.testing.assert_array_equal(
+                    getattr(dataset, name)[row], value, err_msg=f"{name} of row {row}"
+                )
         assert dataset.actions.dtype == np.int64
 
     @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
     @pytest.mark.parametrize("nested", [False, True])
-    def test_what_minaris_own_recorder_wrote_comes_back(self, data_format: str, nested: bool) -> None:
+    def test_what_minaris_own_recorder_wrote_comes_back(
+        self, data_format: str, nested: bool
+    ) -> None:
         pytest.importorskip("jax", reason="Minari's recorder needs it")
         import gymnasium as gym
         import minari
@@ -440,8 +501,12 @@ class TestMinari:
         dataset = load_transition_dataset("minari", dataset_id="recorded/test-v0")
         assert len(dataset) == len(recorded)
         for row, (obs, action, reward, next_obs, *endings) in enumerate(recorded):
-            np.testing.assert_allclose(dataset.obs[row], flatten(env.observation_space, obs), rtol=1e-6)
-            np.testing.assert_allclose(dataset.next_obs[row], flatten(env.observation_space, next_obs), rtol=1e-6)
+            np.testing.assert_allclose(
+                dataset.obs[row], flatten(env.observation_space, obs), rtol=1e-6
+            )
+            np.testing.assert_allclose(
+                dataset.next_obs[row], flatten(env.observation_space, next_obs), rtol=1e-6
+            )
             np.testing.assert_array_equal(dataset.actions[row], action)
             assert dataset.rewards[row] == np.float32(reward)
             assert [dataset.terminated[row], dataset.truncated[row]] == endings
@@ -455,8 +520,12 @@ class TestMinari:
         recorded = record(env, "nested/test-v0", data_format)
         dataset = load_transition_dataset("minari", dataset_id="nested/test-v0")
         for row, (obs, action, _, next_obs, _, _) in enumerate(recorded):
-            np.testing.assert_allclose(dataset.obs[row], flatten(env.observation_space, obs), rtol=1e-6)
-            np.testing.assert_allclose(dataset.next_obs[row], flatten(env.observation_space, next_obs), rtol=1e-6)
+            np.testing.assert_allclose(
+                dataset.obs[row], flatten(env.observation_space, obs), rtol=1e-6
+            )
+            np.testing.assert_allclose(
+                dataset.next_obs[row], flatten(env.observation_space, next_obs), rtol=1e-6
+            )
             np.testing.assert_allclose(dataset.actions[row], action)
         (note,) = dataset.notes
         assert "flattened in this order: position (2), mode (3), parts.0 (2), parts.1 (4)" in note
@@ -466,7 +535,14 @@ class TestMinari:
         from minari.data_collector import EpisodeBuffer
 
         open_ended = EpisodeBuffer(
-            None, None, None, np.zeros((4, 1), np.float32), [0] * 3, [0.0] * 3, [False] * 3, [False] * 3
+            None,
+            None,
+            None,
+            np.zeros((4, 1), np.float32),
+            [0] * 3,
+            [0.0] * 3,
+            [False] * 3,
+            [False] * 3,
         )
         spaces = {"observation_space": Box(-1, 1, (1,)), "action_space": Discrete(2)}
         write_minari("open/test-v0", [open_ended, open_ended], **spaces)
@@ -482,7 +558,9 @@ class TestMinari:
             load_transition_dataset("minari", dataset_id="cartpole/other-v0")
         assert "set dataset_download to true (there: cartpole/test-v0)" in str(error.value)
 
-    def test_a_failed_download_is_explained(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_a_failed_download_is_explained(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         import minari
 
         def fail(dataset_id: str) -> None:
@@ -492,7 +570,9 @@ class TestMinari:
         with pytest.raises(DatasetError) as error:
             load_transition_dataset("minari", dataset_id="D4RL/door/human-v2", download=True)
         message = str(error.value)
-        assert message.startswith("could not download 'D4RL/door/human-v2': ConnectionError: no route to host;")
+        assert message.startswith(
+            "could not download 'D4RL/door/human-v2': ConnectionError: no route to host;"
+        )
         assert str(tmp_path) in message
 
     @pytest.mark.parametrize("dataset_id", ["", "no version", "../../etc-v0/.."])
@@ -559,15 +639,21 @@ def stack(values: list[Any]) -> Any:
     return values
 
 
-def record(env: Any, dataset_id: str, data_format: str, num_steps: int = 60) -> list[tuple[Any, ...]]:
+def record(
+    env: Any, dataset_id: str, data_format: str, num_steps: int = 60
+) -> list[tuple[Any, ...]]:
     """Act at random, write a Minari dataset of it, and return each step as it was seen."""
     from minari.data_collector import EpisodeBuffer
 
     steps = act_at_random(env, num_steps)
     episodes, start = [], 0
     for stop in [row + 1 for row, step in enumerate(steps) if step[4] or step[5]]:
-        obs, actions, rewards, next_obs, terminated, truncated = map(list, zip(*steps[start:stop], strict=True))
-        buffer = EpisodeBuffer(None, None, None, stack([*obs, next_obs[-1]]), actions, rewards, terminated, truncated)
+        obs, actions, rewards, next_obs, terminated, truncated = map(
+            list, zip(*steps[start:stop], strict=True)
+        )
+        buffer = EpisodeBuffer(
+            None, None, None, stack([*obs, next_obs[-1]]), actions, rewards, terminated, truncated
+        )
         episodes.append(buffer)
         start = stop
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}

@@ -15,13 +15,19 @@ from gymnasium.spaces import Box, Discrete
 
 from rl_training.cli import main
 from rl_training.data.dataset_checks import check_dataset
-from rl_training.data.dataset_loaders import load_transition_dataset, mix_datasets, save_transition_dataset
+from rl_training.data.dataset_loaders import (
+    load_transition_dataset,
+    mix_datasets,
+    save_transition_dataset,
+)
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.errors import DatasetError
 from rl_training.spaces.spec import describe_spaces
 
 PUBLISHED = TESTS.parent.parent / "shared" / "demonstrations"
-needs_published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published demonstrations are not here")
+needs_published = pytest.mark.skipif(
+    not PUBLISHED.is_dir(), reason="the published demonstrations are not here"
+)
 
 # Two episodes, of 3 and 2 steps: observations 0 to 3 and 10 to 12.
 OBS, NEXT_OBS = [0, 1, 2, 10, 11], [1, 2, 3, 11, 12]
@@ -76,7 +82,15 @@ class TestFinalObservations:
     )
     def test_imitations_layout(self, tmp_path: Path, kind: str, cuts: dict[str, Any]) -> None:
         cuts = {name: np.array(value) for name, value in cuts.items()}
-        dataset = load(tmp_path, kind, obs=WITH_FINALS, acts=ACTS, rews=REWS, terminal=np.array([YES, NO]), **cuts)
+        dataset = load(
+            tmp_path,
+            kind,
+            obs=WITH_FINALS,
+            acts=ACTS,
+            rews=REWS,
+            terminal=np.array([YES, NO]),
+            **cuts,
+        )
         assert rows(dataset) == {
             "obs": OBS,
             "actions": [0, 1, 0, 1, 1],
@@ -89,18 +103,34 @@ class TestFinalObservations:
         assert dataset.episodes().tolist() == [[0, 3], [3, 5]]
         assert dataset.episode_returns().tolist() == [6, 9]
         notes = " ".join(dataset.notes)
-        assert f"2 episodes by '{next(iter(cuts))}', with one more observation than actions in each" in notes
-        assert "1 of 2 episodes count as terminated, 1 of them with the maximum length of 3" in notes
+        assert (
+            f"2 episodes by '{next(iter(cuts))}', with one more observation than actions in each"
+            in notes
+        )
+        assert (
+            "1 of 2 episodes count as terminated, 1 of them with the maximum length of 3" in notes
+        )
 
-    def test_truncated_tells_the_time_limits_among_the_ends(self, tmp_path: Path, kind: str) -> None:
+    def test_truncated_tells_the_time_limits_among_the_ends(
+        self, tmp_path: Path, kind: str
+    ) -> None:
         flags = {"terminal": np.array([YES, YES]), "truncated": np.array([YES, NO])}
-        dataset = load(tmp_path, kind, obs=WITH_FINALS, acts=ACTS, rews=REWS, indices=np.array([3]), **flags)
+        dataset = load(
+            tmp_path, kind, obs=WITH_FINALS, acts=ACTS, rews=REWS, indices=np.array([3]), **flags
+        )
         assert rows(dataset)["terminated"] == [NO, NO, NO, NO, YES]
         assert rows(dataset)["truncated"] == [NO, NO, YES, NO, NO]
         assert len([note for note in dataset.notes if "time limit" in note]) == 0
 
     def test_without_flags_every_episode_is_truncated(self, tmp_path: Path, kind: str) -> None:
-        dataset = load(tmp_path, kind, obs=WITH_FINALS, actions=ACTS, rewards=REWS, episode_lengths=np.array([3, 2]))
+        dataset = load(
+            tmp_path,
+            kind,
+            obs=WITH_FINALS,
+            actions=ACTS,
+            rewards=REWS,
+            episode_lengths=np.array([3, 2]),
+        )
         assert rows(dataset)["next_obs"] == NEXT_OBS
         assert not dataset.terminated.any()
         assert dataset.truncated.tolist() == ENDS.tolist()
@@ -120,13 +150,20 @@ class TestFinalObservations:
         self, tmp_path: Path, kind: str, flags: dict[str, Any], terminated: Any
     ) -> None:
         flags = {name: np.array(value) for name, value in flags.items()}
-        dataset = load(tmp_path, kind, observations=WITH_FINALS, actions=ACTS, rewards=REWS, **flags)
+        dataset = load(
+            tmp_path, kind, observations=WITH_FINALS, actions=ACTS, rewards=REWS, **flags
+        )
         assert (rows(dataset)["obs"], rows(dataset)["next_obs"]) == (OBS, NEXT_OBS)
         assert dataset.terminated.tolist() == list(terminated)
         assert dataset.dones.tolist() == ENDS.tolist()
 
     def test_one_episode_has_no_cuts(self, tmp_path: Path) -> None:
-        fields = {"obs": WITH_FINALS[:4], "acts": ACTS[:3], "rews": REWS[:3], "terminal": np.array([YES])}
+        fields = {
+            "obs": WITH_FINALS[:4],
+            "acts": ACTS[:3],
+            "rews": REWS[:3],
+            "terminal": np.array([YES]),
+        }
         for cuts in ({}, {"indices": np.array([], np.int64)}):
             dataset = load(tmp_path, "npz", **fields, **cuts)
             assert rows(dataset)["next_obs"] == [1, 2, 3]
@@ -135,7 +172,13 @@ class TestFinalObservations:
     def test_masks_have_final_rows_too(self, tmp_path: Path, kind: str) -> None:
         masks = np.eye(7, dtype=np.bool_)
         dataset = load(
-            tmp_path, kind, obs=WITH_FINALS, acts=ACTS, rews=REWS, masks=masks, episode_lengths=np.array([3, 2])
+            tmp_path,
+            kind,
+            obs=WITH_FINALS,
+            acts=ACTS,
+            rews=REWS,
+            masks=masks,
+            episode_lengths=np.array([3, 2]),
         )
         assert dataset.masks is not None
         assert dataset.next_masks is not None
@@ -144,8 +187,15 @@ class TestFinalObservations:
 
 
 class TestWithoutFinalObservations:
-    def test_the_last_step_of_a_truncated_episode_is_dropped(self, tmp_path: Path, kind: str) -> None:
-        fields = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS, "episode_starts": np.roll(ENDS, 1)}
+    def test_the_last_step_of_a_truncated_episode_is_dropped(
+        self, tmp_path: Path, kind: str
+    ) -> None:
+        fields = {
+            "obs": WITHOUT_FINALS,
+            "actions": ACTS,
+            "rewards": REWS,
+            "episode_starts": np.roll(ENDS, 1),
+        }
         dataset = load(tmp_path, kind, **fields)
         assert rows(dataset)["obs"] == [0, 1, 10]
         assert rows(dataset)["next_obs"] == [1, 2, 11]
@@ -160,19 +210,34 @@ class TestWithoutFinalObservations:
         assert rows(dataset)["next_obs"][:2] == [1, 2]
 
     def test_next_obs_of_the_file_is_kept(self, tmp_path: Path, kind: str) -> None:
-        fields = {"obs": WITHOUT_FINALS, "next_obs": np.array(NEXT_OBS, np.float64)[:, None], "acts": ACTS}
+        fields = {
+            "obs": WITHOUT_FINALS,
+            "next_obs": np.array(NEXT_OBS, np.float64)[:, None],
+            "acts": ACTS,
+        }
         dataset = load(tmp_path, kind, **fields, rews=REWS, indices=np.array([3]))
         assert rows(dataset)["next_obs"] == NEXT_OBS
         assert rows(dataset)["truncated"] == ENDS.tolist()
-        dataset = load(tmp_path, kind, **fields, rews=REWS, indices=np.array([3]), terminal=np.array([NO, YES]))
+        dataset = load(
+            tmp_path, kind, **fields, rews=REWS, indices=np.array([3]), terminal=np.array([NO, YES])
+        )
         assert rows(dataset)["next_obs"] == NEXT_OBS
         assert rows(dataset)["terminated"] == [NO, NO, NO, NO, YES]
         assert rows(dataset)["truncated"] == [NO, NO, YES, NO, NO]
 
     def test_a_complete_file_is_read_as_it_is(self, tmp_path: Path, kind: str) -> None:
-        fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "next_obs": WITHOUT_FINALS + 1, "actions": ACTS}
+        fields: dict[str, Any] = {
+            "obs": WITHOUT_FINALS,
+            "next_obs": WITHOUT_FINALS + 1,
+            "actions": ACTS,
+        }
         fields |= {"rewards": REWS, "terminated": ENDS, "truncated": ENDS & NO}
-        others = {"indices": np.array([9, 1]), "episode_starts": np.array([0.5]), "acts": ACTS + 1, "terminal": ENDS}
+        others = {
+            "indices": np.array([9, 1]),
+            "episode_starts": np.array([0.5]),
+            "acts": ACTS + 1,
+            "terminal": ENDS,
+        }
         dataset = load(tmp_path, kind, **fields, **others)
         assert rows(dataset) == rows(load(tmp_path, kind, **fields))
         assert not any("episodes by" in note for note in dataset.notes)
@@ -180,11 +245,20 @@ class TestWithoutFinalObservations:
     def test_flags_of_each_step_need_no_cuts(self, tmp_path: Path, kind: str) -> None:
         fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS}
         fields |= {"terminated": ENDS & [NO, NO, YES, NO, NO], "truncated": ENDS & NO}
-        dataset = load(tmp_path, kind, **fields, episode_lengths=np.array([3]))  # of the finished episodes
+        dataset = load(
+            tmp_path, kind, **fields, episode_lengths=np.array([3])
+        )  # of the finished episodes
         assert rows(dataset) == rows(load(tmp_path, kind, **fields))
 
-    def test_cuts_mark_the_time_limits_that_flags_leave_out(self, tmp_path: Path, kind: str) -> None:
-        fields: dict[str, Any] = {"obs": WITHOUT_FINALS, "actions": ACTS, "rewards": REWS, "terminated": ENDS & NO}
+    def test_cuts_mark_the_time_limits_that_flags_leave_out(
+        self, tmp_path: Path, kind: str
+    ) -> None:
+        fields: dict[str, Any] = {
+            "obs": WITHOUT_FINALS,
+            "actions": ACTS,
+            "rewards": REWS,
+            "terminated": ENDS & NO,
+        }
         dataset = load(tmp_path, kind, **fields, episode_lengths=np.array([3, 2]))
         assert rows(dataset)["next_obs"] == [1, 2, 11]
         assert rows(dataset)["truncated"] == [NO, YES, YES]
@@ -194,7 +268,10 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"indices": [9]}, "indices of .* does not cut 5 actions into episodes: give increasing rows"),
+            (
+                {"indices": [9]},
+                "indices of .* does not cut 5 actions into episodes: give increasing rows",
+            ),
             ({"indices": [3, 3]}, "give increasing rows of the actions, from 0 to 5"),
             ({"indices": [-1]}, "does not cut 5 actions"),
             ({"indices": [3.0]}, "has dtype float64: store integers"),
@@ -206,47 +283,86 @@ class TestFaults:
                 {"episode_ends": [2, 5], "episode_lengths": [3, 2]},
                 "episode_lengths and episode_ends of .* cut the actions differently: keep one of them",
             ),
-            ({"indices": [1, 3]}, "obs of .* has 7 rows for 5 actions in 3 episodes .by 'indices'.: give 5 rows, or 8"),
-            ({"terminal": [True] * 4}, r"terminated of .* has shape \(4,\): give one flag per transition \(5\) or per"),
+            (
+                {"indices": [1, 3]},
+                "obs of .* has 7 rows for 5 actions in 3 episodes .by 'indices'.: give 5 rows, or 8",
+            ),
+            (
+                {"terminal": [True] * 4},
+                r"terminated of .* has shape \(4,\): give one flag per transition \(5\) or per",
+            ),
             ({"rews": REWS[:4]}, "rewards of .* has 4 rows and obs has 5"),
         ],
         ids=repr,
     )
-    def test_cuts_that_do_not_fit(self, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    def test_cuts_that_do_not_fit(
+        self, tmp_path: Path, changes: dict[str, Any], message: str
+    ) -> None:
         fields = {"obs": WITH_FINALS, "acts": ACTS, "rews": REWS, "terminal": [YES, NO]}
-        cuts = {} if any(name in changes for name in ("episode_lengths", "episode_ends")) else {"indices": [3]}
+        cuts = (
+            {}
+            if any(name in changes for name in ("episode_lengths", "episode_ends"))
+            else {"indices": [3]}
+        )
         np.savez(tmp_path / "data.npz", **{**fields, **cuts, **changes})
         with pytest.raises(DatasetError, match=message):
             load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
 
     def test_rewards_without_episode_ends_are_refused(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "data.npz", obs=WITHOUT_FINALS, acts=ACTS, rews=REWS)
-        with pytest.raises(DatasetError, match=r"lacks terminated .*'episode_lengths' can cut episodes"):
+        with pytest.raises(
+            DatasetError, match=r"lacks terminated .*'episode_lengths' can cut episodes"
+        ):
             load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
 
     def test_stacked_episodes_are_refused_with_the_way_to_join_them(self) -> None:
-        fields = {"obs": np.zeros((2, 3, 4)), "acs": np.zeros((2, 3)), "rews": np.zeros((2, 3)), "terminal": [YES, NO]}
-        with pytest.raises(DatasetError, match=r"has shape \(2, 3\).*join stacked episodes .*'episode_lengths'"):
+        fields = {
+            "obs": np.zeros((2, 3, 4)),
+            "acs": np.zeros((2, 3)),
+            "rews": np.zeros((2, 3)),
+            "terminal": [YES, NO],
+        }
+        with pytest.raises(
+            DatasetError, match=r"has shape \(2, 3\).*join stacked episodes .*'episode_lengths'"
+        ):
             TransitionDataset.from_dict(fields)
 
-    def test_episodes_as_objects_are_refused_with_the_way_to_convert_them(self, tmp_path: Path) -> None:
+    def test_episodes_as_objects_are_refused_with_the_way_to_convert_them(
+        self, tmp_path: Path
+    ) -> None:
         episodes = np.array([np.zeros((4, 1)), np.zeros((3, 1))], object)
         np.savez(tmp_path / "data.npz", obs=episodes, acts=ACTS)
         torch.save([{"obs": torch.zeros(3, 1)}], tmp_path / "data.pt")
         for kind in ("npz", "pt"):
-            with pytest.raises(DatasetError, match=r"join the episodes with numpy.concatenate.*episode_lengths"):
+            with pytest.raises(
+                DatasetError, match=r"join the episodes with numpy.concatenate.*episode_lengths"
+            ):
                 load_transition_dataset(kind, dataset_path=tmp_path / f"data.{kind}")
 
     def test_infos_of_imitation_are_not_opened(self, tmp_path: Path) -> None:
         infos = np.array([{}] * 5, object)
-        np.savez(tmp_path / "data.npz", obs=WITH_FINALS, acts=ACTS, infos=infos, indices=[3], terminal=[YES, NO])
+        np.savez(
+            tmp_path / "data.npz",
+            obs=WITH_FINALS,
+            acts=ACTS,
+            infos=infos,
+            indices=[3],
+            terminal=[YES, NO],
+        )
         dataset = load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
         assert rows(dataset)["next_obs"] == NEXT_OBS
 
 
 class TestNoRewards:
     def test_final_observations_without_rewards(self, tmp_path: Path, kind: str) -> None:
-        dataset = load(tmp_path, kind, obs=WITH_FINALS, acts=ACTS, indices=np.array([3]), terminal=np.array([YES, NO]))
+        dataset = load(
+            tmp_path,
+            kind,
+            obs=WITH_FINALS,
+            acts=ACTS,
+            indices=np.array([3]),
+            terminal=np.array([YES, NO]),
+        )
         assert not dataset.has_rewards
         assert rows(dataset)["next_obs"] == NEXT_OBS
         assert "'rewards' is missing: the file can be imitated (bc)" in dataset.notes[-3]
@@ -274,10 +390,16 @@ class TestNoRewards:
         monkeypatch.chdir(tmp_path)
         obs = np.random.default_rng(0).normal(size=(62, 4))
         np.savez("data.npz", obs=obs, acts=np.arange(60.0) % 2, episode_lengths=[30, 30])
-        data = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=data.npz", "algo_kwargs.batch_size=8"]
+        data = [
+            "algo_kwargs.dataset_kind=npz",
+            "algo_kwargs.dataset_path=data.npz",
+            "algo_kwargs.batch_size=8",
+        ]
         words = ["CartPole-v1", "--no-preset", "total_timesteps=2", "eval_episodes=1", *data]
         assert main(["train", "cql", *words]) == 2
-        assert "cql learns from rewards, and the dataset has none" in " ".join(capsys.readouterr().err.split())
+        assert "cql learns from rewards, and the dataset has none" in " ".join(
+            capsys.readouterr().err.split()
+        )
         assert not Path("runs").exists() or not list(Path("runs").iterdir())
         assert main(["train", "bc", *words]) == 0
         assert "'rewards' is missing" in capsys.readouterr().err
@@ -286,7 +408,9 @@ class TestNoRewards:
         assert "the dataset has no rewards" in capsys.readouterr().err
         assert main(["data", "check", "data.npz", "--env", "CartPole-v1", "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
-        assert {"no_rewards", "actions_as_floats"} <= {finding["name"] for finding in report["findings"]}
+        assert {"no_rewards", "actions_as_floats"} <= {
+            finding["name"] for finding in report["findings"]
+        }
         assert "only bc can be trained" in report["advice"][0]
 
 
@@ -294,7 +418,9 @@ class TestDiscreteActions:
     SPACES = describe_spaces(Box(-20, 20, (1,)), Discrete(2))
 
     def dataset(self, actions: Any) -> TransitionDataset:
-        return TransitionDataset.from_dict({"obs": WITH_FINALS, "acts": actions, "rews": REWS, "indices": [3]})
+        return TransitionDataset.from_dict(
+            {"obs": WITH_FINALS, "acts": actions, "rews": REWS, "indices": [3]}
+        )
 
     @pytest.mark.parametrize("shape", [(5,), (5, 1)])
     def test_whole_numbers_stored_as_floats(self, shape: tuple[int, ...]) -> None:
@@ -309,7 +435,10 @@ class TestDiscreteActions:
             (ACTS + 0.5, "store each action as an integer"),
             (np.where(ACTS, np.nan, 0.0), "store each action as an integer"),
             (ACTS * 2.0, r"first actions\[1\] = 2; its bounds are 0 to 1"),
-            (np.eye(2)[ACTS], r"look one-hot: store the index of each action, as actions.argmax\(1\)"),
+            (
+                np.eye(2)[ACTS],
+                r"look one-hot: store the index of each action, as actions.argmax\(1\)",
+            ),
         ],
         ids=["fractions", "nan", "outside", "one-hot"],
     )
@@ -340,7 +469,9 @@ class TestPublished:
         moved = dataset.obs[:, [0, 2]] + 0.02 * dataset.obs[:, [1, 3]]
         np.testing.assert_allclose(dataset.next_obs[:, [0, 2]], moved, atol=1e-5)
 
-    @pytest.mark.parametrize(("name", "returns"), [("hopper", [3717.16, 3717.87]), ("halfcheetah", [4067.67, 4001.93])])
+    @pytest.mark.parametrize(
+        ("name", "returns"), [("hopper", [3717.16, 3717.87]), ("halfcheetah", [4067.67, 4001.93])]
+    )
     def test_mujoco(self, name: str, returns: list[float]) -> None:
         dataset = load_transition_dataset("npz", dataset_path=PUBLISHED / f"{name}-v4-expert.npz")
         assert dataset.episodes().tolist() == [[0, 1000], [1000, 2000]]
@@ -350,5 +481,8 @@ class TestPublished:
 
     def test_bc_trains_on_cartpole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        data = ["algo_kwargs.dataset_kind=npz", f"algo_kwargs.dataset_path={PUBLISHED / 'cartpole-v1-expert.npz'}"]
+        data = [
+            "algo_kwargs.dataset_kind=npz",
+            f"algo_kwargs.dataset_path={PUBLISHED / 'cartpole-v1-expert.npz'}",
+        ]
         assert main(["train", "bc", "CartPole-v1", "--no-preset", "total_timesteps=20", *data]) == 0

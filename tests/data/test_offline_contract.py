@@ -29,19 +29,27 @@ EVERY = {
     **VALUE_BASED,
 }
 for_every_rule = pytest.mark.parametrize("case", EVERY.values(), ids=EVERY.keys())
-for_every_value_based_rule = pytest.mark.parametrize("case", VALUE_BASED.values(), ids=VALUE_BASED.keys())
+for_every_value_based_rule = pytest.mark.parametrize(
+    "case", VALUE_BASED.values(), ids=VALUE_BASED.keys()
+)
 
 
 def make(case, **settings):
     algorithm_class, config_class, action_space = case
-    return make_algorithm(algorithm_class, small(config_class, **settings), action_space=action_space)
+    return make_algorithm(
+        algorithm_class, small(config_class, **settings), action_space=action_space
+    )
 
 
 def updated_weights(algorithm, batch):
     for _ in range(2):
         algorithm.update(batch)
-    modules = [part for part in algorithm.stateful_members().values() if isinstance(part, torch.nn.Module)]
-    return torch.cat([parameter.detach().reshape(-1) for module in modules for parameter in module.parameters()])
+    modules = [
+        part for part in algorithm.stateful_members().values() if isinstance(part, torch.nn.Module)
+    ]
+    return torch.cat(
+        [parameter.detach().reshape(-1) for module in modules for parameter in module.parameters()]
+    )
 
 
 @for_every_rule
@@ -49,7 +57,9 @@ def test_observations_scaled_by_the_data_give_what_scaled_data_gives(case):
     batch = make_batch(case[2])
     data = 4.0 + 3.0 * torch.randn(300, 3, generator=torch.Generator().manual_seed(5))
     mean, deviation = data.double().mean(0), data.double().std(0, correction=0)
-    scaled = {name: ((getattr(batch, name) - mean) / deviation).float() for name in ("obs", "next_obs")}
+    scaled = {
+        name: ((getattr(batch, name) - mean) / deviation).float() for name in ("obs", "next_obs")
+    }
 
     scaling, plain = make(case, normalize_obs=True), make(case, normalize_obs=False)
     for part in data.split(70):
@@ -57,27 +67,42 @@ def test_observations_scaled_by_the_data_give_what_scaled_data_gives(case):
     np.testing.assert_allclose(
         updated_weights(scaling, batch), updated_weights(plain, replace(batch, **scaled)), atol=1e-5
     )
-    acted = scaling.act(batch.obs, explore=False).actions, plain.act(scaled["obs"], explore=False).actions
+    acted = (
+        scaling.act(batch.obs, explore=False).actions,
+        plain.act(scaled["obs"], explore=False).actions,
+    )
     np.testing.assert_allclose(*acted, atol=1e-4)
 
 
 @for_every_rule
 def test_the_scale_is_frozen_once_updates_have_begun_and_travels_with_the_state(case):
     algorithm = make(case, normalize_obs=True)
-    algorithm.fit_observations(5.0 * torch.randn(100, 3, generator=torch.Generator().manual_seed(6)))
+    algorithm.fit_observations(
+        5.0 * torch.randn(100, 3, generator=torch.Generator().manual_seed(6))
+    )
     before = {name: value.clone() for name, value in algorithm.preprocessor.state_dict().items()}
     batch = make_batch(case[2])
     algorithm.update(batch)
-    assert all(torch.equal(value, before[name]) for name, value in algorithm.preprocessor.state_dict().items())
+    assert all(
+        torch.equal(value, before[name])
+        for name, value in algorithm.preprocessor.state_dict().items()
+    )
 
     restored = make(case, normalize_obs=True)
     restored.load_state_dict(algorithm.state_dict())
-    assert torch.equal(restored.act(batch.obs, explore=False).actions, algorithm.act(batch.obs, explore=False).actions)
+    assert torch.equal(
+        restored.act(batch.obs, explore=False).actions,
+        algorithm.act(batch.obs, explore=False).actions,
+    )
 
 
 @for_every_rule
 def test_without_scaling_the_data_is_looked_at_in_vain(case):
-    shown, not_shown, batch = make(case, normalize_obs=False), make(case, normalize_obs=False), make_batch(case[2])
+    shown, not_shown, batch = (
+        make(case, normalize_obs=False),
+        make(case, normalize_obs=False),
+        make_batch(case[2]),
+    )
     shown.fit_observations(100.0 + torch.zeros(50, 3))
     assert torch.equal(updated_weights(shown, batch), updated_weights(not_shown, batch))
 
@@ -108,7 +133,10 @@ def test_actions_keep_to_their_bounds_and_draw_no_numbers_unless_exploring(case)
     algorithm = make(case)
     obs = 10.0 * make_batch().obs
     state = algorithm.generator.get_state()
-    one, other = algorithm.act(obs, explore=False).actions, algorithm.act(obs, explore=False).actions
+    one, other = (
+        algorithm.act(obs, explore=False).actions,
+        algorithm.act(obs, explore=False).actions,
+    )
     assert torch.equal(one, other)
     assert torch.equal(algorithm.generator.get_state(), state)
     for actions in (one, algorithm.act(obs, explore=True).actions):
@@ -125,7 +153,9 @@ def test_a_restored_rule_goes_on_to_the_last_bit(case):
     for seed in range(3):
         one.update(make_batch(case[2], seed))
     other.load_state_dict(one.state_dict())
-    assert torch.equal(updated_weights(one, make_batch(case[2], 9)), updated_weights(other, make_batch(case[2], 9)))
+    assert torch.equal(
+        updated_weights(one, make_batch(case[2], 9)), updated_weights(other, make_batch(case[2], 9))
+    )
 
 
 @for_every_rule
@@ -138,7 +168,9 @@ def test_every_optimizer_reports_the_length_of_its_gradient_and_every_metric_is_
 OBS = Box(-1.0, 1.0, (3,))
 
 
-@pytest.mark.parametrize("obs_space", [Discrete(5), Box(0, 255, (2, 2), np.uint8)], ids=["category", "bytes"])
+@pytest.mark.parametrize(
+    "obs_space", [Discrete(5), Box(0, 255, (2, 2), np.uint8)], ids=["category", "bytes"]
+)
 def test_categories_and_bytes_are_encoded_once(obs_space):
     spaces = describe_spaces(obs_space, Box(-1.0, 1.0, (2,)))
     resources = Resources(torch.device("cpu"), torch.Generator().manual_seed(0))
@@ -149,4 +181,6 @@ def test_categories_and_bytes_are_encoded_once(obs_space):
     features = algorithm.preprocessor(obs)
     assert features.min() >= 0.0
     assert features.max() <= 1.0
-    assert torch.equal(algorithm.act(obs, explore=False).actions, algorithm.actor.mode(features).detach())
+    assert torch.equal(
+        algorithm.act(obs, explore=False).actions, algorithm.actor.mode(features).detach()
+    )

@@ -110,9 +110,15 @@ def test_a_column_of_rewards_or_episode_ends_is_taken_as_one_number_per_transiti
     [
         ({"rewards": np.zeros(59)}, "rewards of the dataset has 59 rows and obs has 60"),
         ({"rewards": np.zeros((60, 2))}, "rewards of the dataset has shape (60, 2)"),
-        ({"next_obs": np.zeros((60, 4), np.float32)}, "next_obs of the dataset has rows of shape (4,) and obs (3,)"),
+        (
+            {"next_obs": np.zeros((60, 4), np.float32)},
+            "next_obs of the dataset has rows of shape (4,) and obs (3,)",
+        ),
         ({"next_obs": np.zeros((60, 3), np.uint8)}, "obs is float32 and next_obs is uint8"),
-        ({"terminated": np.full(60, 0.5)}, "terminated[0] of the dataset is 0.5: an episode end flag is 0 or 1"),
+        (
+            {"terminated": np.full(60, 0.5)},
+            "terminated[0] of the dataset is 0.5: an episode end flag is 0 or 1",
+        ),
         ({"actions": np.array([None] * 60)}, "actions of the dataset is an object array"),
         ({"actions": np.array(["left"] * 60)}, "actions of the dataset has dtype <U4"),
         ({"obs": np.float32(1.0)}, "obs of the dataset is a single number"),
@@ -206,7 +212,9 @@ def test_the_fingerprint_changes_with_a_single_value(field: str) -> None:
     fields = make_fields()
     before = TransitionDataset(**fields).fingerprint
     changed = fields[field].copy()
-    changed.reshape(-1)[7] = ~changed.reshape(-1)[7] if changed.dtype == np.bool_ else changed.reshape(-1)[7] + 1
+    changed.reshape(-1)[7] = (
+        ~changed.reshape(-1)[7] if changed.dtype == np.bool_ else changed.reshape(-1)[7] + 1
+    )
     assert TransitionDataset(**{**fields, field: changed}).fingerprint != before
     assert TransitionDataset(**fields).fingerprint == before
 
@@ -221,9 +229,15 @@ def test_rewards_are_scaled_then_shifted_then_clipped_in_a_new_object() -> None:
 
 @pytest.mark.parametrize(
     ("bounds", "rewards"),
-    [({"clip_min": 6.0}, [6.0] * 6 + [7.0]), ({"clip_max": 2.0}, [1.0] + [2.0] * 6), ({}, [1, 2, 3, 4, 5, 6, 7])],
+    [
+        ({"clip_min": 6.0}, [6.0] * 6 + [7.0]),
+        ({"clip_max": 2.0}, [1.0] + [2.0] * 6),
+        ({}, [1, 2, 3, 4, 5, 6, 7]),
+    ],
 )
-def test_one_clip_bound_leaves_the_other_side_open(bounds: dict[str, float], rewards: list[float]) -> None:
+def test_one_clip_bound_leaves_the_other_side_open(
+    bounds: dict[str, float], rewards: list[float]
+) -> None:
     assert hand_worked().with_reward_transform(**bounds).rewards.tolist() == rewards
 
 
@@ -246,7 +260,9 @@ def test_a_not_a_number_that_stands_in_both_places_is_no_seam() -> None:
     obs = np.array([[0.0], [np.nan], [2.0]], np.float32)
     next_obs = np.array([[np.nan], [2.0], [3.0]], np.float32)
     flags = np.zeros(3, np.bool_)
-    assert TransitionDataset(obs, [0, 0, 0], [0.0] * 3, next_obs, flags, flags).episodes().tolist() == [[0, 3]]
+    assert TransitionDataset(
+        obs, [0, 0, 0], [0.0] * 3, next_obs, flags, flags
+    ).episodes().tolist() == [[0, 3]]
 
 
 def test_a_single_transition_is_an_episode() -> None:
@@ -266,7 +282,9 @@ def test_a_split_keeps_episodes_whole_and_loses_none() -> None:
 
 
 def test_a_split_follows_its_seed() -> None:
-    splits = [make_dataset(200).split_episodes(0.5, seed)[1].obs[:, 0].tolist() for seed in (1, 1, 2)]
+    splits = [
+        make_dataset(200).split_episodes(0.5, seed)[1].obs[:, 0].tolist() for seed in (1, 1, 2)
+    ]
     assert splits[0] == splits[1] != splits[2]
 
 
@@ -276,7 +294,9 @@ def test_a_split_that_leaves_one_side_empty_is_refused(fraction: float, count: i
         make_dataset(count).split_episodes(fraction, 0)
 
 
-SPACES = describe_spaces(Box(-np.inf, np.inf, (3,)), Box(np.array([0.0, -4.0]), np.array([1.0, 2.0]), dtype=np.float64))
+SPACES = describe_spaces(
+    Box(-np.inf, np.inf, (3,)), Box(np.array([0.0, -4.0]), np.array([1.0, 2.0]), dtype=np.float64)
+)
 
 
 def test_continuous_actions_are_scaled_from_their_bounds_to_minus_one_and_one() -> None:
@@ -335,10 +355,26 @@ def test_multi_discrete_actions_are_flat() -> None:
             (Box(-1, 1, (3,)), Box(-1, 1, (3,))),
             "actions have rows of shape (2,) and the environment's actions have (3,)",
         ),
-        ({}, (Box(-1, 1, (3,)), Box(0, 1, (2,))), "actions lie outside the action space, first actions["),
-        ({"actions": np.full((60, 2), np.nan)}, (Box(-1, 1, (3,)), Box(-1, 1, (2,))), "60 of 60 actions lie outside"),
-        ({"actions": [0] * 59 + [2]}, (Box(-1, 1, (3,)), Discrete(2)), "first actions[59] = 2; its bounds are 0 to 1"),
-        ({"actions": [0] * 60}, (Box(-1, 1, (3,)), Box(-1, 1, (1,))), "store each action as floats"),
+        (
+            {},
+            (Box(-1, 1, (3,)), Box(0, 1, (2,))),
+            "actions lie outside the action space, first actions[",
+        ),
+        (
+            {"actions": np.full((60, 2), np.nan)},
+            (Box(-1, 1, (3,)), Box(-1, 1, (2,))),
+            "60 of 60 actions lie outside",
+        ),
+        (
+            {"actions": [0] * 59 + [2]},
+            (Box(-1, 1, (3,)), Discrete(2)),
+            "first actions[59] = 2; its bounds are 0 to 1",
+        ),
+        (
+            {"actions": [0] * 60},
+            (Box(-1, 1, (3,)), Box(-1, 1, (1,))),
+            "store each action as floats",
+        ),
     ],
 )
 def test_data_of_another_environment_is_refused_with_the_field_at_fault(
@@ -351,7 +387,9 @@ def test_data_of_another_environment_is_refused_with_the_field_at_fault(
 
 
 @pytest.mark.parametrize("action_bounds", [(-1.0, 1.0), (-2.0, 3.0)])
-def test_a_dataset_for_training_equals_the_separate_steps(action_bounds: tuple[float, float]) -> None:
+def test_a_dataset_for_training_equals_the_separate_steps(
+    action_bounds: tuple[float, float],
+) -> None:
     spaces = describe_spaces(Box(-np.inf, np.inf, (3,)), Box(*action_bounds, (2,)))
     settings = {"scale": 0.5, "shift": -1.0, "clip_min": -1.2, "clip_max": 0.3}
     dataset = make_dataset(notes=("a note",))
@@ -399,7 +437,9 @@ def test_a_category_that_the_environment_lacks_is_refused() -> None:
 def test_the_names_that_files_use_are_understood_in_a_dict() -> None:
     fields = make_fields()
     names = ("observations", "action", "reward", "next_observations", "terminals", "timeouts")
-    dataset = TransitionDataset.from_dict(dict(zip(names, fields.values(), strict=True)) | {"extra": "ignored"})
+    dataset = TransitionDataset.from_dict(
+        dict(zip(names, fields.values(), strict=True)) | {"extra": "ignored"}
+    )
     for name in FIELDS:
         np.testing.assert_array_equal(getattr(dataset, name), fields[name])
     assert dataset.notes == ()
@@ -418,7 +458,12 @@ def test_the_names_that_files_use_are_understood_in_a_dict() -> None:
 def test_episode_ends_are_told_apart_as_far_as_the_data_allows(
     endings: dict[str, list[int]], terminated: list[int], truncated: list[int]
 ) -> None:
-    rest = {"obs": np.zeros((3, 1)), "next_obs": np.zeros((3, 1)), "actions": [0, 0, 0], "rewards": [0, 0, 0]}
+    rest = {
+        "obs": np.zeros((3, 1)),
+        "next_obs": np.zeros((3, 1)),
+        "actions": [0, 0, 0],
+        "rewards": [0, 0, 0],
+    }
     dataset = TransitionDataset.from_dict({**rest, **endings})
     assert dataset.terminated.astype(int).tolist() == terminated
     assert dataset.truncated.astype(int).tolist() == truncated
@@ -431,7 +476,9 @@ def test_what_dones_alone_cost_is_said() -> None:
     assert "every episode end is taken as terminated" in note
 
 
-def test_without_next_observations_seams_are_dropped_and_the_final_observation_stays_the_next_one() -> None:
+def test_without_next_observations_seams_are_dropped_and_the_final_observation_stays_the_next_one() -> (
+    None
+):
     """Rows 0-2 are truncated, 3-4 terminate at the time limit, 5-6 are cut by the end of the file."""
     dataset = TransitionDataset.from_dict(
         {
@@ -453,7 +500,13 @@ def test_without_next_observations_seams_are_dropped_and_the_final_observation_s
 
 def test_a_last_row_that_terminates_is_kept_without_next_observations() -> None:
     dataset = TransitionDataset.from_dict(
-        {"obs": [[0.0], [1.0]], "actions": [0, 1], "rewards": [0.0, 1.0], "terminated": [0, 1], "truncated": [0, 1]}
+        {
+            "obs": [[0.0], [1.0]],
+            "actions": [0, 1],
+            "rewards": [0.0, 1.0],
+            "terminated": [0, 1],
+            "truncated": [0, 1],
+        }
     )
     assert dataset.next_obs[:, 0].tolist() == [1.0, 1.0]
     assert dataset.rewards.tolist() == [0.0, 1.0]

@@ -87,7 +87,9 @@ def test_an_environment_that_can_be_restored_is_called_exact(name: str, method: 
         ("RareChance", "draws from Python's global generator"),
     ],
 )
-def test_an_environment_that_cannot_be_restored_is_called_approximate_and_why(name: str, words: str) -> None:
+def test_an_environment_that_cannot_be_restored_is_called_approximate_and_why(
+    name: str, words: str
+) -> None:
     report = checked(name)
     level, text = finding(report, "resume")
     assert (report.exactness, level) == ("approximate", Level.WARNING)
@@ -120,7 +122,10 @@ def test_a_state_that_cannot_be_saved_is_an_error() -> None:
 def test_a_fault_that_stops_training_is_an_error(fault: str, check: str, words: str) -> None:
     report = checked("Twisted", fault=fault)
     assert report.has_errors
-    assert any(row.name == check and row.level is Level.ERROR and words in row.found for row in report.findings)
+    assert any(
+        row.name == check and row.level is Level.ERROR and words in row.found
+        for row in report.findings
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +159,9 @@ def test_scaling_is_advised_only_to_algorithms_that_can_do_it() -> None:
     names = row.remedy.partition("normalize_obs=true (")[2].partition(")")[0].split(", ")
     assert "ppo" in names
     for spec in list_algorithm_specs():
-        assert (spec.name in names) <= ("normalize_obs" in spec.config_class().model_fields), spec.name
+        assert (spec.name in names) <= ("normalize_obs" in spec.config_class().model_fields), (
+            spec.name
+        )
     wrapper = row.remedy.partition("gymnasium.wrappers.")[2].split()[0]
     assert hasattr(gym.wrappers, wrapper)
 
@@ -182,7 +189,10 @@ def test_an_environment_that_cannot_be_made_is_reported() -> None:
 
 
 def test_the_algorithms_that_fit_are_named() -> None:
-    fits = {env_id: finding(check_environment(env_id, steps=20), "algorithms")[1] for env_id in TEST_ENVS}
+    fits = {
+        env_id: finding(check_environment(env_id, steps=20), "algorithms")[1]
+        for env_id in TEST_ENVS
+    }
     assert "ppo, sac, td3" in fits["Pendulum-v1"]
     assert "dqn" not in fits["Pendulum-v1"]
     assert "dqn" in fits["CartPole-v1"]
@@ -209,7 +219,9 @@ def test_the_command_exits_with_1_only_for_errors(capsys: pytest.CaptureFixture[
     assert {row["level"] for row in report["findings"]} == {"ok", "error"}
 
 
-def test_the_command_takes_a_plugin_and_refuses_settings_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_a_plugin_and_refuses_settings_of_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["doctor", "gravity=1"]) == 2
     assert "--env" in capsys.readouterr().err
     assert main(["doctor", "--plugin", "no_such_module_xyz"]) == 2

@@ -31,20 +31,24 @@ def kwargs_with(**atari: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "game"), [("ALE/Pong-v5", {}), ("PongNoFrameskip-v4", {"screen_size": 60, "frame_stack": 2})]
+    ("env_id", "game"),
+    [("ALE/Pong-v5", {}), ("PongNoFrameskip-v4", {"screen_size": 60, "frame_stack": 2})],
 )
 def test_games_are_found_without_a_plugin(env_id, game):
     code = (
         "import sys; from rl_training.envs.factory import make_env; assert 'ale_py' not in sys.modules;"
         f"env = make_env({env_id!r}, {{'wrappers': {{'atari': {game}}}}}); print(env.reset(seed=0)[0].shape)"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     stack, side = game.get("frame_stack", 4), game.get("screen_size", 84)
     assert answer.stdout.strip() == str((stack, side, side))
 
 
 @pytest.mark.parametrize(
-    ("backend", "game"), [("async", {}), ("sync", {"noop_max": 0, "press_fire": False, "frame_skip": 2})]
+    ("backend", "game"),
+    [("async", {}), ("sync", {"noop_max": 0, "press_fire": False, "frame_skip": 2})],
 )
 def test_evaluation_sees_what_training_sees_and_reports_are_of_whole_games(backend, game):
     """The same actions in both: training has lost lives as endings and signs as rewards, and reports what is real."""
@@ -79,14 +83,20 @@ def test_rewards_are_clipped_to_their_sign_if_wanted(clip_reward, expected):
 
 
 def test_recorded_games_look_like_the_training_and_keep_their_rewards():
-    data = record_random_actions("ALE/Asterix-v5", kwargs_with(screen_size=42), 120, np.random.SeedSequence(0))
+    data = record_random_actions(
+        "ALE/Asterix-v5", kwargs_with(screen_size=42), 120, np.random.SeedSequence(0)
+    )
     assert data.obs.shape == (120, 4, 42, 42)
     assert set(np.unique(data.rewards)) == {0.0, 50.0}
 
 
 def test_a_game_that_waits_for_fire_goes_on_by_itself():
     for press_fire in (True, False):
-        env = make_env(BREAKOUT, {**kwargs_with(press_fire=press_fire), "max_episode_steps": 200}, with_wrappers=False)
+        env = make_env(
+            BREAKOUT,
+            {**kwargs_with(press_fire=press_fire), "max_episode_steps": 200},
+            with_wrappers=False,
+        )
         env.reset(seed=0)
         ends = [env.step(0)[2:4] for _ in range(120)]
         assert any(terminated for terminated, _ in ends) == press_fire
@@ -128,7 +138,9 @@ def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(algo, tmp_path:
     if algo == "dqn":
         changes["algo_kwargs"] |= {"buffer_capacity": 60, "train_frequency": 8, "gradient_steps": 1}
     whole = run_training(small_config(algo, tmp_path / "whole", **changes))
-    stopped = run_training(small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(70, "collect")])
+    stopped = run_training(
+        small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(70, "collect")]
+    )
     assert stopped.stop_reason == "test"
     resumed = resume_training(stopped.run_dir)
     assert_same_end(whole, resumed)

@@ -53,7 +53,9 @@ def test_a_wrong_answer_of_a_worker_is_named_alike(case: str) -> None:
 
 @pytest.mark.parametrize("after", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_a_wrong_answer_in_an_evaluation_is_named(case: str, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_in_an_evaluation_is_named(
+    case: str, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if case in RESETS and after > 1:
         return  # each episode has its own environment, which is reset once
     monkeypatch.setattr(evaluation, "act_in", lambda algorithm, active, obs: np.zeros(1, np.int64))
@@ -75,4 +77,8 @@ def test_a_wrong_answer_counts_as_a_fault_that_a_restart_mends(tmp_path: Path) -
 def test_numbers_that_are_not_finite_are_still_told_as_such(tmp_path: Path) -> None:
     kwargs = {"fault": "nan observation", "after": 1}
     with pytest.raises(NonFiniteError, match="of environment 0 is not finite"):
-        run_training(small_config("dqn", tmp_path, env_id=f"{HELPERS / 'toy_envs.py'}:FaultyEnv", env_kwargs=kwargs))
+        run_training(
+            small_config(
+                "dqn", tmp_path, env_id=f"{HELPERS / 'toy_envs.py'}:FaultyEnv", env_kwargs=kwargs
+            )
+        )

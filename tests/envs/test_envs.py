@@ -25,10 +25,14 @@ TOYS = f"{HELPERS / 'toy_envs.py'}"
 
 def collect(num_envs: int, backend: str, steps: int, **env_kwargs: object) -> dict[str, np.ndarray]:
     """Collect with random actions, and return the stored arrays [steps, envs, ...]."""
-    envs = make_vector_env(f"{TOYS}:CountingEnv", {"backend": backend, **env_kwargs}, num_envs=num_envs)
+    envs = make_vector_env(
+        f"{TOYS}:CountingEnv", {"backend": backend, **env_kwargs}, num_envs=num_envs
+    )
     spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
     device = torch.device("cpu")
-    buffer = ReplayBuffer(spaces, steps * num_envs, num_envs, rng=np.random.default_rng(0), device=device)
+    buffer = ReplayBuffer(
+        spaces, steps * num_envs, num_envs, rng=np.random.default_rng(0), device=device
+    )
     collector = Collector(envs, spaces, device)
     collector.reset(list(range(num_envs)))
     state = TrainerState(None, Path())  # type: ignore[arg-type]
@@ -129,7 +133,15 @@ def test_an_evaluation_episode_without_an_end_is_cut(monkeypatch: pytest.MonkeyP
     from rl_training.evaluation import evaluator
 
     monkeypatch.setattr(evaluator, "MAX_EPISODE_STEPS", 7)
-    monkeypatch.setattr(evaluator, "act_in", lambda algorithm, active, obs: np.zeros(len(obs), np.int64))
-    evaluator = evaluator.Evaluator(EnvSource.parse(f"{TOYS}:CountingEnv", {"lengths": (10**9,)}), seeds=[1, 2])
-    assert evaluator.run_episodes(None, lambda num_done: None) == ([28.0, 28.0], [7, 7], [None, None])  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        evaluator, "act_in", lambda algorithm, active, obs: np.zeros(len(obs), np.int64)
+    )
+    evaluator = evaluator.Evaluator(
+        EnvSource.parse(f"{TOYS}:CountingEnv", {"lengths": (10**9,)}), seeds=[1, 2]
+    )
+    assert evaluator.run_episodes(None, lambda num_done: None) == (
+        [28.0, 28.0],
+        [7, 7],
+        [None, None],
+    )  # type: ignore[arg-type]
     evaluator.close()

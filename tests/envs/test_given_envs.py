@@ -128,10 +128,13 @@ OBJECTS: dict[str, tuple[Any, str, float]] = {
 
 class TestObjects:
     @pytest.mark.parametrize("kind", list(OBJECTS))
-    def test_each_kind_is_trained_evaluated_and_resumed_exactly(self, kind: str, tmp_path: Path) -> None:
+    def test_each_kind_is_trained_evaluated_and_resumed_exactly(
+        self, kind: str, tmp_path: Path
+    ) -> None:
         env, env_id, length = OBJECTS[kind]
         agent, other = (
-            PPO(env, output_dir=tmp_path / name, num_envs=2, preset=False, **SMALL) for name in ("whole", "part")
+            PPO(env, output_dir=tmp_path / name, num_envs=2, preset=False, **SMALL)
+            for name in ("whole", "part")
         )
         assert (agent.config.env_id, other.config.env_id) == (env_id, env_id)
         whole = agent.learn()
@@ -153,7 +156,9 @@ class TestObjects:
 
     def test_a_class_of_a_file_is_named_by_its_path(self, tmp_path: Path) -> None:
         path = tmp_path / "own_file.py"
-        path.write_text("from test_given_envs import Counter\n\n\nclass Longer(Counter):\n    pass\n")
+        path.write_text(
+            "from test_given_envs import Counter\n\n\nclass Longer(Counter):\n    pass\n"
+        )
         assert PPO(load_code(str(path)).Longer, **SMALL).config.env_id == f"{path}:Longer"
 
     def test_arguments_are_those_of_the_object(self, tmp_path: Path) -> None:
@@ -173,7 +178,10 @@ class TestObjects:
         assert (env.time, env.length) == (1, 99)
 
     def test_two_objects_of_one_name_are_two_environments(self, tmp_path: Path) -> None:
-        agents = [PPO(functools.partial(Counter, length), output_dir=tmp_path, **SMALL) for length in (3, 6)]
+        agents = [
+            PPO(functools.partial(Counter, length), output_dir=tmp_path, **SMALL)
+            for length in (3, 6)
+        ]
         assert [agent.config.env_id for agent in agents] == ["python:Counter", "python:Counter-2"]
         assert [agent.learn().metrics["eval_length_mean"] for agent in agents] == [3, 6]
         assert [agent.evaluate(1)["eval_length_mean"] for agent in agents] == [3, 6]
@@ -222,8 +230,12 @@ class TestWorkers:
             envs.close()
 
     def test_what_cannot_be_sent_is_refused_with_the_remedy(self, tmp_path: Path) -> None:
-        agent = PPO(lambda: Counter(), env_kwargs={"backend": "async"}, output_dir=tmp_path, **SMALL)
-        with pytest.raises(EnvError, match=r"cannot be sent to the worker processes.*top level of a module.*sync"):
+        agent = PPO(
+            lambda: Counter(), env_kwargs={"backend": "async"}, output_dir=tmp_path, **SMALL
+        )
+        with pytest.raises(
+            EnvError, match=r"cannot be sent to the worker processes.*top level of a module.*sync"
+        ):
             agent.learn()
         assert not list(tmp_path.iterdir())
 
@@ -231,7 +243,11 @@ class TestWorkers:
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """A run on a lambda, of which this process knows nothing any more."""
-    return PPO(lambda: Counter(6), output_dir=tmp_path, **SMALL).learn(callbacks=[StopAt(40, "collect")]).run_dir
+    return (
+        PPO(lambda: Counter(6), output_dir=tmp_path, **SMALL)
+        .learn(callbacks=[StopAt(40, "collect")])
+        .run_dir
+    )
 
 
 class TestOtherProcesses:
@@ -239,9 +255,15 @@ class TestOtherProcesses:
     def _forget(self, finished: Path) -> None:
         given._table.clear()
 
-    def test_a_missing_object_is_asked_for(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_missing_object_is_asked_for(
+        self, finished: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         words = r"'python:lambda' is an object of the Python process.*PPO\.load\(RUN, env=\.\.\.\).*register_env"
-        for call in (evaluate_checkpoint, resume_training, lambda path: PPO.load(path, progress=False).learn()):
+        for call in (
+            evaluate_checkpoint,
+            resume_training,
+            lambda path: PPO.load(path, progress=False).learn(),
+        ):
             with pytest.raises(EnvError, match=words):
                 call(finished)
         assert main(["eval", str(finished)]) == 2
@@ -268,7 +290,9 @@ class TestOtherProcesses:
             result = resume_training(finished)
         assert result.metrics["eval_length_mean"] == 6
 
-    def test_a_plugin_registers_it_for_the_command_line(self, finished: Path, tmp_path: Path) -> None:
+    def test_a_plugin_registers_it_for_the_command_line(
+        self, finished: Path, tmp_path: Path
+    ) -> None:
         plugin = tmp_path / "again.py"
         plugin.write_text(
             f"import sys\n\nsys.path.append({str(TESTS / 'envs')!r})\n"
@@ -280,15 +304,25 @@ class TestOtherProcesses:
         assert json.loads((finished / "metadata.json").read_text())["status"] == "finished"
 
     def test_an_ordinary_run_does_not_take_another(self, tmp_path: Path) -> None:
-        run_dir = run_training(small_config("ppo", tmp_path, env_id=f"{__name__}:make_counter")).run_dir
-        assert PPO.load(run_dir, env=make_counter, progress=False).evaluate(1)["eval_length_mean"] == 4
+        run_dir = run_training(
+            small_config("ppo", tmp_path, env_id=f"{__name__}:make_counter")
+        ).run_dir
+        assert (
+            PPO.load(run_dir, env=make_counter, progress=False).evaluate(1)["eval_length_mean"] == 4
+        )
         with pytest.raises(ConfigError, match="cannot be replaced: leave env= out"):
             PPO.load(run_dir, env=Counter)
 
     def test_a_study_asks_for_a_module(self, tmp_path: Path) -> None:
         config = TrainConfig(algo="ppo", env_id=lambda: Counter(6), total_timesteps=64)
-        study = Study({"algo": "ppo", "env_id": config.env_id, "total_timesteps": 64}, seeds=1, output_dir=tmp_path)
-        with pytest.raises(ConfigError, match=r"is an object of a Python process.*write module:Name"):
+        study = Study(
+            {"algo": "ppo", "env_id": config.env_id, "total_timesteps": 64},
+            seeds=1,
+            output_dir=tmp_path,
+        )
+        with pytest.raises(
+            ConfigError, match=r"is an object of a Python process.*write module:Name"
+        ):
             study.run(jobs=1)
 
 
@@ -308,7 +342,9 @@ def test_a_script_of_its_own_trains_in_worker_processes(tmp_path: Path) -> None:
         "    agent = PPO(Mine, env_kwargs={'backend': 'async'}, output_dir='runs', **SMALL)\n"
         "    print(agent.config.env_id, agent.learn().metrics['eval_length_mean'])\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert done.stdout.split() == ["python:Mine", "5.0"], done.stderr
 
 
@@ -336,6 +372,11 @@ def test_objects_of_no_file_are_refused_for_worker_processes(tmp_path: Path) -> 
         "class Mine(Counter): pass\n"
         "PPO(Mine, env_kwargs={'backend': 'async'}, output_dir='runs', **SMALL).learn()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert "cannot be sent to the worker processes of backend: async (it is defined in no file)" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (
+        "cannot be sent to the worker processes of backend: async (it is defined in no file)"
+        in done.stderr
+    )
     assert not (tmp_path / "runs").exists()

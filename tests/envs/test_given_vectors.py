@@ -42,10 +42,15 @@ def _own_table(monkeypatch: pytest.MonkeyPatch) -> None:
 class Counters(VectorEnv):
     """Environment i counts to `lengths[i]`; an observation is the time and a random number."""
 
-    def __init__(self, lengths: tuple[int, ...] = (2, 3), mode: Any = AutoresetMode.SAME_STEP) -> None:
+    def __init__(
+        self, lengths: tuple[int, ...] = (2, 3), mode: Any = AutoresetMode.SAME_STEP
+    ) -> None:
         self.num_envs, self.lengths = len(lengths), np.array(lengths)
         self.metadata = {"autoreset_mode": mode}
-        self.single_observation_space, self.single_action_space = Counter.observation_space, Counter.action_space
+        self.single_observation_space, self.single_action_space = (
+            Counter.observation_space,
+            Counter.action_space,
+        )
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.times = np.zeros(self.num_envs, np.int64)
@@ -112,16 +117,29 @@ class GloballyRandom(SavableCounters):
         return super()._show(mask)
 
 
-MODES = ("custom same step", "custom disabled", "sync", "async", "async disabled", "wrapped sync", "async same step")
+MODES = (
+    "custom same step",
+    "custom disabled",
+    "sync",
+    "async",
+    "async disabled",
+    "wrapped sync",
+    "async same step",
+)
 
 
 def make_vector(mode: str, lengths: tuple[int, ...] = (2, 3)) -> VectorEnv:
     """A vector environment whose episodes have these lengths."""
     if mode.startswith("custom"):
-        return Counters(lengths, AutoresetMode.DISABLED if "disabled" in mode else AutoresetMode.SAME_STEP)
+        return Counters(
+            lengths, AutoresetMode.DISABLED if "disabled" in mode else AutoresetMode.SAME_STEP
+        )
     makers = [lambda length=length: Counter(length) for length in lengths]
     if mode.startswith("async"):
-        modes = {"async disabled": AutoresetMode.DISABLED, "async same step": AutoresetMode.SAME_STEP}
+        modes = {
+            "async disabled": AutoresetMode.DISABLED,
+            "async same step": AutoresetMode.SAME_STEP,
+        }
         return AsyncVectorEnv(makers, autoreset_mode=modes.get(mode, AutoresetMode.NEXT_STEP))
     envs: VectorEnv = SyncVectorEnv(makers)
     return gym.wrappers.vector.RecordEpisodeStatistics(envs) if mode == "wrapped sync" else envs
@@ -134,7 +152,10 @@ def training_env(envs: VectorEnv, eval_env: Any = Counter, **env_kwargs: Any) ->
 
 def collected(envs: TrainingEnv, num_steps: int) -> tuple[dict[str, Any], Any]:
     """What the collector stores in a replay buffer, [steps, envs, ...]."""
-    spaces, device = describe_spaces(envs.single_observation_space, envs.single_action_space), torch.device("cpu")
+    spaces, device = (
+        describe_spaces(envs.single_observation_space, envs.single_action_space),
+        torch.device("cpu"),
+    )
     buffer = ReplayBuffer(spaces, 100, envs.num_envs, rng=np.random.default_rng(0), device=device)
     collector = Collector(envs, spaces, device)
     collector.reset([1] * envs.num_envs)
@@ -159,7 +180,10 @@ def test_no_reset_step_is_stored_and_the_last_observation_is_the_episodes(mode: 
     assert rows["rewards"].T.tolist() == [[2, 4, 2, 4, 2, 4], [2, 4, 6, 2, 4, 6]]
     assert not rows["truncated"].any()
     assert (rows["actions"] == 1).all()
-    assert sorted(zip(result.episode_returns, result.episode_lengths, strict=True)) == [(3, 2)] * 3 + [(6, 3)] * 2
+    assert (
+        sorted(zip(result.episode_returns, result.episode_lengths, strict=True))
+        == [(3, 2)] * 3 + [(6, 3)] * 2
+    )
     # Within an episode the next observation is the one that the next step begins with, bit for bit.
     going_on = rows["terminated"][:-1] == 0
     assert np.array_equal(rows["next_obs"][:-1][going_on], rows["obs"][1:][going_on])
@@ -175,7 +199,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("vector", "words"),
         [
-            (Counters(mode=AutoresetMode.NEXT_STEP), r"Counters resets in the step after.*SAME_STEP.*reset_mask"),
+            (
+                Counters(mode=AutoresetMode.NEXT_STEP),
+                r"Counters resets in the step after.*SAME_STEP.*reset_mask",
+            ),
             (Counters(mode=None), r"autoreset_mode'\] of Counters is not set.*SAME_STEP"),
             (
                 gym.make_vec("CartPole-v1", num_envs=2),
@@ -196,11 +223,15 @@ class TestRefusals:
             vector.close()
 
     def test_evaluation_needs_single_environments_with_its_spaces(self) -> None:
-        with pytest.raises(ConfigError, match=r"this Counters has no spec .*: pass eval_env=\.\.\."):
+        with pytest.raises(
+            ConfigError, match=r"this Counters has no spec .*: pass eval_env=\.\.\."
+        ):
             PPO(Counters(), **SMALL)
         with pytest.raises(ConfigError, match="this Counters has no spec"):
             TrainConfig(algo="ppo", env_id=Counters())
-        wrapped = gym.wrappers.vector.RecordEpisodeStatistics(gym.make_vec("Pendulum-v1", 2, "sync"))
+        wrapped = gym.wrappers.vector.RecordEpisodeStatistics(
+            gym.make_vec("Pendulum-v1", 2, "sync")
+        )
         with pytest.raises(ConfigError, match=r"pass eval_env=\.\.\."):
             PPO(wrapped, **SMALL)
         with pytest.raises(EnvError, match="the evaluation environment has the space"):
@@ -209,11 +240,15 @@ class TestRefusals:
             PPO(Counters(), eval_env=Counters(), **SMALL)
 
     def test_its_number_of_environments_is_its_own(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="num_envs=3 is given beside a vector environment of 2: leave it out"):
+        with pytest.raises(
+            ConfigError, match="num_envs=3 is given beside a vector environment of 2: leave it out"
+        ):
             PPO(Counters(), eval_env=Counter, num_envs=3, **SMALL)
         env_id = register_env("python:Two", Counters(), eval_env=Counter)
         agent = PPO(env_id, output_dir=tmp_path, **SMALL)
-        with pytest.raises(ConfigError, match="num_envs is 1, but the vector environment has 2: use that number"):
+        with pytest.raises(
+            ConfigError, match="num_envs is 1, but the vector environment has 2: use that number"
+        ):
             agent.learn()
 
     @pytest.mark.parametrize(
@@ -226,28 +261,61 @@ class TestRefusals:
             {"wrappers": {"list": ["gymnasium.wrappers:FlattenObservation"]}},
         ],
     )
-    def test_settings_that_it_would_ignore(self, env_kwargs: dict[str, Any], tmp_path: Path) -> None:
-        agent = PPO(Counters(), eval_env=Counter, env_kwargs=env_kwargs, output_dir=tmp_path, **SMALL)
-        with pytest.raises(ConfigError, match=r"env_kwargs\.\S+ not supported with a vector environment"):
+    def test_settings_that_it_would_ignore(
+        self, env_kwargs: dict[str, Any], tmp_path: Path
+    ) -> None:
+        agent = PPO(
+            Counters(), eval_env=Counter, env_kwargs=env_kwargs, output_dir=tmp_path, **SMALL
+        )
+        with pytest.raises(
+            ConfigError, match=r"env_kwargs\.\S+ not supported with a vector environment"
+        ):
             agent.learn()
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            ({"step": lambda self, actions: (self.shown, 0.0, self.times > 9, self.times > 9, {})}, "rewards have the"),
-            ({"step": lambda self, actions: (self.shown, self.times)}, "it should return obs, rewards, terminated"),
+            (
+                {
+                    "step": lambda self, actions: (
+                        self.shown,
+                        0.0,
+                        self.times > 9,
+                        self.times > 9,
+                        {},
+                    )
+                },
+                "rewards have the",
+            ),
+            (
+                {"step": lambda self, actions: (self.shown, self.times)},
+                "it should return obs, rewards, terminated",
+            ),
             ({"step": lambda self, actions: 1 / 0}, "ZeroDivisionError"),
-            ({"reset": lambda self, **more: (np.zeros((3, 2), np.float32), {})}, "it returned 3 observations, not 2"),
+            (
+                {"reset": lambda self, **more: (np.zeros((3, 2), np.float32), {})},
+                "it returned 3 observations, not 2",
+            ),
             ({"reset": lambda self, **more: (np.zeros((2, 4), np.float32), {})}, "observation 0"),
             ({"reset": lambda self, **more: np.zeros((2, 2))}, "it should return obs, infos"),
             (
-                {"step": lambda self, actions: (self.shown, self.times, self.times < 9, self.times > 9, {})},
+                {
+                    "step": lambda self, actions: (
+                        self.shown,
+                        self.times,
+                        self.times < 9,
+                        self.times > 9,
+                        {},
+                    )
+                },
                 "its infos have no 'final_obs'",
             ),
         ],
     )
-    def test_wrong_answers_are_named(self, change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    def test_wrong_answers_are_named(
+        self, change: dict[str, Any], words: str, tmp_path: Path
+    ) -> None:
         vector = type("Counters", (Counters,), change)()
         with pytest.raises(RLTrainingError) as caught:
             PPO(vector, eval_env=Counter, output_dir=tmp_path, **SMALL).learn()
@@ -294,7 +362,9 @@ class TestResuming:
     ) -> None:
         vector = make_vector(kind)
         try:
-            agent = PPO(vector, eval_env=Counter, output_dir=tmp_path, **{**SMALL, "progress": True})
+            agent = PPO(
+                vector, eval_env=Counter, output_dir=tmp_path, **{**SMALL, "progress": True}
+            )
             part = agent.learn(callbacks=[StopAt(40, "collect")])
             assert exactness(part.run_dir) == "approximate"
             assert "has no get_state and set_state" in " ".join(capfd.readouterr().err.split())
@@ -307,7 +377,10 @@ class TestResuming:
 
     @pytest.mark.parametrize(
         ("kind", "words"),
-        [(ForgetfulCounters, "after set_state returns something else"), (GloballyRandom, "numpy's global generator")],
+        [
+            (ForgetfulCounters, "after set_state returns something else"),
+            (GloballyRandom, "numpy's global generator"),
+        ],
     )
     def test_a_state_that_is_not_all_is_told(
         self, kind: type[Counters], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -318,9 +391,13 @@ class TestResuming:
         assert words in " ".join(capfd.readouterr().err.split())
         assert exactness(again.run_dir) == "approximate"
 
-    def test_a_state_that_no_file_can_hold_is_named_before_the_first_step(self, tmp_path: Path) -> None:
+    def test_a_state_that_no_file_can_hold_is_named_before_the_first_step(
+        self, tmp_path: Path
+    ) -> None:
         vector = type("Bad", (SavableCounters,), {"get_state": lambda self: {"window": object()}})()
-        with pytest.raises(EnvError, match=r"return value of get_state\(\) at 'window' has type object"):
+        with pytest.raises(
+            EnvError, match=r"return value of get_state\(\) at 'window' has type object"
+        ):
             train(vector, tmp_path)
         assert vector.masks == [[True, True]]
 
@@ -329,19 +406,35 @@ class TestResuming:
         given._table.clear()
         agent = PPO.load(part.run_dir, env=Counter, progress=False)
         assert agent.evaluate(1)["eval_length_mean"] == 5
-        with pytest.raises(ConfigError, match="trained in a vector environment, and was given a single one"):
+        with pytest.raises(
+            ConfigError, match="trained in a vector environment, and was given a single one"
+        ):
             agent.learn()
         given._table.clear()
         agent = PPO.load(part.run_dir, progress=False)
-        with pytest.raises(EnvError, match=r"'python:SavableCounters' is an object .* pass it again"):
+        with pytest.raises(
+            EnvError, match=r"'python:SavableCounters' is an object .* pass it again"
+        ):
             agent.learn()
 
 
 class TestUse:
     def test_its_specification_makes_the_evaluation_environments(self, tmp_path: Path) -> None:
-        vector = gym.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync", wrappers=[_short])
-        settings = {name: SMALL[name] for name in ("seed", "eval_episodes", "num_threads", "compile", "progress")}
-        agent = SAC(vector, preset=False, total_timesteps=64, learning_starts=16, output_dir=tmp_path, **settings)
+        vector = gym.make_vec(
+            "Pendulum-v1", num_envs=2, vectorization_mode="sync", wrappers=[_short]
+        )
+        settings = {
+            name: SMALL[name]
+            for name in ("seed", "eval_episodes", "num_threads", "compile", "progress")
+        }
+        agent = SAC(
+            vector,
+            preset=False,
+            total_timesteps=64,
+            learning_starts=16,
+            output_dir=tmp_path,
+            **settings,
+        )
         assert agent.config.num_envs == 2
         assert agent.learn().metrics["eval_length_mean"] == 9
         assert record_checkpoint(agent.run_dir or Path(), 20).dataset.obs.shape == (20, 3)
@@ -355,7 +448,10 @@ class TestUse:
             TrainConfig(algo="ppo", env_id=vector, num_envs=4)
 
     def test_dictionaries_are_stored_alike(self) -> None:
-        single, vector = (training_env(make_dicts(kind), lambda: AsDict(Counter())) for kind in ("pooled", "batch"))
+        single, vector = (
+            training_env(make_dicts(kind), lambda: AsDict(Counter()))
+            for kind in ("pooled", "batch")
+        )
         rows, other = collected(single, 6)[0], collected(vector, 6)[0]
         for name in rows:
             assert np.array_equal(rows[name], other[name]), name
@@ -382,9 +478,15 @@ def make_dicts(kind: str) -> VectorEnv:
 
 def test_the_example_of_the_page_survives_a_kill(tmp_path: Path) -> None:
     page = (TESTS.parent / "docs" / "environments.md").read_text()
-    section = page.partition("### Your own vector environment")[2].partition("\n### ")[0].partition("\n## ")[0]
+    section = (
+        page.partition("### Your own vector environment")[2]
+        .partition("\n### ")[0]
+        .partition("\n## ")[0]
+    )
     code = section.partition("```python\n")[2].partition("\n```")[0]
-    command = section.partition("```\n")[2].partition("```\n")[2].splitlines()[0].split("#")[0].split()
+    command = (
+        section.partition("```\n")[2].partition("```\n")[2].splitlines()[0].split("#")[0].split()
+    )
     runs = []
     for name in ("whole", "killed"):
         folder = tmp_path / name

@@ -50,7 +50,9 @@ class Balls(gym.Env):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if self.swap:
-            self.np_random = np.random.Generator(np.random.MT19937(int(self.np_random.integers(1000))))
+            self.np_random = np.random.Generator(
+                np.random.MT19937(int(self.np_random.integers(1000)))
+            )
             self.sources[0] = np.random.Generator(np.random.SFC64(1))
         self.made = [Ball(float(self.np_random.normal())) for _ in range(3)]
         self.balls = HOLDERS[self.holder](self.made)
@@ -61,7 +63,9 @@ class Balls(gym.Env):
         self.time += 1
         ball = self.made[self.time % 3]
         ball.hits += 1
-        ball.place += 0.1 * (2 * int(action) - 1) + 0.1 * sum(source.normal() for source in self.sources)
+        ball.place += 0.1 * (2 * int(action) - 1) + 0.1 * sum(
+            source.normal() for source in self.sources
+        )
         return self._obs(), -abs(ball.place) + self.words[0].random(), self.time == 17, False, {}
 
     def _obs(self) -> Any:
@@ -72,7 +76,12 @@ class Balls(gym.Env):
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_run_on_it_is_resumed_exactly(holder: str, swap: bool, tmp_path: Path) -> None:
     kwargs = {"holder": holder, "swap": swap}
-    changes = {"env_id": "test_kept_objects:Balls", "env_kwargs": kwargs, "total_timesteps": 64, "num_envs": 2}
+    changes = {
+        "env_id": "test_kept_objects:Balls",
+        "env_kwargs": kwargs,
+        "total_timesteps": 64,
+        "num_envs": 2,
+    }
     whole = run_training(small_config("ppo", tmp_path / "whole", **changes))
     run_dir = run_training(
         small_config("ppo", tmp_path / "stopped", **changes), callbacks=[StopAt(24, "collect")]

@@ -20,7 +20,13 @@ from rl_training.envs.factory import make_vector_env
 from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError
 from rl_training.evaluation.prediction import predict
-from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec, list_algorithm_specs, registered
+from rl_training.experiment.registry import (
+    AlgorithmSpec,
+    Loop,
+    get_algorithm_spec,
+    list_algorithm_specs,
+    registered,
+)
 from rl_training.models.actions import random_actions
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.runtime.collector import Collector
@@ -36,7 +42,9 @@ NUM_OPTIONS = {"discrete": 5, "started": 5, "multi_discrete": 7, "multi_binary":
 SOURCES = ["info", "method", "dict", "parts"]
 
 
-def make(name: str = "RandomMasks", num_envs: int = 2, backend: str = "sync", **kwargs: Any) -> TrainingEnv:
+def make(
+    name: str = "RandomMasks", num_envs: int = 2, backend: str = "sync", **kwargs: Any
+) -> TrainingEnv:
     return make_vector_env(f"{ENVS}:{name}", {"backend": backend, **kwargs}, num_envs=num_envs)
 
 
@@ -101,11 +109,16 @@ def test_next_masks_of_an_n_step_transition_belong_to_its_last_step() -> None:
     for t in range(40):
         buffer.add({name: array[t] for name, array in rows.items()})
     batch = buffer.sample(500)
-    places = {obs.tobytes(): place for place in np.ndindex(40, 2) for obs in [rows["next_obs"][place]]}
+    places = {
+        obs.tobytes(): place for place in np.ndindex(40, 2) for obs in [rows["next_obs"][place]]
+    }
     firsts = {obs.tobytes(): place for place in np.ndindex(40, 2) for obs in [rows["obs"][place]]}
     lengths = set()
     for index in range(500):
-        first, last = firsts[batch.obs[index].numpy().tobytes()], places[batch.next_obs[index].numpy().tobytes()]
+        first, last = (
+            firsts[batch.obs[index].numpy().tobytes()],
+            places[batch.next_obs[index].numpy().tobytes()],
+        )
         lengths.add(last[0] - first[0] + 1)
         assert np.array_equal(batch.masks[index], rows["masks"][first])
         assert np.array_equal(batch.next_masks[index], rows["next_masks"][last])
@@ -175,7 +188,9 @@ def test_a_mask_that_forbids_all_options_of_one_component_is_an_error() -> None:
 def test_a_mask_that_is_missing_in_a_later_info_is_an_error() -> None:
     with (
         contextlib.closing(make("BadMasks", fault="missing")) as envs,
-        pytest.raises(EnvError, match=r"no action mask in info\['action_mask'\], where reset gave one"),
+        pytest.raises(
+            EnvError, match=r"no action mask in info\['action_mask'\], where reset gave one"
+        ),
     ):
         recorded(envs, 10)
 
@@ -193,7 +208,9 @@ def test_in_evaluation_a_wrong_mask_is_a_named_error(backend: str, tmp_path: Pat
     with contextlib.closing(make(num_envs=1)) as envs:
         rows = recorded(envs, 50)
     np.savez(tmp_path / "data.npz", **{name: array[:, 0] for name, array in rows.items()})
-    with pytest.raises(EnvError, match=r"evaluation episode 0(.|\n)*permits no action: permit at least one"):
+    with pytest.raises(
+        EnvError, match=r"evaluation episode 0(.|\n)*permits no action: permit at least one"
+    ):
         run_training(config)
 
 
@@ -203,7 +220,9 @@ def test_masks_are_not_read_if_they_are_switched_off() -> None:
         assert envs.current_masks() is None
         rows = recorded(envs, 5)
     assert "masks" not in rows
-    with contextlib.closing(make("BadMasks", fault="forbids_all", at="reset", action_masks=False)) as envs:
+    with contextlib.closing(
+        make("BadMasks", fault="forbids_all", at="reset", action_masks=False)
+    ) as envs:
         recorded(envs, 5)
 
 
@@ -218,34 +237,52 @@ def test_native_backends_refuse_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     from masked_envs import RandomMasks
 
     gym.register("rl_training_test/Masked-v0", RandomMasks, vector_entry_point=RandomMasks)
-    monkeypatch.setitem(gym.registry, "rl_training_test/Masked-v0", gym.registry.pop("rl_training_test/Masked-v0"))
-    with pytest.raises(EnvError, match=r"backend: vector does not read the action masks(.|\n)*use sync or async"):
+    monkeypatch.setitem(
+        gym.registry, "rl_training_test/Masked-v0", gym.registry.pop("rl_training_test/Masked-v0")
+    )
+    with pytest.raises(
+        EnvError, match=r"backend: vector does not read the action masks(.|\n)*use sync or async"
+    ):
         make_vector_env("rl_training_test/Masked-v0", {"backend": "vector"}, num_envs=2)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_a_restarted_environment_gives_the_mask_of_its_new_episode(backend: str, tmp_path: Path) -> None:
+def test_a_restarted_environment_gives_the_mask_of_its_new_episode(
+    backend: str, tmp_path: Path
+) -> None:
     kwargs = {"once": str(tmp_path / "once"), "notes": str(tmp_path / "notes"), "max_restarts": 1}
     with contextlib.closing(make("FailingMasks", backend=backend, **kwargs)) as envs:
         rows = recorded(envs, 40)
         assert envs.num_restarts == 1
     assert not (tmp_path / "notes").exists()
-    assert rows["truncated"][3].all() or rows["terminated"][3].any()  # the step before the one that was lost
+    assert (
+        rows["truncated"][3].all() or rows["terminated"][3].any()
+    )  # the step before the one that was lost
 
 
 @pytest.mark.parametrize("name", ["RandomMasks", "SavedMasks"])
 @pytest.mark.parametrize("source", SOURCES[:3])
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_restored_environment_has_the_saved_mask(name: str, source: str, backend: str) -> None:
-    options: dict[str, Any] = {"backend": backend, "source": source, "end_probability": 0.0, "length": 9}
-    with contextlib.closing(make(name, **options)) as first, contextlib.closing(make(name, **options)) as second:
+    options: dict[str, Any] = {
+        "backend": backend,
+        "source": source,
+        "end_probability": 0.0,
+        "length": 9,
+    }
+    with (
+        contextlib.closing(make(name, **options)) as first,
+        contextlib.closing(make(name, **options)) as second,
+    ):
         recorded(first, 13)
         before, state = first.current_masks(), first.state()
         _, reasons = second.restore(state)
         assert reasons == []
         assert np.array_equal(second.current_masks(), before)
         assert before is not None
-        actions = random_actions(first.spaces.action, 2, np.random.default_rng(3), torch.from_numpy(before)).numpy()
+        actions = random_actions(
+            first.spaces.action, 2, np.random.default_rng(3), torch.from_numpy(before)
+        ).numpy()
         one, other = (envs.step(actions)[-1] for envs in (first, second))
         for key in ("masks", "next_masks"):
             assert np.array_equal(one[key], other[key])
@@ -261,18 +298,23 @@ def test_algorithms_that_do_not_obey_masks_are_refused_with_the_remedy(tmp_path:
     spec = AlgorithmSpec("mask_blind", "a test's own", MaskBlind, DQNConfig, Loop.OFF_POLICY)
     settings = {"total_timesteps": 48, "env_id": MASKED}
     with registered(spec):
-        with pytest.raises(EnvError, match="mask_blind does not obey the environment's action masks") as caught:
+        with pytest.raises(
+            EnvError, match="mask_blind does not obey the environment's action masks"
+        ) as caught:
             run_training(small_config("mask_blind", tmp_path, **settings))
         remedy = "set env_kwargs.action_masks=false; algorithms for these spaces: a2c, c51, dqn, ppo, qrdqn, sac"
         assert str(caught.value).endswith(remedy)
         assert not list(tmp_path.iterdir())
-        run_training(small_config("mask_blind", tmp_path, **settings, env_kwargs={"action_masks": False}))
+        run_training(
+            small_config("mask_blind", tmp_path, **settings, env_kwargs={"action_masks": False})
+        )
 
 
 def test_the_remedy_names_the_algorithms_that_obey_masks_with_these_observations() -> None:
     plain = describe_spaces(Box(-1.0, 1.0), Discrete(3))
     goals = describe_spaces(
-        Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), Box(-1.0, 1.0))), Discrete(3)
+        Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), Box(-1.0, 1.0))),
+        Discrete(3),
     )
     for spaces, names in ((plain, set()), (goals, {"her"})):
         masked = replace(spaces, has_masks=True)
@@ -281,7 +323,9 @@ def test_the_remedy_names_the_algorithms_that_obey_masks_with_these_observations
 
 
 def masked_policy(action: str = "discrete") -> Any:
-    case = AlgorithmCase(PPOAlgorithm, get_algorithm_spec("ppo").config_class(), Loop.ON_POLICY, MASKED)
+    case = AlgorithmCase(
+        PPOAlgorithm, get_algorithm_spec("ppo").config_class(), Loop.ON_POLICY, MASKED
+    )
     with contextlib.closing(make(action=action)) as envs:
         return case.make(spaces=envs.spaces)
 
@@ -292,7 +336,9 @@ def test_predict_takes_the_mask_of_one_observation_or_of_a_batch() -> None:
         mask = np.eye(5, dtype=bool)[number]
         for deterministic in (True, False):
             assert predict(policy, obs[0], mask=mask, deterministic=deterministic) == number
-            assert predict(policy, obs[0], mask=mask.tolist(), deterministic=deterministic) == number
+            assert (
+                predict(policy, obs[0], mask=mask.tolist(), deterministic=deterministic) == number
+            )
     rows = np.eye(5)[[3, 0, 4, 1]]
     assert predict(policy, obs, mask=rows).tolist() == [3, 0, 4, 1]
     assert predict(policy, obs, mask=rows.tolist()).tolist() == [3, 0, 4, 1]
@@ -308,7 +354,10 @@ def test_predict_takes_the_masks_of_several_components_in_every_form(count: int,
     parts = [np.array([0, 1, 0], bool), np.array([0, 0, 0, 1], bool)]
     assert predict(policy, obs[0], mask=parts).tolist() == [1, 3]
     assert predict(policy, obs[0], mask=[part.tolist() for part in parts]).tolist() == [1, 3]
-    assert predict(policy, obs, mask=[np.stack([part] * count) for part in parts]).tolist() == [[1, 3]] * count
+    assert (
+        predict(policy, obs, mask=[np.stack([part] * count) for part in parts]).tolist()
+        == [[1, 3]] * count
+    )
 
 
 def test_predict_names_what_is_wrong_with_a_mask() -> None:
@@ -326,25 +375,41 @@ def test_predict_names_what_is_wrong_with_a_mask() -> None:
 
 
 def test_predict_finds_the_mask_in_a_dict_observation() -> None:
-    case = AlgorithmCase(PPOAlgorithm, get_algorithm_spec("ppo").config_class(), Loop.ON_POLICY, MASKED)
+    case = AlgorithmCase(
+        PPOAlgorithm, get_algorithm_spec("ppo").config_class(), Loop.ON_POLICY, MASKED
+    )
     with contextlib.closing(make(source="dict")) as envs:
         policy = case.make(spaces=envs.spaces)
     mask = np.eye(5, dtype=np.int8)
     assert predict(policy, {"vector": np.zeros(3, np.float32), "action_mask": mask[2]}) == 2
     batch = {"vector": np.zeros((5, 3), np.float32), "action_mask": mask}
     assert predict(policy, batch).tolist() == list(range(5))
-    assert predict(policy, {"vector": np.zeros(3, np.float32), "action_mask": mask[2]}, mask=mask[1]) == 1
+    assert (
+        predict(policy, {"vector": np.zeros(3, np.float32), "action_mask": mask[2]}, mask=mask[1])
+        == 1
+    )
 
 
 def test_masks_of_an_action_that_starts_elsewhere_count_from_zero() -> None:
     with contextlib.closing(make(action="started")) as envs:
         spec = envs.spaces.action
-    assert spec.to_env(random_actions(spec, 9, np.random.default_rng(0), torch.eye(5).bool()[[0] * 9]).numpy())[0] == -2
+    assert (
+        spec.to_env(
+            random_actions(spec, 9, np.random.default_rng(0), torch.eye(5).bool()[[0] * 9]).numpy()
+        )[0]
+        == -2
+    )
 
 
 def test_masks_are_copied_from_what_the_environment_gives() -> None:
     given = np.ones(5, np.bool_)
     assert not np.shares_memory(read_masks(given, (5,)), given)
     spec = describe_action(MultiDiscrete([2, 3]))
-    assert read_masks(([1, 0], [0, 1, 1]), spec.choices).tolist() == [True, False, False, True, True]
+    assert read_masks(([1, 0], [0, 1, 1]), spec.choices).tolist() == [
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert describe_action(Box(-1.0, 1.0)).num_options == 0

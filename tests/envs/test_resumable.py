@@ -58,7 +58,9 @@ def cartpole(**kwargs: Any) -> gym.Env:
     "make",
     [
         lambda: TimeLimit(Walk(), 9),
-        lambda: RewardClipWrapper(RewardScaleWrapper(cartpole(), scale=0.3), clip_min=0.0, clip_max=0.2),
+        lambda: RewardClipWrapper(
+            RewardScaleWrapper(cartpole(), scale=0.3), clip_min=0.0, clip_max=0.2
+        ),
         lambda: FrameStackObservation(cartpole(), 4),
         lambda: NormalizeObservation(cartpole()),
         lambda: NormalizeReward(NormalizeObservation(cartpole())),
@@ -90,7 +92,9 @@ def check_box2d(env_id: str, steps: int, **kwargs: Any) -> None:
     assert proof.is_exact, proof
 
 
-@pytest.mark.parametrize("env_id", ["BipedalWalker-v3", "BipedalWalkerHardcore-v3", "LunarLander-v3"])
+@pytest.mark.parametrize(
+    "env_id", ["BipedalWalker-v3", "BipedalWalkerHardcore-v3", "LunarLander-v3"]
+)
 def test_box2d_is_exact_over_episodes(env_id: str) -> None:
     check_box2d(env_id, 300, max_episode_steps=60)
 
@@ -120,7 +124,9 @@ def test_atari_is_exact_through_preprocessing_and_frame_stacks() -> None:
 
     def make() -> gym.Env:
         game = make_atari(frameskip=1, repeat_action_probability=0.25)
-        return FrameStackObservation(gym.wrappers.AtariPreprocessing(game, terminal_on_life_loss=True), 4)
+        return FrameStackObservation(
+            gym.wrappers.AtariPreprocessing(game, terminal_on_life_loss=True), 4
+        )
 
     proof = check_resume(make, steps=150, seed=0, num_points=4)
     assert proof.num_episodes >= 2
@@ -158,7 +164,9 @@ def test_generators_of_every_length_of_text_fit_into_a_snapshot() -> None:
 def test_attributes_of_a_file_cannot_replace_methods_or_simulators() -> None:
     env = Walk()
     env.simulator = object()
-    restore_attributes(env, {"step": 3, "simulator": 4, "__class__": 5, "action_space": 6, "time": 7})
+    restore_attributes(
+        env, {"step": 3, "simulator": 4, "__class__": 5, "action_space": 6, "time": 7}
+    )
     assert callable(env.step)
     assert not isinstance(env.simulator, int)
     assert isinstance(env, Walk)
@@ -209,7 +217,9 @@ HIDDEN_CHANCE = {
 
 @pytest.mark.parametrize("num_replayed", [0, 5])
 @pytest.mark.parametrize(("name", "words"), HIDDEN_CHANCE.items())
-def test_rewards_from_what_no_checkpoint_holds_are_called_approximate(name: str, words: str, num_replayed: int) -> None:
+def test_rewards_from_what_no_checkpoint_holds_are_called_approximate(
+    name: str, words: str, num_replayed: int
+) -> None:
     make = getattr(faulty_envs, name)
     env = ResumableEnv(make())
     env.reset(0)
@@ -251,7 +261,9 @@ def test_an_environment_that_writes_into_its_action_is_exact(tmp_path: Path) -> 
     assert check_resume(DoublesAction, steps=100, seed=0).is_exact
     changes = {"env_id": f"{FAULTY}:DoublesAction", "num_envs": 2}
     whole = run_training(small_config("sac", tmp_path / "whole", **changes))
-    stopped = run_training(small_config("sac", tmp_path / "stopped", **changes), callbacks=[StopAt(51, "collect")])
+    stopped = run_training(
+        small_config("sac", tmp_path / "stopped", **changes), callbacks=[StopAt(51, "collect")]
+    )
     resumed = resume_training(stopped.run_dir)
     assert load_checkpoint(resumed.checkpoint_path).metadata["exactness"] == "exact"
     assert_same_end(whole, resumed)
@@ -282,19 +294,28 @@ def test_a_run_whose_environments_change_their_class_is_approximate(
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-@pytest.mark.parametrize(("name", "exactness"), [("Curriculum", "exact"), ("GlobalChance", "approximate")])
+@pytest.mark.parametrize(
+    ("name", "exactness"), [("Curriculum", "exact"), ("GlobalChance", "approximate")]
+)
 def test_a_resumed_run_says_whether_it_is_exact(
     name: str, exactness: str, backend: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = small_config(
-        "ppo", tmp_path, env_id=f"{FAULTY}:{name}", total_timesteps=45, num_envs=2, env_kwargs={"backend": backend}
+        "ppo",
+        tmp_path,
+        env_id=f"{FAULTY}:{name}",
+        total_timesteps=45,
+        num_envs=2,
+        env_kwargs={"backend": backend},
     )
     first = run_training(config, run_suffix="a")
     assert load_checkpoint(first.checkpoint_path).metadata["exactness"] == "exact"
     second = resume_training(first.run_dir, total_timesteps=100)
     metadata = load_checkpoint(second.checkpoint_path).metadata
     assert metadata["exactness"] == exactness
-    assert any("global generator" in reason for reason in metadata["inexact_reasons"]) == (exactness == "approximate")
+    assert any("global generator" in reason for reason in metadata["inexact_reasons"]) == (
+        exactness == "approximate"
+    )
     assert ("exactness: approximate" in capfd.readouterr().err) == (exactness == "approximate")
 
 
@@ -308,5 +329,7 @@ def test_hostile_emulator_bytes_cannot_be_loaded_from_a_state() -> None:
         "state['custom_state'] = np.zeros(14438, np.uint8)\n"
         "try:\n    env.restore(state)\nexcept AttributeError:\n    print('refused')"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert answer.stdout.strip().endswith("refused")

@@ -52,8 +52,15 @@ def test_nothing_changes_without_a_transform() -> None:
 
 def test_they_are_composed_through_env_kwargs() -> None:
     pair = {"wrappers": {"reward": {"scale": 2.0, "shift": -3.0, "clip": [0, 5]}}, "lengths": (5,)}
-    apart = {"wrappers": {"reward": {"scale": 2.0, "shift": -3.0, "clip_min": 0, "clip_max": 5}}, "lengths": (5,)}
-    assert rewards_of(make_env(COUNTING, pair)) == rewards_of(make_env(COUNTING, apart)) == [0, 1, 3, 5, 5]
+    apart = {
+        "wrappers": {"reward": {"scale": 2.0, "shift": -3.0, "clip_min": 0, "clip_max": 5}},
+        "lengths": (5,),
+    }
+    assert (
+        rewards_of(make_env(COUNTING, pair))
+        == rewards_of(make_env(COUNTING, apart))
+        == [0, 1, 3, 5, 5]
+    )
     assert rewards_of(make_env(COUNTING, pair, with_wrappers=False)) == [1, 2, 3, 4, 5]
 
 
@@ -74,7 +81,9 @@ def test_a_mistake_is_named(reward: dict, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_training_sees_the_transform_and_evaluation_the_raw_reward(algo: str, tmp_path: Path) -> None:
+def test_training_sees_the_transform_and_evaluation_the_raw_reward(
+    algo: str, tmp_path: Path
+) -> None:
     env_kwargs = {"lengths": [4], "wrappers": {"reward": {"scale": 0.0, "shift": 7.0}}}
     changes = {"env_id": COUNTING, "env_kwargs": env_kwargs, "total_timesteps": 72}
     result = run_training(small_config(algo, tmp_path, **changes))

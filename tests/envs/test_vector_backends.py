@@ -34,7 +34,9 @@ from rl_training.runtime.workflows import resume_training
 from rl_training.spaces.rewards import transform_rewards
 from rl_training.spaces.spec import describe_spaces
 
-NEEDS_ENVPOOL = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
+NEEDS_ENVPOOL = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed"
+)
 ENVPOOL = pytest.param("envpool", marks=NEEDS_ENVPOOL)
 BACKENDS = ["vector", ENVPOOL]
 
@@ -61,7 +63,10 @@ class Walkers(VectorEnv):
     def __init__(self, num_envs: int, mode: str = "plain") -> None:
         self.num_envs = num_envs
         self.mode = mode
-        self.single_observation_space, self.single_action_space = Walker.observation_space, Walker.action_space
+        self.single_observation_space, self.single_action_space = (
+            Walker.observation_space,
+            Walker.action_space,
+        )
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.places = np.zeros(num_envs)
@@ -85,7 +90,13 @@ class Walkers(VectorEnv):
             self.places += np.random.uniform(size=self.num_envs)
         if self.mode == "raise" and self.places.max() > 5:
             raise RuntimeError("they stumbled")
-        return self._show(), np.ones(self.num_envs), self.places > 8, np.zeros(self.num_envs, bool), {}
+        return (
+            self._show(),
+            np.ones(self.num_envs),
+            self.places > 8,
+            np.zeros(self.num_envs, bool),
+            {},
+        )
 
     def _show(self) -> Any:
         self.shown[:, 0] = self.places
@@ -94,7 +105,9 @@ class Walkers(VectorEnv):
 
 @pytest.fixture(autouse=True)
 def _walkers() -> Iterator[None]:
-    gym.register("Walkers-v0", entry_point=lambda mode="plain": Walker(), vector_entry_point=Walkers)
+    gym.register(
+        "Walkers-v0", entry_point=lambda mode="plain": Walker(), vector_entry_point=Walkers
+    )
     yield
     del gym.registry["Walkers-v0"]
 
@@ -110,7 +123,11 @@ def collect(envs: TrainingEnv, num_steps: int, seed: int = 0) -> dict[str, np.nd
     def act(obs: torch.Tensor, *_: object) -> ActResult:
         if spaces.action.choices:
             return ActResult(torch.from_numpy(rng.integers(0, spaces.action.choices[0], len(obs))))
-        return ActResult(torch.from_numpy(rng.uniform(-1, 1, (len(obs), *spaces.action.shape)).astype(np.float32)))
+        return ActResult(
+            torch.from_numpy(
+                rng.uniform(-1, 1, (len(obs), *spaces.action.shape)).astype(np.float32)
+            )
+        )
 
     collector.collect(act, store, num_steps, TrainerState(None, Path()))  # type: ignore[arg-type]
     (rows,) = store.newest(num_steps)
@@ -135,8 +152,12 @@ class TestTransitions:
             pytest.param("envpool", "Pendulum-v1", put_pendulum, marks=NEEDS_ENVPOOL),
         ],
     )
-    def test_each_is_what_one_environment_does_from_there(self, backend: str, env_id: str, put: Any) -> None:
-        rows = collect(make_vector_env(env_id, {"backend": backend, "max_episode_steps": 25}, num_envs=4), 200)
+    def test_each_is_what_one_environment_does_from_there(
+        self, backend: str, env_id: str, put: Any
+    ) -> None:
+        rows = collect(
+            make_vector_env(env_id, {"backend": backend, "max_episode_steps": 25}, num_envs=4), 200
+        )
         alone = gym.make(env_id).unwrapped
         alone.reset(seed=0)
         to_env = describe_spaces(alone.observation_space, alone.action_space).action.to_env
@@ -147,9 +168,15 @@ class TestTransitions:
             for index in range(4):
                 put(alone, rows["obs"][step, index])
                 next_obs, reward, terminated, _, _ = alone.step(actions[index])
-                if env_id != "Pendulum-v1" or abs(next_obs[2]) < 8:  # at its fastest, EnvPool's turns a little further
-                    np.testing.assert_allclose(rows["next_obs"][step, index], next_obs, rtol=1e-4, atol=1e-5)
-                np.testing.assert_allclose(rows["rewards"][step, index], reward, rtol=1e-4, atol=1e-4)
+                if (
+                    env_id != "Pendulum-v1" or abs(next_obs[2]) < 8
+                ):  # at its fastest, EnvPool's turns a little further
+                    np.testing.assert_allclose(
+                        rows["next_obs"][step, index], next_obs, rtol=1e-4, atol=1e-5
+                    )
+                np.testing.assert_allclose(
+                    rows["rewards"][step, index], reward, rtol=1e-4, atol=1e-4
+                )
                 assert rows["terminated"][step, index] == terminated
             assert rows["truncated"][step].tolist() == (lengths >= 25).tolist()
             ended = rows["terminated"][step] | rows["truncated"][step]
@@ -165,7 +192,9 @@ class TestTransitions:
     def test_an_episode_that_terminates_at_its_limit_has_both_endings(self, backend: str) -> None:
         limit = None
         for _ in range(2):
-            envs = make_vector_env("CartPole-v1", {"backend": backend, "max_episode_steps": limit}, num_envs=1)
+            envs = make_vector_env(
+                "CartPole-v1", {"backend": backend, "max_episode_steps": limit}, num_envs=1
+            )
             envs.reset(seed=3)
             info: dict[str, Any] = {}
             length = 0
@@ -186,7 +215,9 @@ class TestTransitions:
             obs, _ = envs.reset(seed=0)
             for step in range(1, limit + 1):
                 if backend == "vector":  # lean against the fall
-                    actions = (obs[:, 2] + 0.5 * obs[:, 3] + 0.05 * obs[:, 0] + 0.1 * obs[:, 1] > 0).astype(int)
+                    actions = (
+                        obs[:, 2] + 0.5 * obs[:, 3] + 0.05 * obs[:, 0] + 0.1 * obs[:, 1] > 0
+                    ).astype(int)
                 else:
                     actions = np.zeros((2, 1), np.float32)
                 obs, _, terminated, truncated, _ = envs.step(actions)
@@ -194,8 +225,13 @@ class TestTransitions:
                 assert truncated.tolist() == [step == limit] * 2
 
     @pytest.mark.parametrize("backend", BACKENDS)
-    def test_wrappers_change_the_rewards_of_training_but_not_the_returns(self, backend: str) -> None:
-        kwargs = {"backend": backend, "wrappers": {"reward": {"scale": 0.5, "shift": 1.0, "clip": [0.0, 1.25]}}}
+    def test_wrappers_change_the_rewards_of_training_but_not_the_returns(
+        self, backend: str
+    ) -> None:
+        kwargs = {
+            "backend": backend,
+            "wrappers": {"reward": {"scale": 0.5, "shift": 1.0, "clip": [0.0, 1.25]}},
+        }
         envs = make_vector_env("CartPole-v1", kwargs, num_envs=3)
         envs.reset(seed=0)
         episodes = []
@@ -208,7 +244,13 @@ class TestTransitions:
 
     @pytest.mark.parametrize(
         "config",
-        [None, {}, {"scale": 0.1, "shift": -0.7}, {"clip_min": -0.5}, {"scale": 3.0, "clip_max": 1.0}],
+        [
+            None,
+            {},
+            {"scale": 0.1, "shift": -0.7},
+            {"clip_min": -0.5},
+            {"scale": 3.0, "clip_max": 1.0},
+        ],
     )
     def test_rewards_together_are_transformed_as_rewards_alone(self, config: dict | None) -> None:
         class Given(Walker):
@@ -218,10 +260,14 @@ class TestTransitions:
         settings = None if config is None else RewardTransformConfig(**config)
         rewards = np.random.default_rng(0).normal(size=50)
         wrapped = apply_reward_wrappers(Given(), settings)
-        assert transform_rewards(rewards, settings).tolist() == [wrapped.step(reward)[1] for reward in rewards]
+        assert transform_rewards(rewards, settings).tolist() == [
+            wrapped.step(reward)[1] for reward in rewards
+        ]
 
     def test_a_limit_holds_for_an_environment_that_knows_none_and_arrays_are_copied(self) -> None:
-        envs = make_vector_env("Walkers-v0", {"backend": "vector", "max_episode_steps": 4}, num_envs=3)
+        envs = make_vector_env(
+            "Walkers-v0", {"backend": "vector", "max_episode_steps": 4}, num_envs=3
+        )
         obs, _ = envs.reset(seed=0)
         seen = [(obs, obs.copy())]
         for step in range(1, 9):
@@ -230,12 +276,15 @@ class TestTransitions:
             seen += [(array, array.copy()) for array in (obs, info.get("final_obs", obs))]
             assert not terminated.any()
         assert all(np.array_equal(*pair) for pair in seen)
-        assert seen[8][0].min() > 1.0 >= seen[7][0].max()  # the last of an episode, and the first of the next
+        assert (
+            seen[8][0].min() > 1.0 >= seen[7][0].max()
+        )  # the last of an episode, and the first of the next
 
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_seeds_decide_everything(self, backend: str) -> None:
         one, two, other = (
-            collect(make_vector_env("CartPole-v1", {"backend": backend}, num_envs=8), 60, seed) for seed in (1, 1, 2)
+            collect(make_vector_env("CartPole-v1", {"backend": backend}, num_envs=8), 60, seed)
+            for seed in (1, 1, 2)
         )
         assert all(np.array_equal(one[name], two[name]) for name in one)
         assert not np.array_equal(one["obs"][0], other["obs"][0])
@@ -259,10 +308,34 @@ class TestRefusals:
             ("vector", "Walkers-v0", {"mode": "hidden"}, "not all in NumPy arrays"),
             ("vector", "Walkers-v0", {"mode": "global chance"}, "not all in NumPy arrays"),
             ("vector", "Walkers-v0", {"mode": "same step"}, "resets within the step"),
-            pytest.param("envpool", "CartPole-v9", {}, "EnvPool has no 'CartPole-v9'.*CartPole-v", marks=NEEDS_ENVPOOL),
-            pytest.param("envpool", "Pong-v5", {}, "Gymnasium, used in evaluation, does not", marks=NEEDS_ENVPOOL),
-            pytest.param("envpool", "Blackjack-v1", {}, "Gymnasium's, used in evaluation", marks=NEEDS_ENVPOOL),
-            pytest.param("envpool", "CartPole-v1", {"sutton_barto_reward": True}, "refuses", marks=NEEDS_ENVPOOL),
+            pytest.param(
+                "envpool",
+                "CartPole-v9",
+                {},
+                "EnvPool has no 'CartPole-v9'.*CartPole-v",
+                marks=NEEDS_ENVPOOL,
+            ),
+            pytest.param(
+                "envpool",
+                "Pong-v5",
+                {},
+                "Gymnasium, used in evaluation, does not",
+                marks=NEEDS_ENVPOOL,
+            ),
+            pytest.param(
+                "envpool",
+                "Blackjack-v1",
+                {},
+                "Gymnasium's, used in evaluation",
+                marks=NEEDS_ENVPOOL,
+            ),
+            pytest.param(
+                "envpool",
+                "CartPole-v1",
+                {"sutton_barto_reward": True},
+                "refuses",
+                marks=NEEDS_ENVPOOL,
+            ),
         ],
     )
     def test_environments(self, backend: str, env_id: str, kwargs: dict, words: str) -> None:
@@ -279,7 +352,13 @@ class TestRefusals:
         envs.reset(seed=[11, 12])
         with pytest.raises(EnvError) as caught:
             _ = [envs.step(np.array([0, 1])) for _ in range(9)]
-        for words in ("failed in step: it raised RuntimeError: they stumbled", "[11, 12]", "[0 1]", "line", "in step"):
+        for words in (
+            "failed in step: it raised RuntimeError: they stumbled",
+            "[11, 12]",
+            "[0 1]",
+            "line",
+            "in step",
+        ):
             assert words in str(caught.value)
 
 
@@ -293,7 +372,9 @@ def go_on(envs: TrainingEnv, rng: np.random.Generator, num_steps: int) -> list[A
 
 
 class TestResume:
-    @pytest.mark.parametrize(("env_id", "num_envs"), [("CartPole-v1", 4), ("CartPole-v1", 3000), ("Walkers-v0", 5)])
+    @pytest.mark.parametrize(
+        ("env_id", "num_envs"), [("CartPole-v1", 4), ("CartPole-v1", 3000), ("Walkers-v0", 5)]
+    )
     def test_a_vectorized_environment_goes_on_to_the_bit(self, env_id: str, num_envs: int) -> None:
         kwargs = {"backend": "vector", "max_episode_steps": 30}
         one, other = (make_vector_env(env_id, kwargs, num_envs=num_envs) for _ in range(2))
@@ -321,9 +402,16 @@ class TestResume:
     ) -> None:
         n_step = {"n_step": 3} if algo == "dqn" else {}
         env_kwargs = {"backend": "vector", "wrappers": {"reward": {"scale": 0.1}}}
-        changes = {"num_envs": 4, "total_timesteps": 192, "env_kwargs": env_kwargs, "algo_kwargs": n_step}
+        changes = {
+            "num_envs": 4,
+            "total_timesteps": 192,
+            "env_kwargs": env_kwargs,
+            "algo_kwargs": n_step,
+        }
         whole = run_training(small_config(algo, tmp_path / "whole", **changes))
-        stopped = run_training(small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(step, event)])
+        stopped = run_training(
+            small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(step, event)]
+        )
         assert stopped.metrics["global_step"] < 192
         resumed = resume_training(stopped.run_dir)
         assert_same_end(whole, resumed)
@@ -334,7 +422,9 @@ class TestResume:
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         changes = {"num_envs": 2, "env_kwargs": {"backend": "envpool"}}
-        stopped = run_training(small_config("dqn", tmp_path, **changes), callbacks=[StopAt(50, "collect")])
+        stopped = run_training(
+            small_config("dqn", tmp_path, **changes), callbacks=[StopAt(50, "collect")]
+        )
         checkpoint = load_checkpoint(stopped.checkpoint_path)
         assert checkpoint.metadata["exactness"] == "approximate"
         assert "begins new episodes" in checkpoint.metadata["inexact_reasons"][0]
@@ -350,9 +440,16 @@ class TestResume:
         assert np.abs(rows["obs"][row]).max() <= 0.05
         assert not np.array_equal(rows["obs"][row], rows["obs"][0])
 
-    def test_a_run_that_is_not_exactly_where_it_was_ends_its_episodes_there(self, tmp_path: Path) -> None:
-        changes = {"env_id": f"{HELPERS / 'faulty_envs.py'}:GlobalChance", "algo_kwargs": {"n_step": 3}}
-        stopped = run_training(small_config("dqn", tmp_path, **changes), callbacks=[StopAt(50, "collect")])
+    def test_a_run_that_is_not_exactly_where_it_was_ends_its_episodes_there(
+        self, tmp_path: Path
+    ) -> None:
+        changes = {
+            "env_id": f"{HELPERS / 'faulty_envs.py'}:GlobalChance",
+            "algo_kwargs": {"n_step": 3},
+        }
+        stopped = run_training(
+            small_config("dqn", tmp_path, **changes), callbacks=[StopAt(50, "collect")]
+        )
         row = load_checkpoint(stopped.checkpoint_path).buffer_state["position"]
         resumed = resume_training(stopped.run_dir)
         (segment,) = load_checkpoint(resumed.checkpoint_path).buffer_state["segments"]

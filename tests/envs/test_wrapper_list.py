@@ -106,7 +106,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Forget, as a new process would, which files were loaded. Only for tests with the fixture `file`."""
-    for name in [name for name in sys.modules if name.startswith(f"{user_code.FILE_MODULE}own_wrappers")]:
+    for name in [
+        name for name in sys.modules if name.startswith(f"{user_code.FILE_MODULE}own_wrappers")
+    ]:
         del sys.modules[name]
     user_code._loaded.clear()
     user_code._allowed_functions.clear()
@@ -127,19 +129,26 @@ class TestApplying:
 
     def test_a_function_takes_the_environment_first(self, file: Path) -> None:
         plain = make_env("CartPole-v1").reset(seed=1)[0]
-        wrapped = make_env("CartPole-v1", listed({"own_wrappers.py:twice": {"number": 4.0}})).reset(seed=1)[0]
+        wrapped = make_env("CartPole-v1", listed({"own_wrappers.py:twice": {"number": 4.0}})).reset(
+            seed=1
+        )[0]
         assert np.allclose(wrapped, (plain + 4.0) * 4.0)
 
     def test_rewards_are_transformed_outside_of_it_and_only_in_training(self) -> None:
         double = {f"{GYM}:ClipReward": {"max_reward": 0.5}}
         settings = {"wrappers": {"list": [double], "reward": {"scale": 10.0}}}
-        training, evaluation = make_env("CartPole-v1", settings), make_env("CartPole-v1", settings, with_wrappers=False)
+        training, evaluation = (
+            make_env("CartPole-v1", settings),
+            make_env("CartPole-v1", settings, with_wrappers=False),
+        )
         for env, reward in ((training, 5.0), (evaluation, 0.5)):
             env.reset(seed=0)
             assert env.step(0)[1] == reward
 
     @pytest.mark.parametrize("backend", ["sync", "async"])
-    def test_training_evaluation_and_worker_processes_have_it(self, file: Path, backend: str) -> None:
+    def test_training_evaluation_and_worker_processes_have_it(
+        self, file: Path, backend: str
+    ) -> None:
         settings = listed("own_wrappers.py:twice", STACK, backend=backend)
         envs = make_vector_env("CartPole-v1", settings, num_envs=2)
         try:
@@ -155,13 +164,20 @@ class TestApplying:
         assert record_checkpoint(result.run_dir, 20).dataset.obs.shape == (20, 3, 4)
 
     def test_a_wrapped_environment_has_no_normalized_score(self) -> None:
-        sources = (EnvSource.parse("HalfCheetah-v5", settings) for settings in ({}, listed(f"{GYM}:ClipAction")))
+        sources = (
+            EnvSource.parse("HalfCheetah-v5", settings)
+            for settings in ({}, listed(f"{GYM}:ClipAction"))
+        )
         plain, wrapped = (normalized_score(source, 100.0) for source in sources)
         assert plain is not None
         assert wrapped is None
 
-    def test_statistics_that_begin_anew_are_warned_of(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        run_training(small_config("ppo", tmp_path, env_kwargs=listed(f"{GYM}:NormalizeObservation")))
+    def test_statistics_that_begin_anew_are_warned_of(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        run_training(
+            small_config("ppo", tmp_path, env_kwargs=listed(f"{GYM}:NormalizeObservation"))
+        )
         told = " ".join(capfd.readouterr().err.split())
         assert "begins its statistics anew in every evaluation episode" in told
         assert "algo_kwargs.normalize_obs=true" in told
@@ -170,15 +186,22 @@ class TestApplying:
 WRAPPERS = {
     "stack": (STACK, f"{GYM}:TimeAwareObservation"),
     "statistics": (f"{GYM}:NormalizeObservation", f"{GYM}:NormalizeReward"),
-    "sticky": ({f"{GYM}:StickyAction": {"repeat_action_probability": 0.5}}, {f"{GYM}:DelayObservation": {"delay": 2}}),
+    "sticky": (
+        {f"{GYM}:StickyAction": {"repeat_action_probability": 0.5}},
+        {f"{GYM}:DelayObservation": {"delay": 2}},
+    ),
     "own": ("own_wrappers.py:Walks", "own_wrappers.py:twice"),
 }
 
 
 class TestResuming:
-    @pytest.mark.parametrize(("name", "backend"), [*((name, "sync") for name in WRAPPERS), ("own", "async")])
+    @pytest.mark.parametrize(
+        ("name", "backend"), [*((name, "sync") for name in WRAPPERS), ("own", "async")]
+    )
     def test_it_is_exact(self, name: str, backend: str, file: Path, tmp_path: Path) -> None:
-        config = small_config("ppo", tmp_path, num_envs=2, env_kwargs=listed(*WRAPPERS[name], backend=backend))
+        config = small_config(
+            "ppo", tmp_path, num_envs=2, env_kwargs=listed(*WRAPPERS[name], backend=backend)
+        )
         whole = run_training(config, run_suffix="whole")
         part = run_training(config, run_suffix="part", callbacks=[StopAt(40, "collect")])
         assert part.metrics["global_step"] < 128
@@ -188,7 +211,10 @@ class TestResuming:
 
     @pytest.mark.parametrize(
         ("name", "words"),
-        [("DrawsGlobally", "numpy's global generator"), ("CountsInItsModule", "variable of its module 'seen'")],
+        [
+            ("DrawsGlobally", "numpy's global generator"),
+            ("CountsInItsModule", "variable of its module 'seen'"),
+        ],
     )
     def test_what_is_not_saved_is_told(
         self, name: str, words: str, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -205,10 +231,14 @@ class TestTrust:
 
     def hostile(self, run_dir: Path, item: Any) -> Path:
         checkpoint = resolve_checkpoint(run_dir)
-        forge_manifest(checkpoint, lambda manifest: manifest["config"].update(env_kwargs=listed(item)))
+        forge_manifest(
+            checkpoint, lambda manifest: manifest["config"].update(env_kwargs=listed(item))
+        )
         return checkpoint
 
-    def test_a_function_of_an_imported_file_must_be_named_itself(self, file: Path, tmp_path: Path) -> None:
+    def test_a_function_of_an_imported_file_must_be_named_itself(
+        self, file: Path, tmp_path: Path
+    ) -> None:
         config = small_config("ppo", tmp_path, env_kwargs=listed("own_wrappers.py:twice"))
         run_dir = run_training(config).run_dir
         forget()
@@ -227,11 +257,17 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("items", "words"),
         [
-            (["gymnasium.wrappers:FrameStackObservatio"], "has no wrapper 'FrameStackObservatio': did you mean"),
+            (
+                ["gymnasium.wrappers:FrameStackObservatio"],
+                "has no wrapper 'FrameStackObservatio': did you mean",
+            ),
             (["gymnasium.wrappers:FrameStack"], "did you mean 'FrameStackObservation'?"),
             (["FlattenObservation"], "did you mean 'gymnasium.wrappers:FlattenObservation'?"),
             (["gymnasium.wrappers:vector"], "has no wrapper 'vector'"),
-            (["gymnasium.wrappers.vector:FlattenObservation"], "let the class inherit from gymnasium.Wrapper"),
+            (
+                ["gymnasium.wrappers.vector:FlattenObservation"],
+                "let the class inherit from gymnasium.Wrapper",
+            ),
             (["own_wrappers.py:Pluss"], "did you mean 'Plus'?"),
             (["own_wrappers.py:NoWrapper"], "let the class inherit from gymnasium.Wrapper"),
             (["own_wrappers.py:forgets"], "wrapper 'own_wrappers.py:forgets' returned None"),
@@ -242,14 +278,22 @@ class TestMistakes:
                 "has no argument 'stack_sise': did you mean",
             ),
             ([f"{GYM}:FrameStackObservation"], "needs a value for 'stack_size'"),
-            ([{f"{GYM}:FrameStackObservation": {"stack_size": "x"}}], "FrameStackObservation' refuses its arguments"),
-            ([{"wrapper": f"{GYM}:FlattenObservation", "n": 1}], "is no wrapper: write module:Name"),
+            (
+                [{f"{GYM}:FrameStackObservation": {"stack_size": "x"}}],
+                "FrameStackObservation' refuses its arguments",
+            ),
+            (
+                [{"wrapper": f"{GYM}:FlattenObservation", "n": 1}],
+                "is no wrapper: write module:Name",
+            ),
             ([{f"{GYM}:FlattenObservation": 3}], "is no wrapper: write module:Name"),
             ([3], "3 is no wrapper"),
             (f"{GYM}:FlattenObservation", "should be a list of wrappers"),
         ],
     )
-    def test_they_are_named_before_anything_is_made(self, items: Any, words: str, file: Path, tmp_path: Path) -> None:
+    def test_they_are_named_before_anything_is_made(
+        self, items: Any, words: str, file: Path, tmp_path: Path
+    ) -> None:
         config = small_config("ppo", tmp_path / "runs", env_kwargs={"wrappers": {"list": items}})
         with pytest.raises(RLTrainingError) as caught:
             run_training(config)
@@ -258,11 +302,16 @@ class TestMistakes:
 
     @pytest.mark.parametrize("backend", ["vector", "envpool"])
     def test_simulators_of_many_environments_do_not_have_it(self, backend: str) -> None:
-        with pytest.raises(ConfigError, match=rf"wrappers.list not supported with backend: {backend}.*sync or async"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"wrappers.list not supported with backend: {backend}.*sync or async",
+        ):
             make_vector_env("CartPole-v1", listed(STACK, backend=backend))
 
 
-def test_the_example_of_the_page_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_page_survives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (TESTS.parent / "docs" / "environments.md").read_text()
     section = page.partition("### Your own wrapper")[2].partition("\n### ")[0]
     code, settings, commands = (block.partition("\n```")[0] for block in section.split("```")[1::2])
@@ -274,7 +323,13 @@ def test_the_example_of_the_page_survives_a_kill(tmp_path: Path, monkeypatch: py
     )
     monkeypatch.chdir(tmp_path)
     train, resume, evaluate = (line.split("#")[0].split() for line in commands.strip().splitlines())
-    quick = ["total_timesteps=1536", "checkpoint_interval=256", "eval_episodes=2", "num_threads=1", "compile=false"]
+    quick = [
+        "total_timesteps=1536",
+        "checkpoint_interval=256",
+        "eval_episodes=2",
+        "num_threads=1",
+        "compile=false",
+    ]
     small = [*quick, "algo_kwargs.num_steps=128", "algo_kwargs.update_epochs=1"]
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:

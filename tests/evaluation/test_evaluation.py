@@ -27,7 +27,9 @@ Results = tuple[list[float], list[int], list[bool | None]]
 
 @pytest.fixture
 def _fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluator, "act_in", lambda algorithm, active, obs: (obs[:, 0] > 0).astype(np.int64))
+    monkeypatch.setattr(
+        evaluator, "act_in", lambda algorithm, active, obs: (obs[:, 0] > 0).astype(np.int64)
+    )
 
 
 def run_episodes(evaluator: Evaluator) -> Results:
@@ -43,7 +45,10 @@ def failing(fault: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["Remembering", "GlobalChance", "Curriculum"])
 def test_an_evaluation_does_not_depend_on_earlier_ones(name: str, backend: str) -> None:
     seeds = list(range(10))  # more than there are places
-    evaluator, other = (Evaluator(EnvSource.parse(f"{FAULTY}:{name}", {"backend": backend}), seeds) for _ in range(2))
+    evaluator, other = (
+        Evaluator(EnvSource.parse(f"{FAULTY}:{name}", {"backend": backend}), seeds)
+        for _ in range(2)
+    )
     first = run_episodes(evaluator)
     np.random.seed(1)
     assert not evaluator.reports_success()
@@ -62,7 +67,9 @@ def test_an_evaluation_leaves_the_global_generators_where_they_were() -> None:
 
 
 def test_eval_gives_what_training_logged_whatever_the_environment_remembers(tmp_path: Path) -> None:
-    config = small_config("dqn", tmp_path, env_id=f"{FAULTY}:Remembering", algo_kwargs={"eval_interval": 32})
+    config = small_config(
+        "dqn", tmp_path, env_id=f"{FAULTY}:Remembering", algo_kwargs={"eval_interval": 32}
+    )
     whole = run_training(config, run_suffix="whole")
     stopped = run_training(config, run_suffix="stopped", callbacks=[StopAt(70, "collect")])
     resumed = resume_training(stopped.run_dir)
@@ -74,14 +81,23 @@ def test_eval_gives_what_training_logged_whatever_the_environment_remembers(tmp_
 @pytest.mark.usefixtures("_fixed_policy")
 @pytest.mark.parametrize(
     ("backend", "fault"),
-    [("sync", "raise"), ("sync", "exit"), ("async", "raise"), ("async", "crash"), ("async", "hang"), ("sync", "shape")],
+    [
+        ("sync", "raise"),
+        ("sync", "exit"),
+        ("async", "raise"),
+        ("async", "crash"),
+        ("async", "hang"),
+        ("sync", "shape"),
+    ],
 )
 def test_an_episode_that_failed_by_accident_is_run_again_with_the_same_result(
     backend: str, fault: str, tmp_path: Path
 ) -> None:
     options = {"backend": backend, "once": str(tmp_path / "failed")}
     healthy, hurt = (
-        Evaluator(EnvSource.parse(f"{FAULTY}:FailsOnSeed", failing(fault, **options, **more)), EVAL_SEEDS)
+        Evaluator(
+            EnvSource.parse(f"{FAULTY}:FailsOnSeed", failing(fault, **options, **more)), EVAL_SEEDS
+        )
         for more in ({"seeds": []}, {"max_restarts": 1})
     )
     assert run_episodes(hurt) == run_episodes(healthy)
@@ -91,16 +107,28 @@ def test_an_episode_that_failed_by_accident_is_run_again_with_the_same_result(
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_a_run_outlives_an_evaluation_episode_that_always_fails(backend: str, tmp_path: Path) -> None:
+def test_a_run_outlives_an_evaluation_episode_that_always_fails(
+    backend: str, tmp_path: Path
+) -> None:
     fault = "raise" if backend == "sync" else "crash"
     kwargs = failing(fault, backend=backend, max_restarts=20)
-    changes = {"env_id": f"{FAULTY}:FailsOnSeed", "env_kwargs": kwargs, "algo_kwargs": {"eval_interval": 64}}
+    changes = {
+        "env_id": f"{FAULTY}:FailsOnSeed",
+        "env_kwargs": kwargs,
+        "algo_kwargs": {"eval_interval": 64},
+    }
     config = small_config("dqn", tmp_path, **changes)
     result = run_training(config)
     assert result.metrics["eval_episodes"] == 2
     assert result.metrics["env_restarts"] >= 4
-    assert list(read_metrics(result.run_dir / "metrics.jsonl"))[-1]["env_restarts"] == result.metrics["env_restarts"]
-    assert evaluate_checkpoint(result.run_dir)["eval_return_mean"] == result.metrics["eval_return_mean"]
+    assert (
+        list(read_metrics(result.run_dir / "metrics.jsonl"))[-1]["env_restarts"]
+        == result.metrics["env_restarts"]
+    )
+    assert (
+        evaluate_checkpoint(result.run_dir)["eval_return_mean"]
+        == result.metrics["eval_return_mean"]
+    )
 
 
 def test_restarts_of_evaluations_are_counted_over_a_resume(tmp_path: Path) -> None:
@@ -117,7 +145,10 @@ def test_restarts_of_evaluations_are_counted_over_a_resume(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("nan observation", r"the observation of evaluation episode \d+ \(seed \d+\) is not finite after 3 steps"),
+        (
+            "nan observation",
+            r"the observation of evaluation episode \d+ \(seed \d+\) is not finite after 3 steps",
+        ),
         ("nan reward", r"the reward of evaluation episode \d+ \(seed \d+\) is nan at step 3"),
     ],
 )
@@ -132,10 +163,26 @@ def test_an_evaluation_with_nan_gives_no_score(fault: str, message: str) -> None
 def test_a_fault_in_an_evaluation_is_named_with_its_episode(
     fault: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["train", "dqn", f"{FAULTY}:FailsOnSeed", f"fault={fault}", "--output-dir", str(tmp_path)]
-    settings = [f"env_kwargs.fault={fault}", f"env_kwargs.seeds={EVAL_SEEDS[1:2]}", "seed=1", "total_timesteps=20"]
+    words = [
+        "train",
+        "dqn",
+        f"{FAULTY}:FailsOnSeed",
+        f"fault={fault}",
+        "--output-dir",
+        str(tmp_path),
+    ]
+    settings = [
+        f"env_kwargs.fault={fault}",
+        f"env_kwargs.seeds={EVAL_SEEDS[1:2]}",
+        "seed=1",
+        "total_timesteps=20",
+    ]
     assert main([*words[:3], *words[4:], *settings]) == 2
     error = capfd.readouterr().err
     assert f"the environment of evaluation episode 1 (seed {EVAL_SEEDS[1]}) failed" in error
-    assert {"raise": "exploded", "exit": "SystemExit: 0", "shape": "has shape (3,), its space (2,)"}[fault] in error
+    assert {
+        "raise": "exploded",
+        "exit": "SystemExit: 0",
+        "shape": "has shape (3,), its space (2,)",
+    }[fault] in error
     assert '"status": "failed"' in next(tmp_path.glob("*/metadata.json")).read_text()

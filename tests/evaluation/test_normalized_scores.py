@@ -15,10 +15,14 @@ from rl_training.runtime.run import run_training
 
 
 def test_random_is_0_and_an_expert_100() -> None:
-    assert normalized_score(EnvSource.parse("HalfCheetah-v5", {}), -280.178953) == pytest.approx(0.0)
+    assert normalized_score(EnvSource.parse("HalfCheetah-v5", {}), -280.178953) == pytest.approx(
+        0.0
+    )
     assert normalized_score(EnvSource.parse("HalfCheetah-v5", {}), 12135.0) == pytest.approx(100.0)
     # halfcheetah-medium: 42.4 for behaviour cloning is a return of 4,984.
-    assert normalized_score(EnvSource.parse("HalfCheetah-v2", {}), 4984.0) == pytest.approx(42.4, abs=0.01)
+    assert normalized_score(EnvSource.parse("HalfCheetah-v2", {}), 4984.0) == pytest.approx(
+        42.4, abs=0.01
+    )
 
 
 def test_no_score_without_a_reference_for_just_this_environment() -> None:
@@ -26,9 +30,17 @@ def test_no_score_without_a_reference_for_just_this_environment() -> None:
         normalized_score(EnvSource.parse("Hopper-v5", {}), 100.0) is None
     )  # its reward differs from that of the references
     assert normalized_score(EnvSource.parse("Hopper-v4", {}), 100.0) is not None
-    assert normalized_score(EnvSource.parse("HalfCheetah-v5", {"ctrl_cost_weight": 0.0}), 100.0) is None
-    assert normalized_score(EnvSource.parse("HalfCheetah-v5", {"max_episode_steps": 100}), 100.0) is None
-    assert normalized_score(EnvSource.parse("HalfCheetah-v5", {"backend": "async"}), 100.0) is not None
+    assert (
+        normalized_score(EnvSource.parse("HalfCheetah-v5", {"ctrl_cost_weight": 0.0}), 100.0)
+        is None
+    )
+    assert (
+        normalized_score(EnvSource.parse("HalfCheetah-v5", {"max_episode_steps": 100}), 100.0)
+        is None
+    )
+    assert (
+        normalized_score(EnvSource.parse("HalfCheetah-v5", {"backend": "async"}), 100.0) is not None
+    )
 
 
 def test_every_reference_names_an_environment_and_is_in_order() -> None:
@@ -38,7 +50,10 @@ def test_every_reference_names_an_environment_and_is_in_order() -> None:
 
 
 def test_an_evaluation_reports_it_and_early_stopping_can_use_it(tmp_path: Path) -> None:
-    options = {"early_stopping": {"metric": "eval_normalized_score", "target_value": 0.0}, "eval_interval": 64}
+    options = {
+        "early_stopping": {"metric": "eval_normalized_score", "target_value": 0.0},
+        "eval_interval": 64,
+    }
     result = run_training(small_config("sac", tmp_path, algo_kwargs=options))
     random, expert = reference_scores()["Pendulum-v1"]
     expected = 100.0 * (result.metrics["eval_return_mean"] - random) / (expert - random)

@@ -33,7 +33,11 @@ def policy(action: Any, action_space: Any, gamma: float = 0.9) -> Any:
     spaces = describe_spaces(BOX, action_space)
     config = SimpleNamespace(gamma=gamma)
     return SimpleNamespace(
-        spaces=spaces, config=config, device=torch.device("cpu"), act=act, initial_state=lambda count: None
+        spaces=spaces,
+        config=config,
+        device=torch.device("cpu"),
+        act=act,
+        initial_state=lambda count: None,
     )
 
 
@@ -41,13 +45,17 @@ def one_step_worlds(actions: np.ndarray, rewards: np.ndarray) -> TransitionDatas
     """Episodes of one step that terminate."""
     count = len(rewards)
     obs = np.random.default_rng(0).uniform(-1, 1, (count, 2)).astype(np.float32)
-    return TransitionDataset(obs, actions, rewards, obs[::-1].copy(), np.ones(count, bool), np.zeros(count, bool))
+    return TransitionDataset(
+        obs, actions, rewards, obs[::-1].copy(), np.ones(count, bool), np.zeros(count, bool)
+    )
 
 
 def test_the_value_is_the_policys_and_not_the_behaviours() -> None:
     actions = np.random.default_rng(1).uniform(-1, 1, (2000, 1)).astype(np.float32)
     data = one_step_worlds(actions, 1.0 - (actions[:, 0] - 0.5) ** 2)
-    score = fitted_q_evaluation(policy([0.5], Box(-1, 1, (1,), np.float32)), data, num_updates=400, learning_rate=3e-3)
+    score = fitted_q_evaluation(
+        policy([0.5], Box(-1, 1, (1,), np.float32)), data, num_updates=400, learning_rate=3e-3
+    )
     assert score.fqe_return_mean == pytest.approx(1.0, abs=0.05)
     assert score.behaviour_return_mean == pytest.approx(1 - 0.25 - 1 / 3, abs=0.1)
     assert score.fqe_return_low <= score.fqe_return_mean <= score.fqe_return_high
@@ -58,7 +66,9 @@ def test_the_value_is_the_policys_and_not_the_behaviours() -> None:
 def test_an_action_beyond_its_bounds_is_worth_what_the_environment_executes() -> None:
     actions = np.random.default_rng(1).uniform(-1, 1, (2000, 1)).astype(np.float32)
     data = one_step_worlds(actions, actions[:, 0])
-    score = fitted_q_evaluation(policy([3.0], Box(-1, 1, (1,), np.float32)), data, num_updates=400, learning_rate=3e-3)
+    score = fitted_q_evaluation(
+        policy([3.0], Box(-1, 1, (1,), np.float32)), data, num_updates=400, learning_rate=3e-3
+    )
     assert score.fqe_return_mean == pytest.approx(1.0, abs=0.1)
 
 
@@ -76,7 +86,9 @@ def test_a_world_without_end_is_worth_its_endless_sum() -> None:
     actions = np.zeros((count, 1), np.float32)
     data = TransitionDataset(obs, actions, np.ones(count), obs, np.zeros(count, bool), truncated)
     algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.5)
-    score = fitted_q_evaluation(algorithm, data, num_updates=1500, batch_size=32, learning_rate=3e-3)
+    score = fitted_q_evaluation(
+        algorithm, data, num_updates=1500, batch_size=32, learning_rate=3e-3
+    )
     assert score.fqe_return_mean == pytest.approx(2.0, abs=0.1)
     assert score.behaviour_return_mean == pytest.approx((1 - 0.5**10) / 0.5, abs=1e-5)
 
@@ -101,7 +113,9 @@ def test_a_hundred_horizons_of_updates_reach_the_values(monkeypatch: pytest.Monk
     monkeypatch.setattr(fitted_q, "_QFunction", Table)
     monkeypatch.setattr(fitted_q, "descend", learn_at_once)
     obs, never = np.zeros((20, 2), np.float32), np.zeros(20, bool)
-    data = TransitionDataset(obs, np.zeros((20, 1), np.float32), np.full(20, -8.0), obs, never, np.arange(20) % 2 == 1)
+    data = TransitionDataset(
+        obs, np.zeros((20, 1), np.float32), np.full(20, -8.0), obs, never, np.arange(20) % 2 == 1
+    )
     algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.9)
     score = fitted_q_evaluation(algorithm, data, num_updates=1000, batch_size=1)
     assert score.fqe_return_mean == pytest.approx(-80.0, rel=0.02)
@@ -114,7 +128,9 @@ def test_the_scale_of_rewards_does_not_matter_to_the_fit(size: float) -> None:
     actions = np.random.default_rng(1).uniform(-1, 1, (500, 1)).astype(np.float32)
     algorithm = policy([0.5], Box(-1, 1, (1,), np.float32))
     plain, scaled = (
-        fitted_q_evaluation(algorithm, one_step_worlds(actions, factor * (2.0 + actions[:, 0])), num_updates=20)
+        fitted_q_evaluation(
+            algorithm, one_step_worlds(actions, factor * (2.0 + actions[:, 0])), num_updates=20
+        )
         for factor in (1.0, size)
     )
     assert scaled.fqe_return_mean == pytest.approx(size * plain.fqe_return_mean, rel=1e-3)
@@ -124,7 +140,9 @@ def test_the_scale_of_rewards_does_not_matter_to_the_fit(size: float) -> None:
 
 def test_an_estimate_that_has_not_converged_is_reported(capsys: Any) -> None:
     obs, never = np.zeros((1000, 2), np.float32), np.zeros(1000, bool)
-    data = TransitionDataset(obs, np.zeros((1000, 1)), np.ones(1000), obs, never, np.arange(1000) % 10 == 9)
+    data = TransitionDataset(
+        obs, np.zeros((1000, 1)), np.ones(1000), obs, never, np.arange(1000) % 10 == 9
+    )
     algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.99)
     score = fitted_q_evaluation(algorithm, data, num_updates=300, batch_size=32, learning_rate=3e-3)
     assert not score.fqe_converged
@@ -132,7 +150,9 @@ def test_an_estimate_that_has_not_converged_is_reported(capsys: Any) -> None:
     assert "has not converged" in message
     assert "raise --fqe-updates" in message
     algorithm = policy([0.0], Box(-1, 1, (1,), np.float32), gamma=0.5)
-    score = fitted_q_evaluation(algorithm, data, num_updates=1000, batch_size=32, learning_rate=1e-3)
+    score = fitted_q_evaluation(
+        algorithm, data, num_updates=1000, batch_size=32, learning_rate=1e-3
+    )
     assert score.fqe_converged
     assert capsys.readouterr().err == ""
 
@@ -158,35 +178,73 @@ def test_the_return_of_a_checkpoint_is_estimated_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["data", "collect", "--env", "Pendulum-v1", "--steps", "1000", "--out", "a.npz"]) == 0
-    words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=a.npz", "algo_kwargs.hidden_sizes=[8]"]
+    assert (
+        main(["data", "collect", "--env", "Pendulum-v1", "--steps", "1000", "--out", "a.npz"]) == 0
+    )
+    words = [
+        "algo_kwargs.dataset_kind=npz",
+        "algo_kwargs.dataset_path=a.npz",
+        "algo_kwargs.hidden_sizes=[8]",
+    ]
     assert main(["train", "--total-timesteps", "20", "--run-suffix", "x", "algo=iql", *words]) == 0
     capsys.readouterr()
-    command = ["eval", "--checkpoint", "runs/iql__offline__seed0__x", "--dataset", "a.npz", "--fqe-updates", "30"]
+    command = [
+        "eval",
+        "--checkpoint",
+        "runs/iql__offline__seed0__x",
+        "--dataset",
+        "a.npz",
+        "--fqe-updates",
+        "30",
+    ]
     assert main([*command, "--json"]) == 0
     metrics = json.loads(capsys.readouterr().out)
-    assert {"fqe_return_mean", "fqe_return_low", "fqe_return_high", "behaviour_return_mean"} <= metrics.keys()
+    assert {
+        "fqe_return_mean",
+        "fqe_return_low",
+        "fqe_return_high",
+        "behaviour_return_mean",
+    } <= metrics.keys()
     assert metrics["global_step"] == 20
     assert metrics["held_out_episodes"] == 1
     scaled = [*words, "algo_kwargs.reward_scale=0.1"]
     assert main(["train", "--total-timesteps", "20", "--run-suffix", "y", "algo=iql", *scaled]) == 0
     capsys.readouterr()
     assert main([*command[:2], "runs/iql__offline__seed0__y", *command[3:], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["behaviour_return_mean"] == metrics["behaviour_return_mean"]
+    assert (
+        json.loads(capsys.readouterr().out)["behaviour_return_mean"]
+        == metrics["behaviour_return_mean"]
+    )
     assert main([*command, "--eval-episodes", "3"]) == 2
     assert "--eval-episodes has no effect with --dataset" in capsys.readouterr().err
     assert main([*command[:3], "--fqe-updates", "3"]) == 2
     assert "--fqe-updates has no effect without --dataset" in capsys.readouterr().err
 
 
-def test_data_with_errors_gives_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_data_with_errors_gives_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["data", "collect", "--env", "Pendulum-v1", "--steps", "1000", "--out", "a.npz"]) == 0
-    words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=a.npz", "algo_kwargs.hidden_sizes=[8]"]
+    assert (
+        main(["data", "collect", "--env", "Pendulum-v1", "--steps", "1000", "--out", "a.npz"]) == 0
+    )
+    words = [
+        "algo_kwargs.dataset_kind=npz",
+        "algo_kwargs.dataset_path=a.npz",
+        "algo_kwargs.hidden_sizes=[8]",
+    ]
     assert main(["train", "--total-timesteps", "20", "--run-suffix", "x", "algo=bc", *words]) == 0
     fields = dict(np.load("a.npz"))
     fields["rewards"][3] = np.nan
     np.savez("nan.npz", **fields)
-    command = ["eval", "--checkpoint", "runs/bc__offline__seed0__x", "--dataset", "nan.npz", "--fqe-updates", "2"]
+    command = [
+        "eval",
+        "--checkpoint",
+        "runs/bc__offline__seed0__x",
+        "--dataset",
+        "nan.npz",
+        "--fqe-updates",
+        "2",
+    ]
     assert main(command) == 2
     assert "rewards has NaN in 1 of 1,000 rows" in capsys.readouterr().err

@@ -58,7 +58,9 @@ def test_a_network_of_ones_own_is_saved_and_loaded(tmp_path: Path) -> None:
     assert found[1] == found[2]
 
 
-def test_an_algorithm_of_ones_own_passes_the_checks_and_trains_beside_its_parent(tmp_path: Path) -> None:
+def test_an_algorithm_of_ones_own_passes_the_checks_and_trains_beside_its_parent(
+    tmp_path: Path,
+) -> None:
     out = run("own_algorithm", tmp_path, "--total-timesteps", "1500")
     assert "check_algorithm: " in out
     assert len(row(out, "DQN")) == len(row(out, "Munchausen")) == 3
@@ -73,7 +75,9 @@ def test_callbacks_print_stop_and_write_twice(tmp_path: Path) -> None:
         assert len(list((tmp_path / "runs").glob("*/mine.csv"))) == count
     lines = [path.read_text().splitlines() for path in (tmp_path / "runs").glob("*/mine.csv")]
     steps = [[int(line.split(",")[0]) for line in each[1:]] for each in lines]
-    assert steps[0] == steps[1] == sorted(set(steps[0]))  # the header once, no step twice, also across the two stops
+    assert (
+        steps[0] == steps[1] == sorted(set(steps[0]))
+    )  # the header once, no step twice, also across the two stops
 
 
 def test_offline_training_goes_on_online(tmp_path: Path) -> None:
@@ -155,9 +159,12 @@ class TestNotebook:
         setup = cells["setup"]
         assert "TOTAL_TIMESTEPS = 30_000" in setup.source
         setup.source = setup.source.replace("30_000", "2_048")
-        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        NotebookClient(
+            notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+        ).execute()
         text = {
-            name: "".join(output.get("text", "") for output in cell.get("outputs", ())) for name, cell in cells.items()
+            name: "".join(output.get("text", "") for output in cell.get("outputs", ()))
+            for name, cell in cells.items()
         }
         assert re.search(r"^[\d.]+ ± [\d.]+$", text["evaluate"], re.MULTILINE)
         assert "the same scores: True" in text["load"]

@@ -70,11 +70,15 @@ class TestTrainConfig:
         assert rl_training.TrainConfig is TrainConfig
 
     def test_every_key_has_a_meaning(self) -> None:
-        assert [key for key, field in TrainConfig.model_fields.items() if not field.description] == []
+        assert [
+            key for key, field in TrainConfig.model_fields.items() if not field.description
+        ] == []
 
     @pytest.mark.parametrize("spec", list_algorithm_specs(), ids=lambda spec: spec.name)
     def test_every_key_of_every_algorithm_has_a_meaning(self, spec: Any) -> None:
-        assert [key for key, field in spec.config_class().model_fields.items() if not field.description] == []
+        assert [
+            key for key, field in spec.config_class().model_fields.items() if not field.description
+        ] == []
 
     def test_is_frozen(self) -> None:
         config = make()
@@ -143,7 +147,10 @@ class TestComplaints:
                 "unknown key 'eval_interval' for the configuration: did you mean algo_kwargs.eval_interval (in a file"
                 " algo_kwargs: {eval_interval: …})?",
             ),
-            ({"seed": -1}, "bad value -1 for 'seed' of the configuration: should be greater than or equal to 0"),
+            (
+                {"seed": -1},
+                "bad value -1 for 'seed' of the configuration: should be greater than or equal to 0",
+            ),
             (
                 {"total_timesteps": 0},
                 "bad value 0 for 'total_timesteps' of the configuration: should be greater than 0",
@@ -153,9 +160,18 @@ class TestComplaints:
                 "bad value of 1,329 bits for 'total_timesteps' of the configuration: should be less than"
                 " 340,282,366,920,938,463,463,374,607,431,768,211,456",
             ),
-            ({"num_envs": -2}, "bad value -2 for 'num_envs' of the configuration: should be greater than 0"),
-            ({"eval_episodes": 0}, "bad value 0 for 'eval_episodes' of the configuration: should be greater than 0"),
-            ({"log_interval": 0}, "bad value 0 for 'log_interval' of the configuration: should be greater than 0"),
+            (
+                {"num_envs": -2},
+                "bad value -2 for 'num_envs' of the configuration: should be greater than 0",
+            ),
+            (
+                {"eval_episodes": 0},
+                "bad value 0 for 'eval_episodes' of the configuration: should be greater than 0",
+            ),
+            (
+                {"log_interval": 0},
+                "bad value 0 for 'log_interval' of the configuration: should be greater than 0",
+            ),
             (
                 {"checkpoint_interval": -1},
                 "bad value -1 for 'checkpoint_interval' of the configuration: should be greater than 0",
@@ -168,12 +184,20 @@ class TestComplaints:
                 {"env_kwargs": [1]},
                 "bad value [1] for 'env_kwargs' of the configuration: should be a mapping of keys to values",
             ),
-            ({"tags": [1]}, "bad value 1 for 'tags.0' of the configuration: should be a valid string"),
+            (
+                {"tags": [1]},
+                "bad value 1 for 'tags.0' of the configuration: should be a valid string",
+            ),
             ({"env_id": None}, "missing key 'env_id' for the configuration"),
-            ({"device": 1}, "bad value 1 for 'device' of the configuration: should be a valid string"),
+            (
+                {"device": 1},
+                "bad value 1 for 'device' of the configuration: should be a valid string",
+            ),
         ],
     )
-    def test_names_the_key_the_value_and_the_remedy(self, values: dict[str, Any], message: str) -> None:
+    def test_names_the_key_the_value_and_the_remedy(
+        self, values: dict[str, Any], message: str
+    ) -> None:
         assert complaint(**values) == message
 
     @pytest.mark.parametrize(
@@ -201,7 +225,9 @@ class TestComplaints:
 
     def test_unknown_key_without_a_near_one_lists_what_is_known(self) -> None:
         message = complaint(zzzz=1)
-        assert message.startswith("unknown key 'zzzz' for the configuration (known: algo, algo_kwargs, ")
+        assert message.startswith(
+            "unknown key 'zzzz' for the configuration (known: algo, algo_kwargs, "
+        )
         assert all(key in message for key in TrainConfig.model_fields)
 
     def test_each_mistake_has_its_line(self) -> None:
@@ -239,10 +265,26 @@ class TestComplaints:
         ("algo", "kwargs", "message"),
         [
             ("sac", {"taau": 0.1}, "unknown key 'taau' for sac: did you mean 'tau'?"),
-            ("ppo", {"num_steps": 0}, "bad value 0 for 'num_steps' of ppo: should be greater than 0"),
-            ("ppo", {"gamma": 1.5}, "bad value 1.5 for 'gamma' of ppo: should be less than or equal to 1"),
-            ("dqn", {"batch_size": -1}, "bad value -1 for 'batch_size' of dqn: should be greater than 0"),
-            ("dqn", {"hidden_sizes": [0]}, "bad value 0 for 'hidden_sizes.0' of dqn: should be greater than 0"),
+            (
+                "ppo",
+                {"num_steps": 0},
+                "bad value 0 for 'num_steps' of ppo: should be greater than 0",
+            ),
+            (
+                "ppo",
+                {"gamma": 1.5},
+                "bad value 1.5 for 'gamma' of ppo: should be less than or equal to 1",
+            ),
+            (
+                "dqn",
+                {"batch_size": -1},
+                "bad value -1 for 'batch_size' of dqn: should be greater than 0",
+            ),
+            (
+                "dqn",
+                {"hidden_sizes": [0]},
+                "bad value 0 for 'hidden_sizes.0' of dqn: should be greater than 0",
+            ),
             (
                 "ppo",
                 {"early_stopping": {"patienc": 3}},
@@ -253,9 +295,17 @@ class TestComplaints:
                 {"early_stopping": {"mode": "most"}},
                 "bad value 'most' for 'early_stopping.mode' of ppo: should be 'max' or 'min'",
             ),
-            ("ppo", {"clip_range": 3}, "unknown key 'clip_range' for ppo: did you mean 'clip_coef'?"),
+            (
+                "ppo",
+                {"clip_range": 3},
+                "unknown key 'clip_range' for ppo: did you mean 'clip_coef'?",
+            ),
             ("dqn", {"n_steps": 3}, "unknown key 'n_steps' for dqn: did you mean 'n_step'?"),
-            ("dqn", {"buffer_capacity": -1}, "bad value -1 for 'buffer_capacity' of dqn: should be greater than 0"),
+            (
+                "dqn",
+                {"buffer_capacity": -1},
+                "bad value -1 for 'buffer_capacity' of dqn: should be greater than 0",
+            ),
             (
                 "dqn",
                 {"target_update_interval": 0},
@@ -266,9 +316,21 @@ class TestComplaints:
                 {"learning_starts": -1},
                 "bad value -1 for 'learning_starts' of sac: should be greater than or equal to 0",
             ),
-            ("sac", {"train_frequency": 0}, "bad value 0 for 'train_frequency' of sac: should be greater than 0"),
-            ("sac", {"hidden_sizes": 64}, "bad value 64 for 'hidden_sizes' of sac: should be a list"),
-            ("sac", {"gradient_steps": 0}, "bad value 0 for 'gradient_steps' of sac: should be greater than 0"),
+            (
+                "sac",
+                {"train_frequency": 0},
+                "bad value 0 for 'train_frequency' of sac: should be greater than 0",
+            ),
+            (
+                "sac",
+                {"hidden_sizes": 64},
+                "bad value 64 for 'hidden_sizes' of sac: should be a list",
+            ),
+            (
+                "sac",
+                {"gradient_steps": 0},
+                "bad value 0 for 'gradient_steps' of sac: should be greater than 0",
+            ),
             (
                 "ppo",
                 {"vf_coef": float("nan")},
@@ -292,7 +354,11 @@ class TestSchedules:
         assert rate == Schedule(kind="linear", start=1e-3, end=1e-4)
 
     def test_ends_at_zero_unless_told(self) -> None:
-        rate = get_algorithm_spec("ppo").parse_kwargs({"learning_rate": {"kind": "cosine", "start": 1.0}}).learning_rate
+        rate = (
+            get_algorithm_spec("ppo")
+            .parse_kwargs({"learning_rate": {"kind": "cosine", "start": 1.0}})
+            .learning_rate
+        )
         assert isinstance(rate, Schedule)
         assert [round(rate.at(progress), 6) for progress in (0.0, 0.5, 1.0)] == [1.0, 0.5, 0.0]
 
@@ -315,7 +381,9 @@ class TestSchedules:
             ),
         ],
     )
-    def test_a_wrong_one_gets_one_message_about_the_part_at_fault(self, schedule: dict[str, Any], message: str) -> None:
+    def test_a_wrong_one_gets_one_message_about_the_part_at_fault(
+        self, schedule: dict[str, Any], message: str
+    ) -> None:
         assert algo_complaint("sac", learning_rate=schedule) == message
 
     @pytest.mark.parametrize("value", ["high", -1.0, None])
@@ -353,7 +421,9 @@ class TestYaml:
         ],
         ids=["syntax", "twice", "twice nested", "list", "empty", "binary", "python", "control"],
     )
-    def test_a_bad_file_is_named_with_its_fault(self, tmp_path: Path, content: bytes, words: list[str]) -> None:
+    def test_a_bad_file_is_named_with_its_fault(
+        self, tmp_path: Path, content: bytes, words: list[str]
+    ) -> None:
         path = tmp_path / "bad.yaml"
         path.write_bytes(content)
         with pytest.raises(ConfigError) as caught:
@@ -369,7 +439,10 @@ class TestYaml:
     def test_a_missing_file_says_from_where_it_was_looked_for(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_config_file(tmp_path / "none.yaml")
-        assert str(caught.value) == f"config file '{tmp_path / 'none.yaml'}' does not exist (looked from {Path.cwd()})"
+        assert (
+            str(caught.value)
+            == f"config file '{tmp_path / 'none.yaml'}' does not exist (looked from {Path.cwd()})"
+        )
 
 
 class TestOverrides:
@@ -384,7 +457,11 @@ class TestOverrides:
         ]
         assert parse_overrides(words) == {
             "seed": 3,
-            "algo_kwargs": {"learning_rate": 1e-3, "hidden_sizes": [8, 8], "replay": {"kind": "her"}},
+            "algo_kwargs": {
+                "learning_rate": 1e-3,
+                "hidden_sizes": [8, 8],
+                "replay": {"kind": "her"},
+            },
             "tags": ["a", "b"],
             "device": None,
         }
@@ -404,8 +481,14 @@ class TestOverrides:
             ),
             (["sed=3"], "unknown key 'sed' for the configuration: did you mean 'seed'?"),
             (["lr=3"], "unknown key 'lr' for the configuration: did you mean learning_rate?"),
-            (["net_arch=[8]"], "unknown key 'net_arch' for the configuration: did you mean hidden_sizes?"),
-            (["tau=1", "algo_kwargs.tau=2"], "'algo_kwargs.tau' is given twice on the command line: remove one"),
+            (
+                ["net_arch=[8]"],
+                "unknown key 'net_arch' for the configuration: did you mean hidden_sizes?",
+            ),
+            (
+                ["tau=1", "algo_kwargs.tau=2"],
+                "'algo_kwargs.tau' is given twice on the command line: remove one",
+            ),
             (
                 ["algo_kwargs=3", "algo_kwargs.gamma=1"],
                 "'algo_kwargs.gamma=1' sets a key within one that already has a value",
@@ -418,7 +501,9 @@ class TestOverrides:
         assert str(caught.value) == message
 
     def test_a_bad_value_is_named_by_its_key(self) -> None:
-        with pytest.raises(ConfigError, match=r"^the value of 'algo_kwargs\.hidden_sizes' is not valid YAML"):
+        with pytest.raises(
+            ConfigError, match=r"^the value of 'algo_kwargs\.hidden_sizes' is not valid YAML"
+        ):
             parse_overrides(["algo_kwargs.hidden_sizes=[8"])
 
 
@@ -426,7 +511,9 @@ class TestResolve:
     BASE: tuple[str, dict[str, Any]] = ("base", {"algo": "ppo", "env_id": "CartPole-v1"})
 
     def test_later_layers_win_and_are_named(self) -> None:
-        resolved = resolve_config([self.BASE, ("file", {"seed": 1, "num_envs": 2}), ("command line", {"seed": 3})])
+        resolved = resolve_config(
+            [self.BASE, ("file", {"seed": 1, "num_envs": 2}), ("command line", {"seed": 3})]
+        )
         assert resolved.config == make(seed=3, num_envs=2)
         assert resolved.sources == {
             "algo": "base",
@@ -439,7 +526,15 @@ class TestResolve:
         resolved = resolve_config(
             [
                 self.BASE,
-                ("preset", {"algo_kwargs": {"gamma": 0.9, "early_stopping": {"patience": 2, "mode": "min"}}}),
+                (
+                    "preset",
+                    {
+                        "algo_kwargs": {
+                            "gamma": 0.9,
+                            "early_stopping": {"patience": 2, "mode": "min"},
+                        }
+                    },
+                ),
                 ("file", {"algo_kwargs": {"num_steps": 16, "early_stopping": {"patience": 7}}}),
             ]
         )
@@ -456,7 +551,14 @@ class TestResolve:
         resolved = resolve_config(
             [
                 self.BASE,
-                ("preset", {"algo_kwargs": {"learning_rate": {"kind": "linear", "start": 1.0, "end": 0.5}}}),
+                (
+                    "preset",
+                    {
+                        "algo_kwargs": {
+                            "learning_rate": {"kind": "linear", "start": 1.0, "end": 0.5}
+                        }
+                    },
+                ),
                 ("file", {"algo_kwargs": {"learning_rate": {"kind": "cosine", "start": 2.0}}}),
             ]
         )
@@ -489,7 +591,11 @@ class TestResolve:
 
     def test_an_environment_may_have_an_argument_called_kind(self) -> None:
         resolved = resolve_config(
-            [self.BASE, ("file", {"env_kwargs": {"size": 3}}), ("command line", {"env_kwargs": {"kind": "hard"}})]
+            [
+                self.BASE,
+                ("file", {"env_kwargs": {"size": 3}}),
+                ("command line", {"env_kwargs": {"kind": "hard"}}),
+            ]
         )
         assert resolved.config.env_kwargs == {"size": 3, "kind": "hard"}
         assert resolved.sources["env_kwargs.size"] == "file"
@@ -513,7 +619,9 @@ class TestResolve:
 
 class TestSerialized:
     def test_is_plain(self) -> None:
-        values = serialize_train_config(make(output_dir=Path("a/b"), tags=("x", "y"), total_timesteps=1_000))
+        values = serialize_train_config(
+            make(output_dir=Path("a/b"), tags=("x", "y"), total_timesteps=1_000)
+        )
         assert values["output_dir"] == "a/b"
         assert type(values["output_dir"]) is str
         assert values["tags"] == ["x", "y"]
@@ -537,13 +645,31 @@ class TestConfigFileOfARun:
         [
             {},
             {"seed": 3, "num_envs": 2, "tags": ("a", "b"), "num_threads": 1, "compile": False},
-            {"algo_kwargs": {"learning_rate": {"kind": "linear", "start": 1e-5, "end": 0.0}, "hidden_sizes": [8]}},
-            {"env_kwargs": {"wrappers": {"reward": {"scale": 0.1, "clip": [-1, 1]}}, "max_episode_steps": 9}},
+            {
+                "algo_kwargs": {
+                    "learning_rate": {"kind": "linear", "start": 1e-5, "end": 0.0},
+                    "hidden_sizes": [8],
+                }
+            },
+            {
+                "env_kwargs": {
+                    "wrappers": {"reward": {"scale": 0.1, "clip": [-1, 1]}},
+                    "max_episode_steps": 9,
+                }
+            },
             {"tags": ("1e3", "12", "true", "null", "2020-01-01", "a: b", "")},
             {"env_kwargs": {"version": "1e5"}},
             {"env_kwargs": {"limit": float("inf")}},
         ],
-        ids=["defaults", "plain", "schedule", "wrappers", "tags like numbers", "words like numbers", "infinity"],
+        ids=[
+            "defaults",
+            "plain",
+            "schedule",
+            "wrappers",
+            "tags like numbers",
+            "words like numbers",
+            "infinity",
+        ],
     )
     def test_gives_an_equal_configuration(self, tmp_path: Path, values: dict[str, Any]) -> None:
         config = make(output_dir=tmp_path, log_interval=5, checkpoint_interval=50, **values)
@@ -557,7 +683,9 @@ class TestConfigFileOfARun:
         assert loaded == config.replace(log_interval=10, checkpoint_interval=100)
 
 
-@pytest.mark.parametrize("path", list(list_presets()), ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize(
+    "path", list(list_presets()), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
 def test_every_preset_is_valid_and_lies_under_its_algorithm(path: Path) -> None:
     config = TrainConfig(**load_config_file(path))
     assert config.algo == path.parent.name

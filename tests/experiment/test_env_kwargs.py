@@ -61,7 +61,9 @@ class ArgumentsEnv(gym.Env[Any, Any]):
         self.action_space = gym.spaces.Discrete(2)
         GIVEN.append(kwargs)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         return np.zeros(1, np.float32), {}
 
@@ -119,10 +121,18 @@ LEAVES = st.one_of(
         ]
     ),
 )
-TREES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
+TREES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner)
+)
 
 
-@settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    max_examples=120,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
 @given(TREES)
 def test_whatever_a_configuration_takes_comes_back_from_yaml(tree: Any) -> None:
     values = {"env_kwargs": json_copy({"x": tree}, "env_kwargs")}
@@ -130,7 +140,9 @@ def test_whatever_a_configuration_takes_comes_back_from_yaml(tree: Any) -> None:
 
 
 def test_a_run_of_an_older_version_gives_lists_for_its_tuples_and_sets(tmp_path: Path) -> None:
-    config = small_config("ppo", tmp_path, env_id=f"{__name__}:ArgumentsEnv", env_kwargs={"pair": [1, [2]], "day": ""})
+    config = small_config(
+        "ppo", tmp_path, env_id=f"{__name__}:ArgumentsEnv", env_kwargs={"pair": [1, [2]], "day": ""}
+    )
     run = run_training(config, callbacks=[StopAt(48, "collect")]).run_dir
     forge_manifest(
         resolve_checkpoint(run),
@@ -195,7 +207,9 @@ def test_the_configuration_does_not_change_with_what_it_was_made_from() -> None:
     assert config.env_kwargs == {"a": [1]}
 
 
-def test_values_that_json_does_not_have_are_refused_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_json_does_not_have_are_refused_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for value, words in (
         ("{1: a}", "key 1 of 'env_kwargs.a' is not text"),
         ("!!set {x}", "write a list"),
@@ -208,7 +222,8 @@ def test_values_that_json_does_not_have_are_refused_on_the_command_line(capsys: 
 # YAML
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 MERGES = "a: &a {k: 1}\n" + "".join(
     f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 9)}]}}\n"
@@ -280,12 +295,25 @@ def test_numbers_and_words_are_read_as_documented(text: str, value: Any) -> None
 
 @pytest.mark.parametrize("text", ["010", "-08", "00"])
 def test_a_number_that_may_be_octal_is_asked_about(text: str) -> None:
-    with pytest.raises(ConfigError, match="is octal to some readers and decimal to others: write it without the zero"):
+    with pytest.raises(
+        ConfigError,
+        match="is octal to some readers and decimal to others: write it without the zero",
+    ):
         parse_overrides([f"seed={text}"])
 
 
 @pytest.mark.parametrize(
-    "text", ["!!int x", "!!int ''", "!!timestamp x", "!!bool x", "!!float ''", "{0x1: a, 1: b}", "!tuple x", "!other 1"]
+    "text",
+    [
+        "!!int x",
+        "!!int ''",
+        "!!timestamp x",
+        "!!bool x",
+        "!!float ''",
+        "{0x1: a, 1: b}",
+        "!tuple x",
+        "!other 1",
+    ],
 )
 def test_a_tag_that_does_not_fit_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):

@@ -44,7 +44,11 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 def test_a_line_has_the_episodes_of_one_evaluation(whole: Path) -> None:
     lines = evaluations(whole)
     logged = [line for line in read_metrics(whole / "metrics.jsonl") if "eval_return_mean" in line]
-    assert [line["global_step"] for line in lines] == [line["global_step"] for line in logged] == [64, 128, 192]
+    assert (
+        [line["global_step"] for line in lines]
+        == [line["global_step"] for line in logged]
+        == [64, 128, 192]
+    )
     for line, metrics in zip(lines, logged, strict=True):
         assert list(line) == ["global_step", "seeds", "returns", "lengths"]
         assert line["seeds"] == RunSeeds.from_seed(1).eval_seeds(3)
@@ -58,9 +62,15 @@ def test_it_has_successes_where_episodes_report_them(tmp_path: Path) -> None:
     assert statistics.fmean(line["successes"]) == result.metrics["eval_success_rate"]
 
 
-@pytest.mark.parametrize(("event", "step"), [("collect", 50), ("update", 77), ("eval", 64), ("eval", 192)])
-def test_a_resumed_run_has_the_same_lines(event: str, step: int, whole: Path, tmp_path: Path) -> None:
-    stopped = run_training(small_config("ppo", tmp_path / "parts", **CHANGES), callbacks=[StopAt(step, event)])
+@pytest.mark.parametrize(
+    ("event", "step"), [("collect", 50), ("update", 77), ("eval", 64), ("eval", 192)]
+)
+def test_a_resumed_run_has_the_same_lines(
+    event: str, step: int, whole: Path, tmp_path: Path
+) -> None:
+    stopped = run_training(
+        small_config("ppo", tmp_path / "parts", **CHANGES), callbacks=[StopAt(step, event)]
+    )
     before = (stopped.run_dir / "evaluations.jsonl").read_text()
     resume_training(stopped.run_dir)
     assert before, "the stopped run had been evaluated"

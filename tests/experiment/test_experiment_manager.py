@@ -51,11 +51,15 @@ class Reinforce(Algorithm[ReinforceConfig]):
             raise EnvError("reinforce needs a Discrete action space")
 
     @torch.no_grad()
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         logits = self.policy(obs)
         if not explore:
             return ActResult(logits.argmax(-1))
-        return ActResult(torch.multinomial(logits.softmax(-1), 1, generator=self.generator).squeeze(-1))
+        return ActResult(
+            torch.multinomial(logits.softmax(-1), 1, generator=self.generator).squeeze(-1)
+        )
 
     def update(self, batch: Transitions) -> UpdateResult:
         returns = torch.zeros_like(batch.rewards)
@@ -74,7 +78,9 @@ class Reinforce(Algorithm[ReinforceConfig]):
         return {"policy": self.policy, "optimizer": self.optimizer}
 
 
-SPEC = AlgorithmSpec("reinforce", "a test's own algorithm", Reinforce, ReinforceConfig, Loop.ON_POLICY)
+SPEC = AlgorithmSpec(
+    "reinforce", "a test's own algorithm", Reinforce, ReinforceConfig, Loop.ON_POLICY
+)
 
 
 @pytest.fixture
@@ -86,7 +92,9 @@ def _registered() -> Iterator[None]:
 
 def reinforce_config(output_dir: Path, **changes: object) -> TrainConfig:
     algo_kwargs = {"num_steps": 16, "hidden_sizes": [8]}
-    return small_config("ppo", output_dir).replace(algo="reinforce", algo_kwargs=algo_kwargs, **changes)
+    return small_config("ppo", output_dir).replace(
+        algo="reinforce", algo_kwargs=algo_kwargs, **changes
+    )
 
 
 def test_setup_trains_and_resume_goes_on_in_the_same_folder(tmp_path: Path) -> None:
@@ -106,7 +114,9 @@ def test_resume_into_another_output_dir_leaves_the_first_run_alone(tmp_path: Pat
     again = manager.resume(first.run_dir, total_timesteps=256, output_dir=tmp_path / "b").train()
     assert again.run_dir.parent == tmp_path / "b"
     assert again.metrics["global_step"] == 256
-    assert before == {path: path.stat().st_mtime_ns for path in first.run_dir.rglob("*") if path.is_file()}
+    assert before == {
+        path: path.stat().st_mtime_ns for path in first.run_dir.rglob("*") if path.is_file()
+    }
 
 
 def test_the_registry_lists_the_built_in_algorithms_with_their_loops() -> None:
@@ -123,7 +133,9 @@ def test_a_name_is_registered_once() -> None:
     with pytest.raises(ConfigError, match="already registered"):
         register_algorithm(AlgorithmSpec("ppo", "mine", Reinforce, ReinforceConfig, Loop.ON_POLICY))
     with pytest.raises(ConfigError, match="lower case"):
-        register_algorithm(AlgorithmSpec("Mine", "mine", Reinforce, ReinforceConfig, Loop.ON_POLICY))
+        register_algorithm(
+            AlgorithmSpec("Mine", "mine", Reinforce, ReinforceConfig, Loop.ON_POLICY)
+        )
 
 
 @pytest.mark.usefixtures("_registered")
@@ -133,14 +145,18 @@ def test_a_users_own_algorithm_trains_resumes_and_evaluates(tmp_path: Path) -> N
     assert "policy_loss" in first.metrics
     again = manager.resume(first.run_dir, total_timesteps=256).train()
     assert again.metrics["global_step"] == 256
-    assert evaluate_checkpoint(again.run_dir)["eval_return_mean"] == again.metrics["eval_return_mean"]
+    assert (
+        evaluate_checkpoint(again.run_dir)["eval_return_mean"] == again.metrics["eval_return_mean"]
+    )
 
 
 @pytest.mark.usefixtures("_registered")
 def test_a_users_own_algorithm_has_its_settings_and_spaces_checked(tmp_path: Path) -> None:
     manager = DefaultExperimentManager()
     config = reinforce_config(tmp_path)
-    with pytest.raises(ConfigError, match="unknown key 'basline' for reinforce: did you mean 'baseline'"):
+    with pytest.raises(
+        ConfigError, match="unknown key 'basline' for reinforce: did you mean 'baseline'"
+    ):
         manager.setup(config.replace(algo_kwargs={"basline": 1.0}))
     with pytest.raises(EnvError, match="Discrete"):
         manager.setup(config.replace(env_id="Pendulum-v1")).train()

@@ -23,18 +23,27 @@ KWARGS = {"eval_interval": 64}
 
 def test_tensorboard_shows_the_curves_that_the_lines_have(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    stopped = run_training(small_config("ppo", tmp_path, **RUN, algo_kwargs=KWARGS), callbacks=[StopAt(64, "eval")])
+    stopped = run_training(
+        small_config("ppo", tmp_path, **RUN, algo_kwargs=KWARGS), callbacks=[StopAt(64, "eval")]
+    )
     resume_training(stopped.run_dir)
     events = accumulator.EventAccumulator(str(stopped.run_dir / "tensorboard"))
     events.Reload()
     lines = list(read_metrics(stopped.run_dir / "metrics.jsonl"))
     assert {"train/policy_loss", "eval/eval_return_mean"} <= set(events.Tags()["scalars"])
-    for tag, name in (("train/policy_loss", "policy_loss"), ("eval/eval_return_mean", "eval_return_mean")):
-        expected = [(line["global_step"], pytest.approx(line[name])) for line in lines if name in line]
+    for tag, name in (
+        ("train/policy_loss", "policy_loss"),
+        ("eval/eval_return_mean", "eval_return_mean"),
+    ):
+        expected = [
+            (line["global_step"], pytest.approx(line[name])) for line in lines if name in line
+        ]
         assert [(event.step, event.value) for event in events.Scalars(tag)] == expected
 
 
-def test_a_resume_that_fails_takes_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_that_fails_takes_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = run_training(small_config("ppo", tmp_path, **RUN, algo_kwargs=KWARGS)).run_dir
 
     def fail(*args: Any) -> None:
@@ -46,7 +55,10 @@ def test_a_resume_that_fails_takes_nothing_away(tmp_path: Path, monkeypatch: pyt
         resume_training(run_dir / "checkpoints" / "step_000000000096", rewind=True)
     after = contents(run_dir)
     changed = ("metadata.json", "config.yaml", "run.log", "owner/")
-    kept = [{name: data for name, data in files.items() if not name.startswith(changed)} for files in (before, after)]
+    kept = [
+        {name: data for name, data in files.items() if not name.startswith(changed)}
+        for files in (before, after)
+    ]
     assert kept[0] == kept[1]
 
 

@@ -51,7 +51,14 @@ def lease(tmp_path: Path) -> Iterator[Lease]:
 
 def pretend(run_dir: Path, attempt: int = 1, **values: object) -> Path:
     """The folder of a run that another process owns, with a heartbeat of now."""
-    own = {"host": "elsewhere", "pid": 17, "machine": "elsewhere", "started": "1", "since": "then", **values}
+    own = {
+        "host": "elsewhere",
+        "pid": 17,
+        "machine": "elsewhere",
+        "started": "1",
+        "since": "then",
+        **values,
+    }
     workspace = run_dir / "owner" / str(attempt)
     workspace.mkdir(parents=True)
     (run_dir / "owner" / f"{attempt}.json").write_text(json.dumps(own))
@@ -65,7 +72,9 @@ def make_stale(workspace: Path) -> None:
 
 
 class TestAcquire:
-    def test_the_owner_is_this_process_and_its_heartbeat_tells_the_step(self, lease: Lease, tmp_path: Path) -> None:
+    def test_the_owner_is_this_process_and_its_heartbeat_tells_the_step(
+        self, lease: Lease, tmp_path: Path
+    ) -> None:
         owner = read_owner(tmp_path)
         assert owner is not None
         assert (owner.attempt, owner.host, owner.pid) == (1, socket.gethostname(), os.getpid())
@@ -75,9 +84,14 @@ class TestAcquire:
         assert read_heartbeat(tmp_path, owner) == {"step": 5, "total": 10}
         assert heartbeat_age(tmp_path, owner) < 5
 
-    def test_a_second_one_is_refused_and_told_who_owns_it(self, lease: Lease, tmp_path: Path) -> None:
+    def test_a_second_one_is_refused_and_told_who_owns_it(
+        self, lease: Lease, tmp_path: Path
+    ) -> None:
         for refused in (acquire, refuse_owned):
-            with pytest.raises(RunOwnedError, match=rf"process {os.getpid()} on {socket.gethostname()} since .*\(att"):
+            with pytest.raises(
+                RunOwnedError,
+                match=rf"process {os.getpid()} on {socket.gethostname()} since .*\(att",
+            ):
                 refused(tmp_path)
 
     def test_a_released_run_is_free_and_attempts_are_counted(self, tmp_path: Path) -> None:
@@ -131,14 +145,18 @@ class TestAcquire:
         assert not is_alive(tmp_path, read_owner(tmp_path))
         acquire(tmp_path).release()
 
-    def test_a_copy_of_a_live_runs_folder_is_free_and_a_moved_folder_is_not(self, tmp_path: Path) -> None:
+    def test_a_copy_of_a_live_runs_folder_is_free_and_a_moved_folder_is_not(
+        self, tmp_path: Path
+    ) -> None:
         original = tmp_path / "original"
         original.mkdir()
         lease = acquire(original)
         copy = shutil.copytree(original, tmp_path / "copy")
         (tmp_path / "link").symlink_to(original)
         owners = {name: read_owner(tmp_path / name) for name in ("original", "copy", "link")}
-        assert {name for name, owner in owners.items() if owner is not None and owner.is_gone} == {"copy"}
+        assert {name for name, owner in owners.items() if owner is not None and owner.is_gone} == {
+            "copy"
+        }
         own = acquire(copy)
         assert own.attempt == 2
         lease.check()
@@ -146,7 +164,9 @@ class TestAcquire:
         original.rename(tmp_path / "moved")
         with pytest.raises(RunOwnedError):
             refuse_owned(tmp_path / "moved")
-        with pytest.raises(ReplacedError, match="moved or removed while this process trained it") as caught:
+        with pytest.raises(
+            ReplacedError, match="moved or removed while this process trained it"
+        ) as caught:
             lease.check()
         assert "continues there" not in str(caught.value)
         lease.release()
@@ -181,7 +201,10 @@ class TestReplaced:
         new.release()
 
     def test_it_notices(self, replaced: Lease, tmp_path: Path) -> None:
-        with pytest.raises(ReplacedError, match=rf"attempt 1\) was replaced by process {os.getpid()} on .*attempt 2"):
+        with pytest.raises(
+            ReplacedError,
+            match=rf"attempt 1\) was replaced by process {os.getpid()} on .*attempt 2",
+        ):
             replaced.check()
         reasons: list[str] = []
         replaced.on_request = reasons.append
@@ -223,7 +246,9 @@ def test_what_a_file_held_open_is_appended_to_is_not_the_new_owners_file(tmp_pat
 
 
 class TestRuns:
-    def test_a_run_that_is_being_trained_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_run_that_is_being_trained_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         result = run_training(small_config("ppo", tmp_path), callbacks=[StopAt(64, "collect")])
         lease = acquire(result.run_dir)
         before = contents(result.run_dir)
@@ -241,7 +266,9 @@ class TestRuns:
 
         def start() -> None:
             try:
-                results.append(DefaultExperimentManager().resume_or_start(config, run_suffix="x").train())
+                results.append(
+                    DefaultExperimentManager().resume_or_start(config, run_suffix="x").train()
+                )
             except (RunOwnedError, RunExistsError) as error:
                 results.append(error)
 
@@ -252,7 +279,9 @@ class TestRuns:
             thread.join()
         (run_dir,) = tmp_path.iterdir()
         assert [result for result in results if not isinstance(result, RLTrainingError)]
-        reference = run_training(config.replace(output_dir=tmp_path.parent / f"{tmp_path.name}-whole"))
+        reference = run_training(
+            config.replace(output_dir=tmp_path.parent / f"{tmp_path.name}-whole")
+        )
         assert_same_checkpoint(run_dir, reference.run_dir)
 
     def test_a_stop_file_ends_a_run_which_resumes_exactly(self, tmp_path: Path) -> None:
@@ -260,7 +289,11 @@ class TestRuns:
 
         class AskToStop(StopAt):
             def _check(self, trainer, event):  # type: ignore[no-untyped-def]
-                if event == "collect" and trainer.global_step >= self.step and not trainer.should_stop:
+                if (
+                    event == "collect"
+                    and trainer.global_step >= self.step
+                    and not trainer.should_stop
+                ):
                     (trainer.run_dir / "stop").touch()
                     warm.wait_until(lambda: trainer.should_stop)
 
@@ -283,14 +316,30 @@ class TestRuns:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_suspended_process_that_was_replaced_wakes_up_and_leaves_without_a_trace(tmp_path: Path) -> None:
+def test_a_suspended_process_that_was_replaced_wakes_up_and_leaves_without_a_trace(
+    tmp_path: Path,
+) -> None:
     """Takes more than ten seconds: it waits until a heartbeat counts as stale."""
-    config = small_config("ppo", tmp_path / "runs", total_timesteps=8_000, checkpoint_interval=256, log_interval=64)
+    config = small_config(
+        "ppo", tmp_path / "runs", total_timesteps=8_000, checkpoint_interval=256, log_interval=64
+    )
     settings = [f"{key}={json.dumps(value)}" for key, value in config.algo_kwargs.items()]
     train = [
         *("train", "ppo", "CartPole-v1", "--no-preset", "--output-dir", str(config.output_dir)),
-        *("--run-suffix", "x", "total_timesteps=8000", "checkpoint_interval=256", "log_interval=64", "seed=1"),
-        *("eval_episodes=2", "num_threads=1", "compile=false", *(f"algo_kwargs.{text}" for text in settings)),
+        *(
+            "--run-suffix",
+            "x",
+            "total_timesteps=8000",
+            "checkpoint_interval=256",
+            "log_interval=64",
+            "seed=1",
+        ),
+        *(
+            "eval_episodes=2",
+            "num_threads=1",
+            "compile=false",
+            *(f"algo_kwargs.{text}" for text in settings),
+        ),
     ]
     first = warm.start(train, tmp_path, **{STALE: "2"})
     run_dir = config.output_dir / run_name(config, "x")
@@ -298,8 +347,12 @@ def test_a_suspended_process_that_was_replaced_wakes_up_and_leaves_without_a_tra
         warm.wait_until(lambda: (run_dir / "checkpoints" / "last").exists())
         first.send_signal(signal.SIGSTOP)
         refused = warm.run(["resume", str(run_dir)], tmp_path, **{STALE: "2"})
-        if refused.returncode == 2:  # within two seconds of its last heartbeat it still counts as alive
-            assert f"belongs to process {first.pid} on {socket.gethostname()} since" in refused.stderr
+        if (
+            refused.returncode == 2
+        ):  # within two seconds of its last heartbeat it still counts as alive
+            assert (
+                f"belongs to process {first.pid} on {socket.gethostname()} since" in refused.stderr
+            )
             warm.wait_until(lambda: heartbeat_age(run_dir, read_owner(run_dir)) > 2.1)
         second = warm.run(["resume", str(run_dir)], tmp_path, **{STALE: "2"})
         assert second.returncode == 0, second.stderr

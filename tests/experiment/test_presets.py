@@ -19,7 +19,9 @@ ROOT = TESTS.parent
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -45,7 +47,10 @@ def test_the_preset_applies_however_the_pair_is_named(call: Call, words: list[st
     code, out, err = call("config", *words, "--json")
     assert code == 0, err
     assert "using preset ppo/cartpole.yaml" in err
-    assert json.loads(out)["algo_kwargs.gae_lambda"] == {"value": 0.8, "source": "preset ppo/cartpole.yaml"}
+    assert json.loads(out)["algo_kwargs.gae_lambda"] == {
+        "value": 0.8,
+        "source": "preset ppo/cartpole.yaml",
+    }
     code, out, err = call("config", *words, "--json", "--no-preset")
     assert (code, err) == (0, "")
     assert json.loads(out)["algo_kwargs.gae_lambda"]["source"] == "default"
@@ -53,7 +58,13 @@ def test_the_preset_applies_however_the_pair_is_named(call: Call, words: list[st
 
 def test_no_preset_applies_to_a_file_that_names_the_pair(call: Call) -> None:
     Path("c.yaml").write_text("algo: ppo\nenv_id: CartPole-v1\nalgo_kwargs: {gamma: 0.5}\n")
-    for words in ([], ["ppo"], ["PPO", "CartPole-v1"], ["algo=ppo"], ["seed=3", "algo_kwargs.ent_coef=0.1"]):
+    for words in (
+        [],
+        ["ppo"],
+        ["PPO", "CartPole-v1"],
+        ["algo=ppo"],
+        ["seed=3", "algo_kwargs.ent_coef=0.1"],
+    ):
         code, out, err = call("config", "--config", "c.yaml", *words, "--json")
         assert code == 0
         assert err == (
@@ -72,8 +83,12 @@ def test_no_preset_applies_to_a_file_that_names_the_pair(call: Call) -> None:
         ("preset: false", "default", ""),
     ],
 )
-def test_a_file_says_whether_it_begins_with_the_preset(call: Call, text: str, lambda_source: str, message: str) -> None:
-    Path("c.yaml").write_text(f"{text}\nalgo: ppo\nenv_id: CartPole-v1\nalgo_kwargs: {{gamma: 0.5}}\n")
+def test_a_file_says_whether_it_begins_with_the_preset(
+    call: Call, text: str, lambda_source: str, message: str
+) -> None:
+    Path("c.yaml").write_text(
+        f"{text}\nalgo: ppo\nenv_id: CartPole-v1\nalgo_kwargs: {{gamma: 0.5}}\n"
+    )
     code, out, err = call("config", "--config", "c.yaml", "--json")
     assert (code, err) == (0, message)
     rows = json.loads(out)
@@ -82,13 +97,20 @@ def test_a_file_says_whether_it_begins_with_the_preset(call: Call, text: str, la
     Path("c.yaml").write_text(f"{text}\nalgo: ppo\nenv_id: Acrobot-v1\n")
     assert call("config", "--config", "c.yaml")[0] == (2 if text.endswith("true") else 0)
     Path("c.yaml").write_text("preset: yes please\nalgo: ppo\nenv_id: CartPole-v1\n")
-    assert "bad value 'yes please' for 'preset' of file c.yaml" in call("config", "--config", "c.yaml")[2]
+    assert (
+        "bad value 'yes please' for 'preset' of file c.yaml"
+        in call("config", "--config", "c.yaml")[2]
+    )
 
 
 def test_a_file_with_every_key_of_the_preset_needs_no_preset(call: Call) -> None:
-    (preset,) = (path for path in list_presets() if (path.parent.name, path.stem) == ("ppo", "cartpole"))
+    (preset,) = (
+        path for path in list_presets() if (path.parent.name, path.stem) == ("ppo", "cartpole")
+    )
     assert call("config", "--config", str(preset))[2] == ""
-    Path("c.yaml").write_text(yaml.safe_dump(serialize_train_config(TrainConfig(algo="ppo", env_id="CartPole-v1"))))
+    Path("c.yaml").write_text(
+        yaml.safe_dump(serialize_train_config(TrainConfig(algo="ppo", env_id="CartPole-v1")))
+    )
     assert call("config", "--config", "c.yaml")[2] == ""  # as a run's own file: it has every key
 
 
@@ -104,7 +126,9 @@ def test_a_file_with_every_key_of_the_preset_needs_no_preset(call: Call) -> None
     ],
 )
 @pytest.mark.parametrize("command", ["train", "config"])
-def test_words_that_contradict_the_file_are_refused(call: Call, words: list[str], message: str, command: str) -> None:
+def test_words_that_contradict_the_file_are_refused(
+    call: Call, words: list[str], message: str, command: str
+) -> None:
     Path("c.yaml").write_text("algo: ppo\nenv_id: CartPole-v1\n")
     code, out, err = call(command, "--config", "c.yaml", *words)
     assert (code, out) == (2, "")
@@ -126,7 +150,13 @@ def test_the_list_has_one_short_line_each(call: Call) -> None:
     lines = {line.split()[0]: line for line in rows}
     assert list(lines) == sorted(f"{path.parent.name}/{path.stem}" for path in list_presets())
     assert max(map(len, lines.values())) <= 80
-    assert lines["ppo/cartpole"].split() == ["ppo/cartpole", "CartPole-v1", "100,000", "500.0", "(5)"]
+    assert lines["ppo/cartpole"].split() == [
+        "ppo/cartpole",
+        "CartPole-v1",
+        "100,000",
+        "500.0",
+        "(5)",
+    ]
     assert lines["bc/pendulum"].endswith(" not measured")
 
 
@@ -146,7 +176,9 @@ def test_the_scores_are_those_of_the_results_page() -> None:
     assert len(measured) > 25
     for name, preset in measured.items():
         assert preset.score is not None
-        assert preset.score.steps == preset.total_timesteps, f"{name} was measured with another number of steps"
+        assert preset.score.steps == preset.total_timesteps, (
+            f"{name} was measured with another number of steps"
+        )
         forms = (
             ", ".join(str(score) for score in preset.score.scores),
             ", ".join(f"{s:.0f}" for s in preset.score.scores),

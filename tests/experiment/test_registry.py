@@ -28,24 +28,48 @@ ACCEPTING: dict[str, tuple[Space, Space, str]] = {
 def test_the_algorithms_that_accept_spaces_are_those(case: str) -> None:
     obs, action, names = ACCEPTING[case]
     spaces = describe_spaces(obs, action)
-    assert [spec.name for spec in list_algorithm_specs() if spec.refusal_of(spaces) is None] == names.split()
+    assert [
+        spec.name for spec in list_algorithm_specs() if spec.refusal_of(spaces) is None
+    ] == names.split()
 
 
 @pytest.mark.parametrize(
     ("algo", "case", "message"),
     [
-        ("dqn", "bounded", "DQN needs Discrete actions, not Box; algorithms for these spaces: a2c, crossq, ddpg, ppo,"),
-        ("td3_bc", "discrete", "TD3BC needs Box actions, not Discrete; algorithms for these spaces: bc, cql"),
-        ("sac", "several", "SAC needs Box or Discrete actions, not MultiDiscrete or MultiBinary; .*: a2c, ppo"),
+        (
+            "dqn",
+            "bounded",
+            "DQN needs Discrete actions, not Box; algorithms for these spaces: a2c, crossq, ddpg, ppo,",
+        ),
+        (
+            "td3_bc",
+            "discrete",
+            "TD3BC needs Box actions, not Discrete; algorithms for these spaces: bc, cql",
+        ),
+        (
+            "sac",
+            "several",
+            "SAC needs Box or Discrete actions, not MultiDiscrete or MultiBinary; .*: a2c, ppo",
+        ),
         (
             "iql",
             "unbounded",
             r"IQL needs Box actions with finite bounds, not from \[-inf -inf\] .*; .*: none",
         ),
-        ("cql", "image to box", "CQL reads vectors, not images; algorithms for these spaces: awac, bc, td3_bc"),
-        ("her", "discrete", "needs a Dict observation with the keys .*; algorithms for these spaces: a2c, c51, dqn"),
+        (
+            "cql",
+            "image to box",
+            "CQL reads vectors, not images; algorithms for these spaces: awac, bc, td3_bc",
+        ),
+        (
+            "her",
+            "discrete",
+            "needs a Dict observation with the keys .*; algorithms for these spaces: a2c, c51, dqn",
+        ),
     ],
 )
-def test_spaces_that_do_not_suit_are_refused_with_the_algorithms_that_fit(algo: str, case: str, message: str) -> None:
+def test_spaces_that_do_not_suit_are_refused_with_the_algorithms_that_fit(
+    algo: str, case: str, message: str
+) -> None:
     with pytest.raises(EnvError, match=message):
         get_algorithm_spec(algo).check_spaces(describe_spaces(*ACCEPTING[case][:2]))

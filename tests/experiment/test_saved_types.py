@@ -109,7 +109,18 @@ class Colour(enum.IntEnum):
         (LOOP, "nested deeper than"),
         (TWICE, "more than [0-9,]+ values"),
     ],
-    ids=["object", "named tuple", "enum", "objects", "records", "masked", "generator", "sparse", "loop", "doubling"],
+    ids=[
+        "object",
+        "named tuple",
+        "enum",
+        "objects",
+        "records",
+        "masked",
+        "generator",
+        "sparse",
+        "loop",
+        "doubling",
+    ],
 )
 def test_what_cannot_be_saved_is_named_with_its_place(
     value: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,20 +137,26 @@ def test_state_that_is_larger_than_a_manifest_may_be_is_read_again(tmp_path: Pat
     assert (tmp_path / "c" / "manifest.json").stat().st_size < 10_000
 
 
-def test_a_limit_holds_for_reading_as_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_holds_for_reading_as_for_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     through_a_file(["word"] * 60_000, tmp_path)
     monkeypatch.setattr(codec, "MAX_JSON_BYTES", 100_000)
     with pytest.raises(CheckpointError, match="bytes of JSON"):
         load_checkpoint(tmp_path / "c")
 
 
-def test_what_would_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_not_be_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(codec, "MAX_JSON_BYTES", 100_000)
     with pytest.raises(CheckpointError, match=r"bytes.*NumPy arrays"):
         save_checkpoint(tmp_path / "c", CheckpointState({"x": ["word"] * 30_000}, None, {}, {}))
     monkeypatch.setattr(checkpointing, "MAX_MANIFEST_BYTES", 10_000)
     with pytest.raises(CheckpointError, match="manifest"):
-        save_checkpoint(tmp_path / "c", CheckpointState({}, None, {}, {"env_kwargs": ["word"] * 10_000}))
+        save_checkpoint(
+            tmp_path / "c", CheckpointState({}, None, {}, {"env_kwargs": ["word"] * 10_000})
+        )
     assert not (tmp_path / "c").exists()
 
 
@@ -215,7 +232,9 @@ def test_a_forged_value_is_refused(tag: Any, tmp_path: Path) -> None:
 )
 def test_a_forged_large_state_is_refused(plain: Any, tmp_path: Path) -> None:
     texts = {"bytes": b"\xff{", "list": b"[1]", "deep": b"[" * 100_000}
-    state = {name: np.frombuffer(text, np.uint8) for name, text in texts.items()} | {"floats": np.zeros(2)}
+    state = {name: np.frombuffer(text, np.uint8) for name, text in texts.items()} | {
+        "floats": np.zeros(2)
+    }
     save_checkpoint(tmp_path / "c", CheckpointState(state, None, {}, {}))
     forge_manifest(tmp_path / "c", lambda m: m["sections"]["algorithm"].update(plain=plain))
     with pytest.raises(CheckpointError):
@@ -243,7 +262,9 @@ class RichEnv(gym.Env[Any, Any]):
         self.rows = [[0.0] * 1000 for _ in range(10)]
         self.by_number = {0: ("a", 1)}
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self._clear()
         return self._obs(), {}
@@ -269,26 +290,56 @@ class RichEnv(gym.Env[Any, Any]):
 
     def _get_state(self) -> Any:
         named = {"$key": vars(self)["$key"]}
-        return self.big, self.fine, self.z, self.raw, self.seen, named, self.rows, self.by_number, self.count
+        return (
+            self.big,
+            self.fine,
+            self.z,
+            self.raw,
+            self.seen,
+            named,
+            self.rows,
+            self.by_number,
+            self.count,
+        )
 
     def _set_state(self, state: Any) -> None:
         assert type(state) is tuple
-        self.big, self.fine, self.z, self.raw, self.seen, named, self.rows, self.by_number, self.count = state
+        (
+            self.big,
+            self.fine,
+            self.z,
+            self.raw,
+            self.seen,
+            named,
+            self.rows,
+            self.by_number,
+            self.count,
+        ) = state
         vars(self)["$key"] = named["$key"]
 
 
 @pytest.mark.parametrize("own_state", [False, True])
-def test_a_run_in_an_environment_of_many_types_resumes_exactly(own_state: bool, tmp_path: Path) -> None:
-    kwargs = {"env_id": f"{__name__}:RichEnv", "env_kwargs": {"own_state": own_state}, "num_envs": 2}
+def test_a_run_in_an_environment_of_many_types_resumes_exactly(
+    own_state: bool, tmp_path: Path
+) -> None:
+    kwargs = {
+        "env_id": f"{__name__}:RichEnv",
+        "env_kwargs": {"own_state": own_state},
+        "num_envs": 2,
+    }
     whole = run_training(small_config("ppo", tmp_path / "whole", **kwargs))
-    stopped = run_training(small_config("ppo", tmp_path / "parts", **kwargs), callbacks=[StopAt(48, "collect")])
+    stopped = run_training(
+        small_config("ppo", tmp_path / "parts", **kwargs), callbacks=[StopAt(48, "collect")]
+    )
     resumed = resume_training(stopped.run_dir)
     assert load_checkpoint(resumed.run_dir).metadata["exactness"] == "exact"
     assert_same_end(whole, resumed)
 
 
 def test_long_lists_of_two_hundred_environments_are_read_again(tmp_path: Path) -> None:
-    environments = [{"own": [[index / 7 + row] * 1000 for row in range(10)]} for index in range(200)]
+    environments = [
+        {"own": [[index / 7 + row] * 1000 for row in range(10)]} for index in range(200)
+    ]
     read = through_a_file(environments, tmp_path)
     assert read == environments
     assert type(read[0]["own"][0][0]) is float
@@ -321,7 +372,9 @@ class LateEnv(RichEnv):
         pass
 
 
-def test_state_that_can_no_longer_be_saved_is_named_and_what_was_saved_stays(tmp_path: Path) -> None:
+def test_state_that_can_no_longer_be_saved_is_named_and_what_was_saved_stays(
+    tmp_path: Path,
+) -> None:
     config = small_config("ppo", tmp_path, env_id=f"{__name__}:LateEnv", checkpoint_interval=16)
     with pytest.raises(RLTrainingError, match=r"environment 0.*get_state\(\).*'body'.*Point"):
         run_training(config)
@@ -330,7 +383,9 @@ def test_state_that_can_no_longer_be_saved_is_named_and_what_was_saved_stays(tmp
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_state_that_cannot_be_saved_stops_the_run_before_its_first_step(algo: str, tmp_path: Path) -> None:
+def test_state_that_cannot_be_saved_stops_the_run_before_its_first_step(
+    algo: str, tmp_path: Path
+) -> None:
     config = small_config(algo, tmp_path, env_id=f"{__name__}:ObjectEnv", num_envs=2)
     with pytest.raises(RLTrainingError, match=r"environment 0.*get_state\(\).*body/mass.*Point"):
         run_training(config)

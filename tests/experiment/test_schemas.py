@@ -12,12 +12,19 @@ from conftest import FAULTY, TESTS, as_observation
 from run_tools import assert_equal
 
 from rl_training.experiment.checkpointing import SCHEMA_VERSION, load_checkpoint, save_checkpoint
-from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
+from rl_training.runtime.workflows import (
+    evaluate_checkpoint,
+    load_algorithm,
+    predict_checkpoint,
+    resume_training,
+)
 
 FIXTURES = TESTS / "fixtures"
 EXPECTED = sorted(FIXTURES.glob("schema_*/*.json"))
 CURRENT = f"schema_{SCHEMA_VERSION}"
-every_fixture = pytest.mark.parametrize("expected", EXPECTED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+every_fixture = pytest.mark.parametrize(
+    "expected", EXPECTED, ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 
 
 def test_there_are_fixtures_of_the_current_schema() -> None:
@@ -40,14 +47,18 @@ def test_it_predicts_what_it_predicted(expected: Path) -> None:
 def test_it_goes_on_to_its_end_the_same_way_each_time(expected: Path, tmp_path: Path) -> None:
     ends = []
     for name in ("one", "other"):
-        checkpoint = shutil.copytree(expected.with_suffix(""), tmp_path / name / "step_000000000072")
+        checkpoint = shutil.copytree(
+            expected.with_suffix(""), tmp_path / name / "step_000000000072"
+        )
         result = resume_training(checkpoint, output_dir=tmp_path / f"{name}_runs")
         assert result.metrics["global_step"] == 128
         assert result.metrics["gradient_steps"] > 0
         ends.append(load_checkpoint(result.checkpoint_path))
     assert_equal(ends[0].algorithm_state, ends[1].algorithm_state)
     assert_equal(ends[0].buffer_state, ends[1].buffer_state)
-    reasons = ends[0].metadata["inexact_reasons"]  # the fixture was written on another kind of machine, perhaps
+    reasons = ends[0].metadata[
+        "inexact_reasons"
+    ]  # the fixture was written on another kind of machine, perhaps
     assert [reason for reason in reasons if not reason.startswith("another machine: ")] == []
 
 
@@ -55,10 +66,15 @@ def test_an_unfinished_rollout_without_the_fields_of_this_version_begins_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     state = load_checkpoint(FIXTURES / "schema_4" / "ppo")
-    rows = {name: np.zeros((3, *array.shape[1:]), array.dtype) for name, array in state.buffer_state["storage"].items()}
+    rows = {
+        name: np.zeros((3, *array.shape[1:]), array.dtype)
+        for name, array in state.buffer_state["storage"].items()
+    }
     state.buffer_state.update(position=3, storage=rows)
     save_checkpoint(tmp_path / "old", state)
-    end = load_checkpoint(resume_training(tmp_path / "old", output_dir=tmp_path / "runs").checkpoint_path)
+    end = load_checkpoint(
+        resume_training(tmp_path / "old", output_dir=tmp_path / "runs").checkpoint_path
+    )
     lost = "its first 3 steps are left out: another version stored them with other fields"
     assert lost in end.metadata["inexact_reasons"]
     assert lost in capfd.readouterr().err
@@ -69,4 +85,6 @@ def test_it_names_no_place_of_the_machine_that_wrote_it(expected: Path) -> None:
     manifest = (expected.with_suffix("") / "manifest.json").read_text()
     assert '"/' not in manifest.replace('": "/', "")
     assert json.loads(manifest)["config"]["output_dir"] == "runs"
-    assert json.loads(manifest)["schema_version"] == int(expected.parent.name.removeprefix("schema_"))
+    assert json.loads(manifest)["schema_version"] == int(
+        expected.parent.name.removeprefix("schema_")
+    )

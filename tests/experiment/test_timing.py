@@ -37,13 +37,18 @@ def stopped_run(tmp_path: Path, algo: str = "ppo") -> Path:
 
 @pytest.mark.parametrize("algo", LOOPS)
 def test_each_line_of_metrics_has_its_times(tmp_path: Path, algo: str) -> None:
-    run_dir = run_training(small_config(algo, tmp_path, **RUN, algo_kwargs={"eval_interval": 64})).run_dir
+    run_dir = run_training(
+        small_config(algo, tmp_path, **RUN, algo_kwargs={"eval_interval": 64})
+    ).run_dir
     lines = lines_of(run_dir)
     assert steps_of(lines) == steps_of(lines_of(run_dir, "metrics.jsonl"))
     assert all([*line] == ["global_step", *TIMES] for line in lines)
     for one, other in itertools.pairwise(lines):
         assert all(one[name] <= other[name] for name in ("wall_time", *PHASES))
-        steps, seconds = other["global_step"] - one["global_step"], other["wall_time"] - one["wall_time"]
+        steps, seconds = (
+            other["global_step"] - one["global_step"],
+            other["wall_time"] - one["wall_time"],
+        )
         if steps:
             assert other["steps_per_second"] == pytest.approx(steps / seconds, rel=0.01)
     last = lines[-1]
@@ -53,7 +58,9 @@ def test_each_line_of_metrics_has_its_times(tmp_path: Path, algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", LOOPS)
-def test_a_resumed_run_has_the_same_metrics_and_its_wall_time_continues(tmp_path: Path, algo: str) -> None:
+def test_a_resumed_run_has_the_same_metrics_and_its_wall_time_continues(
+    tmp_path: Path, algo: str
+) -> None:
     config = small_config(algo, tmp_path, **RUN, algo_kwargs={"eval_interval": 64})
     whole = run_training(config, run_suffix="whole").run_dir
     run_dir = stopped_run(tmp_path, algo)
@@ -72,7 +79,14 @@ def test_a_resumed_run_has_the_same_metrics_and_its_wall_time_continues(tmp_path
 
 @pytest.mark.parametrize(
     "content",
-    [None, b"", b"\xff\xfe\n" * 20, b"[" * 5000 + b"\n", b'{"global_step": 16, "wall_time": 1e999}\n', b"{}\n" * 3],
+    [
+        None,
+        b"",
+        b"\xff\xfe\n" * 20,
+        b"[" * 5000 + b"\n",
+        b'{"global_step": 16, "wall_time": 1e999}\n',
+        b"{}\n" * 3,
+    ],
     ids=["absent", "empty", "not text", "nested", "infinite", "without steps"],
 )
 def test_a_run_without_its_times_resumes_in_silence(
@@ -124,7 +138,9 @@ def test_the_rate_after_a_resume_counts_from_the_checkpoint(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("algo", "steps_before"), [("ppo", 16), ("dqn", 0), ("iql", 1)])
-def test_the_learning_rate_is_that_of_the_last_update(tmp_path: Path, algo: str, steps_before: int) -> None:
+def test_the_learning_rate_is_that_of_the_last_update(
+    tmp_path: Path, algo: str, steps_before: int
+) -> None:
     """PPO's updates use the progress at the start of their rollout, and an offline update that before its step."""
     schedule = {"kind": "linear", "start": 1e-2, "end": 0.0}
     config = small_config(algo, tmp_path, **RUN, algo_kwargs={"learning_rate": schedule})
@@ -141,8 +157,13 @@ def test_records_join_times_with_metrics(tmp_path: Path) -> None:
     record, lines = RunRecord(run_dir), lines_of(run_dir)
     assert record.curve("wall_time") == (steps_of(lines), [line["wall_time"] for line in lines])
     rated = [line for line in lines if line["steps_per_second"] is not None]
-    assert record.curve("steps_per_second") == (steps_of(rated), [line["steps_per_second"] for line in rated])
-    (run_dir / "timing.jsonl").write_text("{}\n" + json.dumps({"global_step": 1, "wall_time": 3.0}) + "\n")
+    assert record.curve("steps_per_second") == (
+        steps_of(rated),
+        [line["steps_per_second"] for line in rated],
+    )
+    (run_dir / "timing.jsonl").write_text(
+        "{}\n" + json.dumps({"global_step": 1, "wall_time": 3.0}) + "\n"
+    )
     assert RunRecord(run_dir).curve("wall_time") == ([], [])
     assert len(RunRecord(run_dir).metrics) == len(lines)
 
@@ -154,5 +175,7 @@ def test_tensorboard_shows_the_rate(tmp_path: Path) -> None:
     events.Reload()
     rated = [line for line in lines_of(run_dir) if line["steps_per_second"] is not None]
     points = [(event.step, event.value) for event in events.Scalars("time/steps_per_second")]
-    assert points == [(line["global_step"], pytest.approx(line["steps_per_second"])) for line in rated]
+    assert points == [
+        (line["global_step"], pytest.approx(line["steps_per_second"])) for line in rated
+    ]
     assert {event.value for event in events.Scalars("train/learning_rate")} != set()

@@ -36,7 +36,9 @@ from rl_training.studies.launching.study import Study
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
+    return pytest.mark.skipif(
+        importlib.util.find_spec(name) is None, reason=f"{name} is not installed"
+    )
 
 
 NEEDS_WANDB, NEEDS_MLFLOW = needs("wandb"), needs("mlflow")
@@ -79,7 +81,9 @@ def mlflow_runs(store: Path) -> list[Any]:
     experiment = client.get_experiment_by_name("rl-training")
     if experiment is None:
         return []
-    return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
+    return list(
+        client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+    )
 
 
 def mlflow_client(store: Path) -> Any:
@@ -93,7 +97,9 @@ def mlflow_rows(store: Path, run: Any) -> Rows:
     rows: dict[int, dict[str, float]] = {}
     for name in run.data.metrics:
         for metric in mlflow_client(store).get_metric_history(run.info.run_id, name):
-            assert name not in rows.setdefault(metric.step, {}), f"{name} twice at step {metric.step}"
+            assert name not in rows.setdefault(metric.step, {}), (
+                f"{name} twice at step {metric.step}"
+            )
             rows[metric.step][name] = metric.value
     return sorted(rows.items())
 
@@ -102,7 +108,9 @@ def wandb_records(run_dir: Path, kind: str) -> list[Any]:
     """Records of one kind in wandb's files of a run, oldest first."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    files = sorted((run_dir / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    files = sorted(
+        (run_dir / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime
+    )
     records = [Record.FromString(data) for path in files for data in _records(path.read_bytes())]
     return [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
 
@@ -110,8 +118,13 @@ def wandb_records(run_dir: Path, kind: str) -> list[Any]:
 def wandb_rows(run_dir: Path) -> Rows:
     rows: Rows = []
     for history in wandb_records(run_dir, "history"):
-        values = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in history.item}
-        rows.append((history.step.num, {name: value for name, value in values.items() if name[0] != "_"}))
+        values = {
+            item.key or ".".join(item.nested_key): json.loads(item.value_json)
+            for item in history.item
+        }
+        rows.append(
+            (history.step.num, {name: value for name, value in values.items() if name[0] != "_"})
+        )
     return rows
 
 
@@ -194,9 +207,15 @@ class TestConfiguration:
         ("given", "words"),
         [
             ("wandb", "should be a list, such as"),
-            (["wanddb"], "unknown logger 'wanddb' in 'loggers' of the configuration: did you mean 'wandb'?"),
+            (
+                ["wanddb"],
+                "unknown logger 'wanddb' in 'loggers' of the configuration: did you mean 'wandb'?",
+            ),
             (["comet"], "known: mlflow, tensorboard, wandb"),
-            ([{"wandb": {"projct": "p"}}], "unknown key 'projct' for logger wandb: did you mean 'project'?"),
+            (
+                [{"wandb": {"projct": "p"}}],
+                "unknown key 'projct' for logger wandb: did you mean 'project'?",
+            ),
             ([{"wandb": {"mode": "of"}}], "bad value 'of' for 'mode' of logger wandb"),
             ([{"wandb": "p"}], "bad value 'p' for logger wandb: should be a mapping"),
             ([{"wandb": {}, "mlflow": {}}], "one name with its settings"),
@@ -215,7 +234,9 @@ class TestConfiguration:
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(ConfigError, match=rf'logger {name} needs {name}: pip install "rl-training\[{name}\]"'):
+        with pytest.raises(
+            ConfigError, match=rf'logger {name} needs {name}: pip install "rl-training\[{name}\]"'
+        ):
             run_training(small_config("ppo", tmp_path / "runs", loggers=[name]))
         assert not (tmp_path / "runs").exists()
 
@@ -223,10 +244,14 @@ class TestConfiguration:
 @NEEDS_WANDB
 @NEEDS_MLFLOW
 class TestTrackedRuns:
-    def test_the_trackers_have_the_lines_the_settings_and_the_end(self, tmp_path: Path, store: Path) -> None:
+    def test_the_trackers_have_the_lines_the_settings_and_the_end(
+        self, tmp_path: Path, store: Path
+    ) -> None:
         config = small_config("ppo", tmp_path, **RUN, tags=("first", "try"))
         plain = run_training(config, run_suffix="plain").run_dir
-        run_dir = run_training(config.replace(loggers=[OFFLINE, "mlflow"]), run_suffix="tracked").run_dir
+        run_dir = run_training(
+            config.replace(loggers=[OFFLINE, "mlflow"]), run_suffix="tracked"
+        ).run_dir
         assert (run_dir / "metrics.jsonl").read_bytes() == (plain / "metrics.jsonl").read_bytes()
         (run,) = mlflow_runs(store)
         assert mlflow_rows(store, run) == wandb_rows(run_dir) == file_rows(run_dir)
@@ -245,7 +270,9 @@ class TestTrackedRuns:
         )
         assert list(first.tags) == ["first", "try"]
 
-    def test_a_crashed_run_goes_on_as_the_same_tracked_run(self, tmp_path: Path, store: Path) -> None:
+    def test_a_crashed_run_goes_on_as_the_same_tracked_run(
+        self, tmp_path: Path, store: Path
+    ) -> None:
         config = small_config("ppo", tmp_path, **RUN, loggers=["mlflow", OFFLINE])
         with pytest.raises(CrashError):
             run_training(config, run_suffix="crashed", callbacks=[At(112, crash)])
@@ -269,7 +296,9 @@ class TestTrackedRuns:
                 if trainer.global_step == 80:
                     trainer.request_stop("enough")
 
-        config = small_config("ppo", tmp_path, **RUN, loggers=["mlflow", OFFLINE], algo_kwargs={"eval_interval": 64})
+        config = small_config(
+            "ppo", tmp_path, **RUN, loggers=["mlflow", OFFLINE], algo_kwargs={"eval_interval": 64}
+        )
         run_dir = run_training(config, callbacks=[Stop()]).run_dir
         *before, (first_step, first), (second_step, second) = file_rows(run_dir)
         assert first_step == second_step == 80
@@ -286,13 +315,17 @@ class TestTrackedRuns:
     def test_an_interrupted_run_is_killed_for_the_trackers_until_it_is_resumed(
         self, tmp_path: Path, store: Path
     ) -> None:
-        config = small_config("dqn", tmp_path, **RUN, loggers=["mlflow", OFFLINE], algo_kwargs=FREQUENT)
+        config = small_config(
+            "dqn", tmp_path, **RUN, loggers=["mlflow", OFFLINE], algo_kwargs=FREQUENT
+        )
         run_dir = run_training(config, callbacks=[InterruptWithin(80)]).run_dir
         closing = file_rows(run_dir)[-1]
         (run,) = mlflow_runs(store)
         assert (run.info.status, run.data.tags["status"]) == ("KILLED", "interrupted")
         assert run.data.tags["stop_reason"] == "interrupted by SIGTERM"
-        warm.wait_until(lambda: wandb_records(run_dir, "exit"))  # written by a process of wandb's own
+        warm.wait_until(
+            lambda: wandb_records(run_dir, "exit")
+        )  # written by a process of wandb's own
         assert [record.exit_code for record in wandb_records(run_dir, "exit")] == [255]
         resume_training(run_dir)
         (run,) = mlflow_runs(store)
@@ -304,7 +337,9 @@ class TestTrackedRuns:
 
 @NEEDS_MLFLOW
 class TestContinuing:
-    def test_repeated_lines_that_differ_begin_another_tracked_run(self, tmp_path: Path, store: Path) -> None:
+    def test_repeated_lines_that_differ_begin_another_tracked_run(
+        self, tmp_path: Path, store: Path
+    ) -> None:
         config = small_config("ppo", tmp_path, **RUN, loggers=["mlflow"])
         with pytest.raises(CrashError):
             run_training(config, callbacks=[At(112, crash)])
@@ -335,7 +370,9 @@ class TestContinuing:
     ) -> None:
         config = small_config("ppo", tmp_path, **RUN)
         whole = run_training(config, run_suffix="whole").run_dir
-        run_dir = run_training(config, run_suffix="stopped", callbacks=[StopAt(80, "update")]).run_dir
+        run_dir = run_training(
+            config, run_suffix="stopped", callbacks=[StopAt(80, "update")]
+        ).run_dir
         assert "tracking" not in metadata(run_dir)
         resume_training(run_dir, changes={"loggers": ["mlflow"]})
         assert metadata(run_dir)["exactness"] == "exact"
@@ -343,9 +380,13 @@ class TestContinuing:
         (run,) = mlflow_runs(store)
         assert mlflow_rows(store, run) == file_rows(run_dir)
 
-    def test_a_fork_is_another_tracked_run_that_names_its_parent(self, tmp_path: Path, store: Path) -> None:
+    def test_a_fork_is_another_tracked_run_that_names_its_parent(
+        self, tmp_path: Path, store: Path
+    ) -> None:
         uri = f"sqlite:///{store}"
-        config = small_config("ppo", tmp_path, **RUN, loggers=[{"mlflow": {"tracking_uri": uri, "name": "mine"}}])
+        config = small_config(
+            "ppo", tmp_path, **RUN, loggers=[{"mlflow": {"tracking_uri": uri, "name": "mine"}}]
+        )
         parent_dir = run_training(config, callbacks=[StopAt(80, "update")]).run_dir
         fork_dir = resume_training(parent_dir, output_dir=tmp_path / "forks").run_dir
         parent, fork = mlflow_runs(store)
@@ -374,7 +415,9 @@ class TestContinuing:
         (run,) = mlflow_runs(store)
         assert_tracked(mlflow_rows(store, run), run_dir)
 
-    def test_runs_of_a_study_are_grouped_by_its_name(self, tmp_path: Path, empty_store: Path) -> None:
+    def test_runs_of_a_study_are_grouped_by_its_name(
+        self, tmp_path: Path, empty_store: Path
+    ) -> None:
         shutil.copy(empty_store, tmp_path / "mlflow.db")
         uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
         base = small_config("ppo", tmp_path, **RUN, loggers=[{"mlflow": {"tracking_uri": uri}}])
@@ -419,16 +462,25 @@ def plain_metrics(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    return lambda: [line for line in capsys.readouterr().err.splitlines() if "goes on without it" in line]
+    return lambda: [
+        line for line in capsys.readouterr().err.splitlines() if "goes on without it" in line
+    ]
 
 
 class TestFailures:
     @NEEDS_MLFLOW
     @pytest.mark.parametrize("event", ["start", "log", "finish"])
     def test_a_tracker_that_raises_is_reported_once_and_changes_nothing(
-        self, event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain_metrics: bytes, told: Any
+        self,
+        event: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        plain_metrics: bytes,
+        told: Any,
     ) -> None:
-        monkeypatch.setitem(tracking.TRACKERS, MlflowSettings, lambda settings: FailingTracker(event))
+        monkeypatch.setitem(
+            tracking.TRACKERS, MlflowSettings, lambda settings: FailingTracker(event)
+        )
         run_dir = run_training(small_config("ppo", tmp_path, **RUN, loggers=["mlflow"])).run_dir
         assert (run_dir / "metrics.jsonl").read_bytes() == plain_metrics
         assert metadata(run_dir)["status"] == "finished"
@@ -437,7 +489,9 @@ class TestFailures:
         assert (run_dir / "run.log").read_text().count(message) == 1
 
     @NEEDS_MLFLOW
-    @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:////nowhere/at/all.db", "no-such-scheme://x"])
+    @pytest.mark.parametrize(
+        "uri", ["http://127.0.0.1:9", "sqlite:////nowhere/at/all.db", "no-such-scheme://x"]
+    )
     def test_an_unreachable_store_changes_nothing(
         self, uri: str, tmp_path: Path, plain_metrics: bytes, told: Any
     ) -> None:
@@ -481,12 +535,18 @@ class TestFailures:
         assert len(told()) == 1
 
 
-def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (TESTS.parent / "docs" / "tracking.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "tracking.md", "exec"), {})
     (run_dir,) = (tmp_path / "runs").iterdir()
-    scored = [(step, line["eval_return_mean"]) for step, line in file_rows(run_dir) if "eval_return_mean" in line]
+    scored = [
+        (step, line["eval_return_mean"])
+        for step, line in file_rows(run_dir)
+        if "eval_return_mean" in line
+    ]
     written = [line.split(",") for line in (tmp_path / "scores.csv").read_text().splitlines()]
     assert [(int(step), float(score)) for _, step, score in written] == scored

@@ -16,7 +16,11 @@ from run_tools import assert_equal, assert_same_end
 
 from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
-from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
+from rl_training.experiment.checkpointing import (
+    CheckpointState,
+    load_checkpoint,
+    resolve_checkpoint,
+)
 from rl_training.experiment.logs import read_metrics
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import load_algorithm, plan_resume, resume_training
@@ -56,7 +60,9 @@ def assert_same_state(one: CheckpointState, other: CheckpointState) -> None:
     assert_equal(vars(one), vars(other))
 
 
-def is_refused(read: Callable[[], CheckpointState], expected: CheckpointState, named: str, fallback: Path) -> bool:
+def is_refused(
+    read: Callable[[], CheckpointState], expected: CheckpointState, named: str, fallback: Path
+) -> bool:
     """Whether reading is refused, in the one right way; if it is not, what is read must be what was written."""
     problem: CheckpointError | None = None
     try:
@@ -76,7 +82,12 @@ def test_every_file_of_a_checkpoint_can_be_damaged_without_harm(run: Path) -> No
     expected = load_checkpoint(last)
     count = refused = 0
     names = sorted(path.name for path in last.iterdir())
-    assert {"manifest.json", "algorithm.safetensors", "buffer.safetensors", "trainer.safetensors"} <= set(names)
+    assert {
+        "manifest.json",
+        "algorithm.safetensors",
+        "buffer.safetensors",
+        "trainer.safetensors",
+    } <= set(names)
     for name in names:
         whole = (last / name).read_bytes()
         for damaged in damages(whole, name):
@@ -129,7 +140,9 @@ def test_a_policy_is_read_whatever_happened_to_the_replay(run: Path) -> None:
         plan_resume(run)
 
 
-@pytest.mark.parametrize("command", [["eval"], ["resume", "--total-timesteps", "128"]], ids=["eval", "resume"])
+@pytest.mark.parametrize(
+    "command", [["eval"], ["resume", "--total-timesteps", "128"]], ids=["eval", "resume"]
+)
 def test_the_command_line_names_the_damaged_file(
     run: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +159,9 @@ def test_the_command_line_names_the_damaged_file(
                 assert "step_000000000064' is intact" in lines[0]
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "algorithm.safetensors", "trainer.safetensors", "last"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "algorithm.safetensors", "trainer.safetensors", "last"]
+)
 def test_falling_back_ends_where_the_undisturbed_run_ended(
     original: Path, run: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,16 +193,30 @@ def test_if_nothing_is_whole_nothing_is_promised(run: Path) -> None:
 def test_a_run_goes_on_without_its_metadata(original: Path, run: Path) -> None:
     path = run / "metadata.json"
     whole = path.read_bytes()
-    for damaged in (b"", whole[: len(whole) // 2], b"\xff\xfe", b"[" * 100_000, *bit_flips(whole, 2)):
+    for damaged in (
+        b"",
+        whole[: len(whole) // 2],
+        b"\xff\xfe",
+        b"[" * 100_000,
+        *bit_flips(whole, 2),
+    ):
         path.write_bytes(damaged)
         result = resume_training(run / "checkpoints" / "step_000000000064", rewind=True)
         assert_same_end(result, _result(original))
 
 
-def test_a_run_whose_configuration_is_damaged_says_so_and_goes_on_without_it(original: Path, run: Path) -> None:
+def test_a_run_whose_configuration_is_damaged_says_so_and_goes_on_without_it(
+    original: Path, run: Path
+) -> None:
     path, older = run / "config.yaml", run / "checkpoints" / "step_000000000064"
     whole = path.read_bytes()
-    for damaged in (b"", whole[: len(whole) // 2], b"\xff\xfe", b"[" * 100_000, whole.replace(b"seed: 1", b"seed: 3")):
+    for damaged in (
+        b"",
+        whole[: len(whole) // 2],
+        b"\xff\xfe",
+        b"[" * 100_000,
+        whole.replace(b"seed: 1", b"seed: 3"),
+    ):
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"config\.yaml', or delete it"):
             resume_training(older, rewind=True)
@@ -221,7 +250,14 @@ def test_readers_of_metrics_leave_out_a_line_that_is_still_being_written(run: Pa
 def test_readers_of_metrics_name_a_damaged_line(run: Path) -> None:
     path = run / "metrics.jsonl"
     whole = path.read_bytes()
-    junk = [b"\xff\xff\n", b"[" * 100_000 + b"\n", b"5\n", b'{"global_step": "x"}\n', b"null\n", b"\n"]
+    junk = [
+        b"\xff\xff\n",
+        b"[" * 100_000 + b"\n",
+        b"5\n",
+        b'{"global_step": "x"}\n',
+        b"null\n",
+        b"\n",
+    ]
     for line in junk:
         path.write_bytes(whole + line)
         with pytest.raises(RLTrainingError, match=r"line \d+ of .*metrics\.jsonl' is damaged"):

@@ -57,14 +57,19 @@ def run_into(fault: str, backend: str, num_envs: int = 3) -> str:
     ],
 )
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_the_call_that_failed_is_named_whatever_it_raised(fault: str, words: str, backend: str) -> None:
+def test_the_call_that_failed_is_named_whatever_it_raised(
+    fault: str, words: str, backend: str
+) -> None:
     assert f"environment 0 of 3 {words}" in run_into(fault, backend)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_an_environment_that_raises_shows_its_own_traceback(backend: str) -> None:
     message = run_into("raise", backend)
-    assert "environment 0 of 3 failed in step: it raised ZeroDivisionError: the simulator exploded" in message
+    assert (
+        "environment 0 of 3 failed in step: it raised ZeroDivisionError: the simulator exploded"
+        in message
+    )
     assert "its seed: 11" in message
     assert "its last action: 0" in message
     assert 'toy_envs.py", line' in message
@@ -87,21 +92,34 @@ def test_a_worker_that_dies_is_named_with_its_exit_code(fault: str, code: int) -
 
 def test_a_worker_that_hangs_is_named_with_the_line_it_hangs_in() -> None:
     message = run_into("hang", "async")
-    assert "environment 0 of 3 failed in step: it hung: no answer in 2 seconds (env_kwargs.worker_timeout)" in message
+    assert (
+        "environment 0 of 3 failed in step: it hung: no answer in 2 seconds (env_kwargs.worker_timeout)"
+        in message
+    )
     assert "in wait_for_ever" in message.partition("its own traceback")[2]
 
 
 def test_a_worker_that_cannot_start_shows_why() -> None:
     with pytest.raises(EnvError, match=r"failed in starting.*\n.*\n.*\n(.*\n)*.*only in a worker"):
-        make_vector_env(f"{HELPERS / 'toy_envs.py'}:OnlyHereEnv", {"backend": "async", "pid": os.getpid()}, num_envs=2)
+        make_vector_env(
+            f"{HELPERS / 'toy_envs.py'}:OnlyHereEnv",
+            {"backend": "async", "pid": os.getpid()},
+            num_envs=2,
+        )
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
-@pytest.mark.parametrize(("backend", "fault"), [("sync", "raise"), ("async", "raise"), ("async", "exit")])
-def test_restarts_are_bounded_and_counted(algo: str, backend: str, fault: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "fault"), [("sync", "raise"), ("async", "raise"), ("async", "exit")]
+)
+def test_restarts_are_bounded_and_counted(
+    algo: str, backend: str, fault: str, tmp_path: Path
+) -> None:
     kwargs = faulty(backend, fault, after=40, once=str(tmp_path / "failed"), max_restarts=2)
-    result = run_training(small_config(algo, tmp_path / "runs", env_id=FAULTY, env_kwargs=kwargs, num_envs=2))
+    result = run_training(
+        small_config(algo, tmp_path / "runs", env_id=FAULTY, env_kwargs=kwargs, num_envs=2)
+    )
     assert result.metrics["env_restarts"] == 1
     assert result.metrics["global_step"] == 128
     lines = list(read_metrics(result.run_dir / "metrics.jsonl"))
@@ -116,7 +134,9 @@ def test_when_the_restarts_are_used_up_the_fault_ends_the_run(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("buffer_class", [ReplayBuffer, RolloutBuffer])
-def test_the_step_that_was_lost_is_not_stored_and_what_came_before_is_cut(buffer_class: type, tmp_path: Path) -> None:
+def test_the_step_that_was_lost_is_not_stored_and_what_came_before_is_cut(
+    buffer_class: type, tmp_path: Path
+) -> None:
     kwargs = faulty("sync", "raise", after=4, once=str(tmp_path / "failed"), max_restarts=1)
     envs = make_vector_env(FAULTY, kwargs, num_envs=2)
     spaces = describe_spaces(envs.single_observation_space, envs.single_action_space)
@@ -128,7 +148,9 @@ def test_the_step_that_was_lost_is_not_stored_and_what_came_before_is_cut(buffer
     collector = Collector(envs, spaces, device)
     collector.reset([0, 1])
     state = TrainerState(None, tmp_path)  # type: ignore[arg-type]
-    result = collector.collect(lambda obs, *_: ActResult(torch.zeros(len(obs), dtype=torch.int64)), buffer, 12, state)
+    result = collector.collect(
+        lambda obs, *_: ActResult(torch.zeros(len(obs), dtype=torch.int64)), buffer, 12, state
+    )
     assert result.steps == 24
     assert result.env_restarts == 1
     saved = buffer.state_dict()
@@ -203,7 +225,9 @@ def test_workers_leave_when_the_main_process_is_gone(tmp_path: Path) -> None:
     parent = context.Process(target=_start_and_hang, args=(str(pids),))
     parent.start()
     deadline = time.monotonic() + 60
-    while not (pids.exists() and len(pids.read_text().split()) == 2) and time.monotonic() < deadline:
+    while (
+        not (pids.exists() and len(pids.read_text().split()) == 2) and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     workers = [int(word) for word in pids.read_text().split()]
     parent.kill()

@@ -24,7 +24,12 @@ from rl_training.experiment.checkpointing import resolve_checkpoint
 from rl_training.plugins import gate
 from rl_training.plugins.gate import allow_path
 from rl_training.runtime.run import run_training
-from rl_training.runtime.workflows import evaluate_checkpoint, plan_resume, record_checkpoint, resume_training
+from rl_training.runtime.workflows import (
+    evaluate_checkpoint,
+    plan_resume,
+    record_checkpoint,
+    resume_training,
+)
 from rl_training.terminal.progress import LiveView
 from rl_training.terminal.streams import printable, tell
 from rl_training.views.findings import render_report
@@ -39,7 +44,9 @@ class FileEnv(gym.Env[Any, Any]):
         Path(file).read_text()
         self.interrupts = interrupts
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         return np.zeros(1, np.float32), {}
 
@@ -87,7 +94,12 @@ def test_the_flag_that_the_error_prints_is_enough(
         assert main([*words, *flags]) == 0
         capsys.readouterr()
     gate._paths.clear()
-    assert main(["data", "collect", str(run), "--steps", "5", "--out", str(tmp_path / "a.npz"), *flags]) == 0
+    assert (
+        main(
+            ["data", "collect", str(run), "--steps", "5", "--out", str(tmp_path / "a.npz"), *flags]
+        )
+        == 0
+    )
     gate._paths.clear()
     assert main(["eval", str(run), "--allow-path", str(tmp_path)]) == 0  # the folder it lies in
     gate._paths.clear()
@@ -97,7 +109,9 @@ def test_the_flag_that_the_error_prints_is_enough(
 def test_a_path_that_was_changed_is_not_opened(run: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("")
-    forge_manifest(resolve_checkpoint(run), lambda m: m["config"]["env_kwargs"].update(file=str(secret)))
+    forge_manifest(
+        resolve_checkpoint(run), lambda m: m["config"]["env_kwargs"].update(file=str(secret))
+    )
     allow_path(tmp_path / "level one.txt")
     with pytest.raises(EnvError, match=r"secret"):
         evaluate_checkpoint(run)
@@ -106,7 +120,9 @@ def test_a_path_that_was_changed_is_not_opened(run: Path, tmp_path: Path) -> Non
 def test_ones_own_run_is_evaluated_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "level.txt").write_text("")
     kwargs = {"file": str(tmp_path / "level.txt")}
-    api = PPO(small_config("ppo", tmp_path / "runs", env_id=f"{__name__}:FileEnv", env_kwargs=kwargs))
+    api = PPO(
+        small_config("ppo", tmp_path / "runs", env_id=f"{__name__}:FileEnv", env_kwargs=kwargs)
+    )
     api.learn()
     api.evaluate(1)
 
@@ -133,7 +149,9 @@ def test_ones_own_run_is_evaluated_without_a_word(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_what_looks_like_a_path(value: Any, is_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_looks_like_a_path(
+    value: Any, is_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").touch()
     (tmp_path / "sync").touch()
@@ -142,7 +160,13 @@ def test_what_looks_like_a_path(value: Any, is_path: bool, tmp_path: Path, monke
 
 def test_the_command_that_an_interrupted_run_prints_has_the_flags(tmp_path: Path) -> None:
     (tmp_path / "level one.txt").write_text("")
-    words = ["train", "ppo", "test_foreign_text:FileEnv", "env_kwargs.file=level one.txt", "env_kwargs.interrupts=true"]
+    words = [
+        "train",
+        "ppo",
+        "test_foreign_text:FileEnv",
+        "env_kwargs.file=level one.txt",
+        "env_kwargs.interrupts=true",
+    ]
     words += ["total_timesteps=64", "num_threads=1", "compile=false"]
     process = warm.run(words, tmp_path)
     assert process.returncode == 130, process.stderr
@@ -176,7 +200,10 @@ def test_no_way_to_the_terminal_lets_them_through(
     assert main(["resume", str(run)]) == 2
     forge_manifest(bad, lambda m: m["config"].update({NASTY: 1}))
     assert main(["eval", str(run)]) == 2
-    assert main(["config", "ppo", "x", f"tags=['{NASTY.encode('unicode_escape').decode()}']"]) in (0, 2)
+    assert main(["config", "ppo", "x", f"tags=['{NASTY.encode('unicode_escape').decode()}']"]) in (
+        0,
+        2,
+    )
     np.savez(tmp_path / "data.npz", **{"\x1b[31mobs": np.zeros(2)})
     assert main(["data", "check", str(tmp_path / "data.npz")]) == 2
     shown = capsys.readouterr()

@@ -66,10 +66,19 @@ class FillAt(Callback):
     """Fills the disk with one file when a step is reached, up to a number of bytes that are left free."""
 
     def __init__(self, disk: Path, step: int, event: str = "collect", leave_bytes: int = 0) -> None:
-        self.ballast, self.step, self.event, self.leave_bytes = disk / "ballast", step, event, leave_bytes
+        self.ballast, self.step, self.event, self.leave_bytes = (
+            disk / "ballast",
+            step,
+            event,
+            leave_bytes,
+        )
 
     def on_collect_end(self, trainer: TrainerState, result: object) -> None:
-        if self.event == "collect" and trainer.global_step >= self.step and not self.ballast.exists():
+        if (
+            self.event == "collect"
+            and trainer.global_step >= self.step
+            and not self.ballast.exists()
+        ):
             fill(self.ballast, self.leave_bytes)
 
     def on_eval_end(self, trainer: TrainerState, metrics: object) -> None:
@@ -111,7 +120,9 @@ def test_a_full_disk_ends_the_run_which_goes_on_once_there_is_room(
     whole = run_training(small_config(algo, tmp_path / "whole", **RUN))
     fill_at = FillAt(disk, 40, event, leave_bytes)
     # A line may still fit in the last page of its file, and then it is the checkpoint that does not.
-    with pytest.raises(RLTrainingError, match=rf"cannot write .*({named}|checkpoints/).*: No space left on device"):
+    with pytest.raises(
+        RLTrainingError, match=rf"cannot write .*({named}|checkpoints/).*: No space left on device"
+    ):
         run_training(small_config(algo, disk, **RUN), callbacks=[fill_at])
     (run_dir,) = disk.glob("*__*")
     assert_nothing_lost(run_dir)
@@ -122,7 +133,9 @@ def test_a_full_disk_ends_the_run_which_goes_on_once_there_is_room(
     assert_same_end(whole, resume_training(run_dir))
 
 
-def fill_before(monkeypatch: pytest.MonkeyPatch, disk: Path, is_meant: Callable[[Path], bool], count: int = 1) -> Path:
+def fill_before(
+    monkeypatch: pytest.MonkeyPatch, disk: Path, is_meant: Callable[[Path], bool], count: int = 1
+) -> Path:
     """Fill the disk just before the `count`-th write of a file that is meant."""
     calls = 0
     write = files.write_new
@@ -156,7 +169,9 @@ def test_a_disk_that_is_full_when_this_file_is_written(
     whole = run_training(small_config("ppo", tmp_path / "whole", **RUN))
     with monkeypatch.context() as patch:
         ballast = fill_before(patch, disk, lambda path: path.name.startswith(file), count)
-        with pytest.raises(RLTrainingError, match=f"cannot write .*{named}: No space left on device"):
+        with pytest.raises(
+            RLTrainingError, match=f"cannot write .*{named}: No space left on device"
+        ):
             run_training(small_config("ppo", disk, **RUN))
     (run_dir,) = disk.glob("*__*")
     assert_nothing_lost(run_dir)
@@ -186,9 +201,15 @@ def test_a_line_of_the_log_that_does_not_fit_is_an_error_and_taken_back(disk: Pa
 
 @pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
 def test_a_line_that_does_not_fit_is_taken_back(kind: str, disk: Path) -> None:
-    sink = JsonlSink(disk / "metrics.jsonl") if kind == "jsonl" else TensorboardSink(disk / "tensorboard")
+    sink = (
+        JsonlSink(disk / "metrics.jsonl")
+        if kind == "jsonl"
+        else TensorboardSink(disk / "tensorboard")
+    )
     fill(disk / "ballast")
-    (file,) = [path for path in disk.rglob("*") if path.name == "metrics.jsonl" or "tfevents" in path.name]
+    (file,) = [
+        path for path in disk.rglob("*") if path.name == "metrics.jsonl" or "tfevents" in path.name
+    ]
     line = {f"metric_{index}": float(index) for index in range(20)}
     sizes = [file.stat().st_size]
     for step in range(100):
@@ -225,7 +246,10 @@ def test_a_read_only_disk_is_named_and_can_still_be_read(
     stopped = run_training(small_config("ppo", disk, **RUN), callbacks=[StopAt(40, "collect")])
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     assert main(["resume", "--checkpoint", str(stopped.run_dir)]) == 2
-    assert f"error: cannot write '{stopped.run_dir}/owner': Read-only file system" in capsys.readouterr().err
+    assert (
+        f"error: cannot write '{stopped.run_dir}/owner': Read-only file system"
+        in capsys.readouterr().err
+    )
     assert main(["train", "ppo", "CartPole-v1", "--output-dir", str(disk)]) == 2
     assert "Read-only file system" in capsys.readouterr().err
     assert evaluate_checkpoint(stopped.run_dir)["global_step"] == stopped.metrics["global_step"]
@@ -249,7 +273,11 @@ def largest_file(num_bytes: int) -> Iterator[None]:
     ("num_bytes", "named", "changes"),
     [
         (64, "owner", {}),
-        (2500, r"(metrics|evaluations)\.jsonl|tfevents", {"checkpoint_interval": 1000, "total_timesteps": 1000}),
+        (
+            2500,
+            r"(metrics|evaluations)\.jsonl|tfevents",
+            {"checkpoint_interval": 1000, "total_timesteps": 1000},
+        ),
         (2000, r"checkpoints/step_\d+", {}),
     ],
 )
@@ -264,16 +292,24 @@ def test_files_that_may_not_grow_are_an_error_of_the_command_line(
     # What this process was started with and has loaded stands in metadata.json, which must fit here.
     monkeypatch.setattr(sys, "argv", ["rl-training"])
     monkeypatch.setattr(user_code, "_loaded", {})
-    config = small_config("ppo", tmp_path / "runs", **{**RUN, **changes, "algo_kwargs": {"eval_interval": 1000}})
+    config = small_config(
+        "ppo", tmp_path / "runs", **{**RUN, **changes, "algo_kwargs": {"eval_interval": 1000}}
+    )
     (tmp_path / "run.yaml").write_text(dump_yaml(serialize_train_config(config)))
     with largest_file(num_bytes):
         code = main(["train", "--config", str(tmp_path / "run.yaml")])
     assert code == 2
-    assert re.search(rf"^error: cannot write .*({named}).*': File too large$", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(
+        rf"^error: cannot write .*({named}).*': File too large$",
+        capsys.readouterr().err,
+        re.MULTILINE,
+    )
     assert not list((tmp_path / "runs").glob("*/checkpoints/.*"))
 
 
-@pytest.mark.parametrize("operation", ["fsync", "mkdir", "rename", "replace", "rmdir", "unlink", "open"])
+@pytest.mark.parametrize(
+    "operation", ["fsync", "mkdir", "rename", "replace", "rmdir", "unlink", "open"]
+)
 def test_whichever_operation_fails_the_error_is_ours_and_the_run_goes_on_exactly(
     operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,9 @@ def use_in_every_way(path: Path) -> None:
         load_checkpoint,
         load_algorithm,
         lambda place: evaluate_checkpoint(place, num_episodes=1),
-        lambda place: resume_training(place, total_timesteps=128, output_dir=path.parent / "elsewhere"),
+        lambda place: resume_training(
+            place, total_timesteps=128, output_dir=path.parent / "elsewhere"
+        ),
     ):
         try:
             use(path)
@@ -88,9 +90,13 @@ class Payload:
         return os.mkdir, (str(self.target),)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "algorithm.safetensors", "trainer.safetensors", "last", "policy.pt"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "algorithm.safetensors", "trainer.safetensors", "last", "policy.pt"]
+)
 @pytest.mark.parametrize("is_signed", [False, True])
-def test_a_pickle_is_never_opened(ppo_run: Path, tmp_path: Path, name: str, is_signed: bool) -> None:
+def test_a_pickle_is_never_opened(
+    ppo_run: Path, tmp_path: Path, name: str, is_signed: bool
+) -> None:
     checkpoint = resolve_checkpoint(ppo_run)
     data = pickle.dumps(Payload(tmp_path / "harm"))
     place = tmp_path / name if name == "policy.pt" else checkpoint / name
@@ -120,7 +126,9 @@ def sign_file(checkpoint: Path, name: str) -> None:
     forge_manifest(checkpoint, change)
 
 
-def safetensors_file(header: bytes | dict[str, Any], body: bytes = b"", length: int | None = None) -> bytes:
+def safetensors_file(
+    header: bytes | dict[str, Any], body: bytes = b"", length: int | None = None
+) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + body
 
@@ -147,7 +155,15 @@ BAD_TENSORS = {
     "unknown type": safetensors_file(tensor([1], 4, "PICKLE"), bytes(4)),
     **{
         f"type {dtype}": safetensors_file(tensor([8], 8 * bits // 8, dtype), bytes(8 * bits // 8))
-        for dtype, bits in {"BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "C64": 64, "U64": 64}.items()
+        for dtype, bits in {
+            "BF16": 16,
+            "F8_E4M3": 8,
+            "F8_E5M2": 8,
+            "F8_E8M0": 8,
+            "F4": 4,
+            "C64": 64,
+            "U64": 64,
+        }.items()
     },
 }
 
@@ -167,9 +183,13 @@ def test_a_signed_file_of_absurd_tensors_is_refused(dqn_run: Path, content: str)
     plan_resume(dqn_run)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 5, -1, "4", None, True, 1.0, 10**30, [], {}, float("nan")])
+@pytest.mark.parametrize(
+    "version", [0, 1, 3, 5, -1, "4", None, True, 1.0, 10**30, [], {}, float("nan")]
+)
 def test_a_schema_version_that_is_none_is_refused(ppo_run: Path, version: Any) -> None:
-    forge_manifest(resolve_checkpoint(ppo_run), lambda manifest: manifest.update(schema_version=version))
+    forge_manifest(
+        resolve_checkpoint(ppo_run), lambda manifest: manifest.update(schema_version=version)
+    )
     refuse_everywhere(ppo_run, "schema version")
 
 
@@ -195,7 +215,9 @@ def test_deep_nesting_is_refused(ppo_run: Path, opening: str, levels: int, place
             "metadata": lambda manifest: manifest["metadata"],
             "state": lambda manifest: manifest["sections"]["trainer"]["plain"],
         }
-        forge_manifest_deeply(path.parent, lambda manifest: targets[place](manifest).update(deep=tree))
+        forge_manifest_deeply(
+            path.parent, lambda manifest: targets[place](manifest).update(deep=tree)
+        )
     refuse_everywhere(ppo_run, "nested|damaged|schema version")
 
 
@@ -212,7 +234,9 @@ def test_repeated_keys_and_numbers_without_end_are_harmless(ppo_run: Path) -> No
     path = resolve_checkpoint(ppo_run) / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace('"config": {', '"config": {"algo": "sac"}, "config": {', 1))
-    assert load_algorithm(ppo_run)[0].algo == "ppo"  # the last one counts, and it is the one that was signed
+    assert (
+        load_algorithm(ppo_run)[0].algo == "ppo"
+    )  # the last one counts, and it is the one that was signed
     path.write_text(text.replace('"seed": 1', '"seed": ' + "9" * 5000, 1))
     refuse_everywhere(ppo_run, "damaged")
     path.write_text(" " * (checkpointing.MAX_MANIFEST_BYTES + 1))
@@ -264,8 +288,12 @@ def test_a_pipe_in_place_of_any_file_is_refused_at_once(run: Path, tmp_path: Pat
     resume_training(run, total_timesteps=128)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "run.log", "tensorboard", "checkpoints"])
-def test_a_run_that_goes_on_writes_through_no_link(ppo_run: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "timing.jsonl", "run.log", "tensorboard", "checkpoints"]
+)
+def test_a_run_that_goes_on_writes_through_no_link(
+    ppo_run: Path, tmp_path: Path, name: str
+) -> None:
     outside = (ppo_run / name).rename(tmp_path / "outside")
     (ppo_run / name).symlink_to(outside)
     before = snapshot(outside)
@@ -277,7 +305,9 @@ def test_a_run_that_goes_on_writes_through_no_link(ppo_run: Path, tmp_path: Path
     assert snapshot(outside) == before
 
 
-def test_links_that_wait_for_a_file_to_be_written_are_not_followed(ppo_run: Path, tmp_path: Path) -> None:
+def test_links_that_wait_for_a_file_to_be_written_are_not_followed(
+    ppo_run: Path, tmp_path: Path
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     for name in ("config.yaml", "metadata.json", "checkpoints/last", "checkpoints/best"):
@@ -292,7 +322,18 @@ def test_links_that_wait_for_a_file_to_be_written_are_not_followed(ppo_run: Path
 
 
 @pytest.mark.parametrize(
-    "text", ["..", ".", "/", "../checkpoints/step_000000000096", "step_²", "x" * 1000, "step_" + "9" * 900, "a\0b", ""]
+    "text",
+    [
+        "..",
+        ".",
+        "/",
+        "../checkpoints/step_000000000096",
+        "step_²",
+        "x" * 1000,
+        "step_" + "9" * 900,
+        "a\0b",
+        "",
+    ],
 )
 def test_a_pointer_names_a_checkpoint_beside_it_or_nothing(ppo_run: Path, text: str) -> None:
     shutil.copytree(resolve_checkpoint(ppo_run), ppo_run / "copy")
@@ -322,11 +363,15 @@ def set_algo(**changes: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def set_obs(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda manifest: manifest["sections"]["algorithm"]["plain"]["spaces"]["obs"].update(changes)
+    return lambda manifest: manifest["sections"]["algorithm"]["plain"]["spaces"]["obs"].update(
+        changes
+    )
 
 
 def set_action(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda manifest: manifest["sections"]["algorithm"]["plain"]["spaces"]["action"].update(changes)
+    return lambda manifest: manifest["sections"]["algorithm"]["plain"]["spaces"]["action"].update(
+        changes
+    )
 
 
 def set_session(**changes: Any) -> Callable[[dict[str, Any]], None]:
@@ -340,7 +385,10 @@ ABSURD: dict[str, Callable[[dict[str, Any]], object]] = {
     "wide layer": set_algo(hidden_sizes=[200_000]),
     "many layers": set_algo(hidden_sizes=[8] * 1_000_000),
     "wide critic": set_algo(critic_hidden_sizes=[200_000]),
-    "num_threads": lambda manifest: (manifest["config"].update(num_threads=10**6), manifest["metadata"].clear()),
+    "num_threads": lambda manifest: (
+        manifest["config"].update(num_threads=10**6),
+        manifest["metadata"].clear(),
+    ),
     "execution": lambda manifest: manifest["metadata"]["execution"].update(num_threads=10**6),
     "buffer_capacity": set_algo(buffer_capacity=10**12),
     "buffer_capacity 10**30": set_algo(buffer_capacity=10**30),
@@ -392,8 +440,12 @@ print("largest", int(peak) // 1024)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
-def test_absurd_sizes_are_refused_before_memory_is_asked_for(originals: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc"
+)
+def test_absurd_sizes_are_refused_before_memory_is_asked_for(
+    originals: dict[str, Path], tmp_path: Path
+) -> None:
     for algo in ("dqn", "ppo"):
         for name, change in ABSURD.items():
             target = tmp_path / "all" / f"{algo} {name}" / "step_000000000096"
@@ -447,16 +499,24 @@ def test_nothing_outside_the_folder_is_touched(originals: dict[str, Path], tmp_p
     shutil.copytree(originals["dqn"], secret / "run")
     for name in ("evil.py", "data.npz", "model.xml"):
         (secret / name).write_text("1/0")
-    paths = [str(secret / "run"), "../../secret/run/checkpoints/step_000000000096", str(secret / "evil.py")]
+    paths = [
+        str(secret / "run"),
+        "../../secret/run/checkpoints/step_000000000096",
+        str(secret / "evil.py"),
+    ]
     source = resolve_checkpoint(originals["dqn"])
     strings = list(places_of(json.loads((source / "manifest.json").read_text()), str))
     for index, place in enumerate(strings[:: 1 + len(strings) // 30]):
         if place[0] in ("schema_version", "checksum"):
             continue
         target = Path(shutil.copytree(source, tmp_path / "all" / f"{index:04d} step"))
-        forge_manifest(target, lambda m, place=place, index=index: put_at(m, place, paths[index % len(paths)]))
+        forge_manifest(
+            target, lambda m, place=place, index=index: put_at(m, place, paths[index % len(paths)])
+        )
     extra = {
-        "env_kwargs": set_config(env_kwargs={"xml_file": str(secret / "model.xml"), "path": paths[0]}),
+        "env_kwargs": set_config(
+            env_kwargs={"xml_file": str(secret / "model.xml"), "path": paths[0]}
+        ),
         "algo_kwargs": set_algo(dataset_path=str(secret / "data.npz")),
         "output_dir": set_config(output_dir=str(secret)),
     }
@@ -522,11 +582,51 @@ REMOVED = object()
 ODD_VALUES = st.one_of(
     st.just(REMOVED),
     st.sampled_from(
-        [None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 0.5, float("nan"), float("inf"), -0.0, "", "x", "1"]
+        [
+            None,
+            True,
+            False,
+            0,
+            1,
+            -1,
+            2**31,
+            2**63,
+            2**64,
+            10**30,
+            0.5,
+            float("nan"),
+            float("inf"),
+            -0.0,
+            "",
+            "x",
+            "1",
+        ]
     ),
-    st.sampled_from([[], {}, [[]], [1, "a"], {"$tensor": "/x"}, {"$array": []}, {"$float": "x"}, {"$float": "nan"}]),
     st.sampled_from(
-        ["nan", "../../x", "/etc/passwd", "\0", "\ud800", "a:b", "CartPole-v1", "cuda:99", "meta", "é" * 999]
+        [
+            [],
+            {},
+            [[]],
+            [1, "a"],
+            {"$tensor": "/x"},
+            {"$array": []},
+            {"$float": "x"},
+            {"$float": "nan"},
+        ]
+    ),
+    st.sampled_from(
+        [
+            "nan",
+            "../../x",
+            "/etc/passwd",
+            "\0",
+            "\ud800",
+            "a:b",
+            "CartPole-v1",
+            "cuda:99",
+            "meta",
+            "é" * 999,
+        ]
     ),
     st.integers(),
     st.floats(),
@@ -537,16 +637,26 @@ ODD_VALUES = st.one_of(
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_any_change_of_a_manifest_is_harmless(algo: str, originals: dict[str, Path], tmp_path: Path) -> None:
+def test_any_change_of_a_manifest_is_harmless(
+    algo: str, originals: dict[str, Path], tmp_path: Path
+) -> None:
     checkpoint = Path(shutil.copytree(resolve_checkpoint(originals[algo]), tmp_path / "checkpoint"))
     whole = json.loads((checkpoint / "manifest.json").read_text())
     places = list(places_of(whole))
     _, algorithm, _ = load_algorithm(checkpoint, device="cpu")
-    obs = np.linspace(-1, 1, 5 * int(np.prod(algorithm.spaces.obs.shape))).reshape(5, *algorithm.spaces.obs.shape)
+    obs = np.linspace(-1, 1, 5 * int(np.prod(algorithm.spaces.obs.shape))).reshape(
+        5, *algorithm.spaces.obs.shape
+    )
     obs = as_observation(algorithm.spaces.obs, obs)
     expected = predict(algorithm, obs)
 
-    @settings(max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(
+        max_examples=500,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
     @given(st.lists(st.tuples(st.sampled_from(places), ODD_VALUES), min_size=1, max_size=2))
     def change(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
         manifest = copy.deepcopy(whole)
@@ -564,14 +674,18 @@ def test_any_change_of_a_manifest_is_harmless(algo: str, originals: dict[str, Pa
             actions = predict(changed, obs)
         except RLTrainingError:
             return
-        if not any(place[:2] == ("sections", "algorithm") or "algo_kwargs" in place for place, _ in changes):
+        if not any(
+            place[:2] == ("sections", "algorithm") or "algo_kwargs" in place for place, _ in changes
+        ):
             np.testing.assert_array_equal(actions, expected)
 
     change()
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_a_changed_state_is_refused_or_goes_on(algo: str, originals: dict[str, Path], tmp_path: Path) -> None:
+def test_a_changed_state_is_refused_or_goes_on(
+    algo: str, originals: dict[str, Path], tmp_path: Path
+) -> None:
     """Resuming and evaluating for real, at every place of the manifest's state once."""
     whole = json.loads((resolve_checkpoint(originals[algo]) / "manifest.json").read_text())
     places = [place for place in places_of(whole) if place[0] in ("config", "metadata", "sections")]
@@ -581,6 +695,10 @@ def test_a_changed_state_is_refused_or_goes_on(algo: str, originals: dict[str, P
         place, value = places[index], values[rng.integers(len(values))]
         if place[-1] in ("total_timesteps", "update_epochs", "gradient_steps", "eval_episodes"):
             continue  # a long run is not harm
-        checkpoint = Path(shutil.copytree(resolve_checkpoint(originals[algo]), tmp_path / str(index)))
-        forge_manifest(checkpoint, lambda manifest, place=place, value=value: put_at(manifest, place, value))
+        checkpoint = Path(
+            shutil.copytree(resolve_checkpoint(originals[algo]), tmp_path / str(index))
+        )
+        forge_manifest(
+            checkpoint, lambda manifest, place=place, value=value: put_at(manifest, place, value)
+        )
         use_in_every_way(checkpoint)

@@ -42,7 +42,10 @@ class Command:
 
 def members(**changes: bytes) -> dict[str, bytes]:
     """The members of a good model, with some replaced."""
-    good = {"data": json.dumps(settings_of("ppo")).encode(), "policy.pth": torch_bytes(ppo_weights(4, 2))}
+    good = {
+        "data": json.dumps(settings_of("ppo")).encode(),
+        "policy.pth": torch_bytes(ppo_weights(4, 2)),
+    }
     return {**good, **{name.replace("__", "."): data for name, data in changes.items()}}
 
 
@@ -59,10 +62,18 @@ def compressed_inside() -> bytes:
 
 
 HOSTILE_MEMBERS: dict[str, tuple[Callable[[], dict[str, bytes]], str]] = {
-    "code in policy.pth": (lambda: members(policy__pth=torch_bytes({"a": Command()})), "holds more than tensors"),
-    "a pickle as policy.pth": (lambda: members(policy__pth=PICKLE_OF_A_SHELL_COMMAND), "'policy.pth'"),
+    "code in policy.pth": (
+        lambda: members(policy__pth=torch_bytes({"a": Command()})),
+        "holds more than tensors",
+    ),
+    "a pickle as policy.pth": (
+        lambda: members(policy__pth=PICKLE_OF_A_SHELL_COMMAND),
+        "'policy.pth'",
+    ),
     "code in an optimizer": (
-        lambda: members(policy__optimizer__pth=torch_bytes({"state": Command(), "param_groups": []})),
+        lambda: members(
+            policy__optimizer__pth=torch_bytes({"state": Command(), "param_groups": []})
+        ),
         "'policy.optimizer.pth'",
     ),
     "no tensors": (lambda: members(policy__pth=torch_bytes([1, 2])), "not tensors by name"),
@@ -178,8 +189,13 @@ def test_settings_of_wrong_types_are_refused_or_left(changes: Any, tmp_path: Pat
 
 
 def test_optimizers_of_wrong_shapes_are_left(tmp_path: Path) -> None:
-    for broken in ({"state": {}, "param_groups": [7]}, adam_state([torch.zeros(2)], [torch.zeros(2)], 1)):
-        path = write_model(tmp_path / "model.zip", settings_of("ppo"), ppo_weights(4, 2), {"policy": broken})
+    for broken in (
+        {"state": {}, "param_groups": [7]},
+        adam_state([torch.zeros(2)], [torch.zeros(2)], 1),
+    ):
+        path = write_model(
+            tmp_path / "model.zip", settings_of("ppo"), ppo_weights(4, 2), {"policy": broken}
+        )
         conversion = convert(read_archive(path), None, {"env_id": "CartPole-v1"})
         assert "optimizer of policy" in dict(conversion.report.left)
 

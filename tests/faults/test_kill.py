@@ -58,7 +58,10 @@ def plan_of(algo: str) -> list[Kill]:
     chance = random.Random(algo)
     online = get_algorithm_spec(algo).loop in (Loop.ON_POLICY, Loop.OFF_POLICY)
     kinds: list[Callable[[], Kill]] = [
-        lambda: ("collect" if online else "update", chance.randint(36, 60) if online else chance.randint(4, 12)),
+        lambda: (
+            "collect" if online else "update",
+            chance.randint(36, 60) if online else chance.randint(4, 12),
+        ),
         lambda: ("file", chance.randint(10, 70)),
         lambda: ("eval", chance.randint(1, 25)),
         lambda: ("update", chance.randint(1, 12)),
@@ -128,7 +131,10 @@ class Victim:
         assert len(self.leftovers()) <= 1, (kill, self.leftovers())
 
     def leftovers(self) -> list[Path]:
-        return [*self.config.output_dir.glob("*/.*"), *self.config.output_dir.glob("*/checkpoints/.*")]
+        return [
+            *self.config.output_dir.glob("*/.*"),
+            *self.config.output_dir.glob("*/checkpoints/.*"),
+        ]
 
     def end(self) -> TrainResult:
         """Live to the end."""
@@ -162,7 +168,9 @@ def assert_same_folders(one: Path, other: Path) -> None:
     checkpoints = one / "checkpoints", other / "checkpoints"
     assert steps_in(checkpoints[0]) == steps_in(checkpoints[1])
     for name in ("last", "best"):
-        (target, *score), (other_target, *other_score) = (read_pointer(folder / name) for folder in checkpoints)
+        (target, *score), (other_target, *other_score) = (
+            read_pointer(folder / name) for folder in checkpoints
+        )
         assert (without_revision(target), score) == (without_revision(other_target), other_score)
 
 
@@ -184,7 +192,12 @@ def test_a_run_with_memory_and_masks_is_killed_again_and_again(tmp_path: Path) -
 
 
 def test_a_run_that_goes_online_is_killed_in_both_stages(tmp_path: Path) -> None:
-    stage = {"after_updates": 96, "learning_starts": 16, "train_frequency": 4, "buffer_capacity": 100}
+    stage = {
+        "after_updates": 96,
+        "learning_starts": 16,
+        "train_frequency": 4,
+        "buffer_capacity": 100,
+    }
     victim = Victim("iql", tmp_path / "killed", algo_kwargs={"online": stage})
     for kill in (("update", 70), ("collect", 9), ("file", 40), ("update", 12), ("half", 9)):
         victim.die(kill)
@@ -196,17 +209,30 @@ def test_a_run_that_goes_online_is_killed_in_both_stages(tmp_path: Path) -> None
     [
         ("ppo", 1, 1 if TRY_ALL else 7, {}, "finished"),
         ("dqn", 12, 5 if TRY_ALL else 9, {"learning_starts": 8, "buffer_capacity": 30}, "finished"),
-        ("dqn", 30, 2 if TRY_ALL else 9, {"learning_starts": 8, "early_stopping": {"target_value": 1.0}}, "stopped"),
+        (
+            "dqn",
+            30,
+            2 if TRY_ALL else 9,
+            {"learning_starts": 8, "early_stopping": {"target_value": 1.0}},
+            "stopped",
+        ),
     ],
 )
 def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(
     algo: str, first: int, every: int, kwargs: dict[str, Any], status: str, tmp_path: Path
 ) -> None:
     """Takes more than ten seconds: a run is killed and resumed at one operation after the other."""
-    changes = {"total_timesteps": 48, "log_interval": 16, "checkpoint_interval": 16, "eval_episodes": 1}
+    changes = {
+        "total_timesteps": 48,
+        "log_interval": 16,
+        "checkpoint_interval": 16,
+        "eval_episodes": 1,
+    }
     algo_kwargs = {"eval_interval": 32, **kwargs}
     env_kwargs = {"max_episode_steps": 20}
-    config = small_config(algo, tmp_path / "killed", algo_kwargs=algo_kwargs, env_kwargs=env_kwargs, **changes)
+    config = small_config(
+        algo, tmp_path / "killed", algo_kwargs=algo_kwargs, env_kwargs=env_kwargs, **changes
+    )
     order = {"config": serialize_train_config(config), "sweep": [first, every]}
     code, _, error = finish(launch(order, tmp_path))
     assert code == 0, error
@@ -224,10 +250,15 @@ def test_no_operation_on_a_file_is_an_instant_at_which_a_kill_loses_something(
 def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:
     """Takes more than ten seconds: thousands of steps, so that a kill meets the run at any of them."""
     chance = random.Random(5)
-    victim = Victim("ppo", tmp_path / "killed", total_timesteps=8000, checkpoint_interval=256, log_interval=64)
+    victim = Victim(
+        "ppo", tmp_path / "killed", total_timesteps=8000, checkpoint_interval=256, log_interval=64
+    )
     for _ in range(NUM_KILLS_FROM_OUTSIDE):
         process = victim.live()
-        wait_until(lambda: victim.has_checkpoint() and victim.is_running() and victim.has_new_lines(), process)
+        wait_until(
+            lambda: victim.has_checkpoint() and victim.is_running() and victim.has_new_lines(),
+            process,
+        )
         time.sleep(chance.uniform(0.0, 0.5))
         process.kill()
         code, _, error = finish(process)
@@ -254,7 +285,9 @@ class TestWorkerProcesses:
         mark = f"RL_TRAINING_TEST={uuid.uuid4()}"
         env_kwargs = {"backend": "async", "max_episode_steps": 20}
         temporary = Path(tempfile.mkdtemp())  # a short path: sockets are made in it
-        victim = Victim("ppo", tmp_path / "killed", num_envs=2, total_timesteps=256, env_kwargs=env_kwargs)
+        victim = Victim(
+            "ppo", tmp_path / "killed", num_envs=2, total_timesteps=256, env_kwargs=env_kwargs
+        )
         for kill in [("collect", 60), ("file", 30)]:
             victim.die(kill, RL_TRAINING_TEST=mark.partition("=")[2], TMPDIR=str(temporary))
             wait_until(lambda: not processes_marked(mark))
@@ -277,12 +310,16 @@ class TestWorkerProcesses:
         wait_until(lambda: not processes_marked(mark))
 
 
-def test_an_extension_is_not_forgotten_if_the_run_fails_before_its_next_checkpoint(tmp_path: Path) -> None:
+def test_an_extension_is_not_forgotten_if_the_run_fails_before_its_next_checkpoint(
+    tmp_path: Path,
+) -> None:
     class Fail(Callback):
         def on_collect_end(self, trainer: TrainerState, result: object) -> None:
             raise ZeroDivisionError
 
-    first, second = (run_training(small_config("ppo", tmp_path / name, total_timesteps=64)) for name in "ab")
+    first, second = (
+        run_training(small_config("ppo", tmp_path / name, total_timesteps=64)) for name in "ab"
+    )
     with pytest.raises(ZeroDivisionError):
         resume_training(first.run_dir, total_timesteps=128, callbacks=[Fail()])
     extended = resume_training(first.run_dir)

@@ -69,7 +69,8 @@ def test_a_replay_that_cannot_fit_is_refused_with_the_figure(tmp_path: Path) -> 
     options = {"buffer_capacity": 10**12, "learning_starts": 10}
     config = small_config("dqn", tmp_path / "runs", total_timesteps=10**12, algo_kwargs=options)
     with pytest.raises(
-        ConfigError, match=r"1,000,000,000,000 transitions needs 46,000\.00 GB .*buffer_capacity to [\d,]+"
+        ConfigError,
+        match=r"1,000,000,000,000 transitions needs 46,000\.00 GB .*buffer_capacity to [\d,]+",
     ):
         run_training(config)
     assert not (tmp_path / "runs").exists()
@@ -78,7 +79,9 @@ def test_a_replay_that_cannot_fit_is_refused_with_the_figure(tmp_path: Path) -> 
 @pytest.mark.parametrize("key", ["hidden_sizes", "critic_hidden_sizes"])
 def test_networks_that_cannot_fit_are_refused_with_the_figure(tmp_path: Path, key: str) -> None:
     config = small_config("sac", tmp_path / "runs", algo_kwargs={key: [2_000_000, 2_000_000]})
-    with pytest.raises(ConfigError, match=rf"4,0\d\d,\d+,\d+,\d+ .*needs 64,\d+\.\d+ GB .*algo_kwargs\.{key} "):
+    with pytest.raises(
+        ConfigError, match=rf"4,0\d\d,\d+,\d+,\d+ .*needs 64,\d+\.\d+ GB .*algo_kwargs\.{key} "
+    ):
         run_training(config)
     assert not (tmp_path / "runs").exists()
 
@@ -98,7 +101,9 @@ def three_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that has so much memory left."""
     (tmp_path / "max").write_text("5000000\n")
     (tmp_path / "current").write_text("2000000\n")
-    monkeypatch.setattr(memory, "CGROUP_FILES", ((str(tmp_path / "max"), str(tmp_path / "current")),))
+    monkeypatch.setattr(
+        memory, "CGROUP_FILES", ((str(tmp_path / "max"), str(tmp_path / "current")),)
+    )
 
 
 NEEDS = r"needs [\d,.]+ GB of memory and 0\.00 GB are free: "
@@ -107,7 +112,9 @@ NEEDS = r"needs [\d,.]+ GB of memory and 0\.00 GB are free: "
 @pytest.mark.usefixtures("three_megabytes")
 class TestLittleMemory:
     def test_a_rollout_is_refused_with_the_key_to_lower(self, tmp_path: Path) -> None:
-        config = small_config("ppo", tmp_path / "runs", num_envs=4, algo_kwargs={"num_steps": 40_000})
+        config = small_config(
+            "ppo", tmp_path / "runs", num_envs=4, algo_kwargs={"num_steps": 40_000}
+        )
         words = rf"a rollout of 4 x 40,000 transitions {NEEDS}set algo_kwargs\.num_steps to 1\d,\d+ or less"
         with pytest.raises(ConfigError, match=words):
             run_training(config)
@@ -121,8 +128,12 @@ class TestLittleMemory:
 
     def test_the_replay_of_an_online_stage_is_refused_with_its_key(self, tmp_path: Path) -> None:
         online = {"after_updates": 10, "buffer_capacity": 10**6}
-        config = small_config("iql", tmp_path, total_timesteps=10**6, algo_kwargs={"online": online})
-        with pytest.raises(ConfigError, match=rf"{NEEDS}set algo_kwargs\.online\.buffer_capacity to"):
+        config = small_config(
+            "iql", tmp_path, total_timesteps=10**6, algo_kwargs={"online": online}
+        )
+        with pytest.raises(
+            ConfigError, match=rf"{NEEDS}set algo_kwargs\.online\.buffer_capacity to"
+        ):
             run_training(config)
 
     def test_a_recording_is_refused(self, tmp_path: Path) -> None:
@@ -138,7 +149,9 @@ class TestLittleMemory:
         fields = many_rows(obs_dtype)
         save(tmp_path / "data.npz", **fields)
         if save is np.savez and obs_dtype is np.float32:
-            assert len(load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")) == 100_000
+            assert (
+                len(load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")) == 100_000
+            )
             del fields["next_obs"]
             save(tmp_path / "data.npz", **fields)
         with pytest.raises(DatasetError, match=rf"data\.npz' {NEEDS}save it with numpy\.savez"):
@@ -169,7 +182,9 @@ class TestLittleMemory:
             load_transition_dataset("minari", dataset_id="small-v0")
 
 
-def test_a_compressed_file_that_promises_too_much_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+def test_a_compressed_file_that_promises_too_much_is_refused_before_it_is_unpacked(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "bomb.npz"
     count = 10**11
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count}, 100), }}"
@@ -203,7 +218,9 @@ def many_rows(obs_dtype: Any) -> dict[str, np.ndarray]:
 def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "max").write_text("5000000\n")
     (tmp_path / "current").write_text("2000000\n")
-    monkeypatch.setattr(memory, "CGROUP_FILES", ((str(tmp_path / "max"), str(tmp_path / "current")),))
+    monkeypatch.setattr(
+        memory, "CGROUP_FILES", ((str(tmp_path / "max"), str(tmp_path / "current")),)
+    )
     assert memory.available_memory() == 3_000_000
     (tmp_path / "max").write_text("max\n")
     assert memory.available_memory() != 3_000_000

@@ -26,7 +26,9 @@ from rl_training.runtime.workflows import load_algorithm, resume_training
 from rl_training.spaces.observations import ObsSpec
 
 ALGOS = algorithms_for_faults()
-ONLINE = [name for name in ALGOS if not learns_offline(name) and name != "her"]  # whose environments have goals
+ONLINE = [
+    name for name in ALGOS if not learns_offline(name) and name != "her"
+]  # whose environments have goals
 FAULTY = f"{HELPERS / 'toy_envs.py'}:FaultyEnv"
 CHECKPOINTED = {"checkpoint_interval": 32, "algo_kwargs": {"eval_interval": 1000}}
 
@@ -44,7 +46,9 @@ class Poison(Callback):
         elif trainer.global_step >= self.step:
             self.updates_after = 0
             parts = trainer.algorithm.stateful_members()
-            tensors = [tensor for name, part in parts.items() for tensor in self._tensors(name, part)]
+            tensors = [
+                tensor for name, part in parts.items() for tensor in self._tensors(name, part)
+            ]
             with torch.no_grad():
                 tensors[0].view(-1)[0] = self.value
 
@@ -71,13 +75,17 @@ def assert_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_bad_parameter_stops_the_run_within_one_update(algo: str, value: float, tmp_path: Path) -> None:
+def test_a_bad_parameter_stops_the_run_within_one_update(
+    algo: str, value: float, tmp_path: Path
+) -> None:
     poison = Poison(70, "network", value)
     with pytest.raises(NonFiniteError, match=r"not finite at step \d+") as caught:
         run_training(small_config(algo, tmp_path, **CHECKPOINTED), callbacks=[poison])
     assert poison.updates_after is not None
     assert poison.updates_after <= UPDATES_BETWEEN_CHECKS
-    assert f"the last good checkpoint is '{resolve_checkpoint(next(tmp_path.iterdir()))}'" in str(caught.value)
+    assert f"the last good checkpoint is '{resolve_checkpoint(next(tmp_path.iterdir()))}'" in str(
+        caught.value
+    )
     assert_kept(tmp_path)
 
 
@@ -91,13 +99,17 @@ def test_bad_optimizer_state_is_not_saved(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ONLINE)
-@pytest.mark.parametrize("fault", ["nan observation", "inf observation", "nan reward", "inf reward"])
+@pytest.mark.parametrize(
+    "fault", ["nan observation", "inf observation", "nan reward", "inf reward"]
+)
 def test_a_bad_observation_or_reward_is_named_with_its_environment_and_step(
     algo: str, fault: str, tmp_path: Path
 ) -> None:
     action = "box" if env_of(algo) == "Pendulum-v1" else "discrete"
     kwargs = {"fault": fault, "after": 40, "action": action, "once": str(tmp_path / "once")}
-    config = small_config(algo, tmp_path / "runs", env_id=FAULTY, env_kwargs=kwargs, num_envs=1, **CHECKPOINTED)
+    config = small_config(
+        algo, tmp_path / "runs", env_id=FAULTY, env_kwargs=kwargs, num_envs=1, **CHECKPOINTED
+    )
     with pytest.raises(NonFiniteError) as caught:
         run_training(config)
     assert fault.split()[1] in str(caught.value)
@@ -132,7 +144,11 @@ def rows(**changes: Any) -> dict[str, np.ndarray]:
 def test_the_first_bad_number_is_found_in_the_order_of_cause() -> None:
     assert find_non_finite(rows(), OBS) is None
     assert find_non_finite(rows(rewards=(2, 1)), OBS) == ("rewards", 2, 1)
-    assert find_non_finite(rows(next_obs=(1, 0, 2), obs=(2, 0, 2), rewards=(1, 0)), OBS) == ("rewards", 1, 0)
+    assert find_non_finite(rows(next_obs=(1, 0, 2), obs=(2, 0, 2), rewards=(1, 0)), OBS) == (
+        "rewards",
+        1,
+        0,
+    )
     assert find_non_finite(rows(obs=(3, 1, 0), actions=(3, 0, 0)), OBS) == ("obs", 3, 1)
 
 

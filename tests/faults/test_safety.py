@@ -18,7 +18,13 @@ RUNS_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "s
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}
 SAFE_YAML_LOADERS = {"_Loader": yaml_text._Loader, "_TupleLoader": yaml_text._TupleLoader}
-YAML_LOADS = {"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all"}
+YAML_LOADS = {
+    "yaml.load",
+    "yaml.load_all",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+    "yaml.unsafe_load_all",
+}
 READS_FILES = {"experiment", "cli.py"}
 """Where input is validated, and so must be with errors that `python -O` keeps."""
 
@@ -27,7 +33,11 @@ def find_dangers(source: str, *, reads_files: bool = False) -> Iterator[str]:
     """What in a source text could run a stranger's code."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (f"import {alias.name}" for alias in node.names if alias.name.split(".")[0] in RUNS_CODE)
+            yield from (
+                f"import {alias.name}"
+                for alias in node.names
+                if alias.name.split(".")[0] in RUNS_CODE
+            )
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in RUNS_CODE:
             yield f"from {node.module} import"
         elif isinstance(node, ast.Call):
@@ -43,7 +53,9 @@ def _dangers_of_call(node: ast.Call) -> Iterator[str]:
         yield f"{name}()"
     if settings.get("shell", "False") != "False":
         yield f"{name}(shell=...)"
-    if name in YAML_LOADS and not (name == "yaml.load" and settings.get("Loader") in SAFE_YAML_LOADERS):
+    if name in YAML_LOADS and not (
+        name == "yaml.load" and settings.get("Loader") in SAFE_YAML_LOADERS
+    ):
         yield f"{name}() without a safe loader"
     if name == "torch.load" and settings.get("weights_only") != "True":
         yield "torch.load() without weights_only=True"
@@ -58,13 +70,18 @@ def _dangers_of_call(node: ast.Call) -> Iterator[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(SOURCES[0].parent)))
 def test_no_source_file_can_run_what_it_reads(path: Path) -> None:
     place = path.relative_to(Path(rl_training.__file__).parent)
-    found = set(find_dangers(path.read_text(encoding="utf-8"), reads_files=place.parts[0] in READS_FILES))
+    found = set(
+        find_dangers(path.read_text(encoding="utf-8"), reads_files=place.parts[0] in READS_FILES)
+    )
     assert found <= ALLOWED.get(str(place), set())
 
 
 ALLOWED = {
     # What the user names on the command line or registers, never what a file names (see test_hostile_files.py).
-    "plugins/user_code.py": {"importlib.import_module()", "importlib.util.spec_from_file_location()"},
+    "plugins/user_code.py": {
+        "importlib.import_module()",
+        "importlib.util.spec_from_file_location()",
+    },
     "experiment/registry.py": {"importlib.import_module()"},
     # What our own tables name.
     "plugins/extras.py": {"importlib.import_module()"},
@@ -79,11 +96,19 @@ ALLOWED = {
 def test_the_loader_of_yaml_makes_plain_values_only() -> None:
     for loader in SAFE_YAML_LOADERS.values():
         assert issubclass(loader, yaml.SafeLoader)
-        assert not any("python" in (tag or "") for tag in (*loader.yaml_constructors, *loader.yaml_multi_constructors))
+        assert not any(
+            "python" in (tag or "")
+            for tag in (*loader.yaml_constructors, *loader.yaml_multi_constructors)
+        )
 
 
 @pytest.mark.parametrize(
-    "text", ["!!python/object/apply:os.system ['true']", "!!python/name:os.system", "!!python/object/new:type []"]
+    "text",
+    [
+        "!!python/object/apply:os.system ['true']",
+        "!!python/name:os.system",
+        "!!python/object/new:type []",
+    ],
 )
 def test_yaml_that_names_code_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):

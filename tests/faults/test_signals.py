@@ -39,7 +39,9 @@ RUN: dict[str, Any] = {
 
 
 def config_for(folder: Path, backend: str) -> TrainConfig:
-    return small_config("ppo", folder, **RUN, env_kwargs={"backend": backend, "max_episode_steps": 20})
+    return small_config(
+        "ppo", folder, **RUN, env_kwargs={"backend": backend, "max_episode_steps": 20}
+    )
 
 
 def command_of(pid: int) -> bytes:
@@ -50,7 +52,9 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-def interrupt(config: TrainConfig, folder: Path, kind: str, count: int, signal: str, times: int = 1) -> Any:
+def interrupt(
+    config: TrainConfig, folder: Path, kind: str, count: int, signal: str, times: int = 1
+) -> Any:
     """Train in a process group of its own, to the whole of which the signal is sent, as a terminal does."""
     mark = str(uuid.uuid4())
     order = {
@@ -87,11 +91,15 @@ SIGNALED_TWICE = [("sync", "file", 66), ("async", "collect", 19)]
 OTHERS_SIGNALED_TWICE = [("sync", "collect", 19), ("sync", "eval", 3)]
 
 
-@pytest.mark.parametrize(("backend", "kind", "count", "signal"), SIGNALED + OTHERS_SIGNALED if TRY_ALL else SIGNALED)
+@pytest.mark.parametrize(
+    ("backend", "kind", "count", "signal"), SIGNALED + OTHERS_SIGNALED if TRY_ALL else SIGNALED
+)
 def test_a_signal_saves_the_run_and_the_printed_command_goes_on(
     backend: str, kind: str, count: int, signal: str, tmp_path: Path
 ) -> None:
-    code, out, error = interrupt(config_for(tmp_path / "runs", backend), tmp_path, kind, count, signal)
+    code, out, error = interrupt(
+        config_for(tmp_path / "runs", backend), tmp_path, kind, count, signal
+    )
     assert code == CODES[signal], error
     assert "Traceback" not in error
     assert f"stop_reason=interrupted by {signal}" in out
@@ -112,7 +120,9 @@ def test_a_signal_while_a_worker_is_restarted_saves_the_run(signal: str, tmp_pat
     env_id, once = f"{HELPERS / 'toy_envs.py'}:FaultyEnv", str(tmp_path / "failed")
     kwargs = {"backend": "async", "fault": "exit", "after": 9, "once": once, "max_restarts": 1}
     config = small_config("ppo", tmp_path / "runs", **RUN, env_id=env_id, env_kwargs=kwargs)
-    code, out, error = interrupt(config, tmp_path, "worker", 3, signal)  # after the two of the beginning
+    code, out, error = interrupt(
+        config, tmp_path, "worker", 3, signal
+    )  # after the two of the beginning
     assert code == CODES[signal], error
     assert "an environment failed and was recreated" in error
     assert f"stop_reason=interrupted by {signal}" in out
@@ -133,23 +143,35 @@ def test_an_ignored_hang_up_stays_ignored(tmp_path: Path) -> None:
 
 
 def test_a_signal_leaves_the_closing_evaluation_and_resume_makes_it(tmp_path: Path) -> None:
-    values = {**RUN, "env_kwargs": {"max_episode_steps": 20}, "algo_kwargs": {"eval_interval": 1000, "num_steps": 8}}
-    code, out, error = interrupt(small_config("ppo", tmp_path / "runs", **values), tmp_path, "eval", 3, "SIGINT")
+    values = {
+        **RUN,
+        "env_kwargs": {"max_episode_steps": 20},
+        "algo_kwargs": {"eval_interval": 1000, "num_steps": 8},
+    }
+    code, out, error = interrupt(
+        small_config("ppo", tmp_path / "runs", **values), tmp_path, "eval", 3, "SIGINT"
+    )
     assert (code, "eval_return_mean" in out) == (130, False), error
     (run_dir,) = (tmp_path / "runs").glob("*__x")
-    whole, resumed = run_training(small_config("ppo", tmp_path / "whole", **values)), resume_training(run_dir)
+    whole, resumed = (
+        run_training(small_config("ppo", tmp_path / "whole", **values)),
+        resume_training(run_dir),
+    )
     assert resumed.metrics["eval_return_mean"] == whole.metrics["eval_return_mean"]
     assert_same_end(whole, resumed)
     assert_same_folders(whole.run_dir, run_dir)
 
 
 @pytest.mark.parametrize(
-    ("backend", "kind", "count"), SIGNALED_TWICE + OTHERS_SIGNALED_TWICE if TRY_ALL else SIGNALED_TWICE
+    ("backend", "kind", "count"),
+    SIGNALED_TWICE + OTHERS_SIGNALED_TWICE if TRY_ALL else SIGNALED_TWICE,
 )
 def test_a_second_ctrl_c_leaves_at_once_and_loses_no_checkpoint(
     backend: str, kind: str, count: int, tmp_path: Path
 ) -> None:
-    code, out, error = interrupt(config_for(tmp_path / "runs", backend), tmp_path, kind, count, "SIGINT", times=2)
+    code, out, error = interrupt(
+        config_for(tmp_path / "runs", backend), tmp_path, kind, count, "SIGINT", times=2
+    )
     assert (code, out) == (130, ""), error
     assert "interrupted again" in error
     assert "Traceback" not in error
@@ -161,14 +183,32 @@ def test_a_second_ctrl_c_leaves_at_once_and_loses_no_checkpoint(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for the compiler in /proc")
-@pytest.mark.skipif(not TRY_ALL, reason="half a minute of compiling: RL_TRAINING_TEST_ALL=1 runs it")
+@pytest.mark.skipif(
+    not TRY_ALL, reason="half a minute of compiling: RL_TRAINING_TEST_ALL=1 runs it"
+)
 @pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
-def test_a_signal_that_reaches_the_compiler_too_does_not_end_it(signal: str, tmp_path: Path) -> None:
+def test_a_signal_that_reaches_the_compiler_too_does_not_end_it(
+    signal: str, tmp_path: Path
+) -> None:
     mark = str(uuid.uuid4())
     process = subprocess.Popen(
-        [sys.executable, "-m", "rl_training", "train", "dqn", "CartPole-v1", "compile=true", "--run-suffix", "x"],
+        [
+            sys.executable,
+            "-m",
+            "rl_training",
+            "train",
+            "dqn",
+            "CartPole-v1",
+            "compile=true",
+            "--run-suffix",
+            "x",
+        ],
         cwd=tmp_path,
-        env={**os.environ, "RL_TRAINING_TEST": mark, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "graphs")},
+        env={
+            **os.environ,
+            "RL_TRAINING_TEST": mark,
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "graphs"),
+        },
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -176,7 +216,9 @@ def test_a_signal_that_reaches_the_compiler_too_does_not_end_it(signal: str, tmp
     )
 
     def is_compiling() -> bool:
-        return any(b".main.cpp" in command_of(pid) for pid in processes_marked(f"RL_TRAINING_TEST={mark}"))
+        return any(
+            b".main.cpp" in command_of(pid) for pid in processes_marked(f"RL_TRAINING_TEST={mark}")
+        )
 
     wait_until(is_compiling, process)
     os.killpg(process.pid, getattr(signals, signal))

@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 from conftest import TRY_ALL
 from run_tools import contents
-from study_tools import BASE, PPO, assert_same_study, live_workers, start, start_fresh, train_alone, write_study
+from study_tools import (
+    BASE,
+    PPO,
+    assert_same_study,
+    live_workers,
+    start,
+    start_fresh,
+    train_alone,
+    write_study,
+)
 from warm import finish, wait_until
 
 from rl_training.experiment.ownership import read_owner
@@ -32,20 +41,26 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return train_alone(Study.from_file(write_study(folder)).runs(), folder / "runs")
 
 
-def test_one_and_two_jobs_give_the_runs_of_single_commands(tmp_path: Path, alone: dict[str, Path]) -> None:
+def test_one_and_two_jobs_give_the_runs_of_single_commands(
+    tmp_path: Path, alone: dict[str, Path]
+) -> None:
     """Takes more than ten seconds: the workers of one of its studies are fresh interpreters."""
     for jobs, seeds, num_runs in (("1", "0", 2), ("2", "0,1", 4)):
         folder = tmp_path / jobs
         folder.mkdir()
         path = write_study(folder, seeds=seeds)
         words = ["study", "run", str(path), "--jobs", jobs]
-        code, out, error = finish(start(words, folder) if jobs == "1" else start_fresh(words, folder))
+        code, out, error = finish(
+            start(words, folder) if jobs == "1" else start_fresh(words, folder)
+        )
         assert code == 0, error
         assert f"{num_runs} of {num_runs} runs finished" in out
         assert_same_study(Study.from_file(path), alone)
 
 
-def test_kills_of_workers_and_drivers_change_nothing(tmp_path: Path, alone: dict[str, Path]) -> None:
+def test_kills_of_workers_and_drivers_change_nothing(
+    tmp_path: Path, alone: dict[str, Path]
+) -> None:
     """Takes more than ten seconds: six runs, begun again after each kill."""
     chance = random.Random(7)
     path = write_study(tmp_path)
@@ -57,7 +72,9 @@ def test_kills_of_workers_and_drivers_change_nothing(tmp_path: Path, alone: dict
         wait_until(lambda process=driver: live_workers(study) or process.poll() is not None)
         time.sleep(chance.uniform(0.0, 0.4))
         workers = live_workers(study)
-        if driver.poll() is not None:  # it had to give up a run that was killed three times without progress
+        if (
+            driver.poll() is not None
+        ):  # it had to give up a run that was killed three times without progress
             assert driver.returncode == 1, finish(driver)
             driver = start(command, tmp_path)
         elif chance.random() < 0.3:
@@ -90,7 +107,9 @@ def test_two_drivers_share_the_work(tmp_path: Path, alone: dict[str, Path]) -> N
     assert_same_study(study, alone)
 
 
-def test_ctrl_c_stops_all_runs_saved_and_the_printed_command_continues(tmp_path: Path, alone: dict[str, Path]) -> None:
+def test_ctrl_c_stops_all_runs_saved_and_the_printed_command_continues(
+    tmp_path: Path, alone: dict[str, Path]
+) -> None:
     path = write_study(tmp_path, seeds="0,1")
     study = Study.from_file(path)
     driver = start(["study", "run", str(path), "--jobs", "2"], tmp_path)
@@ -99,7 +118,9 @@ def test_ctrl_c_stops_all_runs_saved_and_the_printed_command_continues(tmp_path:
     code, _, error = finish(driver)
     assert code == 130, error
     assert "stopped, all runs saved; to continue:" in error
-    assert f"study run {study.path} --jobs 2" in error.replace("\\\n", "").replace("    ", " ").replace("  ", " ")
+    assert f"study run {study.path} --jobs 2" in error.replace("\\\n", "").replace(
+        "    ", " "
+    ).replace("  ", " ")
     assert live_workers(study) == {}
     states = [read_run(run.run_dir).state for run in study.runs() if run.run_dir.is_dir()]
     assert states
@@ -121,10 +142,14 @@ def test_the_workers_of_a_killed_driver_save_and_end(tmp_path: Path) -> None:
     assert {(info.state, info.reason) for info in states} == {("stopped", "interrupted by SIGTERM")}
 
 
-def test_a_suspended_worker_is_replaced_and_cannot_disturb_the_winner(tmp_path: Path, alone: dict[str, Path]) -> None:
+def test_a_suspended_worker_is_replaced_and_cannot_disturb_the_winner(
+    tmp_path: Path, alone: dict[str, Path]
+) -> None:
     path = write_study(tmp_path, seeds="0")
     study = Study.from_file(path)
-    driver = start(["study", "run", str(path), "--jobs", "2"], tmp_path, RL_TRAINING_STALE_SECONDS="2")
+    driver = start(
+        ["study", "run", str(path), "--jobs", "2"], tmp_path, RL_TRAINING_STALE_SECONDS="2"
+    )
     run_dir, pid = wait_until(lambda: list(live_workers(study).items()), driver)[0]
     os.kill(pid, signal.SIGSTOP)
     code, _, error = finish(driver)
@@ -172,12 +197,20 @@ class TestFailingRuns:
         (tmp_path / "env.py").write_text(
             FAILING_ENV.replace('raise RuntimeError("the wheels came off")', "os._exit(7)")
         )
-        base = {**BASE, "algo": "ppo", "algo_kwargs": PPO, "env_id": f"{tmp_path / 'env.py'}:FailingEnv"}
+        base = {
+            **BASE,
+            "algo": "ppo",
+            "algo_kwargs": PPO,
+            "env_id": f"{tmp_path / 'env.py'}:FailingEnv",
+        }
         path = write_study(tmp_path, base=base, vary=None, seeds="0")
         code, out, error = finish(start(["study", "run", str(path)], tmp_path))
         assert code == 1, error
         assert error.count("died (its process ended with exit code 7): trying again") == 2
-        assert "given up: seed 0: its process ended with exit code 7, 3 times without a new checkpoint" in out
+        assert (
+            "given up: seed 0: its process ended with exit code 7, 3 times without a new checkpoint"
+            in out
+        )
 
 
 FAILING_ENV = """

@@ -30,9 +30,16 @@ SLOW = {**BASE, "env_kwargs": {"pay": 1.0, "seconds": 0.005}, "checkpoint_interv
 
 def write_tuning(folder: Path) -> Path:
     """A study file with a tune block; its tuning goes to `runs/small` in the same folder."""
-    tune = {**SMALL, "trials": 12 if TRY_ALL else 3, "final_seeds": 1, "space": {"env_kwargs.pay": "0.5..2.0"}}
+    tune = {
+        **SMALL,
+        "trials": 12 if TRY_ALL else 3,
+        "final_seeds": 1,
+        "space": {"env_kwargs.pay": "0.5..2.0"},
+    }
     path = folder / "small.yaml"
-    path.write_text(dump_yaml({"name": "small", "base": SLOW, "output_dir": str(folder / "runs"), "tune": tune}))
+    path.write_text(
+        dump_yaml({"name": "small", "base": SLOW, "output_dir": str(folder / "runs"), "tune": tune})
+    )
     return path
 
 
@@ -51,7 +58,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outcome(path)
 
 
-def test_kills_of_the_tuner_and_its_workers_change_nothing(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+def test_kills_of_the_tuner_and_its_workers_change_nothing(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
     file, path = write_tuning(tmp_path), tmp_path / "runs" / "small"
     command = ["tune", str(file), "--jobs", "2"]
     num_kills = 0

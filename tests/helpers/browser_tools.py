@@ -12,8 +12,19 @@ import pytest
 
 DRIVER = shutil.which("chromedriver")
 OPTIONS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
+    *(
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-dev-shm-usage",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-extensions",
+    ),
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 
@@ -21,7 +32,9 @@ OPTIONS = (
 @contextlib.contextmanager
 def open_browser(profile: Path) -> Iterator[Any]:
     """A browser with an empty profile, whose console and requests are recorded; skips the test if there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="the tests of web pages need selenium")
+    webdriver = pytest.importorskip(
+        "selenium.webdriver", reason="the tests of web pages need selenium"
+    )
     if DRIVER is None:
         pytest.skip("the tests of web pages need chromedriver, which is missing")
     options = webdriver.ChromeOptions()

@@ -18,11 +18,16 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.spaces.spec import describe_spaces
 
 
-def make_policy(algo: str, obs: Space, action: Space, *, has_masks: bool = False, **settings: Any) -> Algorithm[Any]:
+def make_policy(
+    algo: str, obs: Space, action: Space, *, has_masks: bool = False, **settings: Any
+) -> Algorithm[Any]:
     """An algorithm with tiny networks and random weights; with `normalize_obs`, also with statistics."""
     spec = get_algorithm_spec(algo)
     fields = spec.config_class().model_fields
-    small = {"hidden_sizes": [8, 6], **({"dataset_kind": "random"} if "dataset_kind" in fields else {})}
+    small = {
+        "hidden_sizes": [8, 6],
+        **({"dataset_kind": "random"} if "dataset_kind" in fields else {}),
+    }
     config = spec.parse_kwargs({**small, **settings})
     spaces = describe_spaces(obs, action, has_masks=has_masks)
     algorithm_class = spec.algorithm_class()
@@ -39,11 +44,17 @@ def make_policy(algo: str, obs: Space, action: Space, *, has_masks: bool = False
 def samples(space: Space, count: int, seed: int = 0) -> Any:
     """A batch of observations."""
     space.seed(seed)
-    return concatenate(space, [space.sample() for _ in range(count)], create_empty_array(space, count))
+    return concatenate(
+        space, [space.sample() for _ in range(count)], create_empty_array(space, count)
+    )
 
 
-def bundle_of(algorithm: Algorithm[Any], space: Space, algo: str = "ppo") -> tuple[bytes, Description, dict[str, Any]]:
+def bundle_of(
+    algorithm: Algorithm[Any], space: Space, algo: str = "ppo"
+) -> tuple[bytes, Description, dict[str, Any]]:
     """The bundle of an algorithm, its description and its golden pairs."""
     description = describe(algorithm)
-    golden = make_golden(algorithm, description, Situations(parse_spaces(description.spaces)), space)
+    golden = make_golden(
+        algorithm, description, Situations(parse_spaces(description.spaces)), space
+    )
     return assemble(bundle_files(description, golden), algo, "Test-v0", 3, 7), description, golden

@@ -17,7 +17,10 @@ from rl_training.runtime.run import run_training
 def stored_rows(buffer_state: dict[str, Any]) -> dict[str, np.ndarray]:
     """The rows of a replay buffer's state, its segments joined."""
     segments = buffer_state["segments"]
-    return {name: np.concatenate([segment.arrays[name] for segment in segments]) for name in segments[0].arrays}
+    return {
+        name: np.concatenate([segment.arrays[name] for segment in segments])
+        for name in segments[0].arrays
+    }
 
 
 def forge_manifest(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:

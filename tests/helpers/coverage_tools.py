@@ -44,8 +44,16 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 
 def cells(
-    seeds: Iterable[int], names: Iterable[str] = coverage.SAMPLERS, *, num_looks: int = 1, large: Iterable[Cell] = ()
+    seeds: Iterable[int],
+    names: Iterable[str] = coverage.SAMPLERS,
+    *,
+    num_looks: int = 1,
+    large: Iterable[Cell] = (),
 ) -> list[Cell]:
     """Distribution, seeds and tasks of the simulations to make: the small ones and `large`, or really all."""
     every = itertools.product(names, seeds, coverage.TASKS)
-    return [cell for cell in every if TRY_ALL or cell in large or cell[1] * cell[2] * num_looks <= SMALL_CELL]
+    return [
+        cell
+        for cell in every
+        if TRY_ALL or cell in large or cell[1] * cell[2] * num_looks <= SMALL_CELL
+    ]

@@ -32,7 +32,13 @@ class Walk(gym.Env):
     def step(self, action: Any) -> tuple[Any, ...]:
         self.time += 1
         self.place = self.place + (2 * action - 1) * 0.1 + self.noise()
-        return self.place.copy(), float(self.place[0]), abs(self.place[1]) > 3.0, self.time >= 20, {}
+        return (
+            self.place.copy(),
+            float(self.place[0]),
+            abs(self.place[1]) > 3.0,
+            self.time >= 20,
+            {},
+        )
 
     def noise(self) -> Any:
         return self.np_random.normal(size=2)
@@ -102,7 +108,11 @@ class Curriculum(Walk):
 
     def noise(self) -> Any:
         assert all(isinstance(pair, tuple) for pair in self.recent)
-        return self.np_random.normal(size=2) * 0.01 * self.episodes + self.recent[0][1] + self.seen["best"]
+        return (
+            self.np_random.normal(size=2) * 0.01 * self.episodes
+            + self.recent[0][1]
+            + self.seen["best"]
+        )
 
 
 class Inner:
@@ -396,7 +406,9 @@ class Twisted(Walk):
                 "dtype": obs.astype(np.float32),
                 "large": obs,
             }.get(self.fault, obs)
-            reward = {"reward words": "good", "reward nan": np.nan, "reward list": [1.0]}.get(self.fault, reward)
+            reward = {"reward words": "good", "reward nan": np.nan, "reward list": [1.0]}.get(
+                self.fault, reward
+            )
             terminated = {"ending number": 0.0}.get(self.fault, terminated)
             if self.fault == "raises":
                 raise ZeroDivisionError("the simulator exploded")

@@ -15,28 +15,45 @@ NUM_EVALUATIONS = 10
 
 
 def write_run(
-    run_dir: Path, settings: Mapping[str, Any], curve: Sequence[float], status: str = "finished", **metadata: Any
+    run_dir: Path,
+    settings: Mapping[str, Any],
+    curve: Sequence[float],
+    status: str = "finished",
+    **metadata: Any,
 ) -> Path:
     """A run that was evaluated at equal distances with these mean returns; the last one at its last step."""
     (run_dir / "checkpoints").mkdir(parents=True)
     (run_dir / "config.yaml").write_text(dump_yaml(settings))
     total = int(settings["total_timesteps"])
     steps = [total * (index + 1) // len(curve) for index in range(len(curve))]
-    metrics = [{"global_step": step, "eval_return_mean": score} for step, score in zip(steps, curve, strict=True)]
+    metrics = [
+        {"global_step": step, "eval_return_mean": score}
+        for step, score in zip(steps, curve, strict=True)
+    ]
     evaluations = [
-        {"global_step": step, "returns": [score], "lengths": [1]} for step, score in zip(steps, curve, strict=True)
+        {"global_step": step, "returns": [score], "lengths": [1]}
+        for step, score in zip(steps, curve, strict=True)
     ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    (run_dir / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluations))
+    (run_dir / "evaluations.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in evaluations)
+    )
     known = {key: settings[key] for key in ("algo", "env_id", "seed", "total_timesteps")}
-    values = {"status": status, **known, "created": "2026-01-01T00:00:00+00:00", "exactness": "exact", **metadata}
+    values = {
+        "status": status,
+        **known,
+        "created": "2026-01-01T00:00:00+00:00",
+        "exactness": "exact",
+        **metadata,
+    }
     (run_dir / "metadata.json").write_text(json.dumps(values))
     return run_dir
 
 
 def write_finished_study(
     path: Path,
-    scores: Mapping[int, float | Sequence[float]] | Mapping[str, Mapping[int, float | Sequence[float]]],
+    scores: Mapping[int, float | Sequence[float]]
+    | Mapping[str, Mapping[int, float | Sequence[float]]],
     *,
     vary: Sequence[Mapping[str, Any]] = (),
     **base: Any,

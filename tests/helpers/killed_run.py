@@ -62,7 +62,9 @@ class Trap:
         self.calls_left -= 1
         if self.calls_left == 0:
             for _ in range(self.times):
-                (os.killpg if self.to_group else os.kill)(0 if self.to_group else os.getpid(), self.number)
+                (os.killpg if self.to_group else os.kill)(
+                    0 if self.to_group else os.getpid(), self.number
+                )
                 time.sleep(0.01)
 
     def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +81,9 @@ def set_trap(kind: str, trap: Trap, run_dir: str | None) -> None:
         PooledTrainingEnv.step = trap.before(PooledTrainingEnv.step)  # type: ignore[method-assign]
     elif kind == "update":
         Adam.step = trap.before(Adam.step)  # type: ignore[method-assign]
-    elif kind == "worker":  # the process of a worker has just been asked for, and cannot ignore signals yet
+    elif (
+        kind == "worker"
+    ):  # the process of a worker has just been asked for, and cannot ignore signals yet
         start = BaseProcess.start
 
         def start_and_send(process: BaseProcess) -> None:
@@ -98,9 +102,15 @@ def set_trap(kind: str, trap: Trap, run_dir: str | None) -> None:
         raise ValueError(f"unknown kind of instant: {kind}")
 
 
-def _half_written(trap: Trap, fsync: Callable[[int], None], run_dir: str | None) -> Callable[[int], None]:
+def _half_written(
+    trap: Trap, fsync: Callable[[int], None], run_dir: str | None
+) -> Callable[[int], None]:
     """A sync before which, when the trap springs, the second half of what is new in the file is not written yet."""
-    synced = {path.resolve(): path.stat().st_size for path in Path(run_dir).glob("*.jsonl")} if run_dir else {}
+    synced = (
+        {path.resolve(): path.stat().st_size for path in Path(run_dir).glob("*.jsonl")}
+        if run_dir
+        else {}
+    )
 
     def trapped(descriptor: int) -> None:
         status = os.fstat(descriptor)

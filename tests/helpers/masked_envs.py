@@ -86,7 +86,13 @@ class RandomMasks(gym.Env):
             self.mask[:] = self.final == "all"
             obs = self._with_mask(obs)
         reward = float(self.np_random.normal() + np.sum(action))
-        return obs, reward, terminated, truncated, {**self._info(), "number": self.time, "pair": [self.time, 1.0]}
+        return (
+            obs,
+            reward,
+            terminated,
+            truncated,
+            {**self._info(), "number": self.time, "pair": [self.time, 1.0]},
+        )
 
     def _note(self, action: Any) -> None:
         chosen = (np.asarray(action) - self.start).reshape(-1) + np.cumsum([0, *self.choices[:-1]])
@@ -105,7 +111,11 @@ class RandomMasks(gym.Env):
         vector = np.array([self.time, *self.np_random.normal(size=2)], np.float32)
         if self.kind == "image":
             return np.full((36, 36, 1), 20 * self.time + int(self.np_random.integers(20)), np.uint8)
-        return self._with_mask({"vector": vector}) if isinstance(self.observation_space, Dict) else vector
+        return (
+            self._with_mask({"vector": vector})
+            if isinstance(self.observation_space, Dict)
+            else vector
+        )
 
     def _with_mask(self, obs: Any) -> Any:
         return {**obs, "action_mask": self.mask.astype(np.int8)} if self.source == "dict" else obs
@@ -115,7 +125,11 @@ class RandomMasks(gym.Env):
 
     def _info(self) -> dict[str, Any]:
         if self.source == "parts":
-            return {"action_mask": tuple(np.split(self.mask.astype(np.int8), np.cumsum(self.choices)[:-1]))}
+            return {
+                "action_mask": tuple(
+                    np.split(self.mask.astype(np.int8), np.cumsum(self.choices)[:-1])
+                )
+            }
         return {"action_mask": self.mask} if self.source == "info" else {}
 
 
@@ -147,7 +161,11 @@ class SavedMasks(RandomMasks):
     """With get_state and set_state: the mask is restored although no step is taken again."""
 
     def get_state(self) -> dict[str, Any]:
-        return {"time": self.time, "mask": self.mask.copy(), "generator": self.np_random.bit_generator.state}
+        return {
+            "time": self.time,
+            "mask": self.mask.copy(),
+            "generator": self.np_random.bit_generator.state,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.time, self.mask = state["time"], state["mask"].copy()

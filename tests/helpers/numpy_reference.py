@@ -22,7 +22,12 @@ NUM_ACTIONS = 2
 
 def small(config_class, **settings):
     """tanh, because numeric gradients need a smooth network."""
-    values = {"hidden_sizes": (7, 6), "activation": "tanh", "gamma": GAMMA, "learning_rate": LEARNING_RATE}
+    values = {
+        "hidden_sizes": (7, 6),
+        "activation": "tanh",
+        "gamma": GAMMA,
+        "learning_rate": LEARNING_RATE,
+    }
     return config_class(**{**values, **settings})
 
 
@@ -45,9 +50,13 @@ def make_batch(action_space=None, seed=2):
     terminated, truncated = rng.random((2, BATCH)) < 0.3
     if action_space is None:
         actions = torch.tensor(rng.uniform(-1, 1, (BATCH, NUM_ACTIONS)), dtype=torch.float32)
-        actions[:4] = torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0], [-1.0, 0.5]])  # data lies at the bounds too
+        actions[:4] = torch.tensor(
+            [[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0], [-1.0, 0.5]]
+        )  # data lies at the bounds too
     else:
-        choices = [action_space.n] if isinstance(action_space, Discrete) else list(action_space.nvec)
+        choices = (
+            [action_space.n] if isinstance(action_space, Discrete) else list(action_space.nvec)
+        )
         columns = [torch.from_numpy(rng.integers(0, n, BATCH)) for n in choices]
         actions = columns[0] if isinstance(action_space, Discrete) else torch.stack(columns, -1)
     fields = {
@@ -66,7 +75,10 @@ def make_batch(action_space=None, seed=2):
 def doubles(batch):
     """The batch as numpy numbers of double precision; `discounts` are 0 where the episode terminated."""
     fields = {name: value.numpy() for name, value in batch.tensors().items()}
-    numbers = {name: value if value.dtype.kind == "i" else value.astype(np.float64) for name, value in fields.items()}
+    numbers = {
+        name: value if value.dtype.kind == "i" else value.astype(np.float64)
+        for name, value in fields.items()
+    }
     return SimpleNamespace(**numbers, discounts=GAMMA * (1.0 - numbers["terminated"]))
 
 
@@ -132,14 +144,18 @@ class StepWatch:
         self.gradients.extend(gradient.detach().clone() for gradient in gradients)
         self._step(gradients, scale)
 
-    def assert_stepped_down(self, loss: Any, params: Any, norm: Any, learning_rate: float = LEARNING_RATE) -> None:
+    def assert_stepped_down(
+        self, loss: Any, params: Any, norm: Any, learning_rate: float = LEARNING_RATE
+    ) -> None:
         """One step of Adam along the gradient of `loss` at `params`, whose norm was reported."""
         expected = numeric_gradient(loss, params)
         for gradient, wanted in zip(self.gradients, expected, strict=True):
             np.testing.assert_allclose(gradient, wanted, atol=1e-5)
         length = np.sqrt(sum((gradient**2).sum() for gradient in expected))
         np.testing.assert_allclose(norm, length, rtol=1e-4, atol=1e-5)
-        for parameter, old, gradient in zip(self._optimizer.parameters, self._before, self.gradients, strict=True):
+        for parameter, old, gradient in zip(
+            self._optimizer.parameters, self._before, self.gradients, strict=True
+        ):
             step = learning_rate * gradient / (gradient.abs() + 1e-8)
             np.testing.assert_allclose(parameter.detach(), old - step, rtol=0, atol=1e-6)
 
@@ -152,7 +168,8 @@ def assert_moved_by_tau(before, after, towards, tau):
 def assert_compiled_equals_plain(algorithm_class, config, *, action_space=None):
     """Four updates as a compiled graph and as they stand: enough to meet every kind of update."""
     plain, compiled = (
-        make_algorithm(algorithm_class, config, action_space=action_space, compile=flag) for flag in (False, True)
+        make_algorithm(algorithm_class, config, action_space=action_space, compile=flag)
+        for flag in (False, True)
     )
     for seed in range(4):
         batch = make_batch(action_space, seed)

@@ -30,7 +30,9 @@ OBSERVATION_SPACES: dict[str, gym.Space] = {
         which=MultiDiscrete([NUM_KEYS, NUM_EPISODES]),
     ),
     "tuple": Tuple([Box(0, 255, (3,), np.uint8), Dict(inner=Discrete(NUM_STEPS)), BOX]),
-    "dict_image": Dict(image=Box(0, 255, (SIDE, SIDE), np.uint8), small=Box(0, 255, (3,), np.uint8), where=BOX),
+    "dict_image": Dict(
+        image=Box(0, 255, (SIDE, SIDE), np.uint8), small=Box(0, 255, (3,), np.uint8), where=BOX
+    ),
 }
 ACTION_SPACES: dict[str, gym.Space] = {
     "discrete": Discrete(3, start=-1),
@@ -38,7 +40,9 @@ ACTION_SPACES: dict[str, gym.Space] = {
     "multi_binary": MultiBinary(3),
     "box": Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32)),
     "unbounded": Box(-np.inf, np.inf, (2,), np.float32),
-    "half_bounded": Box(np.array([2.0, -np.inf, 5.0], np.float32), np.array([np.inf, -3.0, 9.0], np.float32)),
+    "half_bounded": Box(
+        np.array([2.0, -np.inf, 5.0], np.float32), np.array([np.inf, -3.0, 9.0], np.float32)
+    ),
 }
 
 
@@ -160,7 +164,9 @@ def observation(space: gym.Space, moment: Moment) -> Any:
         return np.array(moment[: len(space.nvec)], space.dtype)
     if isinstance(space, MultiBinary):
         count = int(np.prod(space.shape))
-        return np.array([code_of(moment) >> bit & 1 for bit in range(count)], np.int8).reshape(space.shape)
+        return np.array([code_of(moment) >> bit & 1 for bit in range(count)], np.int8).reshape(
+            space.shape
+        )
     if space.dtype == np.uint8 and len(space.shape) > 1 and SIDE in space.shape:
         return picture(space.shape, moment)
     values = np.array(moment) * 3 if space.dtype == np.uint8 else np.array(moment)
@@ -182,9 +188,13 @@ def stored(space: gym.Space, obs: Any) -> np.ndarray:
     if isinstance(space, MultiBinary):
         return np.asarray(obs, np.float32)
     if isinstance(space, (Box, Discrete)):
-        return np.asarray(obs).astype({"f": np.float32, "u": np.uint8, "i": np.int64}[space.dtype.kind])
+        return np.asarray(obs).astype(
+            {"f": np.float32, "u": np.uint8, "i": np.int64}[space.dtype.kind]
+        )
     if isinstance(space, Dict) and "image" in space.spaces:
-        numbers = [_scaled(inner, obs[key]) for key, inner in space.spaces.items() if key != "image"]
+        numbers = [
+            _scaled(inner, obs[key]) for key, inner in space.spaces.items() if key != "image"
+        ]
         return np.concatenate([np.concatenate(numbers).view(np.uint8), obs["image"].reshape(-1)])
     return _scaled(space, obs)
 
@@ -194,7 +204,9 @@ def _scaled(space: gym.Space, obs: Any) -> np.ndarray:
     if isinstance(space, Dict):
         return np.concatenate([_scaled(inner, obs[key]) for key, inner in space.spaces.items()])
     if isinstance(space, Tuple):
-        return np.concatenate([_scaled(inner, part) for inner, part in zip(space.spaces, obs, strict=True)])
+        return np.concatenate(
+            [_scaled(inner, part) for inner, part in zip(space.spaces, obs, strict=True)]
+        )
     factor = np.float32(1 / 255) if space.dtype == np.uint8 else np.float32(1)
     return flatten(space, obs).astype(np.float32) * factor
 

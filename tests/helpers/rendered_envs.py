@@ -20,7 +20,13 @@ class Drawn(gym.Env):
 
     metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 25}
 
-    def __init__(self, render_mode: str | None = None, masked: bool = False, height: int = 31, width: int = 45) -> None:
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        masked: bool = False,
+        height: int = 31,
+        width: int = 45,
+    ) -> None:
         self.render_mode = render_mode
         self.observation_space = Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = Discrete(NUM_ACTIONS)
@@ -38,7 +44,13 @@ class Drawn(gym.Env):
             raise ValueError(f"action {action} is invalid: {self.mask}")
         self.time, self.action = self.time + 1, int(action)
         reward = float(self.np_random.normal() + 0.1 * self.action)
-        return self._observe(), reward, self.time >= 3 and self.np_random.random() < 0.3, self.time >= 9, self._info()
+        return (
+            self._observe(),
+            reward,
+            self.time >= 3 and self.np_random.random() < 0.3,
+            self.time >= 9,
+            self._info(),
+        )
 
     def render(self) -> Any:
         frame = np.full((self.height, self.width, 3), 40, np.uint8)
@@ -90,7 +102,9 @@ class Wrong(Drawn):
             raise ZeroDivisionError("the painter stumbled")
         if self.kind == "grows":
             self.width += 1
-        return {"floats": super().render() / 255, "nothing": None, "grows": super().render()}[self.kind]
+        return {"floats": super().render() / 255, "nothing": None, "grows": super().render()}[
+            self.kind
+        ]
 
 
 class Unseeded(Drawn):

@@ -36,7 +36,13 @@ def write_run(
         "algo_kwargs": dict(algo_kwargs or {}),
     }
     (run_dir / "config.yaml").write_text(dump_yaml(config))
-    known = {"status": "finished", "algo": algo, "env_id": env_id, "seed": seed, "total_timesteps": 100}
+    known = {
+        "status": "finished",
+        "algo": algo,
+        "env_id": env_id,
+        "seed": seed,
+        "total_timesteps": 100,
+    }
     more = {
         "exactness": "exact",
         "command": ["rl-training", "train", algo, env_id],
@@ -66,7 +72,9 @@ def line(step: int, value: float, **metrics: Any) -> dict[str, Any]:
 
 def data_of(page: str) -> dict[str, Any]:
     """The data inside a page."""
-    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    (text,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL
+    )
     found: dict[str, Any] = json.loads(text)
     return found
 

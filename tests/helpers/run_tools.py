@@ -64,14 +64,18 @@ def assert_same_checkpoint(one: Path, other: Path) -> None:
     assert_equal(first.buffer_state, second.buffer_state, "buffer")
     assert_equal(first.trainer_state["collector"], second.trainer_state["collector"], "collector")
     # Only one of them may have been written at a stop.
-    sessions = [{**state.trainer_state["session"], "stop_reason": None} for state in (first, second)]
+    sessions = [
+        {**state.trainer_state["session"], "stop_reason": None} for state in (first, second)
+    ]
     assert_equal(*sessions, "session")
 
 
 def assert_same_end(one: TrainResult, other: TrainResult) -> None:
     """Two runs ended in the same state and logged the same; their `best` is the same, with the same score."""
     assert_same_checkpoint(one.checkpoint_path, other.checkpoint_path)
-    assert list(read_metrics(one.run_dir / "metrics.jsonl")) == list(read_metrics(other.run_dir / "metrics.jsonl"))
+    assert list(read_metrics(one.run_dir / "metrics.jsonl")) == list(
+        read_metrics(other.run_dir / "metrics.jsonl")
+    )
     assert len({(result.run_dir / "evaluations.jsonl").read_text() for result in (one, other)}) == 1
     bests = [result.run_dir / "checkpoints" / "best" for result in (one, other)]
     assert_same_checkpoint(*bests)
@@ -113,4 +117,8 @@ def ordered(value: Any) -> str:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -28,15 +28,37 @@ MODULES = {
     "tqc": "sb3_contrib.tqc.policies",
     "crossq": "sb3_contrib.crossq.policies",
 }
-COMMON = {"num_timesteps": 4000, "n_envs": 1, "gamma": 0.97, "learning_rate": 0.002, "use_sde": False}
-OFF_POLICY = {"buffer_size": 500, "batch_size": 16, "learning_starts": 100, "gradient_steps": 1, "tau": 0.01}
+COMMON = {
+    "num_timesteps": 4000,
+    "n_envs": 1,
+    "gamma": 0.97,
+    "learning_rate": 0.002,
+    "use_sde": False,
+}
+OFF_POLICY = {
+    "buffer_size": 500,
+    "batch_size": 16,
+    "learning_starts": 100,
+    "gradient_steps": 1,
+    "tau": 0.01,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {"n_steps": 32, "gae_lambda": 0.9, "batch_size": 16, "n_epochs": 3, "clip_range": 0.1},
     "a2c": {"n_steps": 8, "gae_lambda": 0.9},
     "dqn": {**OFF_POLICY, "tau": 1.0, "target_update_interval": 100, "exploration_final_eps": 0.1},
-    "qrdqn": {**OFF_POLICY, "tau": 1.0, "target_update_interval": 100, "exploration_final_eps": 0.1},
+    "qrdqn": {
+        **OFF_POLICY,
+        "tau": 1.0,
+        "target_update_interval": 100,
+        "exploration_final_eps": 0.1,
+    },
     "sac": {**OFF_POLICY, "ent_coef": "auto", "target_entropy": -1.0},
-    "tqc": {**OFF_POLICY, "ent_coef": "auto", "target_entropy": -1.0, "top_quantiles_to_drop_per_net": 1},
+    "tqc": {
+        **OFF_POLICY,
+        "ent_coef": "auto",
+        "target_entropy": -1.0,
+        "top_quantiles_to_drop_per_net": 1,
+    },
     "crossq": {**OFF_POLICY, "ent_coef": "auto", "target_entropy": -1.0, "policy_delay": 3},
     "td3": {**OFF_POLICY, "policy_delay": 2, "target_policy_noise": 0.2, "target_noise_clip": 0.5},
     "ddpg": {**OFF_POLICY, "policy_delay": 1, "target_policy_noise": 0.1, "target_noise_clip": 0.0},
@@ -45,18 +67,33 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def settings_of(algo: str, **changes: Any) -> dict[str, Any]:
     """The JSON of a model; every pickle in it is a shell command, which nothing may run."""
-    pickled = {":type:": "<class 'function'>", ":serialized:": "Y29zCnN5c3RlbQooUyd0b3VjaCBob3N0aWxlJwp0Ui4="}
+    pickled = {
+        ":type:": "<class 'function'>",
+        ":serialized:": "Y29zCnN5c3RlbQooUyd0b3VjaCBob3N0aWxlJwp0Ui4=",
+    }
     policy_class = {**pickled, "__module__": MODULES[algo], "__doc__": "text"}
-    return {"policy_class": policy_class, "lr_schedule": pickled, **COMMON, **SETTINGS[algo], **changes}
+    return {
+        "policy_class": policy_class,
+        "lr_schedule": pickled,
+        **COMMON,
+        **SETTINGS[algo],
+        **changes,
+    }
 
 
-def linear(weights: Weights, stem: str, num_inputs: int, num_outputs: int, rng: torch.Generator) -> None:
+def linear(
+    weights: Weights, stem: str, num_inputs: int, num_outputs: int, rng: torch.Generator
+) -> None:
     """Add a random layer."""
-    weights[f"{stem}.weight"] = torch.randn(num_outputs, num_inputs, generator=rng) / num_inputs**0.5
+    weights[f"{stem}.weight"] = (
+        torch.randn(num_outputs, num_inputs, generator=rng) / num_inputs**0.5
+    )
     weights[f"{stem}.bias"] = torch.randn(num_outputs, generator=rng) * 0.3
 
 
-def sequential(weights: Weights, prefix: str, sizes: Sequence[int], rng: torch.Generator) -> list[str]:
+def sequential(
+    weights: Weights, prefix: str, sizes: Sequence[int], rng: torch.Generator
+) -> list[str]:
     """Add the layers of an `nn.Sequential` with an activation after each; returns their names."""
     stems = []
     for number, (num_inputs, num_outputs) in enumerate(pairwise(sizes)):
@@ -84,8 +121,17 @@ def torch_bytes(values: Any) -> bytes:
 def adam_state(first: Sequence[Tensor], second: Sequence[Tensor], step: int) -> dict[str, Any]:
     """The state of torch's Adam."""
     pairs = zip(first, second, strict=True)
-    state = {n: {"step": torch.tensor(float(step)), "exp_avg": m, "exp_avg_sq": v} for n, (m, v) in enumerate(pairs)}
-    group = {"lr": 0.002, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0, "params": list(range(len(state)))}
+    state = {
+        n: {"step": torch.tensor(float(step)), "exp_avg": m, "exp_avg_sq": v}
+        for n, (m, v) in enumerate(pairs)
+    }
+    group = {
+        "lr": 0.002,
+        "betas": (0.8, 0.99),
+        "eps": 1e-6,
+        "weight_decay": 0,
+        "params": list(range(len(state))),
+    }
     return {"state": state, "param_groups": [group]}
 
 
@@ -104,11 +150,15 @@ def write_model(
         "_stable_baselines3_version": b"2.9.2",
         "system_info.txt": b"OS: any",
     }
-    members |= {f"{name}.optimizer.pth": torch_bytes(state) for name, state in (optimizers or {}).items()}
+    members |= {
+        f"{name}.optimizer.pth": torch_bytes(state) for name, state in (optimizers or {}).items()
+    }
     return write_members(path, members)
 
 
-def write_members(path: Path, members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+def write_members(
+    path: Path, members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED
+) -> Path:
     """Write a zip file with these members."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, data in members.items():
@@ -130,7 +180,12 @@ def ppo_weights(
 
 
 def continuous_weights(
-    num_inputs: int, num_actions: int, *, num_critics: int = 2, critic_outputs: int = 1, is_deterministic: bool = False
+    num_inputs: int,
+    num_actions: int,
+    *,
+    num_critics: int = 2,
+    critic_outputs: int = 1,
+    is_deterministic: bool = False,
 ) -> Weights:
     """A policy of SAC or TQC, or of TD3 or DDPG, with different layers of actor and critics."""
     rng = torch.Generator().manual_seed(2)
@@ -144,5 +199,10 @@ def continuous_weights(
         linear(weights, "actor.log_std", 6, num_actions, rng)
     for critics in ("critic.", "critic_target."):
         for member in range(num_critics):
-            sequential(weights, f"{critics}qf{member}.", (num_inputs + num_actions, 7, 5, critic_outputs), rng)
+            sequential(
+                weights,
+                f"{critics}qf{member}.",
+                (num_inputs + num_actions, 7, 5, critic_outputs),
+                rng,
+            )
     return weights

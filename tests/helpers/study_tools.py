@@ -17,8 +17,20 @@ from rl_training.runtime.run import run_training
 from rl_training.studies.launching.study import Study
 from rl_training.studies.plan import PlannedRun
 
-PPO = {"num_steps": 32, "minibatch_size": 32, "update_epochs": 4, "hidden_sizes": [8, 8], "eval_interval": 1000}
-DQN = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 64, "hidden_sizes": [8, 8], "eval_interval": 1000}
+PPO = {
+    "num_steps": 32,
+    "minibatch_size": 32,
+    "update_epochs": 4,
+    "hidden_sizes": [8, 8],
+    "eval_interval": 1000,
+}
+DQN = {
+    "buffer_capacity": 500,
+    "batch_size": 16,
+    "learning_starts": 64,
+    "hidden_sizes": [8, 8],
+    "eval_interval": 1000,
+}
 SETTINGS = [{"algo": "ppo", "algo_kwargs": PPO}, {"algo": "dqn", "algo_kwargs": DQN}]
 BASE = {
     "env_id": "CartPole-v1",
@@ -32,9 +44,17 @@ BASE = {
 
 def write_study(folder: Path, name: str = "small", **changes: Any) -> Path:
     """A study file; its study goes to `runs` in the same folder."""
-    values = {"name": name, "base": BASE, "vary": SETTINGS, "seeds": "0..2", "output_dir": str(folder / "runs")}
+    values = {
+        "name": name,
+        "base": BASE,
+        "vary": SETTINGS,
+        "seeds": "0..2",
+        "output_dir": str(folder / "runs"),
+    }
     path = folder / f"{name}.yaml"
-    path.write_text(dump_yaml({key: value for key, value in {**values, **changes}.items() if value is not None}))
+    path.write_text(
+        dump_yaml({key: value for key, value in {**values, **changes}.items() if value is not None})
+    )
     return path
 
 
@@ -46,7 +66,9 @@ def start(words: list[str], folder: Path, **environment: str) -> subprocess.Pope
 def start_fresh(words: list[str], folder: Path) -> subprocess.Popen[str]:
     """Start the command line in a fresh interpreter, which starts others as its workers."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-m", "rl_training", *words], cwd=folder, text=True, **pipes)
+    return subprocess.Popen(
+        [sys.executable, "-m", "rl_training", *words], cwd=folder, text=True, **pipes
+    )
 
 
 def live_workers(study: Study) -> dict[Path, int]:
@@ -73,6 +95,10 @@ def assert_same_study(study: Study, alone: dict[str, Path]) -> None:
     for run in study.runs():
         reference = alone[run.run_dir.name]
         assert_same_checkpoint(run.run_dir, reference)
-        metrics = [list(read_metrics(folder / "metrics.jsonl")) for folder in (run.run_dir, reference)]
+        metrics = [
+            list(read_metrics(folder / "metrics.jsonl")) for folder in (run.run_dir, reference)
+        ]
         assert metrics[0] == metrics[1]
-        assert (run.run_dir / "evaluations.jsonl").read_bytes() == (reference / "evaluations.jsonl").read_bytes()
+        assert (run.run_dir / "evaluations.jsonl").read_bytes() == (
+            reference / "evaluations.jsonl"
+        ).read_bytes()

@@ -15,7 +15,10 @@ class Terminal(io.StringIO):
     def lines(self) -> list[str]:
         """All that was ever drawn on a line, without colours and movements of the cursor."""
         return [
-            line.rstrip() for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", self.getvalue()))
+            line.rstrip()
+            for line in re.split(
+                r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", self.getvalue())
+            )
         ]
 
 

@@ -19,7 +19,9 @@ from rl_training.envs.goals import PointGoalEnv
 class CountingEnv(gym.Env):
     """Observations tell which episode and step they belong to: [episode, step]. Each episode has its own length."""
 
-    def __init__(self, lengths: tuple[int, ...] = (3, 5, 2), ending: str = "both", continuous: bool = False) -> None:
+    def __init__(
+        self, lengths: tuple[int, ...] = (3, 5, 2), ending: str = "both", continuous: bool = False
+    ) -> None:
         self.observation_space = Box(0, np.inf, (2,), np.float32)
         self.action_space = Box(-1, 1, (1,), np.float32) if continuous else Discrete(2)
         self.lengths, self.ending = lengths, ending
@@ -35,7 +37,13 @@ class CountingEnv(gym.Env):
         self.step_count += 1
         ended = self.step_count >= self.lengths[self.episode % len(self.lengths)]
         terminates = self.ending == "terminate" or (self.ending == "both" and self.episode % 2 == 0)
-        return self._obs(), float(self.step_count), ended and terminates, ended and not terminates, {}
+        return (
+            self._obs(),
+            float(self.step_count),
+            ended and terminates,
+            ended and not terminates,
+            {},
+        )
 
     def _obs(self) -> np.ndarray:
         return np.array([self.episode, self.step_count], np.float32)
@@ -61,7 +69,13 @@ class ConstantRewardEnv(gym.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         self.time += 1
         ended = self.time >= 5
-        return self._obs(), 1.0, ended and self.ending == "terminate", ended and self.ending == "truncate", {}
+        return (
+            self._obs(),
+            1.0,
+            ended and self.ending == "terminate",
+            ended and self.ending == "truncate",
+            {},
+        )
 
     def _obs(self) -> np.ndarray:
         return np.array([self.time / 5 if self.ending == "terminate" else 1.0], np.float32)
@@ -90,7 +104,13 @@ class NoisyEnv(gym.Env):
         self.time += 1
         terminated = bool(self.np_random.random() < 0.1)
         obs = self.np_random.normal(size=3)
-        return obs, float(self.np_random.normal()), terminated, self.time >= self.length, {"x": 1, "y": 2.0}
+        return (
+            obs,
+            float(self.np_random.normal()),
+            terminated,
+            self.time >= self.length,
+            {"x": 1, "y": 2.0},
+        )
 
 
 class BrokenEnv(NoisyEnv):
@@ -118,7 +138,9 @@ class SimulatorStopped(BaseException):
 class FaultyEnv(NoisyEnv):
     """Fails in one of several ways at its `after`-th step; with `once` (a file that it makes) only the first time."""
 
-    def __init__(self, fault: str, after: int = 5, action: str = "discrete", once: str | None = None) -> None:
+    def __init__(
+        self, fault: str, after: int = 5, action: str = "discrete", once: str | None = None
+    ) -> None:
         super().__init__(action)
         self.fault, self.after, self.once, self.total = fault, after, once, 0
 
@@ -172,7 +194,10 @@ class SlowEnv(NoisyEnv):
 
     def __init__(self, seconds: float, hangs_at: int = -1) -> None:
         super().__init__(length=1000)
-        self.seconds, self.hangs = seconds, lambda: self.time == hangs_at  # no attribute that a restore changes
+        self.seconds, self.hangs = (
+            seconds,
+            lambda: self.time == hangs_at,
+        )  # no attribute that a restore changes
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         obs, reward, _, truncated, info = super().step(action)
@@ -211,5 +236,12 @@ class NestedEnv(gym.Env):
         return self._obs(), float(self.np_random.normal()), False, self.time >= self.length, {}
 
     def _obs(self) -> dict[str, Any]:
-        parts = (self.np_random.normal(size=(1, 2)).astype(np.float32), self.np_random.integers(0, 2, 2))
-        return {"position": self.np_random.normal(size=2), "mode": int(self.np_random.integers(3)), "parts": parts}
+        parts = (
+            self.np_random.normal(size=(1, 2)).astype(np.float32),
+            self.np_random.integers(0, 2, 2),
+        )
+        return {
+            "position": self.np_random.normal(size=2),
+            "mode": int(self.np_random.integers(3)),
+            "parts": parts,
+        }

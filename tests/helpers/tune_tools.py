@@ -21,9 +21,22 @@ from rl_training.studies.tuning.search_space import parse_asked
 from rl_training.studies.tuning.tune_plan import TunePlan, TuneSettings, plan_tuning
 
 PAID = f"{Path(__file__)}:PaidEnv"
-PPO = {"num_steps": 8, "minibatch_size": 8, "update_epochs": 1, "hidden_sizes": [4], "eval_interval": 8}
+PPO = {
+    "num_steps": 8,
+    "minibatch_size": 8,
+    "update_epochs": 1,
+    "hidden_sizes": [4],
+    "eval_interval": 8,
+}
 BASE = {
-    **{"algo": "ppo", "env_id": PAID, "total_timesteps": 64, "eval_episodes": 1, "num_threads": 1, "device": "cpu"},
+    **{
+        "algo": "ppo",
+        "env_id": PAID,
+        "total_timesteps": 64,
+        "eval_episodes": 1,
+        "num_threads": 1,
+        "device": "cpu",
+    },
     **{"compile": False, "checkpoint_interval": 32, "algo_kwargs": PPO, "env_kwargs": {"pay": 1.0}},
 }
 SMALL = {"trials": 4, "batch": 2, "finalists": 1, "race_seeds": 1, "final_seeds": 2}
@@ -48,7 +61,9 @@ class PaidEnv(gym.Env):
         return np.zeros(1, np.float32), float(reward), self.time >= 2, False, {}
 
 
-def request(*tuned: str, name: str = "small", base: dict[str, Any] | None = None, **settings: Any) -> TunePlan:
+def request(
+    *tuned: str, name: str = "small", base: dict[str, Any] | None = None, **settings: Any
+) -> TunePlan:
     """A small tuning of `pay`, or of other keys."""
     asked = parse_asked(tuned or ["env_kwargs.pay=0.5..2.0"])
     return plan_tuning(name, {**BASE, **(base or {})}, asked, TuneSettings(**{**SMALL, **settings}))
@@ -79,7 +94,9 @@ class InlineLauncher:
         values = json.loads(order.text)
         try:
             config = TrainConfig(**values["config"])
-            DefaultExperimentManager().resume_or_start(config, run_suffix=values["suffix"], fall_back=True).train()
+            DefaultExperimentManager().resume_or_start(
+                config, run_suffix=values["suffix"], fall_back=True
+            ).train()
         except Exception:  # recorded in the run folder
             return InlineHandle(2)
         return InlineHandle(0)
@@ -105,7 +122,9 @@ class InlineHandle:
 
 def open_journal(path: Path) -> optuna.Study:
     """The journal of a tuning, as plain Optuna reads it."""
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path / "journal.log")))
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(path / "journal.log"))
+    )
     return optuna.load_study(study_name=path.name, storage=storage)
 
 
@@ -113,7 +132,14 @@ def outcome(path: Path) -> dict[str, Any]:
     """Everything that two equal tunings share: trials, stages and the best configuration."""
     study = open_journal(path)
     trials = [
-        (trial.number, trial.state.name, trial.value, trial.params, trial.intermediate_values, trial.user_attrs)
+        (
+            trial.number,
+            trial.state.name,
+            trial.value,
+            trial.params,
+            trial.intermediate_values,
+            trial.user_attrs,
+        )
         for trial in study.trials
     ]
     return {"trials": trials, "stages": study.user_attrs, "best": (path / "best.yaml").read_text()}

@@ -31,12 +31,30 @@ LAUNCHING = "rl_training.studies.launching"
 COMMAND_LINE = "rl_training.cli:run"
 SCRIPT = "warm:run_script"
 IMPORTED = (
-    *("rl_training.runtime.workflows", "rl_training.experiment.default_manager", "rl_training.cli.program"),
-    *("tensorboard.summary.writer.record_writer", "gymnasium.envs.classic_control", "gymnasium.wrappers", "torch"),
-    *("rl_training.algorithms.ppo", "rl_training.algorithms.dqn", "rl_training.algorithms.sac", "killed_run"),
+    *(
+        "rl_training.runtime.workflows",
+        "rl_training.experiment.default_manager",
+        "rl_training.cli.program",
+    ),
+    *(
+        "tensorboard.summary.writer.record_writer",
+        "gymnasium.envs.classic_control",
+        "gymnasium.wrappers",
+        "torch",
+    ),
+    *(
+        "rl_training.algorithms.ppo",
+        "rl_training.algorithms.dqn",
+        "rl_training.algorithms.sac",
+        "killed_run",
+    ),
     *("rl_training.algorithms.iql", "rl_training.studies.launching.worker", "toy_envs"),
 )
-SIGNALS = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
+SIGNALS = {
+    "SIGINT": signal.default_int_handler,
+    "SIGTERM": signal.SIG_DFL,
+    "SIGHUP": signal.SIG_DFL,
+}
 CAN_FORK = sys.platform.startswith("linux")
 LONGEST_REQUEST = 1 << 17
 PATIENCE_SECONDS = 240.0
@@ -59,7 +77,12 @@ class WarmProcess:
         self.stderr: Any = None
         self.returncode: int | None = None
         self._report, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"environment": dict(os.environ), "new_session": False, "workers": False, **request}
+        request = {
+            "environment": dict(os.environ),
+            "new_session": False,
+            "workers": False,
+            **request,
+        }
         socket.send_fds(_server(), [json.dumps(request).encode()], [*fds, remote.fileno()])
         remote.close()
         self.pid = int(self._report.recv(64))
@@ -133,7 +156,12 @@ def start(
 
 def start_worker(output: int | None = None) -> Any:
     """Start a worker process of a study, as `launchers.start_worker` does."""
-    words = {"words": [], "folder": str(Path.cwd()), "target": f"{LAUNCHING}.worker:main", "new_session": True}
+    words = {
+        "words": [],
+        "folder": str(Path.cwd()),
+        "target": f"{LAUNCHING}.worker:main",
+        "new_session": True,
+    }
     order, stdin = os.pipe()
     answers, out = os.pipe() if output == subprocess.PIPE else (None, os.dup(2))
     process = WarmProcess(words, [order, out, 2])
@@ -195,7 +223,9 @@ def _server() -> socket.socket:
         ours, remote = _connection()
         words = [sys.executable, __file__, str(remote.fileno()), json.dumps(sys.path)]
         fds = [remote.fileno()]
-        server = subprocess.Popen(words, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        server = subprocess.Popen(
+            words, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
         remote.close()
         _servers[os.getpid()] = ours, server
     return _servers[os.getpid()][0]
@@ -228,7 +258,9 @@ def serve(control: socket.socket) -> Callable[[], object]:
             os.close(fd)
 
 
-def _live(request: Mapping[str, Any], given: int, out: int, error: int, report: int) -> Callable[[], object]:
+def _live(
+    request: Mapping[str, Any], given: int, out: int, error: int, report: int
+) -> Callable[[], object]:
     """Become the process of a request, as the child of one that reports its id and its end."""
     child = os.fork()
     if child:

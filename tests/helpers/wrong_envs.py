@@ -28,24 +28,58 @@ OBSERVATIONS: dict[str, tuple[str, Any, str]] = {
     "scalar": ("box", 0.5, "its observation has shape (), its space (2,)"),
     "none": ("box", None, "its observation is None, not an array of numbers"),
     "words": ("box", "hello", "its observation is 'hello', not an array of numbers"),
-    "ragged": ("box", [[1.0], [1.0, 2.0]], "its observation is [[1.0], [1.0, 2.0]], not an array of numbers"),
+    "ragged": (
+        "box",
+        [[1.0], [1.0, 2.0]],
+        "its observation is [[1.0], [1.0, 2.0]], not an array of numbers",
+    ),
     "dtype": ("image", np.zeros(2), "its observation is of float64, its space of uint8"),
-    "missing key": ("dict", {"a": np.zeros(2, np.float32)}, "its observation has no part 'b', only 'a'"),
-    "inner shape": ("dict", {"a": np.zeros(3, np.float32), "b": 1}, "part 'a' of its observation has shape (3,)"),
+    "missing key": (
+        "dict",
+        {"a": np.zeros(2, np.float32)},
+        "its observation has no part 'b', only 'a'",
+    ),
+    "inner shape": (
+        "dict",
+        {"a": np.zeros(3, np.float32), "b": 1},
+        "part 'a' of its observation has shape (3,)",
+    ),
     "no dict": ("dict", np.zeros(3, np.float32), "its space Dict"),
-    "short tuple": ("tuple", (np.zeros(2, np.float32),), "its observation has 1 parts, its space 2"),
+    "short tuple": (
+        "tuple",
+        (np.zeros(2, np.float32),),
+        "its observation has 1 parts, its space 2",
+    ),
     "fraction": ("discrete", 1.5, "its observation is of float64, its space of int64"),
 }
 STEPS: dict[str, tuple[Callable[..., Any], str]] = {
-    "four": (lambda obs: (obs, 1.0, False, {}), "step returned a tuple of 4 instead of (obs, reward, terminated"),
+    "four": (
+        lambda obs: (obs, 1.0, False, {}),
+        "step returned a tuple of 4 instead of (obs, reward, terminated",
+    ),
     "alone": (lambda obs: obs, "instead of (obs, reward, terminated, truncated, info)"),
-    "reward none": (lambda obs: (obs, None, False, False, {}), "the reward of step is None, not a number"),
-    "reward array": (lambda obs: (obs, np.ones(2), False, False, {}), "the reward of step is array([1., 1.]), not"),
-    "reward word": (lambda obs: (obs, "good", False, False, {}), "the reward of step is 'good', not a number"),
-    "endings": (lambda obs: (obs, 1.0, np.zeros(2, bool), False, {}), "terminated is array([False, False]) in step"),
+    "reward none": (
+        lambda obs: (obs, None, False, False, {}),
+        "the reward of step is None, not a number",
+    ),
+    "reward array": (
+        lambda obs: (obs, np.ones(2), False, False, {}),
+        "the reward of step is array([1., 1.]), not",
+    ),
+    "reward word": (
+        lambda obs: (obs, "good", False, False, {}),
+        "the reward of step is 'good', not a number",
+    ),
+    "endings": (
+        lambda obs: (obs, 1.0, np.zeros(2, bool), False, {}),
+        "terminated is array([False, False]) in step",
+    ),
 }
 RESETS: dict[str, tuple[Callable[..., Any], str]] = {
-    "reset alone": (lambda obs: obs, "reset returned array([0., 0.], dtype=float32) instead of (observation, info)"),
+    "reset alone": (
+        lambda obs: obs,
+        "reset returned array([0., 0.], dtype=float32) instead of (observation, info)",
+    ),
     "reset three": (lambda obs: (obs, {}, 1), "instead of (observation, info)"),
     "reset none": (lambda obs: None, "reset returned None instead of (observation, info)"),
 }

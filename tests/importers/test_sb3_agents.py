@@ -68,10 +68,17 @@ def test_a_model_of_others_reaches_the_score_of_its_author(name: str, tmp_path: 
 @pytest.mark.parametrize("name", ["dqn__CartPole-v1_1", "a2c__CartPole-v1_1"])
 def test_training_on_does_not_hurt_a_model_of_others(name: str, tmp_path: Path) -> None:
     path, env_id, statistics = source(name)
-    imported = import_sb3(path, env_id, vecnormalize=statistics, changes={"output_dir": str(tmp_path)})
+    imported = import_sb3(
+        path, env_id, vecnormalize=statistics, changes={"output_dir": str(tmp_path)}
+    )
     score, step = imported.result.metrics["eval_return_mean"], imported.conversion.global_step
     result = resume_training(imported.result.run_dir, total_timesteps=step + 4000)
-    assert result.metrics["eval_return_mean"] == score == result.metrics["best_eval_return_mean"] == 500.0
+    assert (
+        result.metrics["eval_return_mean"]
+        == score
+        == result.metrics["best_eval_return_mean"]
+        == 500.0
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,7 +23,9 @@ FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 SIZES = (5, 4)
 
 
-def make_spec(activation: Activation = "tanh", *, layer_norm: bool = False, sizes: tuple[int, ...] = SIZES) -> MLPSpec:
+def make_spec(
+    activation: Activation = "tanh", *, layer_norm: bool = False, sizes: tuple[int, ...] = SIZES
+) -> MLPSpec:
     return MLPSpec(sizes, activation, torch.Generator().manual_seed(0), layer_norm)
 
 
@@ -39,7 +41,9 @@ def inputs(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(2))
 
 
-def reference(state: dict[str, Tensor], x: Tensor, activation: Activation, member: int | None = None) -> Tensor:
+def reference(
+    state: dict[str, Tensor], x: Tensor, activation: Activation, member: int | None = None
+) -> Tensor:
     """The network again, by functions of torch; of a member of an ensemble, whose weights are [in, out]."""
     own = state if member is None else {name: tensor[member] for name, tensor in state.items()}
     last = sum(name.startswith("weight_") for name in own) - 1
@@ -49,7 +53,9 @@ def reference(state: dict[str, Tensor], x: Tensor, activation: Activation, membe
         if layer == last:
             return x
         if f"layer_norms.{layer}.scale" in own:
-            scale, offset = (own[f"layer_norms.{layer}.{name}"].flatten() for name in ("scale", "offset"))
+            scale, offset = (
+                own[f"layer_norms.{layer}.{name}"].flatten() for name in ("scale", "offset")
+            )
             x = F.layer_norm(x, x.shape[-1:], scale, offset)
         x = FUNCTIONS[activation](x)
     raise AssertionError
@@ -69,7 +75,9 @@ class TestForwardAndGradient:
         torch.testing.assert_close(network(x), expected)
         torch.testing.assert_close(gradients(network, network(x)), gradients(network, expected))
 
-    def test_of_every_member_of_an_ensemble_equal_torch(self, activation: Activation, layer_norm: bool) -> None:
+    def test_of_every_member_of_an_ensemble_equal_torch(
+        self, activation: Activation, layer_norm: bool
+    ) -> None:
         network = shaken(EnsembleMLP(3, 3, 2, make_spec(activation, layer_norm=layer_norm)))
         x, state = inputs(7, 3), dict(network.named_parameters())
         expected = torch.stack([reference(state, x, activation, member) for member in range(3)])
@@ -86,15 +94,22 @@ def test_layer_normalization_equals_a_hand_worked_row() -> None:
     norm.scale.data.copy_(torch.tensor([2.0, 3.0]))
     norm.offset.data.copy_(torch.tensor([10.0, 20.0]))
     # The row (1, 5) has mean 3 and standard deviation 2, and becomes (-1, 1).
-    torch.testing.assert_close(norm(torch.tensor([[1.0, 5.0]])), torch.tensor([[8.0, 23.0]]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        norm(torch.tensor([[1.0, 5.0]])), torch.tensor([[8.0, 23.0]]), atol=1e-4, rtol=0
+    )
 
 
 def test_layer_normalization_adds_parameters_and_changes_no_other() -> None:
-    for make in (lambda spec: MLP(3, 2, spec), lambda spec: EnsembleMLP(2, 3, 2, spec, output_gains=(0.01, 1.0))):
+    for make in (
+        lambda spec: MLP(3, 2, spec),
+        lambda spec: EnsembleMLP(2, 3, 2, spec, output_gains=(0.01, 1.0)),
+    ):
         plain, normalized = make(make_spec()), make(make_spec(layer_norm=True))
         names = [f"{kind}_{layer}" for layer in range(3) for kind in ("weight", "bias")]
         assert list(plain.state_dict()) == names
-        added = [f"layer_norms.{layer}.{name}" for layer in range(2) for name in ("scale", "offset")]
+        added = [
+            f"layer_norms.{layer}.{name}" for layer in range(2) for name in ("scale", "offset")
+        ]
         assert list(normalized.state_dict()) == names + added
         for name in names:
             assert torch.equal(plain.state_dict()[name], normalized.state_dict()[name])
@@ -103,9 +118,14 @@ def test_layer_normalization_adds_parameters_and_changes_no_other() -> None:
 
 def test_separate_policy_and_value_networks_are_orthogonal_with_their_gains() -> None:
     networks = PolicyAndValue(9, 3, make_spec(sizes=(8, 6)), make_spec(sizes=(7,)))
-    for network, gains in ((networks.policy, (2**0.5, 2**0.5, 0.01)), (networks.value, (2**0.5, 1.0))):
+    for network, gains in (
+        (networks.policy, (2**0.5, 2**0.5, 0.01)),
+        (networks.value, (2**0.5, 1.0)),
+    ):
         for weight, gain in zip(network.weights, gains, strict=True):
-            torch.testing.assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-5, rtol=1e-4
+            )
         assert not any(bias.any() for bias in network.biases)
     outputs, values = networks(inputs(5, 9))
     assert outputs.shape == (5, 3)

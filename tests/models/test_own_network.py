@@ -27,7 +27,12 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 from rl_training.models.encoders import find_network, flatten, make_encoder, split_leaves
 from rl_training.runtime.assembly import count_weights
 from rl_training.runtime.run import run_training
-from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
+from rl_training.runtime.workflows import (
+    evaluate_checkpoint,
+    load_algorithm,
+    predict_checkpoint,
+    resume_training,
+)
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import describe_observation
 from rl_training.testing import check_algorithm
@@ -59,7 +64,13 @@ class MyEncoder(nn.Module):
 class NotANetwork:
     pass
 """
-SMALL = {"progress": False, "preset": False, "total_timesteps": 64, "eval_episodes": 1, "num_threads": 1}
+SMALL = {
+    "progress": False,
+    "preset": False,
+    "total_timesteps": 64,
+    "eval_episodes": 1,
+    "num_threads": 1,
+}
 WAYS = ("ppo", "dqn", "sac", "td3", "crossq", "iql", "cql", "bc")
 """One algorithm for each way of building networks and targets; the others share it."""
 ALGOS = [spec.name for spec in list_algorithm_specs()] if TRY_ALL else WAYS
@@ -90,9 +101,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_every_algorithm_trains_with_it(algo: str, file: str, tmp_path: Path) -> None:
-    result = run_training(small_config(algo, tmp_path / "runs", total_timesteps=64, algo_kwargs={"network": file}))
+    result = run_training(
+        small_config(algo, tmp_path / "runs", total_timesteps=64, algo_kwargs={"network": file})
+    )
     before, after = (load_algorithm(path)[1] for path in (_first(result.run_dir), result.run_dir))
-    networks = {name: part for name, part in after.stateful_members().items() if isinstance(part, nn.Module)}
+    networks = {
+        name: part for name, part in after.stateful_members().items() if isinstance(part, nn.Module)
+    }
     encoders = {name: part.features for name, part in networks.items() if hasattr(part, "features")}
     assert {type(one).__name__ for one in encoders.values()} == {"MyEncoder"}
     for name, encoder in encoders.items():
@@ -118,7 +133,13 @@ def test_it_keeps_the_contract_of_every_algorithm(algo: str) -> None:
 
 
 def test_a_class_is_trained_saved_loaded_and_continued(tmp_path: Path) -> None:
-    small = {**SMALL, "output_dir": tmp_path, "hidden_sizes": (8,), "num_steps": 16, "minibatch_size": 16}
+    small = {
+        **SMALL,
+        "output_dir": tmp_path,
+        "hidden_sizes": (8,),
+        "num_steps": 16,
+        "minibatch_size": 16,
+    }
     agent = PPO("CartPole-v1", network=Encoder, **small)
     assert agent.config.algo_kwargs["network"] == f"{__name__}:Encoder"
     assert PPOConfig(network=Encoder).network == f"{__name__}:Encoder"
@@ -144,7 +165,9 @@ def test_a_class_is_trained_saved_loaded_and_continued(tmp_path: Path) -> None:
 def test_the_seed_decides_the_initial_weights(tmp_path: Path) -> None:
     def weights(seed: int) -> Tensor:
         torch.manual_seed(seed + 77)
-        config = small_config("sac", tmp_path, seed=seed, total_timesteps=2, algo_kwargs={"network": Encoder})
+        config = small_config(
+            "sac", tmp_path, seed=seed, total_timesteps=2, algo_kwargs={"network": Encoder}
+        )
         weight: Tensor = load_algorithm(run_training(config).run_dir)[1].actor.features.layer.weight
         return weight
 
@@ -153,8 +176,12 @@ def test_the_seed_decides_the_initial_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("obs", list(OBSERVATION_SPACES))
-@pytest.mark.parametrize(("agent", "kwargs"), [(PPO, {"num_steps": 16}), (DQN, {"learning_starts": 8})])
-def test_it_reads_every_kind_of_observation(agent: Any, kwargs: Any, obs: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("agent", "kwargs"), [(PPO, {"num_steps": 16}), (DQN, {"learning_starts": 8})]
+)
+def test_it_reads_every_kind_of_observation(
+    agent: Any, kwargs: Any, obs: str, tmp_path: Path
+) -> None:
     small = {**SMALL, **kwargs, "output_dir": tmp_path, "hidden_sizes": (8,)}
     made = agent("oracle_envs:OracleEnv", env_kwargs={"obs": obs}, network=Encoder, **small)
     metrics = made.learn(32).metrics
@@ -177,19 +204,38 @@ def test_the_leaves_of_an_observation_can_be_told_apart(name: str) -> None:
         if leaf.choices:
             assert found.sum(1).tolist() == [len(leaf.choices)] * 3
         else:
-            np.testing.assert_allclose(found.numpy(), given * (1.0 if leaf.is_image else leaf.scale), rtol=1e-6)
+            np.testing.assert_allclose(
+                found.numpy(), given * (1.0 if leaf.is_image else leaf.scale), rtol=1e-6
+            )
             assert found.dtype == (torch.uint8 if leaf.is_image else torch.float32)
 
 
 class TestKilled:
-    def test_a_killed_run_resumes_as_if_nothing_had_happened(self, file: str, tmp_path: Path) -> None:
-        words = ["train", "sac", "Pendulum-v1", "--no-preset", "total_timesteps=300", "checkpoint_interval=50"]
-        words += ["eval_episodes=1", "num_threads=1", "compile=false", "device=cpu", f"algo_kwargs.network={file}"]
+    def test_a_killed_run_resumes_as_if_nothing_had_happened(
+        self, file: str, tmp_path: Path
+    ) -> None:
+        words = [
+            "train",
+            "sac",
+            "Pendulum-v1",
+            "--no-preset",
+            "total_timesteps=300",
+            "checkpoint_interval=50",
+        ]
+        words += [
+            "eval_episodes=1",
+            "num_threads=1",
+            "compile=false",
+            "device=cpu",
+            f"algo_kwargs.network={file}",
+        ]
         words += ["algo_kwargs.hidden_sizes=[8]", "algo_kwargs.batch_size=16"]
         words += ["algo_kwargs.normalize_obs=true", "algo_kwargs.normalize_reward=true"]
         whole = self._command(*words, "output_dir=whole")
         assert whole.returncode == 0, whole.stderr
-        assert self._command(*words, "output_dir=killed", KILL_AT="700").returncode == -signal.SIGKILL
+        assert (
+            self._command(*words, "output_dir=killed", KILL_AT="700").returncode == -signal.SIGKILL
+        )
         (killed,), (undisturbed,) = ((tmp_path / name).iterdir() for name in ("killed", "whole"))
         assert load_checkpoint(killed).metadata["global_step"] < 300
         refused = self._command("resume", str(killed))
@@ -199,7 +245,9 @@ class TestKilled:
         assert resumed.returncode == 0, resumed.stderr
         assert_same_checkpoint(killed, undisturbed)
         assert (killed / "metrics.jsonl").read_text() == (undisturbed / "metrics.jsonl").read_text()
-        assert "--plugin my_nets.py" in whole.stderr + whole.stdout  # the commands that are printed at the end
+        assert (
+            "--plugin my_nets.py" in whole.stderr + whole.stdout
+        )  # the commands that are printed at the end
 
     def _command(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return warm.run(words, Path.cwd(), **variables)
@@ -209,8 +257,17 @@ class TestTrust:
     @pytest.fixture
     def run_dir(self, file: str, tmp_path: Path) -> Path:
         """A run whose process is gone: its file is not imported here."""
-        words = ["train", "ppo", "CartPole-v1", "--no-preset", "total_timesteps=32", "algo_kwargs.num_steps=32"]
-        warm.run([*words, f"algo_kwargs.network={file}", "eval_episodes=1"], tmp_path).check_returncode()
+        words = [
+            "train",
+            "ppo",
+            "CartPole-v1",
+            "--no-preset",
+            "total_timesteps=32",
+            "algo_kwargs.num_steps=32",
+        ]
+        warm.run(
+            [*words, f"algo_kwargs.network={file}", "eval_episodes=1"], tmp_path
+        ).check_returncode()
         (run_dir,) = (tmp_path / "runs").iterdir()
         marker = "open('imported', 'w').close()\n"
         (tmp_path / "my_nets.py").write_text(marker + FILE)
@@ -230,7 +287,9 @@ class TestTrust:
             def __init__(self, obs: ObsSpec) -> None:
                 super().__init__()
                 self.num_features = 6
-                self.layers = nn.Sequential(nn.Linear(obs.num_features, 6), nn.LayerNorm(6), nn.SiLU())
+                self.layers = nn.Sequential(
+                    nn.Linear(obs.num_features, 6), nn.LayerNorm(6), nn.SiLU()
+                )
                 self.register_buffer("scale", torch.ones(1))
 
             def forward(self, obs: Tensor) -> Tensor:
@@ -242,11 +301,23 @@ class TestTrust:
         assert not (tmp_path / "imported").exists()
 
 
-HOSTILE = ("os:system", "subprocess:Popen", "builtins:exec", "my_nets.py:a.b", "__main__:nothing", "evil", "", ":", 3)
+HOSTILE = (
+    "os:system",
+    "subprocess:Popen",
+    "builtins:exec",
+    "my_nets.py:a.b",
+    "__main__:nothing",
+    "evil",
+    "",
+    ":",
+    3,
+)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_runs_nothing(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_name_runs_nothing(
+    name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run_dir = run_training(small_config("ppo", tmp_path / "runs", total_timesteps=32)).run_dir
     (tmp_path / "my_nets.py").write_text("open('imported', 'w').close()\n")
@@ -275,7 +346,14 @@ def test_a_class_of_another_program_names_the_remedy(tmp_path: Path) -> None:
         resume_training(run_dir, total_timesteps=64)
     (tmp_path / "my_nets.py").write_text(FILE)
     name = f"{tmp_path / 'my_nets.py'}:MyEncoder"
-    words = ["resume", str(run_dir), "--total-timesteps", "64", "--plugin", str(tmp_path / "my_nets.py")]
+    words = [
+        "resume",
+        str(run_dir),
+        "--total-timesteps",
+        "64",
+        "--plugin",
+        str(tmp_path / "my_nets.py"),
+    ]
     assert main([*words, f"algo_kwargs.network={name}"]) == 0
     assert evaluate_checkpoint(run_dir)["global_step"] == 64
 
@@ -309,7 +387,9 @@ def broken(**changes: Any) -> type[nn.Module]:
         changes.get("more", lambda one: None)(self)
 
     forward = changes.get("forward", lambda self, obs: self.layer(obs))
-    return type("Broken", (nn.Module,), {"__init__": changes.get("init", construct), "forward": forward})
+    return type(
+        "Broken", (nn.Module,), {"__init__": changes.get("init", construct), "forward": forward}
+    )
 
 
 def set_features(value: Any) -> Any:
@@ -317,17 +397,41 @@ def set_features(value: Any) -> Any:
 
 
 FAULTS = {
-    "takes nothing": ({"init": lambda self: nn.Module.__init__(self)}, r"Broken\(obs\).* raised TypeError"),
+    "takes nothing": (
+        {"init": lambda self: nn.Module.__init__(self)},
+        r"Broken\(obs\).* raised TypeError",
+    ),
     "raises": ({"more": lambda one: 1 / 0}, "ZeroDivisionError"),
-    "no number": ({"more": lambda one: delattr(one, "num_features")}, "has no attribute num_features"),
+    "no number": (
+        {"more": lambda one: delattr(one, "num_features")},
+        "has no attribute num_features",
+    ),
     "wrong number": ({"more": set_features(4.0)}, r"num_features 4\.0: set self\.num_features"),
-    "wrong shape": ({"more": set_features(5)}, r"returned float32 \[2, 4\]: return float32 \[2, 5\]"),
+    "wrong shape": (
+        {"more": set_features(5)},
+        r"returned float32 \[2, 4\]: return float32 \[2, 5\]",
+    ),
     "no tensor": ({"forward": lambda self, obs: None}, "returned a NoneType"),
-    "wrong type": ({"forward": lambda self, obs: self.layer(obs).double()}, r"returned float64 \[2, 4\]"),
-    "forward raises": ({"forward": lambda self, obs: self.layer(obs[:, :1])}, "forward of Broken raised RuntimeError"),
-    "unused": ({"more": lambda one: setattr(one, "other", nn.Linear(2, 2))}, "does not depend on .* 'other.weight'"),
-    "no gradient": ({"forward": lambda self, obs: self.layer(obs).detach()}, "does not depend on .* 'layer.weight'"),
-    "double": ({"more": lambda one: one.double(), "forward": lambda s, o: s.layer(o.double()).float()}, "float64"),
+    "wrong type": (
+        {"forward": lambda self, obs: self.layer(obs).double()},
+        r"returned float64 \[2, 4\]",
+    ),
+    "forward raises": (
+        {"forward": lambda self, obs: self.layer(obs[:, :1])},
+        "forward of Broken raised RuntimeError",
+    ),
+    "unused": (
+        {"more": lambda one: setattr(one, "other", nn.Linear(2, 2))},
+        "does not depend on .* 'other.weight'",
+    ),
+    "no gradient": (
+        {"forward": lambda self, obs: self.layer(obs).detach()},
+        "does not depend on .* 'layer.weight'",
+    ),
+    "double": (
+        {"more": lambda one: one.double(), "forward": lambda s, o: s.layer(o.double()).float()},
+        "float64",
+    ),
 }
 
 
@@ -394,24 +498,42 @@ class TestDocumentation:
         assert ended.returncode == 0, ended.stderr
         assert float(ended.stdout.splitlines()[-1]) > 0
 
-    def test_the_commands_and_the_configuration_run(self, snippets: list[str], tmp_path: Path) -> None:
+    def test_the_commands_and_the_configuration_run(
+        self, snippets: list[str], tmp_path: Path
+    ) -> None:
         (words,) = re.findall(r"^rl-training (train .*?) +#", self.PAGE, re.MULTILINE)
-        assert main([*words.split(), "total_timesteps=64", "algo_kwargs.num_steps=32", "eval_episodes=1"]) == 0
+        assert (
+            main(
+                [
+                    *words.split(),
+                    "total_timesteps=64",
+                    "algo_kwargs.num_steps=32",
+                    "eval_episodes=1",
+                ]
+            )
+            == 0
+        )
         (run_dir,) = (tmp_path / "runs").iterdir()
-        commands = re.findall(r"^rl-training ((?:resume|eval) runs/RUN .*)$", self.PAGE, re.MULTILINE)
+        commands = re.findall(
+            r"^rl-training ((?:resume|eval) runs/RUN .*)$", self.PAGE, re.MULTILINE
+        )
         assert len(commands) == 3
         for command in commands[:2]:
             assert main(command.replace("runs/RUN", str(run_dir)).split()) == 0
         (text,) = re.findall(r"^```yaml\n(.*?)^```", self.PAGE, re.DOTALL | re.MULTILINE)
         (tmp_path / "sac.yaml").write_text(text)
-        assert main(["train", "--config", "sac.yaml", "total_timesteps=120", "eval_episodes=1"]) == 0
+        assert (
+            main(["train", "--config", "sac.yaml", "total_timesteps=120", "eval_episodes=1"]) == 0
+        )
 
     def test_the_example_for_parts_reads_a_camera_and_numbers(self, snippets: list[str]) -> None:
         network = find_network("robot_nets.py:CameraAndJoints")
         parts = {"camera": Box(0, 255, (40, 48, 3), np.uint8), "joints": Box(-1, 1, (7,))}
         spec = describe_observation(Dict(parts))
         encoder = make_encoder(network, spec, torch.Generator().manual_seed(0))
-        rows = torch.from_numpy(spec.as_stored({name: np.stack([part.sample()] * 3) for name, part in parts.items()}))
+        rows = torch.from_numpy(
+            spec.as_stored({name: np.stack([part.sample()] * 3) for name, part in parts.items()})
+        )
         assert encoder(rows).shape == (3, 24)
 
 
@@ -453,7 +575,9 @@ class Counting(InPlace):
 )
 def test_a_forward_with_side_effects_is_refused(network, message, tmp_path) -> None:
     with pytest.raises(ConfigError, match=message):
-        PPO("CartPole-v1", network=network, total_timesteps=64, output_dir=tmp_path, progress=False).learn()
+        PPO(
+            "CartPole-v1", network=network, total_timesteps=64, output_dir=tmp_path, progress=False
+        ).learn()
     assert not list(tmp_path.iterdir())
 
 

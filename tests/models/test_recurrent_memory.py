@@ -14,7 +14,9 @@ for_one_and_two_members = pytest.mark.parametrize("members", [1, 2])
 
 
 def make(kind: MemoryKind, members: int) -> EnsembleMemory:
-    return EnsembleMemory(members, NUM_INPUTS, MemorySpec(kind, SIZE), torch.Generator().manual_seed(0))
+    return EnsembleMemory(
+        members, NUM_INPUTS, MemorySpec(kind, SIZE), torch.Generator().manual_seed(0)
+    )
 
 
 def as_torch(memory: EnsembleMemory, kind: MemoryKind, member: int) -> nn.LSTM | nn.GRU:
@@ -39,7 +41,9 @@ def unpacked(state: Tensor, kind: MemoryKind, members: int) -> list[Tensor]:
     return [parts[:, index].transpose(0, 1) for index in range(parts.shape[1])]
 
 
-def run_torch(network: nn.LSTM | nn.GRU, inputs: Tensor, before: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def run_torch(
+    network: nn.LSTM | nn.GRU, inputs: Tensor, before: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
     """Outputs [L, B, size] and the state parts after, from state parts [B, size]."""
     parts = [part.unsqueeze(0).contiguous() for part in before]
     outputs, after = network(inputs, tuple(parts) if len(parts) == 2 else parts[0])
@@ -69,19 +73,30 @@ def test_sequences_and_their_gradients_equal_torch(kind: MemoryKind, members: in
             (memory.recurrent_weight, network.weight_hh_l0),
             (memory.bias, network.bias_ih_l0),
         ]
-        for own, wanted in pairs + ([(memory.recurrent_bias, network.bias_hh_l0)] if kind == "gru" else []):
+        for own, wanted in pairs + (
+            [(memory.recurrent_bias, network.bias_hh_l0)] if kind == "gru" else []
+        ):
             assert own.grad is not None
             assert wanted.grad is not None
-            torch.testing.assert_close(own.grad[member], wanted.grad.t().view_as(own[member]), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                own.grad[member], wanted.grad.t().view_as(own[member]), rtol=1e-5, atol=1e-5
+            )
 
 
 @for_both_kinds
 @for_one_and_two_members
-def test_an_episode_that_starts_within_a_sequence_begins_with_zeros(kind: MemoryKind, members: int) -> None:
+def test_an_episode_that_starts_within_a_sequence_begins_with_zeros(
+    kind: MemoryKind, members: int
+) -> None:
     memory, inputs = make(kind, members), random(LENGTH, BATCH, NUM_INPUTS)
     state = random(BATCH, memory.state_size, seed=2)
     starts = torch.zeros(LENGTH, BATCH, dtype=torch.bool)
-    first_steps = {0: [], 1: [0], 2: [4], 3: [3, 8]}  # of each sequence: none, its first, one and two within it
+    first_steps = {
+        0: [],
+        1: [0],
+        2: [4],
+        3: [3, 8],
+    }  # of each sequence: none, its first, one and two within it
     for row, steps in first_steps.items():
         starts[steps, row] = True
     outputs, after = memory(inputs, state, starts)
@@ -96,14 +111,18 @@ def test_an_episode_that_starts_within_a_sequence_begins_with_zeros(kind: Memory
                 if begin < end:
                     piece, parts = run_torch(network, inputs[begin:end, row : row + 1], parts)
                     pieces.append(piece)
-            torch.testing.assert_close(outputs[member, :, row], torch.cat(pieces)[:, 0], rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                outputs[member, :, row], torch.cat(pieces)[:, 0], rtol=0, atol=1e-6
+            )
             for part, wanted in zip(afters, parts, strict=True):
                 torch.testing.assert_close(part[member, row], wanted[0], rtol=0, atol=1e-6)
 
 
 @for_both_kinds
 @for_one_and_two_members
-def test_single_steps_that_pass_the_state_on_equal_one_sequence(kind: MemoryKind, members: int) -> None:
+def test_single_steps_that_pass_the_state_on_equal_one_sequence(
+    kind: MemoryKind, members: int
+) -> None:
     memory, inputs = make(kind, members), random(LENGTH, BATCH, NUM_INPUTS)
     state = torch.zeros(BATCH, memory.state_size)
     expected, last = memory(inputs, state)

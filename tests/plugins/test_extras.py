@@ -37,9 +37,24 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
 
 CASES = [
-    ("mujoco", "gymnasium.envs.mujoco", ["HalfCheetah-v5", "Hopper-v4", "InvertedPendulum-v5"], "mujoco"),
-    ("Box2D", "gymnasium.envs.box2d", ["LunarLander-v3", "BipedalWalker-v3", "CarRacing-v3"], "box2d"),
-    ("ale_py", "x", ["ALE/Pong-v5", "PongNoFrameskip-v4", "Breakout-v4", "SpaceInvadersDeterministic-v4"], "atari"),
+    (
+        "mujoco",
+        "gymnasium.envs.mujoco",
+        ["HalfCheetah-v5", "Hopper-v4", "InvertedPendulum-v5"],
+        "mujoco",
+    ),
+    (
+        "Box2D",
+        "gymnasium.envs.box2d",
+        ["LunarLander-v3", "BipedalWalker-v3", "CarRacing-v3"],
+        "box2d",
+    ),
+    (
+        "ale_py",
+        "x",
+        ["ALE/Pong-v5", "PongNoFrameskip-v4", "Breakout-v4", "SpaceInvadersDeterministic-v4"],
+        "atari",
+    ),
     (
         "gymnasium_robotics",
         "x",
@@ -56,8 +71,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("package", "user", "env_ids", "extra"), CASES, ids=[case[0] for case in CASES])
-def test_of_an_environment(without, package: str, user: str, env_ids: list[str], extra: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "user", "env_ids", "extra"), CASES, ids=[case[0] for case in CASES]
+)
+def test_of_an_environment(
+    without, package: str, user: str, env_ids: list[str], extra: str
+) -> None:
     without(package, user)
     for env_id in env_ids:
         with pytest.raises(EnvError) as caught:
@@ -86,16 +105,22 @@ def test_on_the_command_line(without, tmp_path: Path, capsys: pytest.CaptureFixt
     ):
         assert main(words) == 2
         err = capsys.readouterr().err
-        assert "error: environment 'Hopper-v5' needs MuJoCo: pip install \"rl-training[mujoco]\"" in err
+        assert (
+            "error: environment 'Hopper-v5' needs MuJoCo: pip install \"rl-training[mujoco]\""
+            in err
+        )
     assert not list(tmp_path.iterdir())
 
 
 def test_retired_and_foreign_environments_say_what_to_do() -> None:
-    with pytest.raises(EnvError, match=r"needs the retired mujoco-py: use 'HalfCheetah-v5' \(pip install \"rl-t"):
+    with pytest.raises(
+        EnvError, match=r"needs the retired mujoco-py: use 'HalfCheetah-v5' \(pip install \"rl-t"
+    ):
         make_env("HalfCheetah-v3")
     if find_spec("jax") is None:
         with pytest.raises(
-            EnvError, match="'phys2d/CartPole-v1' needs jax, which is not installed: none of our extras"
+            EnvError,
+            match="'phys2d/CartPole-v1' needs jax, which is not installed: none of our extras",
         ):
             make_env("phys2d/CartPole-v1")
     with pytest.raises(EnvError, match="'GymV21Environment-v0' needs a package"):
@@ -125,5 +150,7 @@ def test_a_users_file_that_imports_it(without, tmp_path: Path) -> None:
 def test_of_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ale_py")
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(EnvError, match=r'wrappers\.atari needs OpenCV: pip install "rl-training\[atari\]"'):
+    with pytest.raises(
+        EnvError, match=r'wrappers\.atari needs OpenCV: pip install "rl-training\[atari\]"'
+    ):
         make_env("ALE/Pong-v5", {"wrappers": {"atari": {}}})

@@ -44,18 +44,39 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "module": ({"env_id": "evil_module:Env"}, CODE),
     "module of a package": ({"env_id": "evil_package.evil:Env"}, CODE),
     "function of the library": ({"env_id": "os:unlink", "env_kwargs": {"path": "victim"}}, CODE),
-    "function of another package": ({"env_id": "shutil:rmtree", "env_kwargs": {"path": "victim"}}, CODE),
+    "function of another package": (
+        {"env_id": "shutil:rmtree", "env_kwargs": {"path": "victim"}},
+        CODE,
+    ),
     "our own function": ({"env_id": "rl_training.envs:make_env"}, CODE),
-    "wrapper in a file": (wrapped("evil.py:Wrapper"), "wrapper 'evil.py:Wrapper' would import .*" + CODE),
+    "wrapper in a file": (
+        wrapped("evil.py:Wrapper"),
+        "wrapper 'evil.py:Wrapper' would import .*" + CODE,
+    ),
     "wrapper in a module": (wrapped({"evil_module:Wrapper": {"x": 1}}), CODE),
     "function as wrapper": (wrapped("builtins:exec"), CODE),
     "class as wrapper": (wrapped("subprocess:Popen"), "has no wrapper 'Popen'"),
     "wrapper that writes": (wrapped({f"{WRAPPERS}:RecordVideo": {"video_folder": "harm"}}), CODE),
-    "network in a file": ({"network": "evil.py:Net"}, "network 'evil.py:Net' would import .*" + CODE),
-    "path of the environment": ({"env_kwargs": {"file": "/etc/passwd"}}, "--allow-path /etc/passwd"),
-    "path in a list": ({"env_kwargs": {"files": {"all": ["/etc/passwd"]}}}, "--allow-path /etc/passwd"),
-    "path of a wrapper": (wrapped({f"{WRAPPERS}:TimeLimit": {"x": "~/a"}}), "wrappers.list.0.x .*--allow-path '~/a'"),
-    "server": ({"loggers": [{"mlflow": {"tracking_uri": "http://there"}}]}, "does not choose where data is sent"),
+    "network in a file": (
+        {"network": "evil.py:Net"},
+        "network 'evil.py:Net' would import .*" + CODE,
+    ),
+    "path of the environment": (
+        {"env_kwargs": {"file": "/etc/passwd"}},
+        "--allow-path /etc/passwd",
+    ),
+    "path in a list": (
+        {"env_kwargs": {"files": {"all": ["/etc/passwd"]}}},
+        "--allow-path /etc/passwd",
+    ),
+    "path of a wrapper": (
+        wrapped({f"{WRAPPERS}:TimeLimit": {"x": "~/a"}}),
+        "wrappers.list.0.x .*--allow-path '~/a'",
+    ),
+    "server": (
+        {"loggers": [{"mlflow": {"tracking_uri": "http://there"}}]},
+        "does not choose where data is sent",
+    ),
 }
 VERBS: dict[str, Callable[[Path], Any]] = {
     "resume": lambda run: resume_training(run, total_timesteps=256, output_dir=run.parent / "fork"),
@@ -67,7 +88,9 @@ VERBS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_training(small_config("ppo", tmp_path_factory.mktemp("runs"), total_timesteps=32)).run_dir
+    return run_training(
+        small_config("ppo", tmp_path_factory.mktemp("runs"), total_timesteps=32)
+    ).run_dir
 
 
 @pytest.fixture
@@ -81,7 +104,11 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     for module, name in ((gate, "_paths"), (gate, "_servers"), (user_code, "_allowed_functions")):
         monkeypatch.setattr(module, name, set())
-    for name in ("evil_module", "evil_package", "evil_package.evil"):  # which another test may have allowed
+    for name in (
+        "evil_module",
+        "evil_package",
+        "evil_package.evil",
+    ):  # which another test may have allowed
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(user_code, "_loaded", {})
     return Path(shutil.copytree(trained, tmp_path / "run"))
@@ -92,7 +119,10 @@ def forge(run: Path, changes: dict[str, Any]) -> None:
         config = manifest["config"]
         given = {key: value for key, value in changes.items() if key != "network"}
         config.update(
-            {key: value.format(here=run.parent) if key == "env_id" else value for key, value in given.items()}
+            {
+                key: value.format(here=run.parent) if key == "env_id" else value
+                for key, value in given.items()
+            }
         )
         config["algo_kwargs"] |= {"network": changes["network"]} if "network" in changes else {}
 
@@ -100,7 +130,9 @@ def forge(run: Path, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_nothing_that_a_checkpoint_names_is_used_without_permission(run: Path, case: str, monkeypatch: Any) -> None:
+def test_nothing_that_a_checkpoint_names_is_used_without_permission(
+    run: Path, case: str, monkeypatch: Any
+) -> None:
     changes, message = HOSTILE[case]
     forge(run, changes)
     for name, use in VERBS.items():
@@ -109,7 +141,9 @@ def test_nothing_that_a_checkpoint_names_is_used_without_permission(run: Path, c
         with pytest.raises(RLTrainingError, match=message):
             use(run)
     assert main(["resume", str(run), "--total-timesteps", "64"]) == 2
-    assert sorted(path.name for path in run.parent.iterdir() if path.name in ("harm", "victim", "fork")) == ["victim"]
+    assert sorted(
+        path.name for path in run.parent.iterdir() if path.name in ("harm", "victim", "fork")
+    ) == ["victim"]
 
 
 def test_acting_needs_no_environment_and_a_network_of_its_own_needs_its_code(run: Path) -> None:
@@ -137,12 +171,22 @@ def test_the_metadata_names_the_plugin_in_the_message_and_allows_nothing(run: Pa
 
     forge_manifest(resolve_checkpoint(run), change)
     Path("evil.py").unlink()  # it was moved
-    with pytest.raises(RLTrainingError, match=r"would import '/far/away/evil.py'.*--plugin /far/away/evil.py"):
+    with pytest.raises(
+        RLTrainingError, match=r"would import '/far/away/evil.py'.*--plugin /far/away/evil.py"
+    ):
         evaluate_checkpoint(run)
 
 
 def test_the_flags_of_another_command_leave_out_what_needs_no_permission(run: Path) -> None:
-    names = ("evil.py:Env", "CartPole-v1", "python:Mine", f"{WRAPPERS}:TimeLimit", "rl_training.envs.toys:HiddenTarget")
-    needs = [Need(Kind.CODE, "", name) for name in (*names, names[0])] + [Need(Kind.PATH, "", "a.txt")]
+    names = (
+        "evil.py:Env",
+        "CartPole-v1",
+        "python:Mine",
+        f"{WRAPPERS}:TimeLimit",
+        "rl_training.envs.toys:HiddenTarget",
+    )
+    needs = [Need(Kind.CODE, "", name) for name in (*names, names[0])] + [
+        Need(Kind.PATH, "", "a.txt")
+    ]
     expected = ["--plugin", "mine.py", "--plugin", "evil.py", "--allow-path", "a.txt"]
     assert flags_for(needs, ["mine.py"]) == expected

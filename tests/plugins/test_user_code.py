@@ -93,7 +93,9 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
     """Run the command line in this process, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -130,7 +132,9 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
         registry._SPECS.clear()
         registry._SPECS.update(specs)
         gym.registry.pop("Mine-v0", None)
-        for name in [name for name in sys.modules if name.startswith((user_code.FILE_MODULE, "test_"))]:
+        for name in [
+            name for name in sys.modules if name.startswith((user_code.FILE_MODULE, "test_"))
+        ]:
             if name.endswith("_env") or name.startswith(user_code.FILE_MODULE):
                 monkeypatch.delitem(sys.modules, name)
         monkeypatch.setattr(user_code, "_loaded", {})
@@ -180,7 +184,9 @@ class TestWorkers:
     ) -> None:
         path = write(tmp_path / "project")
         monkeypatch.chdir(tmp_path)
-        envs = make_vector_env(f"project/{path.name}:make_steps", {"backend": "async", "length": 3}, num_envs=1)
+        envs = make_vector_env(
+            f"project/{path.name}:make_steps", {"backend": "async", "length": 3}, num_envs=1
+        )
         envs.reset(seed=[0])
         assert [bool(envs.step([0])[3][0]) for _ in range(3)] == [False, False, True]
         envs.close()
@@ -194,7 +200,9 @@ class TestForms:
     def test_a_file_imports_its_neighbours_from_anywhere(self, write: Any, tmp_path: Path) -> None:
         assert make_env(f"{write(tmp_path / 'elsewhere')}:Steps").unwrapped.length == 5
 
-    def test_files_with_neighbours_of_the_same_name_each_have_their_own(self, tmp_path: Path) -> None:
+    def test_files_with_neighbours_of_the_same_name_each_have_their_own(
+        self, tmp_path: Path
+    ) -> None:
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "same_name_neighbour.py").write_text(f"NAME = {name!r}\n")
@@ -209,7 +217,9 @@ class TestForms:
         module = write().stem
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         command = [*program, "algos", "--plugin", module]
-        answer = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+        answer = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+        )
         assert answer.returncode == 0, answer.stderr + answer.stdout
         assert "ppo" in answer.stdout
 
@@ -217,13 +227,17 @@ class TestForms:
         module = write().stem
         code, out, err = call("train", "ppo", f"{module}:Steps", *SMALL)
         assert code == 0, err
-        code, _, err = call("resume", "--checkpoint", run_dir_of(out), "--total-timesteps", "48", "--plugin", module)
+        code, _, err = call(
+            "resume", "--checkpoint", run_dir_of(out), "--total-timesteps", "48", "--plugin", module
+        )
         assert code == 0, err
 
     def test_a_module_beside_you_may_hold_a_callback(self, call: Call, write: Any) -> None:
         callback = "class Watch:\n    def on_train_end(self, trainer, result):\n        print('seen', flush=True)\n"
         module = write(more=callback).stem
-        code, out, err = call("train", "ppo", "CartPole-v1", "num_envs=1", *SMALL, "--callback", f"{module}:Watch")
+        code, out, err = call(
+            "train", "ppo", "CartPole-v1", "num_envs=1", *SMALL, "--callback", f"{module}:Watch"
+        )
         assert code == 0, err
         assert "seen" in out
 
@@ -235,7 +249,9 @@ class TestForms:
         code, out, err = call("train", "ppo", "CartPole-v1", "num_envs=1", *SMALL)
         assert code == 0, err
         checkpoint = resolve_checkpoint(tmp_path / run_dir_of(out))
-        forge_manifest(checkpoint, lambda manifest: manifest["config"].update(env_id=f"{module}:Steps"))
+        forge_manifest(
+            checkpoint, lambda manifest: manifest["config"].update(env_id=f"{module}:Steps")
+        )
         code, _, err = call("eval", "--checkpoint", checkpoint)
         assert code == 2
         assert f"--plugin {module}" in err
@@ -277,7 +293,10 @@ def test_a_function_in_a_configuration_file_is_trained_and_resumed_exactly(
     forget()
     run = tmp_path / run_dir_of(out)
     first = run / "checkpoints" / "step_000000000016"
-    assert sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())[0] == first.name
+    assert (
+        sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())[0]
+        == first.name
+    )
     code, _, err = call("resume", "--checkpoint", first, "--rewind", "--plugin", place)
     assert code == 0, err
     whole = Path(str(run).replace("part", "whole"))
@@ -289,9 +308,22 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("name", "words"),
         [
-            ("Needy", ["needs a value for 'goal' and 'size': set env_kwargs.goal=… env_kwargs.size=…"]),
-            ("Broken", ["its constructor raised RuntimeError: licence none is not valid", "in check", "self.check("]),
-            ("Plain", ["has no environment class 'Plain': let the class inherit from gymnasium.Env"]),
+            (
+                "Needy",
+                ["needs a value for 'goal' and 'size': set env_kwargs.goal=… env_kwargs.size=…"],
+            ),
+            (
+                "Broken",
+                [
+                    "its constructor raised RuntimeError: licence none is not valid",
+                    "in check",
+                    "self.check(",
+                ],
+            ),
+            (
+                "Plain",
+                ["has no environment class 'Plain': let the class inherit from gymnasium.Env"],
+            ),
             ("Stepps", ["has no environment class 'Stepps': did you mean 'Steps'?"]),
             ("make_step", ["did you mean 'make_steps'?"]),
             ("make_nothing", ["returned None, not a gymnasium.Env"]),
@@ -303,14 +335,20 @@ class TestFaults:
         self, call: Call, write: Any, name: str, words: list[str], command: str
     ) -> None:
         env_id = f"{write().name}:{name}"
-        code, out, err = call("train", "ppo", env_id, *SMALL) if command == "train" else call("doctor", "--env", env_id)
+        code, out, err = (
+            call("train", "ppo", env_id, *SMALL)
+            if command == "train"
+            else call("doctor", "--env", env_id)
+        )
         assert code == (2 if command == "train" else 1)
         text = " ".join((out + err).split())
         assert "rl_training/envs" not in text
         for word in words if command == "train" else words[:1]:
             assert word in text
 
-    def test_an_argument_that_is_not_there_is_named_with_the_nearest(self, call: Call, write: Any) -> None:
+    def test_an_argument_that_is_not_there_is_named_with_the_nearest(
+        self, call: Call, write: Any
+    ) -> None:
         for env_id in (f"{write().name}:Steps", f"{write().name}:make_steps"):
             code, _, err = call("train", "ppo", env_id, *SMALL, "env_kwargs.lenght=3")
             assert code == 2
@@ -329,7 +367,13 @@ class TestFaults:
     )
     @pytest.mark.parametrize("form", ["{name}.py:Env", "{name}:Env", "plugin"])
     def test_of_a_file_are_named(
-        self, call: Call, tmp_path: Path, request: pytest.FixtureRequest, content: str, words: list[str], form: str
+        self,
+        call: Call,
+        tmp_path: Path,
+        request: pytest.FixtureRequest,
+        content: str,
+        words: list[str],
+        form: str,
     ) -> None:
         name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
         (tmp_path / f"{name}.py").write_text(content)
@@ -341,9 +385,18 @@ class TestFaults:
         assert all(word in err for word in ["cannot import '", name, *words]), err
 
     def test_a_registered_class_that_raises_is_named(self, write: Any) -> None:
-        load_code(str(write(more='gym.register("Broken-v0", Broken)\ngym.register("Nothing-v0", make_nothing)')))
+        load_code(
+            str(
+                write(
+                    more='gym.register("Broken-v0", Broken)\ngym.register("Nothing-v0", make_nothing)'
+                )
+            )
+        )
         try:
-            with pytest.raises(EnvError, match="'Broken-v0' cannot be made: its constructor raised RuntimeError: lic"):
+            with pytest.raises(
+                EnvError,
+                match="'Broken-v0' cannot be made: its constructor raised RuntimeError: lic",
+            ):
                 make_env("Broken-v0")
             with pytest.raises(EnvError, match=r"'Nothing-v0' cannot be made: .*gymnasium\.Env"):
                 make_env("Nothing-v0")
@@ -355,15 +408,23 @@ class TestFaults:
         for env_id in (f"{name}:", f"{name}::Steps", ":Steps", "here/steps:Steps"):
             code, _, err = call("train", "ppo", env_id, *SMALL)
             assert code == 2
-            assert any(words in err for words in ("is incomplete: write module:Cl", "neither a module nor a file"))
+            assert any(
+                words in err
+                for words in ("is incomplete: write module:Cl", "neither a module nor a file")
+            )
         code, _, err = call("config", "ppo", "CartPole-v1", "--plugin", f"{name}:make_step")
         assert (code, "has no 'make_step': did you mean 'make_steps'?" in err) == (2, True)
 
     def test_an_id_that_workers_do_not_know_is_named(self) -> None:
         gym.register("OnlyHere-v0", make_env)
         try:
-            with pytest.raises(EnvError, match="'OnlyHere-v0' is registered in the main process, but not where"):
-                make_vector_env("OnlyHere-v0", {"backend": "async", "env_id": f"{HELPERS / 'toy_envs.py'}:CountingEnv"})
+            with pytest.raises(
+                EnvError, match="'OnlyHere-v0' is registered in the main process, but not where"
+            ):
+                make_vector_env(
+                    "OnlyHere-v0",
+                    {"backend": "async", "env_id": f"{HELPERS / 'toy_envs.py'}:CountingEnv"},
+                )
         finally:
             del gym.registry["OnlyHere-v0"]
 
@@ -383,7 +444,9 @@ register_algorithm(AlgorithmSpec("mine", "a user's own", PPOAlgorithm, PPOConfig
 
 
 class TestPluginsOfARun:
-    @pytest.mark.parametrize("words", [("mine", "CartPole-v1"), ("ppo", "Mine-v0")], ids=["algorithm", "environment"])
+    @pytest.mark.parametrize(
+        "words", [("mine", "CartPole-v1"), ("ppo", "Mine-v0")], ids=["algorithm", "environment"]
+    )
     def test_are_recorded_and_named_where_they_are_missing(
         self, call: Call, write: Any, forget: Any, words: tuple[str, str]
     ) -> None:
@@ -398,18 +461,30 @@ class TestPluginsOfARun:
             code, _, err = call(*command, "--checkpoint", run)
             assert code == 2
             assert f" This run was started with --plugin {path}" in err
-            assert {"mine": "unknown algorithm 'mine'", "ppo": "unknown environment 'Mine-v0'"}[words[0]] in err
-        code, _, err = call("resume", "--checkpoint", run, "--total-timesteps", "48", "--plugin", path)
+            assert {"mine": "unknown algorithm 'mine'", "ppo": "unknown environment 'Mine-v0'"}[
+                words[0]
+            ] in err
+        code, _, err = call(
+            "resume", "--checkpoint", run, "--total-timesteps", "48", "--plugin", path
+        )
         assert code == 0, err
 
     @pytest.mark.parametrize("name", ["Steps", "make_steps"])
     def test_a_relative_file_resumes_from_another_directory(
-        self, call: Call, write: Any, forget: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+        self,
+        call: Call,
+        write: Any,
+        forget: Any,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
     ) -> None:
         path = write(tmp_path / "project")
         monkeypatch.chdir(path.parent)
         backend = "sync" if name == "Steps" else "async"
-        code, out, err = call("train", "ppo", f"{path.name}:{name}", *SMALL, f"env_kwargs.backend={backend}")
+        code, out, err = call(
+            "train", "ppo", f"{path.name}:{name}", *SMALL, f"env_kwargs.backend={backend}"
+        )
         assert code == 0, err
         run = Path.cwd() / run_dir_of(out)
         forget()
@@ -418,17 +493,33 @@ class TestPluginsOfARun:
         assert code == 2
         allowed = str(path) if name == "Steps" else f"{path}:{name}"
         assert f"--plugin {allowed} " in err
-        code, _, err = call("resume", "--checkpoint", run, "--total-timesteps", "48", "--plugin", allowed)
+        code, _, err = call(
+            "resume", "--checkpoint", run, "--total-timesteps", "48", "--plugin", allowed
+        )
         assert code == 0, err
 
     def test_forged_text_is_only_shown(self, call: Call, tmp_path: Path) -> None:
         code, out, err = call("train", "ppo", "CartPole-v1", "num_envs=1", *SMALL)
         assert code == 0, err
         checkpoint = resolve_checkpoint(tmp_path / run_dir_of(out))
-        forge_manifest(checkpoint, lambda manifest: manifest["config"].update(env_id="NoSuchThing-v0"))
-        forged: list[Any] = [None, "x", 3, [3, None], ["\x1b[2J"], ["a" * 5000], [["--plugin"]], ["$(touch harm)"]]
+        forge_manifest(
+            checkpoint, lambda manifest: manifest["config"].update(env_id="NoSuchThing-v0")
+        )
+        forged: list[Any] = [
+            None,
+            "x",
+            3,
+            [3, None],
+            ["\x1b[2J"],
+            ["a" * 5000],
+            [["--plugin"]],
+            ["$(touch harm)"],
+        ]
         for plugins in forged:
-            forge_manifest(checkpoint, lambda manifest, plugins=plugins: manifest["metadata"].update(plugins=plugins))
+            forge_manifest(
+                checkpoint,
+                lambda manifest, plugins=plugins: manifest["metadata"].update(plugins=plugins),
+            )
             code, _, err = call("eval", "--checkpoint", checkpoint)
             assert code == 2
             assert "unknown environment 'NoSuchThing-v0'" in err
@@ -438,7 +529,9 @@ class TestPluginsOfARun:
 
 
 class TestFunctionsThatACheckpointNames:
-    def test_are_called_only_if_the_user_named_them(self, call: Call, write: Any, tmp_path: Path, forget: Any) -> None:
+    def test_are_called_only_if_the_user_named_them(
+        self, call: Call, write: Any, tmp_path: Path, forget: Any
+    ) -> None:
         """An allowed file holds functions that do other things than make environments."""
         victim = tmp_path / "victim"
         victim.write_text("precious")

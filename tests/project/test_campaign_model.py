@@ -36,7 +36,14 @@ SMALL = model.Campaign(
 )
 WHOLE = 5 + 100 + 4
 """Seconds of an undisturbed run: start-up, training, checkpoints at 30, 60, 90 and 100."""
-RANDOM = replace(SMALL, num_nodes=20, slots_per_node=2, num_runs=100, node_failure_seconds=500.0, repair_seconds=40.0)
+RANDOM = replace(
+    SMALL,
+    num_nodes=20,
+    slots_per_node=2,
+    num_runs=100,
+    node_failure_seconds=500.0,
+    repair_seconds=40.0,
+)
 
 
 def _simulate_random(campaign: Any = RANDOM, seed: int = 0) -> Any:
@@ -59,8 +66,15 @@ def test_the_driver_takes_its_delay_after_each_run() -> None:
 
 
 def test_a_run_of_whole_intervals_saves_once_at_its_end() -> None:
-    assert model.simulate(replace(SMALL, work_seconds=90.0)).makespan_seconds == pytest.approx(5 + 90 + 3)
-    assert model.simulate(replace(SMALL, work_seconds=0.9, checkpoint_every_seconds=0.3)).busy.checkpoints == 3
+    assert model.simulate(replace(SMALL, work_seconds=90.0)).makespan_seconds == pytest.approx(
+        5 + 90 + 3
+    )
+    assert (
+        model.simulate(
+            replace(SMALL, work_seconds=0.9, checkpoint_every_seconds=0.3)
+        ).busy.checkpoints
+        == 3
+    )
 
 
 def test_a_killed_process_resumes_from_its_last_checkpoint() -> None:
@@ -106,22 +120,30 @@ def test_the_runs_of_a_lost_node_wait_for_a_slot_of_another() -> None:
 
 def test_a_repaired_node_takes_runs_again_once_its_loss_was_noticed() -> None:
     campaign = replace(SMALL, repair_seconds=10.0)
-    assert model.simulate(campaign, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(77 + 10 + 47)
+    assert model.simulate(campaign, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(
+        77 + 10 + 47
+    )
     slow = replace(campaign, detection_seconds=60.0)
-    assert model.simulate(slow, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(77 + 60 + 47)
+    assert model.simulate(slow, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(
+        77 + 60 + 47
+    )
 
 
 def test_a_run_that_finds_no_slot_waits_on_its_lost_node_until_that_is_evicted() -> None:
     # Node 0 is lost at 77. Run 0 is sent back to it until 177; node 1 is free from 109 on, for run 2 if there is one.
     campaign = replace(SMALL, num_nodes=2, num_runs=2, eviction_seconds=100.0)
-    assert model.simulate(campaign, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(177 + 47)
+    assert model.simulate(campaign, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(
+        177 + 47
+    )
     longer = model.simulate(replace(campaign, num_runs=3), [model.Failure(77.0, 0)])
     assert longer.makespan_seconds == pytest.approx(WHOLE + WHOLE + 47)
 
 
 def test_a_run_that_finds_another_slot_does_not_wait_for_the_eviction() -> None:
     campaign = replace(SMALL, num_nodes=3, num_runs=2, eviction_seconds=100.0)
-    assert model.simulate(campaign, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(77 + 47)
+    assert model.simulate(campaign, [model.Failure(77.0, 0)]).makespan_seconds == pytest.approx(
+        77 + 47
+    )
 
 
 def test_a_failure_of_a_lost_node_changes_nothing() -> None:
@@ -159,7 +181,10 @@ def test_more_frequent_checkpoints_lose_less_work() -> None:
     intervals = (100.0, 50.0, 20.0, 5.0)
     lost = [
         np.mean(
-            [_simulate_random(replace(RANDOM, checkpoint_every_seconds=every), seed).busy.lost for seed in range(5)]
+            [
+                _simulate_random(replace(RANDOM, checkpoint_every_seconds=every), seed).busy.lost
+                for seed in range(5)
+            ]
         )
         for every in intervals
     ]
@@ -187,7 +212,9 @@ def test_a_generator_decides_everything() -> None:
 
 
 def test_failures_come_at_the_given_rate() -> None:
-    campaign = replace(SMALL, num_nodes=200, num_runs=200, work_seconds=1000.0, node_failure_seconds=2000.0)
+    campaign = replace(
+        SMALL, num_nodes=200, num_runs=200, work_seconds=1000.0, node_failure_seconds=2000.0
+    )
     report = _simulate_random(replace(campaign, repair_seconds=0.0, checkpoint_every_seconds=10.0))
     expected = 200 * report.makespan_seconds / 2000
     assert report.num_failures == pytest.approx(expected, abs=4 * expected**0.5)

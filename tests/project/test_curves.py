@@ -77,8 +77,12 @@ def test_the_figures_of_a_caption_equal_the_data(curves: Any, algo: str) -> None
     panels = curves.panels(algo)
     assert len(said) == 2 * len(panels)
     for index, panel in enumerate(panels):
-        sides = [np.array([run[-1][1] for run in side.values()]) for side in (panel.ours, panel.others)]
-        for scores, (mean, deviation, count) in zip(sides, said[2 * index : 2 * index + 2], strict=True):
+        sides = [
+            np.array([run[-1][1] for run in side.values()]) for side in (panel.ours, panel.others)
+        ]
+        for scores, (mean, deviation, count) in zip(
+            sides, said[2 * index : 2 * index + 2], strict=True
+        ):
             assert float(mean) == pytest.approx(scores.mean(), abs=0.051)
             assert float(deviation) == pytest.approx(scores.std(ddof=1), abs=0.051)
             assert int(count) == len(scores)
@@ -93,13 +97,24 @@ def test_the_page_has_the_picture_and_the_caption(curves: Any, algo: str) -> Non
     text = page.read_text()
     assert curves.caption(algo) in text
     assert f"](../images/curves/{algo}.svg)" in text
-    drawn = " ".join(ElementTree.parse(page.parent / f"../images/curves/{algo}.svg").getroot().itertext())
+    drawn = " ".join(
+        ElementTree.parse(page.parent / f"../images/curves/{algo}.svg").getroot().itertext()
+    )
     for panel in curves.panels(algo):
         assert f"{panel.name}, {len(panel.ours)} seeds" in drawn
 
 
 def test_a_caption_says_that_we_are_behind_and_by_how_much(curves: Any) -> None:
-    facts = ("CartPole-v1", "environment steps", "dqn/cartpole", ("double=false",), None, "", 20, "Peer 1.0")
+    facts = (
+        "CartPole-v1",
+        "environment steps",
+        "dqn/cartpole",
+        ("double=false",),
+        None,
+        "",
+        20,
+        "Peer 1.0",
+    )
     ours = {"0": [[100, 10.0]], "1": [[100, 14.0]]}
     panel = curves.Panel(*facts, ours, {"0": [[100, 20.0]], "1": [[100, 26.0]]})
     # variances 8 and 18, two seeds each: the error is the root of 4 + 9
@@ -111,5 +126,7 @@ def test_a_caption_says_that_we_are_behind_and_by_how_much(curves: Any) -> None:
 
 def test_importing_it_imports_neither_torch_nor_matplotlib() -> None:
     code = "import sys, curves; curves.caption('ppo'); print('torch' in sys.modules, 'matplotlib' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True, check=True
+    )
     assert answer.stdout.split() == ["False", "False"]

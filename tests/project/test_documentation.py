@@ -23,12 +23,17 @@ from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_s
 ROOT = TESTS.parent
 SOURCE = ROOT / "src" / "rl_training"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+    ),
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
 ]
 ROOMS = sorted(path.name for path in SOURCE.iterdir() if path.is_dir())
 FOLDERS = ("tests", "benchmarks", "examples", "configs", "src", "docs", *ROOMS)
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+every_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -60,9 +65,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_can_be_found_from_the_index() -> None:
     """The pages beside `docs` are found as the pages of the site that include them."""
-    found = {page for page in PAGES if (ROOT / "docs") not in page.parents} | {ROOT / "docs" / "index.md"}
+    found = {page for page in PAGES if (ROOT / "docs") not in page.parents} | {
+        ROOT / "docs" / "index.md"
+    }
     for index in (page for page in PAGES if page.name == "index.md"):
-        found |= {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)\)", index.read_text())}
+        found |= {
+            (index.parent / link).resolve()
+            for link in re.findall(r"\]\(([^)#\s]+)\)", index.read_text())
+        }
     assert [page.relative_to(ROOT).as_posix() for page in PAGES if page not in found] == []
 
 
@@ -72,8 +82,13 @@ def test_there_is_a_page_for_every_algorithm() -> None:
         text = (ROOT / "docs" / "algorithms" / f"{spec.name}.md").read_text()
         headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
         assert headings == ["Update rule", "Measured", "Settings"], spec.name
-        assert all(f"```{{{name}}} {spec.name}\n```" in text for name in ("settings", "presets")), spec.name
-        assert all(f"| {row} |" in text for row in ("Actions", "Use it for", "Use something else", "Paper", "Code"))
+        assert all(f"```{{{name}}} {spec.name}\n```" in text for name in ("settings", "presets")), (
+            spec.name
+        )
+        assert all(
+            f"| {row} |" in text
+            for row in ("Actions", "Use it for", "Use something else", "Paper", "Code")
+        )
 
 
 @every_page
@@ -126,7 +141,11 @@ def commands(text: str) -> list[str]:
 
 
 def options_of(command: Any) -> set[str]:
-    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return {
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 @every_page
@@ -138,11 +157,15 @@ def test_commands_have_the_verb_and_the_options(page: Path) -> None:
             if words[0] not in command.commands and hasattr(command, "default_command"):
                 command = command.commands[command.default_command]
                 break
-            assert words[0] == "VERB" or words[0] in command.commands, f"{page.name}: rl-training {line}"
+            assert words[0] == "VERB" or words[0] in command.commands, (
+                f"{page.name}: rl-training {line}"
+            )
             command = command.commands.get(words.pop(0), command)
             if not hasattr(command, "commands"):
                 break
-        unknown = {word for word in words if word.startswith("--")} - options_of(command) - {"--help"}
+        unknown = (
+            {word for word in words if word.startswith("--")} - options_of(command) - {"--help"}
+        )
         assert not unknown, f"{page.name}: rl-training {line}"
 
 
@@ -162,10 +185,18 @@ class TestMasksAndMemory:
     """The page about masks and memory: its files, commands, configurations and Python blocks run as they stand."""
 
     TEXT = (ROOT / "docs" / "masks-and-memory.md").read_text()
-    SMALL = ("total_timesteps=64", "eval_episodes=1", "num_threads=1", "compile=false", "hidden_sizes=[8]")
+    SMALL = (
+        "total_timesteps=64",
+        "eval_episodes=1",
+        "num_threads=1",
+        "compile=false",
+        "hidden_sizes=[8]",
+    )
 
     @pytest.fixture(autouse=True)
-    def _files_are_in_the_working_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _files_are_in_the_working_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         for text in blocks(self.TEXT, "python"):
             if text.startswith("# "):
@@ -180,7 +211,16 @@ class TestMasksAndMemory:
     def test_the_commands_run(self, capsys: pytest.CaptureFixture[str]) -> None:
         found = [shlex.split(line, comments=True) for line in commands(self.TEXT)]
         verbs = [words for words in found if words[0] in ("train", "data", "doctor")]
-        assert [words[0] for words in verbs] == ["train", "train", "train", "doctor", "train", "train", "data", "train"]
+        assert [words[0] for words in verbs] == [
+            "train",
+            "train",
+            "train",
+            "doctor",
+            "train",
+            "train",
+            "data",
+            "train",
+        ]
         for words in verbs:
             assert main(self.shortened(words) if words[0] == "train" else words) == 0, words
         assert "exactness=exact" in capsys.readouterr().out
@@ -202,7 +242,9 @@ class TestMasksAndMemory:
         assert all(float(total) >= 1.0 for total in remembering)
 
     def test_the_environment_of_the_page_is_learned(self) -> None:
-        agent = PPO("shelves.py:Shelves", num_envs=4, num_steps=128, total_timesteps=6000, progress=False)
+        agent = PPO(
+            "shelves.py:Shelves", num_envs=4, num_steps=128, total_timesteps=6000, progress=False
+        )
         assert agent.learn().metrics["best_eval_return_mean"] >= 5.0
 
 
@@ -240,9 +282,19 @@ class TestGuides:
     def test_the_training_commands_of_the_recipes_run(self) -> None:
         exec(compile(Path("csv_to_npz.py").read_text(), "csv_to_npz.py", "exec"), {})
         found = [shlex.split(line, comments=True) for line in commands(self.HOW_TO)]
-        elsewhere = ("RUN", "wandb", "--config", "--seeds", "ALE/", "HalfCheetah", "--resume-or-start")
+        elsewhere = (
+            "RUN",
+            "wandb",
+            "--config",
+            "--seeds",
+            "ALE/",
+            "HalfCheetah",
+            "--resume-or-start",
+        )
         lines = {" ".join(words[1:]): words[1:] for words in found if words[0] == "train"}
-        here = [words for line, words in lines.items() if not any(word in line for word in elsewhere)]
+        here = [
+            words for line, words in lines.items() if not any(word in line for word in elsewhere)
+        ]
         assert len(here) >= 8
         for words in here:
             self.train(*words)
@@ -257,8 +309,19 @@ class TestGuides:
     def test_the_configurations_with_the_numbers_of_others_train(self) -> None:
         arrays = blocks(self.D3RLPY, "python")[1]
         exec(compile(arrays, "coming-from-d3rlpy", "exec"), {"__name__": "page"})
-        pages = [self.D3RLPY, *((ROOT / "docs" / f"coming-from-{name}.md").read_text() for name in ("cleanrl", "sb3"))]
-        texts = [text for page in pages for text in blocks(page, "yaml") if "CartPole" in text or "Pendulum" in text]
+        pages = [
+            self.D3RLPY,
+            *(
+                (ROOT / "docs" / f"coming-from-{name}.md").read_text()
+                for name in ("cleanrl", "sb3")
+            ),
+        ]
+        texts = [
+            text
+            for page in pages
+            for text in blocks(page, "yaml")
+            if "CartPole" in text or "Pendulum" in text
+        ]
         assert len(texts) >= 9
         for number, text in enumerate(texts):
             Path(f"{number}.yaml").write_text(text)
@@ -271,12 +334,20 @@ def test_the_readme_lists_every_algorithm() -> None:
 
 
 def test_the_metrics_page_explains_every_metric_of_an_algorithm() -> None:
-    settings = {name for spec in list_algorithm_specs() for name in spec.config_class().model_fields}
+    settings = {
+        name for spec in list_algorithm_specs() for name in spec.config_class().model_fields
+    }
     pattern = r'"(\w+_(?:loss|norm|mean|gap|multiplier|kl|fraction|variance)|entropy|alpha)"'
-    names = {name for path in (SOURCE / "algorithms").glob("*.py") for name in re.findall(pattern, path.read_text())}
+    names = {
+        name
+        for path in (SOURCE / "algorithms").glob("*.py")
+        for name in re.findall(pattern, path.read_text())
+    }
     page = (ROOT / "docs" / "metrics.md").read_text()
     assert names - settings
-    assert [name for name in sorted(names) if f"`{name}`" not in page and name not in settings] == []
+    assert [
+        name for name in sorted(names) if f"`{name}`" not in page and name not in settings
+    ] == []
 
 
 def test_commits_are_checked_by_the_version_of_ruff_that_is_pinned() -> None:

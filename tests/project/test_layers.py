@@ -12,7 +12,17 @@ from conftest import TESTS
 
 SOURCE = TESTS.parent / "src" / "rl_training"
 PACKAGE = "rl_training"
-LEAVES = {"errors", "exports", "providers", "processors", "validation", "files", "memory", "terminal", "plugins"}
+LEAVES = {
+    "errors",
+    "exports",
+    "providers",
+    "processors",
+    "validation",
+    "files",
+    "memory",
+    "terminal",
+    "plugins",
+}
 """What every room may import: modules and rooms that know nothing of reinforcement learning."""
 MAY_IMPORT = {
     "terminal": set(),
@@ -25,8 +35,27 @@ MAY_IMPORT = {
     "algorithms": {"spaces", "replay", "models"},
     "experiment": {"spaces", "envs", "replay", "algorithms"},
     "evaluation": {"spaces", "envs", "replay", "data", "models", "algorithms"},
-    "runtime": {"spaces", "envs", "replay", "data", "models", "algorithms", "experiment", "evaluation"},
-    "diagnostics": {"spaces", "envs", "replay", "data", "models", "algorithms", "experiment", "evaluation", "runtime"},
+    "runtime": {
+        "spaces",
+        "envs",
+        "replay",
+        "data",
+        "models",
+        "algorithms",
+        "experiment",
+        "evaluation",
+    },
+    "diagnostics": {
+        "spaces",
+        "envs",
+        "replay",
+        "data",
+        "models",
+        "algorithms",
+        "experiment",
+        "evaluation",
+        "runtime",
+    },
 }
 """The rooms from the bottom up, and which rooms each may import."""
 ABOVE = {
@@ -53,7 +82,9 @@ BOTH_WAYS = {
 
 def modules() -> dict[str, Path]:
     paths = SOURCE.rglob("*.py")
-    names = {path: ".".join((PACKAGE, *path.relative_to(SOURCE).with_suffix("").parts)) for path in paths}
+    names = {
+        path: ".".join((PACKAGE, *path.relative_to(SOURCE).with_suffix("").parts)) for path in paths
+    }
     return {name.removesuffix(".__init__"): path for path, name in names.items()}
 
 
@@ -63,7 +94,11 @@ MODULES = modules()
 def imported_modules(path: Path, *, with_types: bool = True) -> Iterator[str]:
     """The modules of the package that a file names: wherever an import stands, and in strings."""
     tree = ast.parse(path.read_text())
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    blocks = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
     types = {id(inner) for block in blocks for inner in ast.walk(block)}
     for node in ast.walk(tree):
         if id(node) in types and not with_types:
@@ -93,7 +128,10 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
                 seen.add(node)
                 todo += graph.get(node, ())
         reached[start] = seen
-    groups = {tuple(sorted({node, *(o for o in reached[node] if node in reached.get(o, ()))})) for node in graph}
+    groups = {
+        tuple(sorted({node, *(o for o in reached[node] if node in reached.get(o, ()))}))
+        for node in graph
+    }
     return sorted([*group] for group in groups if len(group) > 1)
 
 
@@ -107,7 +145,11 @@ def test_each_room_imports_only_what_lies_below_it(room: str) -> None:
 
 def test_the_package_hands_down_two_functions_by_name() -> None:
     tree = ast.parse((SOURCE / "__init__.py").read_text())
-    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    strings = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     assert {text.partition(":")[0] for text in strings if text.startswith(f"{PACKAGE}.")} == WIRED
 
 
@@ -124,8 +166,16 @@ def test_folders_and_modules_import_in_no_circle() -> None:
                 files[module].add(name)
             if "." not in (folder, other) and folder != other:
                 folders[folder].add(other)
-    both_ways = {(a, b) for a in folders for b in folders[a] if b.startswith(f"{a}/") and a in folders.get(b, ())}
-    nested = {a: {b for b in folders[a] if not b.startswith(f"{a}/") and not a.startswith(f"{b}/")} for a in folders}
+    both_ways = {
+        (a, b)
+        for a in folders
+        for b in folders[a]
+        if b.startswith(f"{a}/") and a in folders.get(b, ())
+    }
+    nested = {
+        a: {b for b in folders[a] if not b.startswith(f"{a}/") and not a.startswith(f"{b}/")}
+        for a in folders
+    }
     assert circles(files) == []
     assert circles(nested) == []
     assert both_ways <= set(BOTH_WAYS)
@@ -148,4 +198,6 @@ def test_a_bundle_is_loaded_without_the_rest_of_the_package() -> None:
         assert {name.split(".")[1] for name in names} <= {"bundle", "errors", "spaces"}, path
         assert not any(name.startswith("rl_training.bundle.exporting") for name in names), path
         spaces = {name for name in names if name.startswith("rl_training.spaces")}
-        assert spaces <= {f"rl_training.spaces.{name}" for name in ("given", "observations", "actions")}, path
+        assert spaces <= {
+            f"rl_training.spaces.{name}" for name in ("given", "observations", "actions")
+        }, path

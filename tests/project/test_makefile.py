@@ -33,7 +33,9 @@ def stamp(project: Path, time: int, *names: str) -> None:
 
 def installs(project: Path, target: str) -> list[str]:
     """What pip would be told to install."""
-    answer = subprocess.run(["make", "-n", target], cwd=project, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        ["make", "-n", target], cwd=project, capture_output=True, text=True, check=True
+    )
     lines = [line for line in answer.stdout.splitlines() if "pip install" in line]
     assert all("--quiet" not in line and "-c constraints.txt" in line for line in lines)
     return [line.split()[-1].strip('"') for line in lines]
@@ -57,7 +59,10 @@ def test_test_then_demo(project: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "for_demo", "for_test"),
-    [("pyproject.toml", [".[plot]"], [".[dev]"]), ("constraints.txt", ["torch", ".[plot]"], ["torch", ".[dev]"])],
+    [
+        ("pyproject.toml", [".[plot]"], [".[dev]"]),
+        ("constraints.txt", ["torch", ".[plot]"], ["torch", ".[dev]"]),
+    ],
 )
 def test_a_changed_file_is_installed_again(
     project: Path, changed: str, for_demo: list[str], for_test: list[str]

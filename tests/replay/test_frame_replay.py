@@ -36,19 +36,33 @@ def spaces_of(shape: tuple[int, ...]):
     return describe_spaces(Box(0, 255, shape, np.uint8), Discrete(3))
 
 
-def make_buffer(kind: type[ReplayBuffer], shape=SHAPES[0], capacity: int = 30, num_envs: int = NUM_ENVS, **options):
+def make_buffer(
+    kind: type[ReplayBuffer],
+    shape=SHAPES[0],
+    capacity: int = 30,
+    num_envs: int = NUM_ENVS,
+    **options,
+):
     rng = np.random.default_rng(1)
     device = torch.device("cpu")
-    return kind(spaces_of(shape), capacity, num_envs, rng=rng, device=device, gamma=GAMMA, **options)
+    return kind(
+        spaces_of(shape), capacity, num_envs, rng=rng, device=device, gamma=GAMMA, **options
+    )
 
 
-def make_steps(count: int, shape=SHAPES[0], num_envs: int = NUM_ENVS, ending_rate: float = 0.1) -> list[Any]:
+def make_steps(
+    count: int, shape=SHAPES[0], num_envs: int = NUM_ENVS, ending_rate: float = 0.1
+) -> list[Any]:
     """What a collector stores: stacks that move on by one, padded at a reset, and now and then a repeated frame."""
     rng = np.random.default_rng(0)
     frame = shape[1:] if shape[0] in (2, 4) else shape
 
     def frame_after(last=None):
-        return last if last is not None and rng.random() < 0.2 else rng.integers(0, 256, frame, np.uint8)
+        return (
+            last
+            if last is not None and rng.random() < 0.2
+            else rng.integers(0, 256, frame, np.uint8)
+        )
 
     def padded():
         return [frame_after()] * (1 if frame == shape else shape[0])
@@ -63,7 +77,16 @@ def make_steps(count: int, shape=SHAPES[0], num_envs: int = NUM_ENVS, ending_rat
         for env in np.flatnonzero(terminated | truncated):
             if rng.random() < 0.8:  # the rest goes on from where it was, as after a lost life
                 stacks[env] = padded()
-        steps.append((obs, rng.integers(0, 3, num_envs), rng.normal(size=num_envs), next_obs, terminated, truncated))
+        steps.append(
+            (
+                obs,
+                rng.integers(0, 3, num_envs),
+                rng.normal(size=num_envs),
+                next_obs,
+                terminated,
+                truncated,
+            )
+        )
     return steps
 
 
@@ -75,14 +98,20 @@ def fill(buffer: ReplayBuffer, steps) -> None:
 def assert_same_draws(one: ReplayBuffer, other: ReplayBuffer, count: int = 64) -> None:
     first, second = one.sample(count), other.sample(count)
     for name, value in first.tensors().items():
-        assert value is getattr(second, name) is None or torch.equal(value, getattr(second, name)), name
+        assert value is getattr(second, name) is None or torch.equal(
+            value, getattr(second, name)
+        ), name
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("options", [{}, {"n_step": 3}, {"priority_alpha": 0.7}, {"n_step": 4, "priority_alpha": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"n_step": 3}, {"priority_alpha": 0.7}, {"n_step": 4, "priority_alpha": 0.5}]
+)
 def test_what_is_drawn_is_what_a_plain_replay_draws(shape, options):
     """While it fills, when it is full and as it is overwritten several times; after `truncate_newest` too."""
-    frames, plain = (make_buffer(kind, shape, **options) for kind in (FrameReplayBuffer, ReplayBuffer))
+    frames, plain = (
+        make_buffer(kind, shape, **options) for kind in (FrameReplayBuffer, ReplayBuffer)
+    )
     for index, step in enumerate(make_steps(80, shape)):
         frames.add(step_of(*step))
         plain.add(step_of(*step))
@@ -105,7 +134,11 @@ def test_a_frame_is_stored_once(num_envs):
         buffer.add(step_of(*steps[count]))
         kept = steps[max(0, count + 1 - buffer.num_rows) : count + 1]
         shown = {
-            (env, frame.tobytes()) for step in kept for i in (0, 3) for env in range(num_envs) for frame in step[i][env]
+            (env, frame.tobytes())
+            for step in kept
+            for i in (0, 3)
+            for env in range(num_envs)
+            for frame in step[i][env]
         }
         assert buffer._num_allocated - len(buffer._free_frames) == len(shown)
 
@@ -124,7 +157,10 @@ def test_frames_that_are_not_a_stack_are_kept_too():
 
 @pytest.mark.parametrize("capacity", [1, 2, 3])
 def test_the_smallest_buffers(capacity):
-    frames, plain = (make_buffer(kind, capacity=capacity, num_envs=1) for kind in (FrameReplayBuffer, ReplayBuffer))
+    frames, plain = (
+        make_buffer(kind, capacity=capacity, num_envs=1)
+        for kind in (FrameReplayBuffer, ReplayBuffer)
+    )
     for step in make_steps(30, num_envs=1):
         frames.add(step_of(*step))
         plain.add(step_of(*step))
@@ -147,7 +183,9 @@ def test_a_restored_buffer_continues_identically(saved_after, options, tmp_path:
         restored.add(step_of(*step))
         assert_same_draws(buffer, restored, 8)
     one, other = buffer.state_dict(), restored.state_dict()
-    assert [part.version for part in one["segments"]] == [part.version for part in other["segments"]]
+    assert [part.version for part in one["segments"]] == [
+        part.version for part in other["segments"]
+    ]
     for part, same in zip(one["segments"], other["segments"], strict=True):
         assert all(np.array_equal(part.arrays[name], same.arrays[name]) for name in part.arrays)
 
@@ -159,7 +197,9 @@ def test_a_checkpoint_writes_only_the_frames_that_are_new(tmp_path: Path, monkey
     base, shared = None, set()
     for new in (steps[:200], steps[200:210], steps[210:410], steps[410:]):
         fill(buffer, new)
-        path = save_checkpoint(tmp_path / f"{len(shared)}", CheckpointState({}, buffer.state_dict(), {}, {}), base=base)
+        path = save_checkpoint(
+            tmp_path / f"{len(shared)}", CheckpointState({}, buffer.state_dict(), {}, {}), base=base
+        )
         sizes = {file.stat().st_ino: file.stat().st_size for file in path.iterdir()}
         written = sum(size for node, size in sizes.items() if node not in shared)
         if len(new) == 10:  # while the buffer fills, and when it overwrites
@@ -197,7 +237,10 @@ def test_memory_of_atari_is_a_seventh_and_the_estimate_is_what_the_arrays_take()
     assert buffer.nbytes * 100 < 0.8e9
     assert replay_bytes(spaces, 1000) == buffer.nbytes
     assert replay_bytes(spaces, 100_000) < 0.8e9
-    assert 7 * buffer.nbytes < ReplayBuffer(spaces, 1000, 8, rng=np.random.default_rng(0), device=device).nbytes
+    assert (
+        7 * buffer.nbytes
+        < ReplayBuffer(spaces, 1000, 8, rng=np.random.default_rng(0), device=device).nbytes
+    )
 
 
 def test_a_replay_of_images_that_cannot_fit_is_refused(monkeypatch):
@@ -227,7 +270,13 @@ class Pictures(gym.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.time += 1
-        return self.np_random.integers(0, 256, (SIDE, SIDE), np.uint8), float(action), self.time == 11, False, {}
+        return (
+            self.np_random.integers(0, 256, (SIDE, SIDE), np.uint8),
+            float(action),
+            self.time == 11,
+            False,
+            {},
+        )
 
 
 class Stacked(FrameStackObservation):
@@ -238,7 +287,9 @@ class Stacked(FrameStackObservation):
 
 
 @pytest.mark.parametrize("replay", [{}, {"replay": {"kind": "prioritized"}, "n_step": 3}])
-def test_a_run_on_pictures_resumes_exactly_and_equals_one_with_a_plain_replay(replay, tmp_path: Path, monkeypatch):
+def test_a_run_on_pictures_resumes_exactly_and_equals_one_with_a_plain_replay(
+    replay, tmp_path: Path, monkeypatch
+):
     changes = {
         "env_id": "test_frame_replay:Stacked",
         "total_timesteps": 128,
@@ -247,10 +298,17 @@ def test_a_run_on_pictures_resumes_exactly_and_equals_one_with_a_plain_replay(re
         "algo_kwargs": {"buffer_capacity": 40, "eval_interval": 1000, **replay},
     }
     whole = run_training(small_config("dqn", tmp_path / "whole", **changes))
-    stopped = run_training(small_config("dqn", tmp_path / "stopped", **changes), callbacks=[StopAt(90, "collect")])
+    stopped = run_training(
+        small_config("dqn", tmp_path / "stopped", **changes), callbacks=[StopAt(90, "collect")]
+    )
     assert_same_end(whole, resume_training(stopped.run_dir))
-    monkeypatch.setattr("rl_training.runtime.loops.off_policy.replay_class", lambda spaces: ReplayBuffer)
+    monkeypatch.setattr(
+        "rl_training.runtime.loops.off_policy.replay_class", lambda spaces: ReplayBuffer
+    )
     plain = run_training(small_config("dqn", tmp_path / "plain", **changes))
     one, other = (load_checkpoint(run.checkpoint_path) for run in (whole, plain))
     assert_equal(one.algorithm_state, other.algorithm_state)
-    assert one.buffer_state["segments"][0].arrays["obs"].dtype != other.buffer_state["segments"][0].arrays["obs"].dtype
+    assert (
+        one.buffer_state["segments"][0].arrays["obs"].dtype
+        != other.buffer_state["segments"][0].arrays["obs"].dtype
+    )

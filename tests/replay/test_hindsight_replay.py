@@ -33,9 +33,12 @@ GAMMA = 0.9
 NUM_ENVS = 3
 PLACE = Box(-np.inf, np.inf, (3,), np.float32)
 SPACES = describe_spaces(
-    Dict(observation=PLACE, achieved_goal=PLACE, desired_goal=PLACE), gym.spaces.Box(-1, 1, (1,), np.float32)
+    Dict(observation=PLACE, achieved_goal=PLACE, desired_goal=PLACE),
+    gym.spaces.Box(-1, 1, (1,), np.float32),
 )
-ACHIEVED, DESIRED, SEEN = (SPACES.obs.columns(key) for key in ("achieved_goal", "desired_goal", "observation"))
+ACHIEVED, DESIRED, SEEN = (
+    SPACES.obs.columns(key) for key in ("achieved_goal", "desired_goal", "observation")
+)
 ORIGINAL_GOAL = -1.0
 
 
@@ -49,11 +52,23 @@ def reached(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def make_buffer(
-    capacity: int, *, strategy: str = "future", seed: int = 0, goal_rewards: Any = distance, **options: Any
+    capacity: int,
+    *,
+    strategy: str = "future",
+    seed: int = 0,
+    goal_rewards: Any = distance,
+    **options: Any,
 ):
-    options = {"rng": np.random.default_rng(seed), "device": torch.device("cpu"), "gamma": GAMMA, **options}
+    options = {
+        "rng": np.random.default_rng(seed),
+        "device": torch.device("cpu"),
+        "gamma": GAMMA,
+        **options,
+    }
     options = {"goals_per_step": 4, **options}
-    return HindsightReplay(SPACES, capacity, NUM_ENVS, goal_rewards=goal_rewards, strategy=strategy, **options)
+    return HindsightReplay(
+        SPACES, capacity, NUM_ENVS, goal_rewards=goal_rewards, strategy=strategy, **options
+    )
 
 
 class Steps:
@@ -69,24 +84,37 @@ class Steps:
         for row in range(first, stop):
             obs, next_obs = np.full((2, NUM_ENVS, 9), ORIGINAL_GOAL, np.float32)
             for array, step in ((obs, row), (next_obs, row + 1)):
-                place = np.stack([np.arange(NUM_ENVS), self.episode[row], np.full(NUM_ENVS, step)], -1)
+                place = np.stack(
+                    [np.arange(NUM_ENVS), self.episode[row], np.full(NUM_ENVS, step)], -1
+                )
                 array[:, SEEN] = array[:, ACHIEVED] = place
             truncated = self.ended[row] & ~self.terminated[row]
-            actions, rewards = np.zeros((NUM_ENVS, 1), np.float32), np.full(NUM_ENVS, -7.0, np.float32)
+            actions, rewards = (
+                np.zeros((NUM_ENVS, 1), np.float32),
+                np.full(NUM_ENVS, -7.0, np.float32),
+            )
             buffer.add(step_of(obs, actions, rewards, next_obs, self.terminated[row], truncated))
 
     def window(self, env: int, row: int, oldest: int, newest: int) -> tuple[int, int]:
         """The first and the last stored row of the episode that a row belongs to."""
-        same = [r for r in range(oldest, newest + 1) if self.episode[r, env] == self.episode[row, env]]
+        same = [
+            r for r in range(oldest, newest + 1) if self.episode[r, env] == self.episode[row, env]
+        ]
         return same[0], same[-1]
 
 
 def expected_rows(strategy: str, row: int, first: int, last: int) -> range:
-    return {"future": range(row, last + 1), "final": range(last, last + 1), "episode": range(first, last + 1)}[strategy]
+    return {
+        "future": range(row, last + 1),
+        "final": range(last, last + 1),
+        "episode": range(first, last + 1),
+    }[strategy]
 
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-@pytest.mark.parametrize("num_rows", [1, 4, 10, 27, 30], ids=["one", "part", "full", "wrapped", "wrapped_to_the_edge"])
+@pytest.mark.parametrize(
+    "num_rows", [1, 4, 10, 27, 30], ids=["one", "part", "full", "wrapped", "wrapped_to_the_edge"]
+)
 @pytest.mark.parametrize("ending_rate", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("restored", [False, True])
 def test_relabelled_goals_are_what_was_achieved_at_the_right_steps_of_the_same_episode(
@@ -96,7 +124,10 @@ def test_relabelled_goals_are_what_was_achieved_at_the_right_steps_of_the_same_e
     half = num_rows // 2 if restored else num_rows
     steps.feed(buffer, 0, half)
     if restored:
-        saved, buffer = deepcopy(buffer.state_dict()), make_buffer(10 * NUM_ENVS, strategy=strategy, seed=5)
+        saved, buffer = (
+            deepcopy(buffer.state_dict()),
+            make_buffer(10 * NUM_ENVS, strategy=strategy, seed=5),
+        )
         buffer.load_state_dict(saved)
     steps.feed(buffer, half, num_rows)
     batch = buffer.sample(1200)
@@ -109,7 +140,9 @@ def test_relabelled_goals_are_what_was_achieved_at_the_right_steps_of_the_same_e
             assert batch.rewards[index] == -7.0
         else:
             assert goals[index, :2].tolist() == [env, steps.episode[row, env]]
-            assert batch.rewards[index] == 100.0 * (row + 1) + goals[index, 2]  # of the place that was reached
+            assert (
+                batch.rewards[index] == 100.0 * (row + 1) + goals[index, 2]
+            )  # of the place that was reached
             drawn.setdefault((env, row), set()).add(int(goals[index, 2]) - 1)
         assert batch.terminated[index] == steps.terminated[row, env]
     oldest = max(0, num_rows - 10)
@@ -128,7 +161,9 @@ def test_goals_are_spread_evenly_over_the_steps_to_come():
     is_first = (batch.obs[:, SEEN][:, 2] == 0) & (batch.obs[:, DESIRED][:, 2] != ORIGINAL_GOAL)
     counts = np.bincount(batch.obs[is_first][:, DESIRED][:, 2].long() - 1)
     assert len(counts) == 10
-    assert abs(counts / counts.sum() - 0.1).max() < 0.02  # 800 expected of each, with a standard deviation of about 27
+    assert (
+        abs(counts / counts.sum() - 0.1).max() < 0.02
+    )  # 800 expected of each, with a standard deviation of about 27
 
 
 @pytest.mark.parametrize("goals_per_step", [1, 4, 9])
@@ -154,7 +189,9 @@ def test_an_episode_that_was_cut_ends_there():
 
 @pytest.mark.parametrize("goal_rewards", [distance, reached])
 @pytest.mark.parametrize("n_step", [2, 4])
-def test_the_rewards_of_all_n_steps_are_those_of_the_relabelled_goal(goal_rewards: Any, n_step: int):
+def test_the_rewards_of_all_n_steps_are_those_of_the_relabelled_goal(
+    goal_rewards: Any, n_step: int
+):
     """Against a loop: the sum ends with the episode, with the newest row, or where the relabelled goal is reached."""
     steps, buffer = Steps(33), make_buffer(20 * NUM_ENVS, n_step=n_step, goal_rewards=goal_rewards)
     steps.feed(buffer, 0, 33)
@@ -164,7 +201,9 @@ def test_the_rewards_of_all_n_steps_are_those_of_the_relabelled_goal(goal_reward
         total, discount = 0.0, 1.0
         for last in range(row, row + n_step):
             is_there = last + 1 == goal[2] and goal_rewards is reached
-            total += discount * (-7.0 if goal[0] == ORIGINAL_GOAL else 100.0 * (last + 1) + goal[2].item())
+            total += discount * (
+                -7.0 if goal[0] == ORIGINAL_GOAL else 100.0 * (last + 1) + goal[2].item()
+            )
             discount *= GAMMA
             if is_there or steps.ended[last, env] or last == 32:
                 break
@@ -172,7 +211,9 @@ def test_the_rewards_of_all_n_steps_are_those_of_the_relabelled_goal(goal_reward
         assert batch.discounts[index].item() == pytest.approx(discount)
         assert batch.next_obs[index, SEEN].tolist() == [env, steps.episode[row, env], last + 1]
         is_recomputed = goal_rewards is reached and goal[0] != ORIGINAL_GOAL
-        assert batch.terminated[index] == (is_there if is_recomputed else steps.terminated[last, env])
+        assert batch.terminated[index] == (
+            is_there if is_recomputed else steps.terminated[last, env]
+        )
 
 
 @pytest.mark.parametrize("saved_after", [6, 33])
@@ -243,13 +284,18 @@ def test_the_environment_judges_many_rows_as_it_judges_each(env_id: str):
 def test_new_rewards_go_through_the_reward_wrappers():
     wrappers = {"reward": {"scale": 3.0, "shift": 0.5, "clip": [-2.0, 0.25]}}
     goal_rewards = GoalRewards(EnvSource.parse(POINT, {"wrappers": wrappers}))
-    rewards, _ = goal_rewards(np.zeros((2, 2), np.float32), np.array([[0.0, 0.05], [0.5, 0.0]], np.float32))
+    rewards, _ = goal_rewards(
+        np.zeros((2, 2), np.float32), np.array([[0.0, 0.05], [0.5, 0.0]], np.float32)
+    )
     assert rewards.tolist() == [0.25, -2.0]
 
 
 def test_recorded_rewards_and_endings_are_those_computed_for_the_recorded_goal(tmp_path: Path):
     """What a run stored, judged again: relabelling with the same goal would change nothing."""
-    changes = {"env_id": BITS, "env_kwargs": {"num_bits": 4, "wrappers": {"reward": {"scale": 0.1}}}}
+    changes = {
+        "env_id": BITS,
+        "env_kwargs": {"num_bits": 4, "wrappers": {"reward": {"scale": 0.1}}},
+    }
     options = {"replay": {"kind": "her"}, "learning_starts": 400}
     config = small_config("dqn", tmp_path, total_timesteps=400, **changes, algo_kwargs=options)
     result = run_training(config)
@@ -267,7 +313,10 @@ def test_recorded_rewards_and_endings_are_those_computed_for_the_recorded_goal(t
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"env_id": "CartPole-v1"}, "needs a Dict observation with the keys observation, achieved_goal, desired_goal"),
+        (
+            {"env_id": "CartPole-v1"},
+            "needs a Dict observation with the keys observation, achieved_goal, desired_goal",
+        ),
         ({"env_id": f"{HERE}:Mute"}, "Mute': it has no compute_reward"),
         ({"env_id": f"{HERE}:Failing"}, "it raised ZeroDivisionError: no such goal"),
     ],
@@ -290,7 +339,9 @@ def test_an_environment_that_cannot_be_judged_is_refused_before_anything_is_made
         (Dict(a=PLACE, b=PLACE), {}, "to be Box or MultiBinary"),
     ],
 )
-def test_goals_that_cannot_be_exchanged_are_refused(goal: gym.Space, extra: dict[str, gym.Space], message: str):
+def test_goals_that_cannot_be_exchanged_are_refused(
+    goal: gym.Space, extra: dict[str, gym.Space], message: str
+):
     space = Dict(observation=PLACE, achieved_goal=goal, desired_goal=goal, **extra)
     with pytest.raises(EnvError, match=message):
         find_goals(describe_observation(space))
@@ -300,7 +351,9 @@ def test_goals_that_cannot_be_exchanged_are_refused(goal: gym.Space, extra: dict
 
 
 @pytest.mark.parametrize(("backend", "num_envs"), [("sync", 1), ("sync", 3), ("async", 3)])
-def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(backend: str, num_envs: int, tmp_path: Path):
+def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(
+    backend: str, num_envs: int, tmp_path: Path
+):
     algo, env_id = ("dqn", BITS) if backend == "sync" else ("sac", POINT)
     replay = {"kind": "her", "strategy": "episode", "goals_per_step": 3}
     changes = {
@@ -311,7 +364,9 @@ def test_a_stopped_and_resumed_run_equals_one_that_never_stopped(backend: str, n
         "algo_kwargs": {"replay": replay, "n_step": 2, "buffer_capacity": 60},
     }
     whole = run_training(small_config(algo, tmp_path / "whole", **changes))
-    stopped = run_training(small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(100, "update")])
+    stopped = run_training(
+        small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(100, "update")]
+    )
     assert stopped.stop_reason == "test"
     assert_same_end(whole, resume_training(stopped.run_dir))
 
@@ -331,10 +386,15 @@ def test_her_is_sac_with_another_replay():
 
 def test_a_policy_with_goals_predicts_from_a_dictionary_and_its_success_is_told(tmp_path: Path):
     stopping = {"metric": "eval_success_rate", "patience": 100}
-    config = small_config("her", tmp_path, algo_kwargs={"early_stopping": stopping}, eval_episodes=3)
+    config = small_config(
+        "her", tmp_path, algo_kwargs={"early_stopping": stopping}, eval_episodes=3
+    )
     result = run_training(config)
     assert result.metrics["eval_success_rate"] in {0.0, 1 / 3, 2 / 3, 1.0}
-    assert evaluate_checkpoint(result.run_dir)["eval_success_rate"] == result.metrics["eval_success_rate"]
+    assert (
+        evaluate_checkpoint(result.run_dir)["eval_success_rate"]
+        == result.metrics["eval_success_rate"]
+    )
     obs = {"observation": np.zeros(2), "achieved_goal": np.zeros(2), "desired_goal": np.ones(2)}
     action = predict_checkpoint(result.run_dir, obs)
     assert action.shape == (2,)

@@ -30,7 +30,9 @@ def test_the_tree_finds_the_leaf_at_which_the_running_sum_passes_a_target(size):
         tree.set(part, values[part])
     assert tree.total == pytest.approx(values.sum())
     targets = rng.random(200) * values.sum()
-    np.testing.assert_array_equal(tree.find(targets), np.searchsorted(values.cumsum(), targets, side="right"))
+    np.testing.assert_array_equal(
+        tree.find(targets), np.searchsorted(values.cumsum(), targets, side="right")
+    )
 
 
 def test_a_target_carried_past_the_end_by_rounding_means_the_last_leaf_that_is_not_empty():
@@ -55,7 +57,9 @@ def test_draws_follow_the_priorities_and_weights_undo_them():
     sampler.update_priorities(np.arange(4), np.array([1.0, 4.0, 9.0, 0.0]))
     slots, weights = sampler.sample(60_000, 4)
     fractions = np.bincount(slots, minlength=4) / 60_000
-    np.testing.assert_allclose(fractions, np.array([1, 2, 3, 0.001]) / 6.001, atol=0.002)  # the root of each error
+    np.testing.assert_allclose(
+        fractions, np.array([1, 2, 3, 0.001]) / 6.001, atol=0.002
+    )  # the root of each error
     np.testing.assert_allclose(weights[slots == 1], 1 / (4 * 2 / 6.001), rtol=1e-3)  # 1 / (N P)
 
 
@@ -72,7 +76,11 @@ def make_buffer(capacity: int = 8, num_envs: int = 2) -> ReplayBuffer:
     import gymnasium as gym
 
     spaces = describe_spaces(gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2))
-    options = {"rng": np.random.default_rng(3), "device": torch.device("cpu"), "priority_alpha": 1.0}
+    options = {
+        "rng": np.random.default_rng(3),
+        "device": torch.device("cpu"),
+        "priority_alpha": 1.0,
+    }
     return ReplayBuffer(spaces, capacity, num_envs, **options)
 
 
@@ -106,11 +114,19 @@ def test_a_batch_is_drawn_after_the_errors_of_the_one_before_are_known():
 
 
 @pytest.mark.parametrize("algo", OFF_POLICY if TRY_ALL else ["dqn", "sac"])
-def test_a_stopped_and_resumed_run_with_priorities_equals_one_that_never_stopped(algo, tmp_path: Path):
-    replay = {"kind": "prioritized", "alpha": 0.7, "beta": {"kind": "linear", "start": 0.5, "end": 1.0}}
+def test_a_stopped_and_resumed_run_with_priorities_equals_one_that_never_stopped(
+    algo, tmp_path: Path
+):
+    replay = {
+        "kind": "prioritized",
+        "alpha": 0.7,
+        "beta": {"kind": "linear", "start": 0.5, "end": 1.0},
+    }
     changes = {"num_envs": 2, "algo_kwargs": {"replay": replay, "n_step": 3, "buffer_capacity": 60}}
     whole = run_training(small_config(algo, tmp_path / "whole", **changes))
-    stopped = run_training(small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(80, "update")])
+    stopped = run_training(
+        small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(80, "update")]
+    )
     assert stopped.stop_reason == "test"
     assert_same_end(whole, resume_training(stopped.run_dir))
 
@@ -133,7 +149,11 @@ def test_weights_scale_each_transition_and_errors_come_back(algo, tmp_path: Path
             action = rng.integers(0, spaces.action.choices[0], 1)
         else:
             action = rng.uniform(-1, 1, (1, *spaces.action.model_shape))
-        buffer.add(step_of(obs[0], action, rng.normal(size=1), obs[1], np.zeros(1, bool), np.zeros(1, bool)))
+        buffer.add(
+            step_of(
+                obs[0], action, rng.normal(size=1), obs[1], np.zeros(1, bool), np.zeros(1, bool)
+            )
+        )
     plain = buffer.sample(32)
 
     def update(batch):

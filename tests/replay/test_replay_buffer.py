@@ -19,7 +19,9 @@ SPACES = describe_spaces(Box(-np.inf, np.inf, (2,)), Discrete(100))
 def make_buffer(capacity=30, *, n_step=1, seed=0):
     rng = np.random.default_rng(seed)
     device = torch.device("cpu")
-    return ReplayBuffer(SPACES, capacity, NUM_ENVS, rng=rng, device=device, n_step=n_step, gamma=GAMMA)
+    return ReplayBuffer(
+        SPACES, capacity, NUM_ENVS, rng=rng, device=device, n_step=n_step, gamma=GAMMA
+    )
 
 
 def make_steps(count, ending_rate=0.15):
@@ -45,7 +47,9 @@ def origins(batch):
     return batch.obs.numpy().astype(int)
 
 
-@pytest.mark.parametrize(("num_steps", "kept"), [(4, range(4)), (10, range(10)), (23, range(13, 23))])
+@pytest.mark.parametrize(
+    ("num_steps", "kept"), [(4, range(4)), (10, range(10)), (23, range(13, 23))]
+)
 def test_samples_are_the_latest_steps_and_nothing_else(num_steps, kept):
     buffer = make_buffer(capacity=30)
     steps = make_steps(num_steps)
@@ -53,9 +57,13 @@ def test_samples_are_the_latest_steps_and_nothing_else(num_steps, kept):
     assert len(buffer) == len(kept) * NUM_ENVS
     batch = buffer.sample(2000)
     drawn = origins(batch)
-    assert {tuple(pair) for pair in drawn} == {(step, env) for step in kept for env in range(NUM_ENVS)}
+    assert {tuple(pair) for pair in drawn} == {
+        (step, env) for step in kept for env in range(NUM_ENVS)
+    }
     for name in FIELDS:
-        np.testing.assert_array_equal(getattr(batch, name).numpy(), steps[name][drawn[:, 0], drawn[:, 1]])
+        np.testing.assert_array_equal(
+            getattr(batch, name).numpy(), steps[name][drawn[:, 0], drawn[:, 1]]
+        )
     assert batch.discounts is None
 
 
@@ -87,7 +95,9 @@ def brute_force(steps, step, env, newest, n_step):
 
 
 @pytest.mark.parametrize("n_step", [2, 4, 25])
-@pytest.mark.parametrize("num_steps", [6, 10, 23, 40], ids=["part", "full", "wrapped", "wrapped_to_the_edge"])
+@pytest.mark.parametrize(
+    "num_steps", [6, 10, 23, 40], ids=["part", "full", "wrapped", "wrapped_to_the_edge"]
+)
 @pytest.mark.parametrize("ending_rate", [0.0, 0.15])
 def test_n_step_returns_equal_a_brute_force_loop(n_step, num_steps, ending_rate):
     buffer = make_buffer(capacity=30, n_step=n_step)

@@ -12,7 +12,12 @@ from checkpoint_tools import stored_rows
 from conftest import small_config, step_of
 from gymnasium.spaces import Box
 
-from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, save_checkpoint, verify_checkpoint
+from rl_training.experiment.checkpointing import (
+    CheckpointState,
+    load_checkpoint,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from rl_training.replay import transitions
 from rl_training.replay.replay_buffer import ReplayBuffer
 from rl_training.replay.transitions import rows_per_segment
@@ -24,7 +29,9 @@ SPACES = describe_spaces(Box(-1, 1, (17,), np.float32), Box(-1, 1, (6,), np.floa
 
 
 def make_buffer(capacity: int = 40_000) -> ReplayBuffer:
-    return ReplayBuffer(SPACES, capacity, 1, rng=np.random.default_rng(0), device=torch.device("cpu"))
+    return ReplayBuffer(
+        SPACES, capacity, 1, rng=np.random.default_rng(0), device=torch.device("cpu")
+    )
 
 
 def fill(buffer: ReplayBuffer, count: int, seed: int = 0) -> None:
@@ -119,16 +126,23 @@ def test_another_size_of_segments_is_read_and_never_linked_by_mistake(
         assert_same_rows(save(tmp_path / str(size), other, first), buffer)
 
 
-def test_a_resumed_run_links_to_the_checkpoint_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_links_to_the_checkpoint_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transitions, "SEGMENT_BYTES", 256)
     config = small_config("dqn", tmp_path, total_timesteps=96, checkpoint_interval=1000)
     first = run_training(config.replace(algo_kwargs={**config.algo_kwargs, "eval_interval": 1000}))
     kept = {file.stat().st_ino for file in first.checkpoint_path.glob("replay_*")}
     second = resume_training(first.run_dir, total_timesteps=128)
-    assert len(kept & {file.stat().st_ino for file in second.checkpoint_path.glob("replay_*")}) >= len(kept) - 1
+    assert (
+        len(kept & {file.stat().st_ino for file in second.checkpoint_path.glob("replay_*")})
+        >= len(kept) - 1
+    )
 
 
-@pytest.mark.parametrize(("num_rows", "row_bytes", "rows"), [(1_000_000, 166, 4096), (100, 10, 65536), (10, 10**7, 1)])
+@pytest.mark.parametrize(
+    ("num_rows", "row_bytes", "rows"), [(1_000_000, 166, 4096), (100, 10, 65536), (10, 10**7, 1)]
+)
 def test_segments_are_about_a_megabyte(num_rows: int, row_bytes: int, rows: int) -> None:
     assert rows_per_segment(num_rows, row_bytes) == rows
 

@@ -37,7 +37,9 @@ def make_buffer(
     """
     num_envs, num_rows = len(ends), len(ends[0])
     capacity = num_rows * num_envs if capacity is None else capacity
-    buffer = ReplayBuffer(SPACES, capacity, num_envs, rng=np.random.default_rng(0), device=CPU, fields=fields)
+    buffer = ReplayBuffer(
+        SPACES, capacity, num_envs, rng=np.random.default_rng(0), device=CPU, fields=fields
+    )
     for row in range(num_rows):
         numbers = np.array([10 * env + row for env in range(num_envs)])
         obs = numbers[:, None].astype(np.float32)
@@ -51,7 +53,9 @@ def drawn(batch: Transitions) -> set[tuple[int, ...]]:
     """The step numbers of each sequence, its valid steps only."""
     assert batch.valid is not None
     columns = zip(batch.actions.T.tolist(), batch.valid.T.tolist(), strict=True)
-    return {tuple(number for number, valid in zip(*column, strict=True) if valid) for column in columns}
+    return {
+        tuple(number for number, valid in zip(*column, strict=True) if valid) for column in columns
+    }
 
 
 class TestReplayBuffer:
@@ -61,7 +65,9 @@ class TestReplayBuffer:
         second = {(10, 11), (11,), (12, 13, 14), (13, 14), (14,)}
         assert drawn(batch) == first | second
 
-    def test_sequences_continue_where_the_ring_begins_again_and_end_at_the_newest_step(self) -> None:
+    def test_sequences_continue_where_the_ring_begins_again_and_end_at_the_newest_step(
+        self,
+    ) -> None:
         batch = make_buffer(["........"], capacity=5).sample_sequences(500, SEQUENCES)
         assert drawn(batch) == {(3, 4, 5), (4, 5, 6), (5, 6, 7), (6, 7), (7,)}
 
@@ -81,7 +87,9 @@ class TestReplayBuffer:
         assert batch.terminated[:, column].tolist() == [False, True, True]
         assert batch.extras["costs"][:, column].tolist() == [0.0, 1.0, 1.0]
 
-    def test_a_batch_of_sequences_has_their_length_and_one_of_episodes_that_of_its_longest(self) -> None:
+    def test_a_batch_of_sequences_has_their_length_and_one_of_episodes_that_of_its_longest(
+        self,
+    ) -> None:
         buffer = make_buffer([".T..."])
         assert buffer.sample_sequences(20, Sampling("sequences", 7)).rewards.shape == (7, 20)
         assert buffer.sample_sequences(20, Sampling("episodes", 7)).rewards.shape == (3, 20)
@@ -114,7 +122,9 @@ class TestReplayBuffer:
         restored = make_buffer(["........", "........"], capacity=12)
         restored.load_state_dict(buffer.state_dict())
         for _ in range(3):
-            one, other = (source.sample_sequences(9, sampling).tensors() for source in (buffer, restored))
+            one, other = (
+                source.sample_sequences(9, sampling).tensors() for source in (buffer, restored)
+            )
             assert one.keys() == other.keys()
             assert all(torch.equal(value, other[name]) for name, value in one.items())
 
@@ -150,7 +160,9 @@ class TestDataset:
         dataset, restored = make_dataset(), make_dataset(rng=np.random.default_rng(1))
         dataset.sample_sequences(5, SEQUENCES)
         restored.load_state_dict(dataset.state_dict())
-        one, other = (source.sample_sequences(9, SEQUENCES).actions for source in (dataset, restored))
+        one, other = (
+            source.sample_sequences(9, SEQUENCES).actions for source in (dataset, restored)
+        )
         assert torch.equal(one, other)
 
 
@@ -166,11 +178,15 @@ class TestMixedReplay:
         assert batch.rewards.shape == (6, 8)
         assert all(length in (2, 3) for length in lengths[:2])  # episodes of the dataset
         assert lengths[2:] == [6] * 6
-        assert batch.actions[-1, :2].tolist() == [batch.actions[length - 1, i] for i, length in enumerate(lengths[:2])]
+        assert batch.actions[-1, :2].tolist() == [
+            batch.actions[length - 1, i] for i, length in enumerate(lengths[:2])
+        ]
 
     def test_fields_that_the_dataset_lacks_are_left_out(self) -> None:
         assert set(self.mixed(["......"]).sample_sequences(8, SEQUENCES).extras) == set()
-        assert set(self.mixed(["......"], ratio=0.0).sample_sequences(8, SEQUENCES).extras) == {"costs"}
+        assert set(self.mixed(["......"], ratio=0.0).sample_sequences(8, SEQUENCES).extras) == {
+            "costs"
+        }
 
     def test_an_empty_buffer_adds_nothing(self) -> None:
         empty = ReplayBuffer(SPACES, 10, 1, rng=np.random.default_rng(0), device=CPU)
@@ -213,9 +229,15 @@ class Drawing(DQNConfig):
         return SEQUENCES
 
 
-@pytest.mark.parametrize("settings", [{"n_step": 3}, {"replay": {"kind": "prioritized"}}, {"replay": {"kind": "her"}}])
-def test_sequences_with_a_replay_of_single_transitions_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"draws sequences: set n_step to 1 and replay\.kind to uniform"):
+@pytest.mark.parametrize(
+    "settings", [{"n_step": 3}, {"replay": {"kind": "prioritized"}}, {"replay": {"kind": "her"}}]
+)
+def test_sequences_with_a_replay_of_single_transitions_are_refused(
+    settings: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"draws sequences: set n_step to 1 and replay\.kind to uniform"
+    ):
         check_sampling(Drawing(**settings))
     check_sampling(Drawing())
     check_sampling(OffPolicyConfig(**settings))

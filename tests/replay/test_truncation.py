@@ -19,8 +19,19 @@ FIVE_STEPS = sum(GAMMA**k for k in range(5))
 
 SETTINGS = {
     "ppo": {"num_steps": 64, "minibatch_size": 64, "learning_rate": 1e-2, "hidden_sizes": [16]},
-    "dqn": {"learning_rate": 5e-3, "train_frequency": 1, "target_update_interval": 50, "hidden_sizes": [16]},
-    "sac": {"learning_rate": 5e-3, "alpha": 1e-4, "tau": 0.05, "hidden_sizes": [16], "batch_size": 64},
+    "dqn": {
+        "learning_rate": 5e-3,
+        "train_frequency": 1,
+        "target_update_interval": 50,
+        "hidden_sizes": [16],
+    },
+    "sac": {
+        "learning_rate": 5e-3,
+        "alpha": 1e-4,
+        "tau": 0.05,
+        "hidden_sizes": [16],
+        "batch_size": 64,
+    },
 }
 STEPS = {"ppo": 8000, "dqn": 4000, "sac": 3000}
 
@@ -40,7 +51,9 @@ class Keep(Callback):
             return algorithm.critic(batch, algorithm.act(batch, explore=False).actions).min().item()
 
 
-def learned_value(algo: str, ending: str, output_dir: Path, obs: float, num_envs: int = 1, **extra: object) -> float:
+def learned_value(
+    algo: str, ending: str, output_dir: Path, obs: float, num_envs: int = 1, **extra: object
+) -> float:
     keep = Keep()
     config = TrainConfig(
         algo=algo,
@@ -65,8 +78,12 @@ def test_a_truncated_world_is_worth_its_endless_sum(algo: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"] if TRY_ALL else ["ppo"])
 def test_a_terminating_world_is_worth_its_finite_sum(algo: str, tmp_path: Path) -> None:
-    assert learned_value(algo, "terminate", tmp_path, obs=0.0) == pytest.approx(FIVE_STEPS, rel=0.08)
+    assert learned_value(algo, "terminate", tmp_path, obs=0.0) == pytest.approx(
+        FIVE_STEPS, rel=0.08
+    )
 
 
 def test_n_step_returns_bootstrap_through_truncation_too(tmp_path: Path) -> None:
-    assert learned_value("dqn", "truncate", tmp_path, obs=1.0, num_envs=3, n_step=3) == pytest.approx(FOREVER, rel=0.05)
+    assert learned_value(
+        "dqn", "truncate", tmp_path, obs=1.0, num_envs=3, n_step=3
+    ) == pytest.approx(FOREVER, rel=0.05)

@@ -25,7 +25,10 @@ ACTIONS, STATE = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 4)
 
 def algorithm(fields: Any = None, state: Any = None, info: Any = None) -> Any:
     return SimpleNamespace(
-        spaces=SPACES, info_fields=info or {}, step_fields=lambda: fields or {}, initial_state=lambda count: state
+        spaces=SPACES,
+        info_fields=info or {},
+        step_fields=lambda: fields or {},
+        initial_state=lambda count: state,
     )
 
 
@@ -33,12 +36,24 @@ def algorithm(fields: Any = None, state: Any = None, info: Any = None) -> Any:
     ("acted", "message"),
     [
         (ACTIONS, "returns a Tensor: return ActResult"),
-        (ActResult(ACTIONS[:1], STATE, {"x": STATE}), r"actions of shape \(1,\): return shape \(2,\)"),
-        (ActResult(ACTIONS, None, {"x": STATE}), r"returns the state of a NoneType: return shape \(2, 4\)"),
-        (ActResult(ACTIONS, STATE[:, :3], {"x": STATE}), r"state of shape \(2, 3\): return shape \(2, 4\)"),
+        (
+            ActResult(ACTIONS[:1], STATE, {"x": STATE}),
+            r"actions of shape \(1,\): return shape \(2,\)",
+        ),
+        (
+            ActResult(ACTIONS, None, {"x": STATE}),
+            r"returns the state of a NoneType: return shape \(2, 4\)",
+        ),
+        (
+            ActResult(ACTIONS, STATE[:, :3], {"x": STATE}),
+            r"state of shape \(2, 3\): return shape \(2, 4\)",
+        ),
         (ActResult(ACTIONS, STATE), r"fields \[\], and step_fields declares \['x'\]"),
         (ActResult(ACTIONS, STATE, {"x": STATE, "y": STATE}), r"fields \['x', 'y'\]"),
-        (ActResult(ACTIONS, STATE, {"x": STATE[:, :1]}), r"field 'x' of shape \(2, 1\): return shape \(2, 4\)"),
+        (
+            ActResult(ACTIONS, STATE, {"x": STATE[:, :1]}),
+            r"field 'x' of shape \(2, 1\): return shape \(2, 4\)",
+        ),
     ],
 )
 def test_a_wrong_result_of_act_is_named(acted: Any, message: str) -> None:
@@ -64,7 +79,11 @@ def test_a_wrong_declaration_is_named(fields: Any, info: Any, message: str) -> N
 
 @pytest.mark.parametrize(
     ("state", "message"),
-    [((STATE,), "returns a tuple"), (STATE[:1], r"shape \(1, 4\): return 2 rows"), (torch.zeros(()), "2 rows")],
+    [
+        ((STATE,), "returns a tuple"),
+        (STATE[:1], r"shape \(1, 4\): return 2 rows"),
+        (torch.zeros(()), "2 rows"),
+    ],
 )
 def test_a_wrong_initial_state_is_named(state: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -87,7 +106,9 @@ def test_wrong_info_is_named(values: Any, message: str) -> None:
 
 
 def test_a_wrong_sampling_is_named() -> None:
-    with pytest.raises(ConfigError, match="unknown kind 'sequence' of Sampling: did you mean 'sequences'"):
+    with pytest.raises(
+        ConfigError, match="unknown kind 'sequence' of Sampling: did you mean 'sequences'"
+    ):
         Sampling("sequence", 8)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="length of Sampling is 0"):
         Sampling("sequences", 0)
@@ -99,7 +120,11 @@ def test_the_state_of_one_observation_has_no_batch_axis() -> None:
         return ActResult(torch.zeros(len(obs), dtype=torch.int64), state + 1.0)
 
     policy = SimpleNamespace(
-        spaces=SPACES, obeys_masks=False, device=torch.device("cpu"), act=act, initial_state=lambda n: torch.zeros(n, 4)
+        spaces=SPACES,
+        obeys_masks=False,
+        device=torch.device("cpu"),
+        act=act,
+        initial_state=lambda n: torch.zeros(n, 4),
     )
     obs: Any = np.zeros(2, np.float32)
     _, state = predict(policy, obs, state=None)  # type: ignore[arg-type]

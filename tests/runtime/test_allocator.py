@@ -21,5 +21,7 @@ print(faults() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs mallopt of glibc")
 def test_memory_that_was_freed_is_used_again_without_a_page_fault():
-    answer = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
+    )
     assert int(answer.stdout) < 500  # else about 97,500: one per 4 kB that `work` fills

@@ -83,13 +83,25 @@ class NoDict(Unsavable):
 
 
 REFUSED = [
-    (NoEvents(), r"callback 1 \(NoEvents\) has no event: define at least one of on_train_start, on_collect_end"),
+    (
+        NoEvents(),
+        r"callback 1 \(NoEvents\) has no event: define at least one of on_train_start, on_collect_end",
+    ),
     (print, r"callback 1 \(builtin_function_or_method\) has no event"),
     (Valid, r"callback 1 \(Valid\) is a class: pass an instance, such as Valid\(\)"),
-    (Misspelt(), r"unknown event 'on_evel_end' of callback 1 \(Misspelt\): did you mean 'on_eval_end'\?"),
+    (
+        Misspelt(),
+        r"unknown event 'on_evel_end' of callback 1 \(Misspelt\): did you mean 'on_eval_end'\?",
+    ),
     (CamelCase(), r"unknown event 'onEvalEnd' .*did you mean 'on_eval_end'\?"),
-    (TooFew(), r"on_eval_end of callback 1 \(TooFew\) cannot be called as on_eval_end\(trainer, metrics\): too many"),
-    (TooMany(), r"cannot be called as on_train_start\(trainer\): missing a required argument: 'more'"),
+    (
+        TooFew(),
+        r"on_eval_end of callback 1 \(TooFew\) cannot be called as on_eval_end\(trainer, metrics\): too many",
+    ),
+    (
+        TooMany(),
+        r"cannot be called as on_train_start\(trainer\): missing a required argument: 'more'",
+    ),
     (NotCallable(), r"on_train_start of callback 1 \(NotCallable\) is 3, not a method: define it"),
     (Async(), r"on_update_end of callback 1 \(Async\) is async"),
     (Yields(), r"on_update_end of callback 1 \(Yields\) is async or a generator"),
@@ -105,8 +117,12 @@ REFUSED = [
 class TestRefused:
     """A callback that cannot work is refused before a run folder is created."""
 
-    @pytest.mark.parametrize(("callback", "message"), REFUSED, ids=lambda value: "" if isinstance(value, str) else None)
-    def test_before_a_folder_is_created(self, callback: object, message: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("callback", "message"), REFUSED, ids=lambda value: "" if isinstance(value, str) else None
+    )
+    def test_before_a_folder_is_created(
+        self, callback: object, message: str, tmp_path: Path
+    ) -> None:
         config = small_config("ppo", tmp_path)
         for start in (
             lambda: train_ppo(config, callbacks=[callback]),
@@ -121,7 +137,9 @@ class TestRefused:
         result = train_ppo(small_config("ppo", tmp_path))
         before = (result.run_dir / "metadata.json").read_bytes()
         with pytest.raises(ConfigError, match="has no event"):
-            DefaultExperimentManager().resume(result.run_dir, total_timesteps=160, callbacks=[NoEvents()])
+            DefaultExperimentManager().resume(
+                result.run_dir, total_timesteps=160, callbacks=[NoEvents()]
+            )
         for steps in (None, 160):
             with pytest.raises(ConfigError, match="has no event"):
                 resume_training(result.run_dir, total_timesteps=steps, callbacks=[NoEvents()])
@@ -129,7 +147,10 @@ class TestRefused:
 
     def test_one_callback_instead_of_a_list(self, tmp_path: Path) -> None:
         for start in (train_ppo, lambda config, callbacks: PPO(config).learn(callbacks=callbacks)):
-            with pytest.raises(ConfigError, match=r"callbacks must be a list, not one Valid: write callbacks=\[...\]"):
+            with pytest.raises(
+                ConfigError,
+                match=r"callbacks must be a list, not one Valid: write callbacks=\[...\]",
+            ):
                 start(small_config("ppo", tmp_path), callbacks=Valid())
 
     def test_a_callback_list_is_accepted_as_its_callbacks(self, tmp_path: Path) -> None:
@@ -151,7 +172,9 @@ class TestRefused:
 
         CallbackList([Window()])
 
-    def test_a_state_that_exists_only_after_on_train_start_is_checked_then(self, tmp_path: Path) -> None:
+    def test_a_state_that_exists_only_after_on_train_start_is_checked_then(
+        self, tmp_path: Path
+    ) -> None:
         class Late(OnlySaves):
             def on_train_start(self, trainer) -> None:
                 self.seen = Path()
@@ -163,7 +186,8 @@ class TestRefused:
 
         steps = Valid()
         with pytest.raises(
-            RLTrainingError, match=r"the state of callback 2 \(Late\) cannot be saved: .*/seen.* type \w*Path"
+            RLTrainingError,
+            match=r"the state of callback 2 \(Late\) cannot be saved: .*/seen.* type \w*Path",
         ):
             train_ppo(small_config("ppo", tmp_path), callbacks=[steps, Late()])
         assert steps.log.count("on_collect_end") == 0  # refused before the first environment step
@@ -204,7 +228,9 @@ class TestStates:
         assert (fresh[1].value, fresh[2].value) == (2, 1)
         assert callbacks.unclaimed == []
 
-    def test_without_a_callback_are_reported(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_without_a_callback_are_reported(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert self.load([Keeps(1), KeepsToo(2)], [Keeps()]).unclaimed == ["KeepsToo"]
         manager = DefaultExperimentManager()
         first = manager.setup(small_config("ppo", tmp_path), callbacks=[Keeps(3)]).train()
@@ -212,5 +238,7 @@ class TestStates:
         assert "state of a callback 'Keeps' that this run does not have" in capsys.readouterr().err
 
     def test_that_cannot_be_loaded_are_errors_that_name_the_callback(self) -> None:
-        with pytest.raises(CheckpointError, match=r"callback 1 \(Keeps\) cannot load its state .*KeyError: 'value'"):
+        with pytest.raises(
+            CheckpointError, match=r"callback 1 \(Keeps\) cannot load its state .*KeyError: 'value'"
+        ):
             CallbackList([Keeps()]).load_state_dict({"0:Keeps": {"count": 1}})

@@ -65,7 +65,14 @@ def test_every_event_arrives_through_the_trainer_function(algo: str, tmp_path: P
     TRAINERS[algo](small_config(algo, tmp_path), callbacks=[recorder])
     assert recorder.events[0] == "train_start"
     assert recorder.events[-1] == "train_end"
-    assert set(recorder.events) == {"train_start", "collect_end", "update_end", "eval_end", "log", "train_end"}
+    assert set(recorder.events) == {
+        "train_start",
+        "collect_end",
+        "update_end",
+        "eval_end",
+        "log",
+        "train_end",
+    }
     assert recorder.events.index("collect_end") < recorder.events.index("update_end")
     assert recorder.log[-1][2] == 128
 
@@ -104,11 +111,15 @@ class Stopper(Callback):
 
 
 @pytest.mark.parametrize("algo", list(TRAINERS))
-@pytest.mark.parametrize(("event", "reason"), [("collect", "enough collected"), ("update", "enough learned")])
+@pytest.mark.parametrize(
+    ("event", "reason"), [("collect", "enough collected"), ("update", "enough learned")]
+)
 def test_a_requested_stop_ends_the_run_saves_it_and_is_recorded(
     algo: str, event: str, reason: str, tmp_path: Path
 ) -> None:
-    result = TRAINERS[algo](small_config(algo, tmp_path, total_timesteps=2000), callbacks=[Stopper(event)])
+    result = TRAINERS[algo](
+        small_config(algo, tmp_path, total_timesteps=2000), callbacks=[Stopper(event)]
+    )
     assert result.stop_reason == reason
     assert 0 < result.metrics["global_step"] < 2000
     metadata = json.loads((result.run_dir / "metadata.json").read_text())
@@ -179,12 +190,20 @@ class TestAnyObject:
     """A callback is any object with at least one event."""
 
     @pytest.mark.parametrize("algo", ["ppo", "dqn", "iql"])
-    def test_with_all_events_and_no_base_class_trains_and_resumes(self, algo: str, tmp_path: Path) -> None:
+    def test_with_all_events_and_no_base_class_trains_and_resumes(
+        self, algo: str, tmp_path: Path
+    ) -> None:
         first = Plain()
-        result = DefaultExperimentManager().setup(small_config(algo, tmp_path), callbacks=[first]).train()
+        result = (
+            DefaultExperimentManager()
+            .setup(small_config(algo, tmp_path), callbacks=[first])
+            .train()
+        )
         assert set(EVENTS) == {name for name, _ in first.log}
         again = Plain()
-        DefaultExperimentManager().resume(result.run_dir, total_timesteps=160, callbacks=[again]).train()
+        DefaultExperimentManager().resume(
+            result.run_dir, total_timesteps=160, callbacks=[again]
+        ).train()
         assert again.log[0] == ("on_train_start", 128)
         assert again.count("on_train_start") == again.count("on_train_end") == 1
         assert (again.count("on_collect_end") == 0) == (algo == "iql")
@@ -204,7 +223,9 @@ class TestAnyObject:
 
     def test_on_log_receives_every_line_of_metrics(self, tmp_path: Path) -> None:
         lines: list[dict] = []
-        callback = type("Lines", (), {"on_log": lambda self, trainer, metrics: lines.append(metrics)})()
+        callback = type(
+            "Lines", (), {"on_log": lambda self, trainer, metrics: lines.append(metrics)}
+        )()
         result = train_ppo(small_config("ppo", tmp_path), callbacks=[callback])
         written = (result.run_dir / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in written] == lines
@@ -271,10 +292,14 @@ class Journal(Plain):
 
 
 @pytest.mark.parametrize(("algo", "stop_at"), [("ppo", 4), ("dqn", 7), ("iql", 13)])
-def test_a_resumed_run_calls_the_same_events_as_an_unbroken_run(algo: str, stop_at: int, tmp_path: Path) -> None:
+def test_a_resumed_run_calls_the_same_events_as_an_unbroken_run(
+    algo: str, stop_at: int, tmp_path: Path
+) -> None:
     manager = DefaultExperimentManager()
     whole, resumed = Journal(), Journal()
-    manager.setup(small_config(algo, tmp_path / "whole", total_timesteps=64), callbacks=[whole]).train()
+    manager.setup(
+        small_config(algo, tmp_path / "whole", total_timesteps=64), callbacks=[whole]
+    ).train()
     config = small_config(algo, tmp_path / "stopped", total_timesteps=64)
     first = manager.setup(config, callbacks=[Journal(stop_at)]).train()
     assert first.metrics["global_step"] < 64

@@ -52,7 +52,11 @@ def test_a_saved_state_is_loaded_unchanged(tmp_path: Path) -> None:
     state = load_checkpoint(save_checkpoint(tmp_path / "c", some_state()))
     assert torch.equal(state.algorithm_state["w"], torch.ones(3))
     assert state.buffer_state["x"].shape == (2, 2)
-    assert (state.trainer_state, state.config, state.metadata) == ({"step": 5}, {"algo": "ppo"}, {"note": "hello"})
+    assert (state.trainer_state, state.config, state.metadata) == (
+        {"step": 5},
+        {"algo": "ppo"},
+        {"note": "hello"},
+    )
 
 
 def test_reading_a_policy_does_not_read_the_replay(tmp_path: Path) -> None:
@@ -96,7 +100,9 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_its_last_two_checkpoints_and_the_best(tmp_path: Path) -> None:
-    result = run_training(small_config("ppo", tmp_path, total_timesteps=160, checkpoint_interval=16))
+    result = run_training(
+        small_config("ppo", tmp_path, total_timesteps=160, checkpoint_interval=16)
+    )
     folder = result.run_dir / "checkpoints"
     kept = sorted(path.name for path in folder.glob("step_*"))
     last, best = (resolve_checkpoint(folder / name).name for name in ("last", "best"))
@@ -139,7 +145,9 @@ def test_last_names_a_checkpoint_after_a_kill_before_any_file_operation(
             folder.offer_best(folder.save((64, 12), write_some), 2.0)
         calls = itertools.count(1)
 
-        def dying(function: Callable[..., Any], calls: Iterator[int] = calls, last: int = count) -> Callable[..., Any]:
+        def dying(
+            function: Callable[..., Any], calls: Iterator[int] = calls, last: int = count
+        ) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if next(calls) >= last:
                     raise DeathError
@@ -180,7 +188,9 @@ def test_a_finished_run_is_returned_as_it_is(tmp_path: Path) -> None:
     assert (result.run_dir / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize("name", ["", "checkpoints/last", "checkpoints/best", "checkpoints/step_000000000128"])
+@pytest.mark.parametrize(
+    "name", ["", "checkpoints/last", "checkpoints/best", "checkpoints/step_000000000128"]
+)
 def test_every_way_to_name_a_checkpoint_works(name: str, tmp_path: Path) -> None:
     result = run_training(small_config("ppo", tmp_path))
     path = result.run_dir / name
@@ -211,7 +221,9 @@ def test_schedules_are_stretched_over_an_extension_and_never_jump(tmp_path: Path
             rates.append(trainer.algorithm.optimizer._learning_rate.item())
 
     schedule = {"kind": "linear", "start": 1.0, "end": 0.0}
-    config = small_config("ppo", tmp_path, total_timesteps=64, algo_kwargs={"learning_rate": schedule})
+    config = small_config(
+        "ppo", tmp_path, total_timesteps=64, algo_kwargs={"learning_rate": schedule}
+    )
     first = run_training(config, callbacks=[Rates(), StopAfter(2)])
     resume_training(first.run_dir, total_timesteps=96, callbacks=[Rates()])
     assert rates == pytest.approx([1.0, 0.75, 0.5, 0.375, 0.25, 0.125])
@@ -223,4 +235,6 @@ def test_the_manifest_is_valid_json(tmp_path: Path) -> None:
     assert manifest["schema_version"] == checkpointing.SCHEMA_VERSION
     sections = {f"{name}.safetensors" for name in manifest["sections"]}
     segments = {f"replay_{index:06d}.safetensors" for index in range(len(manifest["segments"]))}
-    assert sections | segments == {path.name for path in result.checkpoint_path.iterdir()} - {"manifest.json"}
+    assert sections | segments == {path.name for path in result.checkpoint_path.iterdir()} - {
+        "manifest.json"
+    }

@@ -19,12 +19,20 @@ LONG = pytest.mark.skipif(not TRY_ALL, reason="takes half a minute: RL_TRAINING_
 def train_preset(algo: str, env_id: str, output_dir: Path, **changes: object) -> Path:
     path = find_preset(algo, env_id)
     assert path is not None
-    values = {**load_config_file(path), "output_dir": output_dir, "num_threads": 1, "compile": False, **changes}
+    values = {
+        **load_config_file(path),
+        "output_dir": output_dir,
+        "num_threads": 1,
+        "compile": False,
+        **changes,
+    }
     return run_training(TrainConfig(**values)).run_dir
 
 
 def score(run_dir: Path, policy: str = "last") -> float:
-    return evaluate_checkpoint(run_dir / "checkpoints" / policy, num_episodes=20)["eval_return_mean"]
+    return evaluate_checkpoint(run_dir / "checkpoints" / policy, num_episodes=20)[
+        "eval_return_mean"
+    ]
 
 
 def test_ppo_balances_the_pole(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ def exactness(run_dir: Path) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("algo", ["ppo", "iql"])
-def test_a_run_resumed_with_another_instruction_set_is_approximate(algo, tmp_path, monkeypatch, capsys):
+def test_a_run_resumed_with_another_instruction_set_is_approximate(
+    algo, tmp_path, monkeypatch, capsys
+):
     monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS", raising=False)
     stopped = run_training(small_config(algo, tmp_path), callbacks=[StopAt(40, "update")])
     assert exactness(stopped.run_dir) == ("exact", [])
@@ -49,9 +51,12 @@ def test_a_run_resumed_on_the_same_machine_is_exact(tmp_path):
 
 def test_a_run_resumed_with_a_changed_file_of_its_environment_is_approximate(tmp_path, capsys):
     env_id = f"{HELPERS / 'toy_envs.py'}:NoisyEnv"
-    run_dir = run_training(small_config("ppo", tmp_path, env_id=env_id), callbacks=[StopAt(40, "update")]).run_dir
+    run_dir = run_training(
+        small_config("ppo", tmp_path, env_id=env_id), callbacks=[StopAt(40, "update")]
+    ).run_dir
     forge_manifest(
-        resolve_checkpoint(run_dir), lambda manifest: manifest["metadata"]["code"].update({env_id: "0" * 16})
+        resolve_checkpoint(run_dir),
+        lambda manifest: manifest["metadata"]["code"].update({env_id: "0" * 16}),
     )
     resume_training(run_dir)
     reason = f"other code: the file of '{env_id}' has changed since the checkpoint"
@@ -61,7 +66,11 @@ def test_a_run_resumed_with_a_changed_file_of_its_environment_is_approximate(tmp
 
 @pytest.mark.parametrize(
     ("names", "num_known"),
-    [(["toy_envs.py:NoisyEnv"], 1), (["toy_envs:NoisyEnv"], 1), (["CartPole-v1", "gymnasium.wrappers:ClipReward"], 0)],
+    [
+        (["toy_envs.py:NoisyEnv"], 1),
+        (["toy_envs:NoisyEnv"], 1),
+        (["CartPole-v1", "gymnasium.wrappers:ClipReward"], 0),
+    ],
 )
 def test_code_of_the_user_has_a_checksum(names, num_known, monkeypatch):
     monkeypatch.chdir(HELPERS)

@@ -64,12 +64,25 @@ class World:
 def config_of(algo: str, folder: Path, world: World, **changes: Any) -> Any:
     algo_kwargs = {"eval_interval": 64, **SETTINGS.get(algo, {}), **changes.pop("algo_kwargs", {})}
     values = {"num_envs": 2, "total_timesteps": 128, "eval_episodes": 3, **changes}
-    return small_config(algo, folder / "runs", env_id=ENV, env_kwargs=world.kwargs, algo_kwargs=algo_kwargs, **values)
+    return small_config(
+        algo,
+        folder / "runs",
+        env_id=ENV,
+        env_kwargs=world.kwargs,
+        algo_kwargs=algo_kwargs,
+        **values,
+    )
 
 
 def record(folder: Path, world: World, steps: int = 200, **changes: Any) -> Path:
-    dataset = record_random(ENV, {**world.kwargs, "backend": "sync"}, steps, np.random.SeedSequence(0)).dataset
-    fields = {name: array for name, array in dataset.arrays().items() if name not in changes.get("without", ())}
+    dataset = record_random(
+        ENV, {**world.kwargs, "backend": "sync"}, steps, np.random.SeedSequence(0)
+    ).dataset
+    fields = {
+        name: array
+        for name, array in dataset.arrays().items()
+        if name not in changes.get("without", ())
+    }
     np.savez(folder / "data.npz", **fields)
     return folder / "data.npz"
 
@@ -106,7 +119,9 @@ def test_no_invalid_action_is_taken_online(algo: str, backend: str, tmp_path: Pa
     world.check()
 
 
-def test_the_environment_notes_invalid_actions_of_a_run_that_does_not_read_masks(tmp_path: Path) -> None:
+def test_the_environment_notes_invalid_actions_of_a_run_that_does_not_read_masks(
+    tmp_path: Path,
+) -> None:
     """The check above can fail: also actions in worker processes are noted."""
     for backend in ("sync", "async"):
         world = World(tmp_path, backend)
@@ -126,9 +141,13 @@ def test_no_invalid_action_is_taken_offline(algo: str, backend: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("without", "backend"), [((), "sync"), (("masks", "next_masks"), "sync"), ((), "async")], ids=str
+    ("without", "backend"),
+    [((), "sync"), (("masks", "next_masks"), "sync"), ((), "async")],
+    ids=str,
 )
-def test_no_invalid_action_is_taken_from_offline_to_online(without: Any, backend: str, tmp_path: Path) -> None:
+def test_no_invalid_action_is_taken_from_offline_to_online(
+    without: Any, backend: str, tmp_path: Path
+) -> None:
     world = World(tmp_path, backend)
     path = record(tmp_path, world, without=without)
     algo_kwargs = {**offline_kwargs(path), "online": FINE_TUNED}
@@ -142,7 +161,11 @@ def test_no_invalid_action_is_taken_from_offline_to_online(without: Any, backend
 def test_no_invalid_action_is_taken_in_other_spaces_and_from_other_sources(
     action: str, source: str, tmp_path: Path
 ) -> None:
-    world = World(tmp_path, action=action, source="info" if source == "parts" and action == "started" else source)
+    world = World(
+        tmp_path,
+        action=action,
+        source="info" if source == "parts" and action == "started" else source,
+    )
     run_training(config_of("ppo", tmp_path, world))
     path = record(tmp_path, world)
     run_training(config_of("bc", tmp_path, world, algo_kwargs=offline_kwargs(path)))
@@ -150,10 +173,14 @@ def test_no_invalid_action_is_taken_in_other_spaces_and_from_other_sources(
 
 
 @pytest.mark.parametrize("algo", ["dqn", "ppo", "sac"])
-def test_a_masked_run_that_is_stopped_and_resumed_equals_the_whole_one(algo: str, tmp_path: Path) -> None:
+def test_a_masked_run_that_is_stopped_and_resumed_equals_the_whole_one(
+    algo: str, tmp_path: Path
+) -> None:
     world = World(tmp_path)
     whole = run_training(config_of(algo, tmp_path / "whole", world))
-    stopped = run_training(config_of(algo, tmp_path / "stopped", world), callbacks=[StopAt(71, "collect")])
+    stopped = run_training(
+        config_of(algo, tmp_path / "stopped", world), callbacks=[StopAt(71, "collect")]
+    )
     assert stopped.metrics["global_step"] < 128
     assert_same_end(whole, resume_training(stopped.run_dir))
     world.check()
@@ -171,7 +198,17 @@ def test_data_collect_writes_masks_and_takes_valid_actions(tmp_path: Path) -> No
     world, out = World(tmp_path), tmp_path / "collected.npz"
     result = run_training(config_of("dqn", tmp_path, world))
     allowed = ["--allow-path", str(HELPERS / "masked_envs.py"), "--allow-path", str(world.notes)]
-    words = ["data", "collect", str(result.run_dir), "--steps", "80", "--epsilon", "0.5", "--out", str(out)]
+    words = [
+        "data",
+        "collect",
+        str(result.run_dir),
+        "--steps",
+        "80",
+        "--epsilon",
+        "0.5",
+        "--out",
+        str(out),
+    ]
     assert main([*words, *allowed]) == 0
     world.check()
     dataset = load_transition_dataset("npz", dataset_path=out)
@@ -191,17 +228,23 @@ def test_masks_survive_a_file(tmp_path: Path) -> None:
 
 def test_masks_of_next_observations_are_taken_from_the_next_row(tmp_path: Path) -> None:
     fields = record_random(ENV, {}, 60, np.random.SeedSequence(0)).dataset.arrays()
-    dataset = TransitionDataset.from_dict({name: array for name, array in fields.items() if name != "next_masks"})
+    dataset = TransitionDataset.from_dict(
+        {name: array for name, array in fields.items() if name != "next_masks"}
+    )
     goes_on = ~(fields["terminated"] | fields["truncated"])
     goes_on[-1] = False
     assert np.array_equal(dataset.next_masks[goes_on], fields["next_masks"][goes_on])
     assert dataset.next_masks[~goes_on].all()
-    assert any("'next_masks' is missing and was taken from the next row" in note for note in dataset.notes)
+    assert any(
+        "'next_masks' is missing and was taken from the next row" in note for note in dataset.notes
+    )
 
 
 def test_a_next_row_that_does_not_follow_gives_no_mask() -> None:
     fields = dict(
-        record_random(ENV, {"end_probability": 0.0, "length": 999}, 40, np.random.SeedSequence(0)).dataset.arrays()
+        record_random(
+            ENV, {"end_probability": 0.0, "length": 999}, 40, np.random.SeedSequence(0)
+        ).dataset.arrays()
     )
     kept = np.r_[0:10, 20:40]  # a gap without a flag
     rows = {name: array[kept] for name, array in fields.items() if name != "next_masks"}
@@ -212,15 +255,23 @@ def test_a_next_row_that_does_not_follow_gives_no_mask() -> None:
 
 def test_next_masks_without_masks_are_refused() -> None:
     fields = record_random(ENV, {}, 20, np.random.SeedSequence(0)).dataset.arrays()
-    with pytest.raises(DatasetError, match="has 'next_masks' and no 'masks': store both, or neither"):
-        TransitionDataset.from_dict({name: array for name, array in fields.items() if name != "masks"})
+    with pytest.raises(
+        DatasetError, match="has 'next_masks' and no 'masks': store both, or neither"
+    ):
+        TransitionDataset.from_dict(
+            {name: array for name, array in fields.items() if name != "masks"}
+        )
 
 
 @pytest.mark.parametrize("algo", OFFLINE)
-def test_a_dataset_without_masks_is_a_warning_and_trains(algo: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_dataset_without_masks_is_a_warning_and_trains(
+    algo: str, tmp_path: Path, capsys: Any
+) -> None:
     world = World(tmp_path)
     path = record(tmp_path, world, without=("masks", "next_masks"))
-    run_training(config_of(algo, tmp_path, world, total_timesteps=32, algo_kwargs=offline_kwargs(path)))
+    run_training(
+        config_of(algo, tmp_path, world, total_timesteps=32, algo_kwargs=offline_kwargs(path))
+    )
     assert "the environment gives action masks and the dataset has none" in capsys.readouterr().err
     world.check()
 
@@ -247,8 +298,14 @@ def test_fitted_q_evaluation_uses_the_masks_of_the_dataset(tmp_path: Path) -> No
     result = run_training(config_of("cql", tmp_path, world, algo_kwargs=offline_kwargs(path)))
     dataset = load_transition_dataset("npz", dataset_path=path)
     score = evaluate_checkpoint_offline(result.run_dir, dataset, num_updates=20)
-    everything = {**dataset.arrays(), "masks": np.ones_like(dataset.masks), "next_masks": np.ones_like(dataset.masks)}
-    other = evaluate_checkpoint_offline(result.run_dir, TransitionDataset(**everything), num_updates=20)
+    everything = {
+        **dataset.arrays(),
+        "masks": np.ones_like(dataset.masks),
+        "next_masks": np.ones_like(dataset.masks),
+    }
+    other = evaluate_checkpoint_offline(
+        result.run_dir, TransitionDataset(**everything), num_updates=20
+    )
     assert score["fqe_return_mean"] != other["fqe_return_mean"]
 
 
@@ -267,8 +324,13 @@ def test_a_run_without_masks_goes_on_without_them(algo: str, tmp_path: Path) -> 
     state = load_checkpoint(resumed.checkpoint_path)
     config = read_config(state, env_kwargs=world.kwargs)  # the environment gives masks from now on
     algorithm = restore_algorithm(config, state.algorithm_state)
-    assert evaluate_algorithm(config, algorithm)["eval_return_mean"] == whole.metrics["eval_return_mean"]
-    longer = run_training(config.replace(total_timesteps=160, output_dir=tmp_path / "longer"), checkpoint_state=state)
+    assert (
+        evaluate_algorithm(config, algorithm)["eval_return_mean"]
+        == whole.metrics["eval_return_mean"]
+    )
+    longer = run_training(
+        config.replace(total_timesteps=160, output_dir=tmp_path / "longer"), checkpoint_state=state
+    )
     assert longer.metrics["global_step"] == 160
     assert world.notes.exists()
 
@@ -283,7 +345,13 @@ def test_a_policy_with_masks_is_not_evaluated_without_them(tmp_path: Path) -> No
 
 
 def test_weights_of_a_run_without_masks_begin_one_with_masks(tmp_path: Path) -> None:
-    first = run_training(config_of("dqn", tmp_path / "first", World(tmp_path, source="none"), total_timesteps=48))
+    first = run_training(
+        config_of("dqn", tmp_path / "first", World(tmp_path, source="none"), total_timesteps=48)
+    )
     world = World(tmp_path / "first")
-    run_training(config_of("dqn", tmp_path / "second", world, total_timesteps=48, init_from=str(first.run_dir)))
+    run_training(
+        config_of(
+            "dqn", tmp_path / "second", world, total_timesteps=48, init_from=str(first.run_dir)
+        )
+    )
     world.check()

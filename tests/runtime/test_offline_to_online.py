@@ -28,7 +28,9 @@ from rl_training.spaces.spec import describe_spaces
 FINE_TUNED = ["td3_bc", "iql", "awac", "cql"]
 
 
-def two_stages(algo: str, output_dir: Path, *, online: dict[str, Any] | None = None, **changes: Any) -> TrainConfig:
+def two_stages(
+    algo: str, output_dir: Path, *, online: dict[str, Any] | None = None, **changes: Any
+) -> TrainConfig:
     stage = {"after_updates": 64, "learning_starts": 16, "train_frequency": 2, **(online or {})}
     own = {"online": stage, "eval_interval": 64, **changes.pop("algo_kwargs", {})}
     return small_config(algo, output_dir, **{"total_timesteps": 160, "algo_kwargs": own, **changes})
@@ -51,7 +53,9 @@ class Watch(Callback):
 
 
 @pytest.mark.parametrize("algo", FINE_TUNED)
-def test_updates_come_first_then_steps_at_the_pace_that_was_asked_for(algo: str, tmp_path: Path) -> None:
+def test_updates_come_first_then_steps_at_the_pace_that_was_asked_for(
+    algo: str, tmp_path: Path
+) -> None:
     watch = Watch()
     result = run_training(two_stages(algo, tmp_path), callbacks=[watch])
     assert watch.collected_from == 64
@@ -65,20 +69,31 @@ def test_updates_come_first_then_steps_at_the_pace_that_was_asked_for(algo: str,
 
 
 @pytest.mark.parametrize("algo", FINE_TUNED if TRY_ALL else ["iql"])
-@pytest.mark.parametrize(("event", "step"), [("update", 40), ("eval", 64), ("collect", 71), ("update", 101)])
-def test_a_stop_in_either_stage_leaves_no_trace(algo: str, event: str, step: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("event", "step"), [("update", 40), ("eval", 64), ("collect", 71), ("update", 101)]
+)
+def test_a_stop_in_either_stage_leaves_no_trace(
+    algo: str, event: str, step: int, tmp_path: Path
+) -> None:
     whole = run_training(two_stages(algo, tmp_path / "whole", num_envs=2))
-    stopped = run_training(two_stages(algo, tmp_path / "stopped", num_envs=2), callbacks=[StopAt(step, event)])
+    stopped = run_training(
+        two_stages(algo, tmp_path / "stopped", num_envs=2), callbacks=[StopAt(step, event)]
+    )
     assert stopped.metrics["global_step"] < 160
     assert_same_end(whole, resume_training(stopped.run_dir))
 
 
 def test_an_online_stage_that_is_too_short_to_train_says_so(tmp_path: Path, capsys: Any) -> None:
     run_training(two_stages("iql", tmp_path, total_timesteps=70))
-    assert "the online stage has 6 steps and trains only after online.learning_starts, 16" in capsys.readouterr().err
+    assert (
+        "the online stage has 6 steps and trains only after online.learning_starts, 16"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_finished_offline_stage_can_be_extended_into_the_environment(tmp_path: Path, capsys: Any) -> None:
+def test_a_finished_offline_stage_can_be_extended_into_the_environment(
+    tmp_path: Path, capsys: Any
+) -> None:
     first = run_training(two_stages("iql", tmp_path, total_timesteps=64))
     assert first.metrics["gradient_steps"] == 64
     assert "the run ends at step 64, before its online stage begins" in capsys.readouterr().err
@@ -90,7 +105,9 @@ def test_a_finished_offline_stage_can_be_extended_into_the_environment(tmp_path:
 
 def test_wrapped_rewards_are_refused_beside_recorded_ones(tmp_path: Path) -> None:
     config = two_stages("iql", tmp_path, env_kwargs={"wrappers": {"reward": {"scale": 0.1}}})
-    with pytest.raises(ConfigError, match=r"wrappers\.reward does not reach recorded rewards: use reward_scale"):
+    with pytest.raises(
+        ConfigError, match=r"wrappers\.reward does not reach recorded rewards: use reward_scale"
+    ):
         run_training(config)
     assert not list(tmp_path.iterdir())
 
@@ -99,10 +116,14 @@ def tiny_replay(offline_ratio: float, **transform: float) -> tuple[MixedReplay, 
     """Recorded observations are 0, the agent's own 1."""
     import gymnasium as gym
 
-    spaces = describe_spaces(gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
+    spaces = describe_spaces(
+        gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32)
+    )
     rng, flags = np.random.default_rng(0), np.zeros(10, np.bool_)
     zeros = np.zeros((10, 2), np.float32)
-    data = TransitionDataset(zeros, zeros[:, :1], np.zeros(10, np.float32), zeros, flags, flags, rng=rng)
+    data = TransitionDataset(
+        zeros, zeros[:, :1], np.zeros(10, np.float32), zeros, flags, flags, rng=rng
+    )
     replay = ReplayBuffer(spaces, 10, 1, rng=rng, device=torch.device("cpu"))
     return MixedReplay(data, replay, offline_ratio, RewardTransformConfig(**transform)), replay
 
@@ -113,7 +134,9 @@ def test_each_batch_holds_the_share_of_recorded_transitions(ratio: float, own: i
     (batch,) = mixed.sample_batches(8, 1)
     assert batch.obs.sum() == 0  # nothing of its own yet
     ones = np.ones((1, 2), np.float32)
-    mixed.add(step_of(ones, ones[:, :1], np.ones(1), ones, np.zeros(1, np.bool_), np.zeros(1, np.bool_)))
+    mixed.add(
+        step_of(ones, ones[:, :1], np.ones(1), ones, np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+    )
     for batch in mixed.sample_batches(8, 3):
         assert len(batch.rewards) == 8
         assert batch.rewards.sum() == batch.obs[:, 0].sum() == own

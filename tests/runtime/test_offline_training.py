@@ -27,7 +27,12 @@ from rl_training.runtime.recording import noisy_policy, record_random_actions, r
 from rl_training.runtime.run import run_training
 from rl_training.runtime.run_utils import RunSeeds
 from rl_training.runtime.trainer import TrainerState
-from rl_training.runtime.workflows import evaluate_checkpoint, load_algorithm, predict_checkpoint, resume_training
+from rl_training.runtime.workflows import (
+    evaluate_checkpoint,
+    load_algorithm,
+    predict_checkpoint,
+    resume_training,
+)
 from rl_training.spaces.spec import describe_spaces
 
 
@@ -44,7 +49,10 @@ def from_file(algo: str, output_dir: Path, file: Path, **changes: Any) -> TrainC
 
 def altered(file: Path, target: Path, **changes: Any) -> Path:
     """A copy of the file with some fields changed by functions."""
-    arrays = {name: array.copy() for name, array in load_transition_dataset("npz", dataset_path=file).arrays().items()}
+    arrays = {
+        name: array.copy()
+        for name, array in load_transition_dataset("npz", dataset_path=file).arrays().items()
+    }
     for name, change in changes.items():
         arrays[name] = change(arrays[name])
     return save_transition_dataset(target, TransitionDataset(**arrays))
@@ -52,7 +60,9 @@ def altered(file: Path, target: Path, **changes: Any) -> Path:
 
 def test_a_run_from_a_file_counts_updates(file: Path, tmp_path: Path) -> None:
     options = {"eval_interval": 50}
-    result = run_training(from_file("iql", tmp_path, file, total_timesteps=120, log_interval=30, algo_kwargs=options))
+    result = run_training(
+        from_file("iql", tmp_path, file, total_timesteps=120, log_interval=30, algo_kwargs=options)
+    )
     assert result.metrics["global_step"] == result.metrics["gradient_steps"] == 120
     lines = list(read_metrics(result.run_dir / "metrics.jsonl"))
     assert {line["global_step"] for line in lines} == {30, 50, 60, 90, 100, 120}
@@ -70,7 +80,9 @@ def test_without_an_environment_there_is_a_policy_and_no_score(file: Path, tmp_p
     assert resumed.metrics["global_step"] == 160
 
 
-def test_data_that_nobody_named_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_data_that_nobody_named_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", "iql", "MountainCarContinuous-v0", "--total-timesteps", "10"]) == 2
     message = capsys.readouterr().err
@@ -80,21 +92,34 @@ def test_data_that_nobody_named_is_refused(tmp_path: Path, monkeypatch: pytest.M
     example = "rl-training train iql MountainCarContinuous-v0 algo_kwargs.dataset_kind=npz algo_kwargs.dataset_path="
     assert example in message
     assert not list(tmp_path.iterdir())
-    words = ["algo_kwargs.dataset_kind=random", "algo_kwargs.dataset_size=50", "algo_kwargs.hidden_sizes=[8]"]
-    assert main(["train", "iql", "MountainCarContinuous-v0", "--total-timesteps", "10", *words]) == 0
-    assert "WARNING: the dataset is 50 steps of random actions in MountainCarContinuous-v0" in capsys.readouterr().err
+    words = [
+        "algo_kwargs.dataset_kind=random",
+        "algo_kwargs.dataset_size=50",
+        "algo_kwargs.hidden_sizes=[8]",
+    ]
+    assert (
+        main(["train", "iql", "MountainCarContinuous-v0", "--total-timesteps", "10", *words]) == 0
+    )
+    assert (
+        "WARNING: the dataset is 50 steps of random actions in MountainCarContinuous-v0"
+        in capsys.readouterr().err
+    )
 
 
 def test_random_data_can_have_a_seed_of_its_own(tmp_path: Path) -> None:
     def fingerprint(seed: int, dataset_seed: int | None) -> str:
         own = {"dataset_size": 20, "dataset_seed": dataset_seed}
         folder = tmp_path / f"{seed} {dataset_seed}"
-        result = run_training(small_config("iql", folder, seed=seed, total_timesteps=2, algo_kwargs=own))
+        result = run_training(
+            small_config("iql", folder, seed=seed, total_timesteps=2, algo_kwargs=own)
+        )
         return str(load_checkpoint(result.run_dir).buffer_state["fingerprint"])
 
     assert fingerprint(1, 7) == fingerprint(2, 7) != fingerprint(1, None) != fingerprint(2, None)
     data = load_transition_dataset("random", env_id="Pendulum-v1", size=20, seed=7)
-    spaces = describe_spaces(make_env("Pendulum-v1").observation_space, make_env("Pendulum-v1").action_space)
+    spaces = describe_spaces(
+        make_env("Pendulum-v1").observation_space, make_env("Pendulum-v1").action_space
+    )
     assert data.to_model_space(spaces).fingerprint == fingerprint(1, 7)
 
 
@@ -103,7 +128,9 @@ def test_an_online_algorithm_needs_an_environment() -> None:
         TrainConfig(algo="ppo")
 
 
-def test_rewards_are_transformed_and_actions_brought_to_model_space(file: Path, tmp_path: Path) -> None:
+def test_rewards_are_transformed_and_actions_brought_to_model_space(
+    file: Path, tmp_path: Path
+) -> None:
     seen: list[Any] = []
 
     class Watch(Callback):
@@ -135,7 +162,9 @@ def test_other_data_is_refused_when_a_run_goes_on(file: Path, tmp_path: Path) ->
     result = run_training(from_file("iql", tmp_path / "runs", mine))
     mine.unlink()
     altered(file, mine, rewards=lambda rewards: rewards + 1)
-    with pytest.raises(RLTrainingError, match="the dataset differs from the one this run started with"):
+    with pytest.raises(
+        RLTrainingError, match="the dataset differs from the one this run started with"
+    ):
         resume_training(result.run_dir, total_timesteps=256)
     assert load_checkpoint(result.run_dir).metadata["global_step"] == 128
 
@@ -180,7 +209,9 @@ def test_told_to_warn_a_run_says_what_is_wrong_and_goes_on(
     bad = altered(file, tmp_path / "bad.npz", **changes)
     with pytest.raises(DatasetError):
         run_training(from_file("iql", tmp_path / "runs", bad))
-    result = run_training(from_file("iql", tmp_path / "runs", bad, algo_kwargs={"dataset_check": "warn"}))
+    result = run_training(
+        from_file("iql", tmp_path / "runs", bad, algo_kwargs={"dataset_check": "warn"})
+    )
     assert result.metrics["global_step"] == 128
     assert "error: " in capsys.readouterr().err
 
@@ -188,7 +219,9 @@ def test_told_to_warn_a_run_says_what_is_wrong_and_goes_on(
 def test_told_to_warn_a_nan_that_is_drawn_ends_the_run(file: Path, tmp_path: Path) -> None:
     bad = altered(file, tmp_path / "bad.npz", rewards=poke(slice(None), np.nan))
     with pytest.raises(NonFiniteError, match="critic_loss is not finite at step 1"):
-        run_training(from_file("iql", tmp_path / "runs", bad, algo_kwargs={"dataset_check": "warn"}))
+        run_training(
+            from_file("iql", tmp_path / "runs", bad, algo_kwargs={"dataset_check": "warn"})
+        )
 
 
 def test_a_recording_goes_into_a_minari_data_set_and_comes_back(
@@ -214,20 +247,27 @@ def test_a_recording_goes_into_a_minari_data_set_and_comes_back(
         ),
         (["collect", "--steps", "9", "--out", "a.npz"], "exactly one source of actions"),
         (["collect", "--env", "CartPole-v1", "--steps", "9"], "exactly one place to write to"),
-        (["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.txt"], "give a file name that ends in .npz"),
+        (
+            ["collect", "--env", "CartPole-v1", "--steps", "9", "--out", "a.txt"],
+            "give a file name that ends in .npz",
+        ),
         (["check", __file__], "to end in .npz or .pt"),
         (["mix", "nothing.npz", "--out", "a.npz"], "'nothing.npz' does not exist"),
         (["check", "nothing.npz"], "'nothing.npz' does not exist"),
     ],
 )
-def test_a_data_command_that_makes_no_sense_is_refused(words: list[str], part: str, capsys: Any) -> None:
+def test_a_data_command_that_makes_no_sense_is_refused(
+    words: list[str], part: str, capsys: Any
+) -> None:
     assert main(["data", *words]) == 2
     assert part in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("value", "part"), [(10**9, "up to 1,000,000,000"), (-1, "up to -1")])
 @pytest.mark.parametrize("name", ["obs", "actions"])
-def test_integers_that_cannot_be_choices_are_refused(name: str, value: int, part: str, tmp_path: Path) -> None:
+def test_integers_that_cannot_be_choices_are_refused(
+    name: str, value: int, part: str, tmp_path: Path
+) -> None:
     fields = {"obs": np.arange(20), "next_obs": np.arange(1, 21), "actions": np.arange(20) % 3}
     fields |= {key: np.full(20, value) for key in fields if name in key}
     endings = {"terminated": np.zeros(20, bool), "truncated": np.arange(20) == 19}
@@ -243,15 +283,42 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_file_goes_through_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_file_goes_through_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["data", "collect", "--env", "CartPole-v1", "--steps", "400", "--out", "a.npz"]) == 0
-    assert main(["data", "collect", "--env", "CartPole-v1", "--steps", "400", "--seed", "2", "--out", "b.npz"]) == 0
+    assert (
+        main(["data", "collect", "--env", "CartPole-v1", "--steps", "400", "--out", "a.npz"]) == 0
+    )
+    assert (
+        main(
+            [
+                "data",
+                "collect",
+                "--env",
+                "CartPole-v1",
+                "--steps",
+                "400",
+                "--seed",
+                "2",
+                "--out",
+                "b.npz",
+            ]
+        )
+        == 0
+    )
     assert main(["data", "mix", "a.npz", "b.npz", "--weights", "0.5", "0.5", "--out", "c.npz"]) == 0
     assert main(["data", "check", "c.npz", "--env", "CartPole-v1"]) == 0
     assert "no faults found" in capsys.readouterr().out
-    words = ["algo_kwargs.dataset_kind=npz", "algo_kwargs.dataset_path=c.npz", "algo_kwargs.hidden_sizes=[8]"]
-    assert main(["train", "bc", "CartPole-v1", "--total-timesteps", "40", "--run-suffix", "x", *words]) == 0
+    words = [
+        "algo_kwargs.dataset_kind=npz",
+        "algo_kwargs.dataset_path=c.npz",
+        "algo_kwargs.hidden_sizes=[8]",
+    ]
+    assert (
+        main(["train", "bc", "CartPole-v1", "--total-timesteps", "40", "--run-suffix", "x", *words])
+        == 0
+    )
     run_dir = "runs/bc__CartPole-v1__seed0__x"
     record = ["data", "collect", "--checkpoint", run_dir, "--steps", "50", "--out", "d.npz"]
     assert main([*record, "--epsilon", "0.3"]) == 0
@@ -285,19 +352,40 @@ def test_a_minari_id_that_cannot_be_written_is_refused_before_the_recording(
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     (tmp_path / "pendulum/taken-v0").mkdir(parents=True)
     steps = str(10**12)  # which would not fit into memory
-    assert main(["data", "collect", "--env", "Pendulum-v1", "--steps", steps, "--minari", dataset_id]) == 2
-    assert ("not a Minari id" if dataset_id == "noversion" else "not overwritten") in capsys.readouterr().err
+    assert (
+        main(["data", "collect", "--env", "Pendulum-v1", "--steps", steps, "--minari", dataset_id])
+        == 2
+    )
+    assert (
+        "not a Minari id" if dataset_id == "noversion" else "not overwritten"
+    ) in capsys.readouterr().err
 
 
-def test_mixing_tells_what_reading_the_files_brought_up(file: Path, tmp_path: Path, capsys: Any) -> None:
+def test_mixing_tells_what_reading_the_files_brought_up(
+    file: Path, tmp_path: Path, capsys: Any
+) -> None:
     arrays = dict(np.load(file))
     arrays["dones"] = arrays.pop("terminated") | arrays.pop("truncated")
     np.savez(tmp_path / "dones.npz", **arrays)
-    assert main(["data", "mix", str(file), str(tmp_path / "dones.npz"), "--out", str(tmp_path / "mixed.npz")]) == 0
+    assert (
+        main(
+            [
+                "data",
+                "mix",
+                str(file),
+                str(tmp_path / "dones.npz"),
+                "--out",
+                str(tmp_path / "mixed.npz"),
+            ]
+        )
+        == 0
+    )
     assert "dones.npz: only 'dones' is given" in capsys.readouterr().err
 
 
-def test_ctrl_c_in_a_recording_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_ctrl_c_in_a_recording_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
@@ -309,11 +397,15 @@ def test_ctrl_c_in_a_recording_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("check", ["error", "warn"])
-def test_data_of_another_environment_is_refused_without_a_way_around(file: Path, tmp_path: Path, check: str) -> None:
+def test_data_of_another_environment_is_refused_without_a_way_around(
+    file: Path, tmp_path: Path, check: str
+) -> None:
     narrow = {name: lambda array: array[:, :2] for name in ("obs", "next_obs")}
     other = altered(file, tmp_path / "narrow.npz", **narrow)
     with pytest.raises(DatasetError, match="recorded in another environment") as caught:
-        run_training(from_file("iql", tmp_path / "runs", other, algo_kwargs={"dataset_check": check}))
+        run_training(
+            from_file("iql", tmp_path / "runs", other, algo_kwargs={"dataset_check": check})
+        )
     assert "trains anyway" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
 
@@ -327,7 +419,8 @@ def test_damaged_data_exits_1(file: Path, tmp_path: Path, capsys: Any) -> None:
 
 def test_a_recording_repeats_with_its_seed_and_ends_marked() -> None:
     first, same, other = (
-        record_random_actions("Pendulum-v1", {}, 250, np.random.SeedSequence(seed)) for seed in (1, 1, 2)
+        record_random_actions("Pendulum-v1", {}, 250, np.random.SeedSequence(seed))
+        for seed in (1, 1, 2)
     )
     assert first.fingerprint == same.fingerprint != other.fingerprint
     assert first.truncated[[199, 249]].all()
@@ -337,7 +430,12 @@ def test_a_recording_repeats_with_its_seed_and_ends_marked() -> None:
 @pytest.mark.parametrize(
     ("env_id", "env_kwargs", "mean", "expected"),
     [
-        ("toy_envs:ConstantRewardEnv", {"continuous": True}, 2.5, 1.0),  # executed at the bound, then disturbed
+        (
+            "toy_envs:ConstantRewardEnv",
+            {"continuous": True},
+            2.5,
+            1.0,
+        ),  # executed at the bound, then disturbed
         ("toy_envs:NoisyEnv", {"action": "unbounded"}, 2.5, 2.5),
     ],
 )
@@ -348,7 +446,10 @@ def test_noise_is_added_to_the_action_that_is_executed(
     env = make_env(env_id, env_kwargs)
     spaces = describe_spaces(env.observation_space, env.action_space)
     algorithm = make_algorithm(
-        config, get_algorithm_spec("ppo").parse_kwargs(config.algo_kwargs), spaces, RunSeeds.from_seed(1)
+        config,
+        get_algorithm_spec("ppo").parse_kwargs(config.algo_kwargs),
+        spaces,
+        RunSeeds.from_seed(1),
     )
     fixed = torch.full((1, spaces.action.num_components), mean)
     algorithm.act = lambda obs, *_, **__: ActResult(fixed.expand(len(obs), -1))  # type: ignore[method-assign]
@@ -364,7 +465,10 @@ def test_a_share_of_an_agents_actions_is_random(tmp_path: Path) -> None:
     env = make_env("CartPole-v1")
     spaces = describe_spaces(env.observation_space, env.action_space)
     algorithm = make_algorithm(
-        config, get_algorithm_spec("dqn").parse_kwargs(config.algo_kwargs), spaces, RunSeeds.from_seed(1)
+        config,
+        get_algorithm_spec("dqn").parse_kwargs(config.algo_kwargs),
+        spaces,
+        RunSeeds.from_seed(1),
     )
     algorithm.act = lambda obs, *_, **__: ActResult(torch.ones(len(obs), dtype=torch.int64))  # type: ignore[method-assign]
     actions = {}
@@ -372,5 +476,7 @@ def test_a_share_of_an_agents_actions_is_random(tmp_path: Path) -> None:
         act = noisy_policy(algorithm, epsilon=0.4, noise=0.0, seed=seed)
         recording = record_transitions("CartPole-v1", {}, 300, 0, lambda spaces, act=act: act)
         assert recording.dataset.actions.mean() == pytest.approx(0.8, abs=0.08)
-        assert actions.setdefault(seed, recording.dataset.fingerprint) == recording.dataset.fingerprint
+        assert (
+            actions.setdefault(seed, recording.dataset.fingerprint) == recording.dataset.fingerprint
+        )
     assert actions[0] != actions[1]

@@ -76,7 +76,12 @@ def assert_action(action: Any, event: Event, space: gym.Space) -> None:
 
 
 def assert_true(
-    batch: Any, obs_space: gym.Space, action_space: gym.Space, *, gamma: float | None = None, n_step: int = 1
+    batch: Any,
+    obs_space: gym.Space,
+    action_space: gym.Space,
+    *,
+    gamma: float | None = None,
+    n_step: int = 1,
 ) -> list[Moment]:
     """Compare transitions [B, ...] in model space with the journal; returns their moments."""
     moments = []
@@ -110,12 +115,17 @@ def following(moment: Moment, count: int) -> Iterator[Event]:
 class TestRecordings:
     """What is recorded, written and read again."""
 
-    def written(self, kind: str, dataset: Any, spaces: tuple[Any, Any], folder: Path) -> TransitionDataset:
+    def written(
+        self, kind: str, dataset: Any, spaces: tuple[Any, Any], folder: Path
+    ) -> TransitionDataset:
         if kind == "npz":
-            return load_transition_dataset("npz", dataset_path=save_transition_dataset(folder / "a.npz", dataset))
+            return load_transition_dataset(
+                "npz", dataset_path=save_transition_dataset(folder / "a.npz", dataset)
+            )
         if kind == "pt":
             torch.save(
-                {name: torch.from_numpy(array.copy()) for name, array in dataset.arrays().items()}, folder / "a.pt"
+                {name: torch.from_numpy(array.copy()) for name, array in dataset.arrays().items()},
+                folder / "a.pt",
             )
             return load_transition_dataset("pt", dataset_path=folder / "a.pt")
         from rl_training.data.minari_datasets import write_minari
@@ -126,7 +136,10 @@ class TestRecordings:
     @pytest.mark.parametrize("kind", ["npz", "pt", "minari"])
     @pytest.mark.parametrize(
         ("obs", "action"),
-        [*((obs, "box") for obs in OBSERVATION_SPACES), *(("box", action) for action in ACTION_SPACES)],
+        [
+            *((obs, "box") for obs in OBSERVATION_SPACES),
+            *(("box", action) for action in ACTION_SPACES),
+        ],
     )
     def test_every_space_comes_back(
         self, kind: str, obs: str, action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +147,9 @@ class TestRecordings:
         if kind == "minari":
             pytest.importorskip("minari")
             monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-        recording = record_random(ORACLE, {"obs": obs, "action": action}, 40, np.random.SeedSequence(0))
+        recording = record_random(
+            ORACLE, {"obs": obs, "action": action}, 40, np.random.SeedSequence(0)
+        )
         obs_space, action_space = OBSERVATION_SPACES[obs], ACTION_SPACES[action]
         assert recording.observation_space == obs_space
         assert recording.action_space == action_space
@@ -153,12 +168,18 @@ class TestRecordings:
         space = OBSERVATION_SPACES[obs]
         dataset = record_random(ORACLE, {"obs": obs}, 30, np.random.SeedSequence(0)).dataset
         events = [OracleEnv.journal[moment] for moment in sorted(OracleEnv.journal)]
-        fields = {**dataset.arrays(), "obs": np.stack([flatten(space, event.obs) for event in events])}
+        fields = {
+            **dataset.arrays(),
+            "obs": np.stack([flatten(space, event.obs) for event in events]),
+        }
         fields["next_obs"] = np.stack([flatten(space, event.next_obs) for event in events])
         if kind == "npz":
             np.savez(tmp_path / "a.npz", **fields)
         else:
-            torch.save({name: torch.from_numpy(np.array(array)) for name, array in fields.items()}, tmp_path / "a.pt")
+            torch.save(
+                {name: torch.from_numpy(np.array(array)) for name, array in fields.items()},
+                tmp_path / "a.pt",
+            )
         data = load_transition_dataset(kind, dataset_path=tmp_path / f"a.{kind}")
         model = data.to_model_space(describe_spaces(space, ACTION_SPACES["discrete"]))
         for row, event in enumerate(events):
@@ -170,12 +191,16 @@ class TestRecordings:
         spaces = describe_spaces(OBSERVATION_SPACES[obs], ACTION_SPACES["discrete"])
         data = record_random(ORACLE, {"obs": obs}, 30, np.random.SeedSequence(0)).dataset
         divided = data.to_model_space(spaces).arrays() | {"actions": data.actions}
-        with pytest.raises(DatasetError, match=r"obs\[\d+\] has .* the environment has integers from 0 to 255"):
+        with pytest.raises(
+            DatasetError, match=r"obs\[\d+\] has .* the environment has integers from 0 to 255"
+        ):
             TransitionDataset(**divided).to_model_space(spaces)
 
     def test_numbers_that_are_no_category_are_refused(self) -> None:
         spaces = describe_spaces(OBSERVATION_SPACES["multi_discrete"], ACTION_SPACES["discrete"])
-        data = record_random(ORACLE, {"obs": "multi_discrete"}, 30, np.random.SeedSequence(0)).dataset
+        data = record_random(
+            ORACLE, {"obs": "multi_discrete"}, 30, np.random.SeedSequence(0)
+        ).dataset
         wrong = data.next_obs.copy()
         wrong[7, 0] = 1 - wrong[7, 0]
         with pytest.raises(DatasetError, match=r"next_obs\[7\] has .* store each one-hot"):
@@ -186,7 +211,9 @@ class TestRecordings:
     ) -> None:
         pytest.importorskip("minari")
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-        config = small_config("ppo", tmp_path, env_id=ORACLE, env_kwargs={"obs": "tuple", "action": "box"})
+        config = small_config(
+            "ppo", tmp_path, env_id=ORACLE, env_kwargs={"obs": "tuple", "action": "box"}
+        )
         run_dir = run_training(config.replace(total_timesteps=16)).run_dir
         words = ["data", "collect", "--checkpoint", str(run_dir), "--steps", "30", "--seed", "3"]
         assert main([*words, "--noise", "0.3", "--minari", "oracle/agent-v0"]) == 0
@@ -206,7 +233,9 @@ class TestRecordings:
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
         data = record_random(ORACLE, {"obs": "dict"}, 30, np.random.SeedSequence(0)).dataset
         inner = OBSERVATION_SPACES["dict"].spaces
-        renamed = gym.spaces.Dict([(f"a/{key}" if key == "kind" else key, inner[key]) for key in inner])
+        renamed = gym.spaces.Dict(
+            [(f"a/{key}" if key == "kind" else key, inner[key]) for key in inner]
+        )
         for obs_space, action_space, message in (
             (renamed, ACTION_SPACES["discrete"], "write an .npz file instead"),
             (OBSERVATION_SPACES["dict"], ACTION_SPACES["box"], "store each action as floats"),
@@ -225,14 +254,18 @@ class TestRecordings:
     def test_a_single_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("minari")
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-        recording = record_random(ORACLE, {"obs": "tuple", "action": "multi_binary"}, 1, np.random.SeedSequence(0))
+        recording = record_random(
+            ORACLE, {"obs": "tuple", "action": "multi_binary"}, 1, np.random.SeedSequence(0)
+        )
         spaces = OBSERVATION_SPACES["tuple"], ACTION_SPACES["multi_binary"]
         data = self.written("minari", recording.dataset, spaces, tmp_path)
         assert data.truncated.tolist() == [True]
         np.testing.assert_array_equal(data.obs, recording.dataset.obs)
 
     def test_random_actions_spread_beside_a_single_bound(self) -> None:
-        actions = record_random(ORACLE, {"action": "half_bounded"}, 60, np.random.SeedSequence(0)).dataset.actions
+        actions = record_random(
+            ORACLE, {"action": "half_bounded"}, 60, np.random.SeedSequence(0)
+        ).dataset.actions
         assert (np.ptp(actions, axis=0) > 1.5).all()
 
 
@@ -264,7 +297,13 @@ class Watch:
 
 def run(algo: str, folder: Path, check: Callable[[Any], Any], *stops: Any, **changes: Any) -> Any:
     """A small run of several environments, of which every batch is checked."""
-    values = {"env_id": ORACLE, "num_envs": 3, "total_timesteps": 120, "eval_episodes": 1, **changes}
+    values = {
+        "env_id": ORACLE,
+        "num_envs": 3,
+        "total_timesteps": 120,
+        "eval_episodes": 1,
+        **changes,
+    }
     watch = Watch(check)
     result = run_training(small_config(algo, folder, **values), callbacks=[watch, *stops])
     assert watch.count > 1
@@ -274,7 +313,9 @@ def run(algo: str, folder: Path, check: Callable[[Any], Any], *stops: Any, **cha
 class TestUpdates:
     """What reaches an update in a run."""
 
-    @pytest.mark.parametrize(("obs", "action"), [("dict", "box"), ("box", "multi_discrete"), ("discrete", "unbounded")])
+    @pytest.mark.parametrize(
+        ("obs", "action"), [("dict", "box"), ("box", "multi_discrete"), ("discrete", "unbounded")]
+    )
     def test_rollouts(self, obs: str, action: str, tmp_path: Path) -> None:
         def check(batch: Any) -> None:
             flat = SimpleNamespace(**{name: getattr(batch, name).flatten(0, 1) for name in FIELDS})
@@ -300,9 +341,13 @@ class TestUpdates:
         assert len(seen) > 50
 
     @pytest.mark.parametrize(("obs", "options"), [("tuple", {}), ("stack", {"prioritized": True})])
-    def test_returns_of_several_steps(self, obs: str, options: dict[str, Any], tmp_path: Path) -> None:
+    def test_returns_of_several_steps(
+        self, obs: str, options: dict[str, Any], tmp_path: Path
+    ) -> None:
         def check(batch: Any) -> None:
-            assert_true(batch, OBSERVATION_SPACES[obs], ACTION_SPACES["discrete"], gamma=0.9, n_step=3)
+            assert_true(
+                batch, OBSERVATION_SPACES[obs], ACTION_SPACES["discrete"], gamma=0.9, n_step=3
+            )
 
         own = {"n_step": 3, "gamma": 0.9, "batch_size": 8, **options}
         run("dqn", tmp_path, check, env_kwargs={"obs": obs}, algo_kwargs=own)
@@ -326,7 +371,9 @@ class TestUpdates:
                 obs, next_obs = (stored(space, value) for value in (event.obs, event.next_obs))
                 goal = np.asarray(batch.obs[row][6:])
                 np.testing.assert_array_equal(batch.obs[row][:6], obs[:6])
-                np.testing.assert_array_equal(batch.next_obs[row], np.concatenate([next_obs[:6], goal]))
+                np.testing.assert_array_equal(
+                    batch.next_obs[row], np.concatenate([next_obs[:6], goal])
+                )
                 assert_action(batch.actions[row], event, ACTION_SPACES["box"])
                 assert float(batch.rewards[row]) == goal_reward(next_obs[3:6], goal)
                 assert bool(batch.terminated[row]) == event.terminated
@@ -340,7 +387,13 @@ class TestUpdates:
                     assert achieved.step >= moment.step
 
         space = OracleGoalEnv().observation_space
-        run("her", tmp_path, check, env_id="oracle_envs:OracleGoalEnv", algo_kwargs={"batch_size": 15})
+        run(
+            "her",
+            tmp_path,
+            check,
+            env_id="oracle_envs:OracleGoalEnv",
+            algo_kwargs={"batch_size": 15},
+        )
 
     def test_recorded_and_new_transitions_together(self, tmp_path: Path) -> None:
         def check(batch: Any) -> None:
@@ -359,10 +412,22 @@ class TestUpdates:
         last_moment = max(OracleEnv.journal)
         OracleEnv.journal[last_moment] = truncated(OracleEnv.journal[last_moment])
         shares: list[int] = []
-        own = {"dataset_kind": "npz", "dataset_path": path, "reward_scale": 0.5, "reward_shift": 1.0}
-        own["online"] = {"after_updates": 20, "learning_starts": 12, "offline_ratio": 0.25, "buffer_capacity": 60}
+        own = {
+            "dataset_kind": "npz",
+            "dataset_path": path,
+            "reward_scale": 0.5,
+            "reward_shift": 1.0,
+        }
+        own["online"] = {
+            "after_updates": 20,
+            "learning_starts": 12,
+            "offline_ratio": 0.25,
+            "buffer_capacity": 60,
+        }
         run("iql", tmp_path / "runs", check, env_kwargs=env_kwargs, algo_kwargs=own)
-        assert shares == [16] * 20 + [4] * 90  # 102 steps online, of which 12 come before the first update
+        assert (
+            shares == [16] * 20 + [4] * 90
+        )  # 102 steps online, of which 12 come before the first update
 
 
 def seen_last(batch: Any, space: gym.Space) -> set[Moment]:
@@ -373,7 +438,9 @@ def test_priorities_belong_to_their_transitions() -> None:
     envs = make_vector_env(ORACLE, {"obs": "box"}, num_envs=2)
     space, action_space = OBSERVATION_SPACES["box"], ACTION_SPACES["discrete"]
     spaces, device = describe_spaces(space, action_space), torch.device("cpu")
-    buffer = ReplayBuffer(spaces, 40, 2, rng=np.random.default_rng(0), device=device, priority_alpha=0.5)
+    buffer = ReplayBuffer(
+        spaces, 40, 2, rng=np.random.default_rng(0), device=device, priority_alpha=0.5
+    )
     collector, rng = Collector(envs, spaces, device), np.random.default_rng(1)
     collector.reset([0, 1])
     priorities: dict[Moment, float] = {}
@@ -381,14 +448,21 @@ def test_priorities_belong_to_their_transitions() -> None:
     for _ in range(30):
         known = set(OracleEnv.journal)
         state = TrainerState(None, Path())  # type: ignore[arg-type]
-        collector.collect(lambda obs, *_: ActResult(torch.from_numpy(rng.integers(0, 3, len(obs)))), buffer, 2, state)
+        collector.collect(
+            lambda obs, *_: ActResult(torch.from_numpy(rng.integers(0, 3, len(obs)))),
+            buffer,
+            2,
+            state,
+        )
         largest = max([1.0, *priorities.values(), *removed])
         priorities |= dict.fromkeys(set(OracleEnv.journal) - known, largest)
         for moment in list(OracleEnv.journal)[:-40]:
             removed.append(priorities.pop(moment, 0.0))
         batch = buffer.sample(16)
         moments = assert_true(batch, space, action_space)
-        expected = [sum(priorities.values()) / (len(priorities) * priorities[moment]) for moment in moments]
+        expected = [
+            sum(priorities.values()) / (len(priorities) * priorities[moment]) for moment in moments
+        ]
         np.testing.assert_allclose(batch.unscaled_weights, expected, rtol=1e-6)
         errors = np.array([code_of(moment) / 100 for moment in moments])
         buffer.update_priorities(batch, torch.from_numpy(errors))

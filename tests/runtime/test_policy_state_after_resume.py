@@ -63,7 +63,9 @@ def states_seen(collector: Collector, num_steps: int, size: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("sync", [3.0, 4.0]), ("vector", [0.0, 1.0])])
-def test_the_policy_state_is_restored_unless_new_episodes_begin(kind: str, expected: list[float]) -> None:
+def test_the_policy_state_is_restored_unless_new_episodes_begin(
+    kind: str, expected: list[float]
+) -> None:
     first = torch.zeros(2, 4)
     envs = make_envs(kind)
     (size,) = envs.spaces.obs.shape

@@ -43,23 +43,37 @@ GRU = {**MEMORY, "kind": "gru"}
 CASES: dict[str, tuple[Any, Any, str, dict[str, Any]]] = {
     "ppo": (PPOAlgorithm, PPOConfig, "rl_training.envs.toys:CartPoleNoVel", {"memory": MEMORY}),
     "ppo_masks": (PPOAlgorithm, PPOConfig, TARGET, {"memory": GRU, "normalize_obs": True}),
-    "ppo_dict": (PPOAlgorithm, PPOConfig, f"{ENVS}:DictMasks", {"memory": MEMORY, "normalize_reward": True}),
+    "ppo_dict": (
+        PPOAlgorithm,
+        PPOConfig,
+        f"{ENVS}:DictMasks",
+        {"memory": MEMORY, "normalize_reward": True},
+    ),
     "ppo_images": (PPOAlgorithm, PPOConfig, f"{ENVS}:ImageMasks", {"memory": MEMORY}),
     "ppo_box": (
         PPOAlgorithm,
         PPOConfig,
         "rl_training.envs.toys:PendulumNoVel",
-        {"memory": GRU, "critic_hidden_sizes": [6], "critic_learning_rate": 1e-3, "normalize_obs": True},
+        {
+            "memory": GRU,
+            "critic_hidden_sizes": [6],
+            "critic_learning_rate": 1e-3,
+            "normalize_obs": True,
+        },
     ),
     "a2c": (A2CAlgorithm, A2CConfig, "rl_training.envs.toys:CartPoleNoVel", {"memory": GRU}),
     "a2c_masks": (A2CAlgorithm, A2CConfig, TARGET, {"memory": MEMORY, "normalize_obs": True}),
 }
 
 
-@pytest.mark.parametrize("name", CASES if TRY_ALL else ["ppo_masks", "ppo_images", "ppo_box", "a2c_masks"])
+@pytest.mark.parametrize(
+    "name", CASES if TRY_ALL else ["ppo_masks", "ppo_images", "ppo_box", "a2c_masks"]
+)
 def test_the_checks_of_every_algorithm_hold_with_memory(name: str) -> None:
     algorithm_class, config_class, env_id, algo_kwargs = CASES[name]
-    check_algorithm(algorithm_class, config_class, Loop.ON_POLICY, env_id=env_id, algo_kwargs=algo_kwargs)
+    check_algorithm(
+        algorithm_class, config_class, Loop.ON_POLICY, env_id=env_id, algo_kwargs=algo_kwargs
+    )
 
 
 def config_of(folder: Path, algo: str = "ppo", **changes: Any) -> Any:
@@ -70,7 +84,9 @@ def config_of(folder: Path, algo: str = "ppo", **changes: Any) -> Any:
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 @pytest.mark.parametrize("step", [2, 38, 71, 118])
-def test_a_run_stopped_within_a_rollout_equals_the_whole_one(algo: str, step: int, tmp_path: Path) -> None:
+def test_a_run_stopped_within_a_rollout_equals_the_whole_one(
+    algo: str, step: int, tmp_path: Path
+) -> None:
     whole = run_training(config_of(tmp_path / "whole", algo))
     stopped = run_training(config_of(tmp_path / "stopped", algo), callbacks=[StopWithin(step)])
     assert step <= stopped.metrics["global_step"] < 128
@@ -109,7 +125,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("trained")
     actions = folder / "actions"
     env_kwargs = {"actions": str(actions)}
-    config = config_of(folder / "runs", env_id=f"{ENVS}:NotedTarget", env_kwargs=env_kwargs, eval_episodes=6)
+    config = config_of(
+        folder / "runs", env_id=f"{ENVS}:NotedTarget", env_kwargs=env_kwargs, eval_episodes=6
+    )
     return run_training(config, callbacks=[LargeWeights()]), actions
 
 
@@ -136,7 +154,10 @@ def test_predict_along_an_episode_takes_the_actions_of_the_evaluation(trained: A
             while not ended:
                 without, _ = predict(algorithm, obs, state=None, mask=info["action_mask"])
                 batched, rows = predict(
-                    algorithm, obs[None], state=None if state is None else state[None], mask=info["action_mask"][None]
+                    algorithm,
+                    obs[None],
+                    state=None if state is None else state[None],
+                    mask=info["action_mask"][None],
                 )
                 action, state = predict(algorithm, obs, state=state, mask=info["action_mask"])
                 assert batched.tolist() == [action]
@@ -153,7 +174,9 @@ def test_predict_without_a_state_or_with_a_wrong_one_is_a_named_error(trained: A
     result, _ = trained
     _, algorithm, _ = load_algorithm(result.run_dir)
     obs, mask = np.zeros(12, np.float32), np.ones(6)
-    with pytest.raises(ConfigError, match="this policy has memory: pass state=None at the first step of an episode"):
+    with pytest.raises(
+        ConfigError, match="this policy has memory: pass state=None at the first step of an episode"
+    ):
         predict(algorithm, obs, mask=mask)
     with pytest.raises(ConfigError, match="this policy has memory"):
         predict_checkpoint(result.run_dir, obs, mask=mask)
@@ -176,7 +199,9 @@ def test_a_policy_without_memory_has_no_state(tmp_path: Path) -> None:
         predict(algorithm, np.zeros(4, np.float32), state=np.zeros(3))
 
 
-def test_a_recording_holds_the_actions_of_a_policy_that_remembers(trained: Any, tmp_path: Path) -> None:
+def test_a_recording_holds_the_actions_of_a_policy_that_remembers(
+    trained: Any, tmp_path: Path
+) -> None:
     result, _ = trained
     _, algorithm, _ = load_algorithm(result.run_dir)
     dataset = record_checkpoint(result.run_dir, 60).dataset
@@ -190,14 +215,20 @@ def test_a_recording_holds_the_actions_of_a_policy_that_remembers(trained: Any, 
     again = record_checkpoint(result.run_dir, 60, epsilon=0.3).dataset
     assert again.masks[np.arange(60), again.actions].all()
     np.savez(tmp_path / "data.npz", **again.arrays())
-    with pytest.raises(DatasetError, match="does not support policies with memory: evaluate in an environment"):
-        evaluate_checkpoint_offline(result.run_dir, load_transition_dataset("npz", dataset_path=tmp_path / "data.npz"))
+    with pytest.raises(
+        DatasetError, match="does not support policies with memory: evaluate in an environment"
+    ):
+        evaluate_checkpoint_offline(
+            result.run_dir, load_transition_dataset("npz", dataset_path=tmp_path / "data.npz")
+        )
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_retried_evaluation_episode_keeps_its_state(backend: str, tmp_path: Path) -> None:
     once = tmp_path / "once"
-    result = run_training(config_of(tmp_path, env_id=f"{ENVS}:FailingTarget"), callbacks=[LargeWeights()])
+    result = run_training(
+        config_of(tmp_path, env_id=f"{ENVS}:FailingTarget"), callbacks=[LargeWeights()]
+    )
     config, algorithm, _ = load_algorithm(result.run_dir)
     allow_path(str(once))
     scores = []
@@ -212,7 +243,9 @@ def test_a_restarted_training_environment_begins_with_the_initial_state(tmp_path
     """Stored states are what the policy was given, so the log-probabilities of the update are those of acting."""
     env_kwargs = {"once": str(tmp_path / "once"), "max_restarts": 1}
     first = run_training(
-        config_of(tmp_path, env_id=f"{ENVS}:FailingTarget", env_kwargs=env_kwargs, total_timesteps=32),
+        config_of(
+            tmp_path, env_id=f"{ENVS}:FailingTarget", env_kwargs=env_kwargs, total_timesteps=32
+        ),
         callbacks=[watch := WatchRollouts()],
     )
     assert first.metrics["global_step"] == 32
@@ -233,7 +266,9 @@ class WatchRollouts:
         def watched(batch: Any) -> Any:
             samples, _ = algorithm.prepare(batch)
             with torch.no_grad():
-                outputs, _ = algorithm.policy(samples.obs, samples.masks, samples.states, samples.starts)
+                outputs, _ = algorithm.policy(
+                    samples.obs, samples.masks, samples.states, samples.starts
+                )
                 again, _ = algorithm.policy.head.log_prob_and_entropy(outputs, samples.actions)
             self.differences.append((again - samples.log_probs).abs().max().item())
             self.num_ends += int(batch.dones.sum())
@@ -250,14 +285,20 @@ class WatchRollouts:
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_the_first_gradient_step_sees_the_policy_that_acted(algo: str, tmp_path: Path) -> None:
     kwargs = {"normalize_obs": True, "learning_rate": 0.01}
-    run_training(config_of(tmp_path, algo, algo_kwargs=kwargs), callbacks=[watch := WatchRollouts()])
+    run_training(
+        config_of(tmp_path, algo, algo_kwargs=kwargs), callbacks=[watch := WatchRollouts()]
+    )
     assert len(watch.differences) == 128 // 32
     watch.check()
 
 
-def test_an_environment_that_is_not_restored_exactly_begins_with_the_initial_state(tmp_path: Path) -> None:
+def test_an_environment_that_is_not_restored_exactly_begins_with_the_initial_state(
+    tmp_path: Path,
+) -> None:
     env_kwargs = {"counter": str(tmp_path / "counter")}
-    config = config_of(tmp_path / "runs", env_id=f"{ENVS}:Drifting", env_kwargs=env_kwargs, total_timesteps=64)
+    config = config_of(
+        tmp_path / "runs", env_id=f"{ENVS}:Drifting", env_kwargs=env_kwargs, total_timesteps=64
+    )
     stopped = run_training(config, callbacks=[StopWithin(20)])
     assert load_checkpoint(stopped.checkpoint_path).trainer_state["collector"]["policy_state"].any()
     resume_training(stopped.run_dir, callbacks=[watch := WatchRollouts()])
@@ -265,6 +306,8 @@ def test_an_environment_that_is_not_restored_exactly_begins_with_the_initial_sta
 
 
 def test_sequences_must_divide_the_rollout(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"num_steps 16 is not a multiple of memory\.sequence_length 5"):
+    with pytest.raises(
+        ConfigError, match=r"num_steps 16 is not a multiple of memory\.sequence_length 5"
+    ):
         run_training(config_of(tmp_path, algo_kwargs={"memory": {**MEMORY, "sequence_length": 5}}))
     assert not list(tmp_path.iterdir())

@@ -39,7 +39,11 @@ def short(output_dir: Path, algo: str = "ppo", **changes: Any) -> TrainConfig:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def metadata_of(run_dir: Path) -> dict[str, Any]:
@@ -69,7 +73,8 @@ class TestAnOlderCheckpoint:
         older = run / "checkpoints" / "step_000000000032"
         before = contents(run)
         with pytest.raises(
-            CheckpointError, match=r"step 32 of a run that continued to step 96.*--output-dir.*--rewind"
+            CheckpointError,
+            match=r"step 32 of a run that continued to step 96.*--output-dir.*--rewind",
         ):
             resume_training(older)
         with pytest.raises(CheckpointError, match="--rewind"):
@@ -82,15 +87,24 @@ class TestAnOlderCheckpoint:
         result = resume_training(run / "checkpoints" / "step_000000000032", rewind=True)
         assert_same_end(result, TrainResult(template, resolve_checkpoint(template), {}))
         older = run / "checkpoints" / "step_000000000064"
-        assert DefaultExperimentManager().resume(older, rewind=True).train().metrics["global_step"] == 96
+        assert (
+            DefaultExperimentManager().resume(older, rewind=True).train().metrics["global_step"]
+            == 96
+        )
 
-    def test_into_another_folder_is_a_fork_that_names_its_parent(self, run: Path, tmp_path: Path) -> None:
+    def test_into_another_folder_is_a_fork_that_names_its_parent(
+        self, run: Path, tmp_path: Path
+    ) -> None:
         before = contents(run)
         older = run / "checkpoints" / "step_000000000032"
-        with pytest.raises(ConfigError, match=r"run_suffix 'b' names a new run folder.*add --output-dir"):
+        with pytest.raises(
+            ConfigError, match=r"run_suffix 'b' names a new run folder.*add --output-dir"
+        ):
             resume_training(older, run_suffix="b", rewind=True)
         forks = tmp_path / "forks"
-        fork = resume_training(older, output_dir=forks, run_suffix="b", callbacks=[StopAt(48, "update")])
+        fork = resume_training(
+            older, output_dir=forks, run_suffix="b", callbacks=[StopAt(48, "update")]
+        )
         assert fork.run_dir == forks / "ppo__CartPole-v1__seed1__b"
         assert contents(run) == before
         parent = {"checkpoint": str(older.resolve()), "global_step": 32}
@@ -107,7 +121,9 @@ class TestAnOlderCheckpoint:
 
     def test_is_accepted_if_all_newer_checkpoints_are_damaged(self, run: Path) -> None:
         (run / "checkpoints" / "step_000000000096" / "algorithm.safetensors").write_bytes(b"")
-        assert resume_training(run / "checkpoints" / "step_000000000064").metrics["global_step"] == 96
+        assert (
+            resume_training(run / "checkpoints" / "step_000000000064").metrics["global_step"] == 96
+        )
 
 
 class TestAnEndedRun:
@@ -132,16 +148,22 @@ class TestAnEndedRun:
         assert "--total-timesteps" in said
         assert "algo_kwargs.early_stopping" in said
         assert contents(first.run_dir) == before
-        assert main(["resume", str(first.run_dir), "algo_kwargs.early_stopping.target_value=1e9"]) == 0
+        assert (
+            main(["resume", str(first.run_dir), "algo_kwargs.early_stopping.target_value=1e9"]) == 0
+        )
         assert metadata_of(first.run_dir)["status"] == "finished"
         assert list(read_metrics(first.run_dir / "metrics.jsonl"))[-1]["global_step"] == 160
 
-    def test_stopped_by_a_callback_resumes_even_if_the_first_attempt_fails(self, tmp_path: Path) -> None:
+    def test_stopped_by_a_callback_resumes_even_if_the_first_attempt_fails(
+        self, tmp_path: Path
+    ) -> None:
         class Fails:
             def on_collect_end(self, trainer: TrainerState, result: object) -> None:
                 raise RuntimeError("no luck")
 
-        run_dir = run_training(short(tmp_path, total_timesteps=96), callbacks=[StopAt(40, "update")]).run_dir
+        run_dir = run_training(
+            short(tmp_path, total_timesteps=96), callbacks=[StopAt(40, "update")]
+        ).run_dir
         with pytest.raises(RuntimeError, match="no luck"):
             resume_training(run_dir, callbacks=[Fails()])
         assert resume_training(run_dir).metrics["global_step"] == 96
@@ -153,7 +175,9 @@ class TestAnEndedRun:
         second = resume_training(first.run_dir, total_timesteps=320)
         assert (second.metrics["global_step"], second.stop_reason) == (160, first.stop_reason)
 
-    def test_whose_folder_was_copied_by_links_leaves_the_original_alone(self, run: Path, tmp_path: Path) -> None:
+    def test_whose_folder_was_copied_by_links_leaves_the_original_alone(
+        self, run: Path, tmp_path: Path
+    ) -> None:
         copy = shutil.copytree(run, tmp_path / "copy" / run.name, copy_function=os.link)
         before = contents(run)
         resume_training(copy, total_timesteps=128)
@@ -189,8 +213,15 @@ class TestChanges:
 
     def test_without_effect_on_the_results_leave_them_exact(self, tmp_path: Path) -> None:
         config = short(tmp_path / "whole", algo="dqn")
-        stopped = run_training(config.replace(output_dir=tmp_path / "stopped"), callbacks=[StopAt(40, "update")])
-        words = ["checkpoint_interval=16", "eval_episodes=2", "algo_kwargs.eval_interval=16", "tags=[x]"]
+        stopped = run_training(
+            config.replace(output_dir=tmp_path / "stopped"), callbacks=[StopAt(40, "update")]
+        )
+        words = [
+            "checkpoint_interval=16",
+            "eval_episodes=2",
+            "algo_kwargs.eval_interval=16",
+            "tags=[x]",
+        ]
         assert main(["resume", "--checkpoint", str(stopped.run_dir), *words]) == 0
         whole = load_checkpoint(run_training(config).run_dir)
         resumed = load_checkpoint(stopped.run_dir)
@@ -210,7 +241,10 @@ class TestChanges:
             ("algo_kwargs.hidden_sizes=[4]", "saved networks have the old shape"),
             ("algo_kwargs.critic_hidden_sizes=[4]", "saved networks have the old shape"),
             ("algo_kwargs.layer_norm=true", "saved networks have the old shape"),
-            ("algo_kwargs.critic_learning_rate=0.1", "saved as one network, with two as two networks"),
+            (
+                "algo_kwargs.critic_learning_rate=0.1",
+                "saved as one network, with two as two networks",
+            ),
             ("algo_kwargs.num_steps=8", "saved rollout"),
             ("algo_kwargs.normalize_obs=true", "normalizer"),
             ("algo_kwargs.normalize_advantage=false", "only schedules and coefficients can change"),
@@ -227,11 +261,19 @@ class TestChanges:
         assert "start a new run" in said
         assert contents(template) == before
 
-    def test_of_a_buffer_a_dataset_or_the_kind_of_a_setting_are_refused(self, tmp_path: Path) -> None:
-        for algo, key, value in (("sac", "buffer_capacity", 9), ("sac", "alpha", 0.1), ("iql", "dataset_size", 50)):
+    def test_of_a_buffer_a_dataset_or_the_kind_of_a_setting_are_refused(
+        self, tmp_path: Path
+    ) -> None:
+        for algo, key, value in (
+            ("sac", "buffer_capacity", 9),
+            ("sac", "alpha", 0.1),
+            ("iql", "dataset_size", 50),
+        ):
             first = run_training(short(tmp_path, algo=algo, total_timesteps=36))
             with pytest.raises(ConfigError, match=f"algo_kwargs.{key}' cannot change"):
-                resume_training(first.run_dir, total_timesteps=40, changes={"algo_kwargs": {key: value}})
+                resume_training(
+                    first.run_dir, total_timesteps=40, changes={"algo_kwargs": {key: value}}
+                )
 
     @pytest.mark.parametrize(
         ("algo", "old", "new"), [("sac", {"alpha": 0.2}, {"alpha": 0.1}), ("c51", {}, {"v_max": 5})]
@@ -248,14 +290,22 @@ class TestChanges:
         dataset = load_transition_dataset("random", env_id="Pendulum-v1", size=64)
         old, new, other = (tmp_path / name for name in ("old.npz", "new.npz", "other.npz"))
         save_transition_dataset(old, dataset)
-        save_transition_dataset(other, load_transition_dataset("random", env_id="Pendulum-v1", size=64, seed=9))
+        save_transition_dataset(
+            other, load_transition_dataset("random", env_id="Pendulum-v1", size=64, seed=9)
+        )
         algo_kwargs = {"dataset_kind": "npz", "dataset_path": str(old)}
-        first = run_training(small_config("iql", tmp_path / "runs", total_timesteps=36, algo_kwargs=algo_kwargs))
+        first = run_training(
+            small_config("iql", tmp_path / "runs", total_timesteps=36, algo_kwargs=algo_kwargs)
+        )
         old.rename(new)
         with pytest.raises(DatasetError, match="correct the path, or record"):
             resume_training(first.run_dir, total_timesteps=40)
         with pytest.raises(DatasetError, match="fingerprint"):
-            resume_training(first.run_dir, total_timesteps=40, changes={"algo_kwargs": {"dataset_path": str(other)}})
+            resume_training(
+                first.run_dir,
+                total_timesteps=40,
+                changes={"algo_kwargs": {"dataset_path": str(other)}},
+            )
         resumed = resume_training(
             first.run_dir, total_timesteps=40, changes={"algo_kwargs": {"dataset_path": str(new)}}
         )
@@ -278,7 +328,10 @@ class TestChanges:
         result = resume_training(run)
         assert result.metrics["global_step"] == 128
         assert load_checkpoint(run).config["algo_kwargs"]["clip_coef"] == 0.1
-        assert [change["key"] for change in metadata_of(run)["changes"]] == ["total_timesteps", "algo_kwargs.clip_coef"]
+        assert [change["key"] for change in metadata_of(run)["changes"]] == [
+            "total_timesteps",
+            "algo_kwargs.clip_coef",
+        ]
 
 
 class TestAnEditedConfig:
@@ -289,7 +342,9 @@ class TestAnEditedConfig:
     def test_is_refused_by_the_keys_that_differ(self, run: Path) -> None:
         self.edit(run, eval_episodes=7, total_timesteps=500)
         before = contents(run)
-        with pytest.raises(ConfigError, match=r"eval_episodes is 7 there and 1 in the.*eval_episodes=7") as caught:
+        with pytest.raises(
+            ConfigError, match=r"eval_episodes is 7 there and 1 in the.*eval_episodes=7"
+        ) as caught:
             resume_training(run)
         assert "total_timesteps=500" in str(caught.value)
         assert contents(run) == before
@@ -318,7 +373,9 @@ class TestResumeOrStart:
         config = short(folder / "runs", total_timesteps=64)
         path = folder / "config.yaml"
         path.write_text(dump_yaml(serialize_train_config(config)))
-        return main(["train", "--config", str(path), "--run-suffix", "job", "--resume-or-start", *words])
+        return main(
+            ["train", "--config", str(path), "--run-suffix", "job", "--resume-or-start", *words]
+        )
 
     def test_starts_resumes_and_then_reports_the_finished_run(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -328,7 +385,9 @@ class TestResumeOrStart:
         assert self.call(tmp_path) == 0
         assert metadata_of(stopped.run_dir)["status"] == "finished"
         whole = run_training(config.replace(output_dir=tmp_path / "whole"))
-        assert_same_end(whole, TrainResult(stopped.run_dir, resolve_checkpoint(stopped.run_dir), {}))
+        assert_same_end(
+            whole, TrainResult(stopped.run_dir, resolve_checkpoint(stopped.run_dir), {})
+        )
         before = contents(stopped.run_dir)
         capsys.readouterr()
         assert self.call(tmp_path) == 0
@@ -342,10 +401,17 @@ class TestResumeOrStart:
         with pytest.raises(ZeroDivisionError):
             run_training(config, run_suffix="job", callbacks=[FailOnce()])
         (run_dir,) = (tmp_path / "runs").iterdir()
-        with pytest.raises(CheckpointError, match="ended before its first checkpoint; to start it again: `") as caught:
+        with pytest.raises(
+            CheckpointError, match="ended before its first checkpoint; to start it again: `"
+        ) as caught:
             resume_training(run_dir)
         assert main(shlex.split(str(caught.value).split("`")[1])[1:]) == 0
-        assert [line["global_step"] for line in read_metrics(run_dir / "metrics.jsonl")] == [16, 32, 48, 64]
+        assert [line["global_step"] for line in read_metrics(run_dir / "metrics.jsonl")] == [
+            16,
+            32,
+            48,
+            64,
+        ]
         assert self.call(tmp_path) == 0
         (run_dir / "checkpoints").rename(run_dir / "notes")
         assert self.call(tmp_path) == 2
@@ -375,12 +441,16 @@ def test_the_number_of_checkpoints_to_keep_is_chosen(tmp_path: Path) -> None:
 class TestSchedules:
     def test_of_an_extension_are_stretched_restarted_or_held(self) -> None:
         training_progress = TrainingProgress(100)
-        assert [training_progress.extended(50, 150, "restart").progress(step) for step in (50, 100, 150)] == [
+        assert [
+            training_progress.extended(50, 150, "restart").progress(step) for step in (50, 100, 150)
+        ] == [
             0.0,
             0.5,
             1.0,
         ]
-        assert [training_progress.extended(50, 150, "hold").progress(step) for step in (50, 100, 150)] == [
+        assert [
+            training_progress.extended(50, 150, "hold").progress(step) for step in (50, 100, 150)
+        ] == [
             0.5,
             0.5,
             0.5,
@@ -400,23 +470,34 @@ class TestSchedules:
         said = capsys.readouterr().err
         assert "learning_rate stays 0" in said
         assert "--schedules restart" in said
-        assert main(["resume", str(other), "--total-timesteps", "128", "--schedules", "restart"]) == 0
+        assert (
+            main(["resume", str(other), "--total-timesteps", "128", "--schedules", "restart"]) == 0
+        )
         said = capsys.readouterr().err
         assert "each schedule starts again" in said
         assert "learning_rate is 0" not in said
         with pytest.raises(AssertionError):
             assert_same_checkpoint(first.run_dir, other)
 
-    def test_chosen_are_kept_after_a_failure_before_the_next_checkpoint(self, tmp_path: Path) -> None:
+    def test_chosen_are_kept_after_a_failure_before_the_next_checkpoint(
+        self, tmp_path: Path
+    ) -> None:
         runs = []
         for name in "ab":
             config = short(
-                tmp_path / name, total_timesteps=64, algo_kwargs={"clip_coef": {"kind": "linear", "start": 1}}
+                tmp_path / name,
+                total_timesteps=64,
+                algo_kwargs={"clip_coef": {"kind": "linear", "start": 1}},
             )
             runs.append(run_training(config).run_dir)
         with pytest.raises(ZeroDivisionError):
-            resume_training(runs[0], total_timesteps=128, schedules="restart", callbacks=[FailOnce()])
-        assert_same_end(resume_training(runs[0]), resume_training(runs[1], total_timesteps=128, schedules="restart"))
+            resume_training(
+                runs[0], total_timesteps=128, schedules="restart", callbacks=[FailOnce()]
+            )
+        assert_same_end(
+            resume_training(runs[0]),
+            resume_training(runs[1], total_timesteps=128, schedules="restart"),
+        )
 
     def test_must_be_known(self, template: Path) -> None:
         with pytest.raises(ConfigError, match="should be stretch, restart, hold"):

@@ -33,7 +33,10 @@ class SetStop(Callback):
 def test_a_stop_without_a_reason_is_a_stop(tmp_path: Path) -> None:
     result = run_training(small_config("ppo", tmp_path), callbacks=[SetStop()])
     assert result.metrics["global_step"] == 16
-    assert status_of(result.run_dir) == ("stopped", "a callback set should_stop without giving a reason")
+    assert status_of(result.run_dir) == (
+        "stopped",
+        "a callback set should_stop without giving a reason",
+    )
     assert result.stop_reason == "a callback set should_stop without giving a reason"
 
 
@@ -43,8 +46,12 @@ class FailAtEnd(Callback):
 
 
 @pytest.mark.parametrize("eval_interval", [16, 48])
-def test_a_run_that_failed_in_on_train_end_reports_the_same_once_resumed(tmp_path: Path, eval_interval: int) -> None:
-    config = small_config("ppo", tmp_path, total_timesteps=64, algo_kwargs={"eval_interval": eval_interval})
+def test_a_run_that_failed_in_on_train_end_reports_the_same_once_resumed(
+    tmp_path: Path, eval_interval: int
+) -> None:
+    config = small_config(
+        "ppo", tmp_path, total_timesteps=64, algo_kwargs={"eval_interval": eval_interval}
+    )
     whole = run_training(config, run_suffix="whole")
     with pytest.raises(Exception, match="no report today"):
         run_training(config, run_suffix="failed", callbacks=[FailAtEnd()])
@@ -74,28 +81,42 @@ def test_a_run_that_ends_late_says_so_and_its_progress_has_the_true_end(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = small_config(algo, tmp_path, total_timesteps=total, num_envs=num_envs, algo_kwargs=settings)
+    config = small_config(
+        algo, tmp_path, total_timesteps=total, num_envs=num_envs, algo_kwargs=settings
+    )
     assert run_training(config).metrics["global_step"] == last
     said = capsys.readouterr().err
     assert f"step {last}/{last}" in said
-    assert (f"WARNING: the run ends at step {last} instead of total_timesteps {total}" in said) == (told is not None)
+    assert (f"WARNING: the run ends at step {last} instead of total_timesteps {total}" in said) == (
+        told is not None
+    )
     assert (told or "") in said
 
 
 def test_the_last_step_has_one_line_with_losses_and_evaluation(tmp_path: Path) -> None:
-    values: dict[str, Any] = {"log_interval": 16, "checkpoint_interval": 16, "algo_kwargs": {"eval_interval": 48}}
-    short = run_training(small_config("ppo", tmp_path, total_timesteps=64, **values), run_suffix="short")
+    values: dict[str, Any] = {
+        "log_interval": 16,
+        "checkpoint_interval": 16,
+        "algo_kwargs": {"eval_interval": 48},
+    }
+    short = run_training(
+        small_config("ppo", tmp_path, total_timesteps=64, **values), run_suffix="short"
+    )
     lines = list(read_metrics(short.run_dir / "metrics.jsonl"))
     assert [line["global_step"] for line in lines] == [16, 32, 48, 64]
     assert {"eval_return_mean", "policy_loss"} <= lines[-1].keys()
 
-    whole = run_training(small_config("ppo", tmp_path, total_timesteps=96, **values), run_suffix="whole")
+    whole = run_training(
+        small_config("ppo", tmp_path, total_timesteps=96, **values), run_suffix="whole"
+    )
     resume_training(short.run_dir, total_timesteps=96)
     texts = [(run_dir / "metrics.jsonl").read_text() for run_dir in (whole.run_dir, short.run_dir)]
     assert texts[0] == texts[1]
 
 
-def test_the_best_of_a_fork_is_one_of_its_own_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_a_fork_is_one_of_its_own_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     summarize_all = Evaluator.summarize
     scores = iter([9.0, 1.0, 2.0, 0.0, 2.0, 1.0])
 
@@ -104,11 +125,18 @@ def test_the_best_of_a_fork_is_one_of_its_own_checkpoints(tmp_path: Path, monkey
 
     monkeypatch.setattr(Evaluator, "summarize", summarize)
     config = small_config(
-        "ppo", tmp_path, total_timesteps=64, checkpoint_interval=16, keep="all", algo_kwargs={"eval_interval": 16}
+        "ppo",
+        tmp_path,
+        total_timesteps=64,
+        checkpoint_interval=16,
+        keep="all",
+        algo_kwargs={"eval_interval": 16},
     )
     run_dir = run_training(config).run_dir
     assert CheckpointFolder(run_dir / "checkpoints").best == ("step_000000000016", 9.0)
-    fork = resume_training(run_dir / "checkpoints" / "step_000000000032", output_dir=tmp_path / "forks")
+    fork = resume_training(
+        run_dir / "checkpoints" / "step_000000000032", output_dir=tmp_path / "forks"
+    )
     assert CheckpointFolder(fork.run_dir / "checkpoints").best == ("step_000000000048", 2.0)
     assert fork.metrics["best_eval_return_mean"] == 2.0
 
@@ -116,7 +144,9 @@ def test_the_best_of_a_fork_is_one_of_its_own_checkpoints(tmp_path: Path, monkey
 def test_a_resume_reports_lost_lines_of_metrics_and_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = small_config("ppo", tmp_path, total_timesteps=64, log_interval=16, algo_kwargs={"eval_interval": 16})
+    config = small_config(
+        "ppo", tmp_path, total_timesteps=64, log_interval=16, algo_kwargs={"eval_interval": 16}
+    )
     run_dir = run_training(config).run_dir
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         path = run_dir / name
@@ -126,4 +156,9 @@ def test_a_resume_reports_lost_lines_of_metrics_and_continues(
     said = capsys.readouterr().err
     assert said.count("shorter than at the checkpoint: metrics.jsonl (") == 1
     assert "and evaluations.jsonl (" in said
-    assert [line["global_step"] for line in read_metrics(run_dir / "metrics.jsonl")] == [16, 32, 80, 96]
+    assert [line["global_step"] for line in read_metrics(run_dir / "metrics.jsonl")] == [
+        16,
+        32,
+        80,
+        96,
+    ]

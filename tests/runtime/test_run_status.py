@@ -48,7 +48,11 @@ def test_an_environment_that_fails_to_close_ends_no_run(
     config = small_config("dqn", tmp_path, env_id=ENDS, env_kwargs=kwargs, num_envs=2)
     result = run_training(config)
     error = capfd.readouterr().err
-    assert "environment 0 of 2 failed in close: it raised " + ("SystemExit" if leaves else "RuntimeError") in error
+    assert (
+        "environment 0 of 2 failed in close: it raised "
+        + ("SystemExit" if leaves else "RuntimeError")
+        in error
+    )
     assert "an evaluation environment failed in close" in error
     assert status_of(tmp_path) == "finished"
     if backend == "sync":
@@ -56,7 +60,9 @@ def test_an_environment_that_fails_to_close_ends_no_run(
         assert "closing failed" in capfd.readouterr().err
 
 
-def test_sys_exit_in_a_plugin_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sys_exit_in_a_plugin_is_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("import sys\nsys.exit(0)\n")
     assert main(["doctor", "--plugin", str(plugin)]) == 2
@@ -112,9 +118,21 @@ class VanishingTerminal:
     "make",
     [lambda: None, closed_stream, full_disk, vanished_terminal, VanishingTerminal],
 )
-def test_no_standard_error_ends_a_run(make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_standard_error_ends_a_run(
+    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stderr", make())
-    code = main(["train", "dqn", "CartPole-v1", "--output-dir", str(tmp_path), *SHORT, "algo_kwargs.hidden_sizes=[8]"])
+    code = main(
+        [
+            "train",
+            "dqn",
+            "CartPole-v1",
+            "--output-dir",
+            str(tmp_path),
+            *SHORT,
+            "algo_kwargs.hidden_sizes=[8]",
+        ]
+    )
     monkeypatch.undo()
     assert code == 0
     assert status_of(tmp_path) == "finished"
@@ -122,9 +140,21 @@ def test_no_standard_error_ends_a_run(make: Callable[[], Any], tmp_path: Path, m
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /dev/full")
 def test_a_log_that_cannot_be_written_does_not_change_the_exit_code(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "rl_training", "train", "dqn", "CartPole-v1", "--output-dir", "runs", *SHORT]
+    words = [
+        sys.executable,
+        "-m",
+        "rl_training",
+        "train",
+        "dqn",
+        "CartPole-v1",
+        "--output-dir",
+        "runs",
+        *SHORT,
+    ]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(words, cwd=tmp_path, stderr=full, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            words, cwd=tmp_path, stderr=full, stdout=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == 0
     assert "run_dir=" in done.stdout
     assert status_of(tmp_path / "runs") == "finished"

@@ -31,7 +31,9 @@ from rl_training.runtime.run_utils import (
 )
 
 
-def test_auto_falls_back_to_the_cpu_when_the_accelerator_cannot_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_falls_back_to_the_cpu_when_the_accelerator_cannot_allocate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     asked = []
     zeros = torch.zeros
@@ -66,12 +68,16 @@ def test_a_run_folder_holds_its_config_and_metadata(tmp_path: Path) -> None:
     config = small_config("ppo", tmp_path, env_id="pkg.module:Some/Env-v0")
     run = create_training_run(config, run_suffix="x")
     assert run.run_dir == tmp_path / "ppo__pkg.module-Some-Env-v0__seed1__x"
-    assert yaml.safe_load((run.run_dir / "config.yaml").read_text()) == serialize_train_config(config)
+    assert yaml.safe_load((run.run_dir / "config.yaml").read_text()) == serialize_train_config(
+        config
+    )
     metadata = json.loads((run.run_dir / "metadata.json").read_text())
     assert {"command", "versions", "git_commit", "seed", "status"} <= metadata.keys()
 
 
-def test_metadata_names_the_build_of_torch_that_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_names_the_build_of_torch_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     run = create_training_run(small_config("ppo", tmp_path))
     metadata = json.loads((run.run_dir / "metadata.json").read_text())
@@ -88,8 +94,14 @@ def test_an_existing_run_folder_is_never_reused(tmp_path: Path) -> None:
 
 
 class TestRunLog:
-    def test_a_new_run_has_a_logger_of_its_own(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        before = list(logging.root.handlers), logging.root.level, set(logging.root.manager.loggerDict)
+    def test_a_new_run_has_a_logger_of_its_own(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        before = (
+            list(logging.root.handlers),
+            logging.root.level,
+            set(logging.root.manager.loggerDict),
+        )
         run = create_training_run(small_config("ppo", tmp_path), run_suffix="x")
         assert isinstance(run.logger, logging.Logger)
         assert run.config_path == run.run_dir / "config.yaml"
@@ -103,7 +115,11 @@ class TestRunLog:
             "INFO created: ppo on CartPole-v1, seed 1, 128 timesteps",
             "INFO my own words",
         ]
-        assert before == (list(logging.root.handlers), logging.root.level, set(logging.root.manager.loggerDict))
+        assert before == (
+            list(logging.root.handlers),
+            logging.root.level,
+            set(logging.root.manager.loggerDict),
+        )
         assert capfd.readouterr() == ("", "")
 
     def test_a_closed_logger_is_silent_and_the_run_can_log_again(
@@ -129,7 +145,9 @@ class TestRunLog:
                 if trainer.global_step == 48:
                     raise KeyError("my mistake")
 
-        result = train_ppo(small_config("ppo", tmp_path, checkpoint_interval=16), callbacks=[Stop()])
+        result = train_ppo(
+            small_config("ppo", tmp_path, checkpoint_interval=16), callbacks=[Stop()]
+        )
         manager = DefaultExperimentManager()
         with pytest.raises(KeyError, match="my mistake"):
             manager.resume(result.run_dir, callbacks=[Fail()]).train()
@@ -162,7 +180,10 @@ def test_a_saved_checkpoint_can_be_loaded(tmp_path: Path) -> None:
     path = save_training_checkpoint(
         tmp_path / "here",
         config=small_config("ppo", tmp_path),
-        algorithm_state={"weight": torch.arange(3.0), "nested": {"list": [1, None, "x", float("inf")]}},
+        algorithm_state={
+            "weight": torch.arange(3.0),
+            "nested": {"list": [1, None, "x", float("inf")]},
+        },
         trainer_state={"generator": np.random.default_rng(0).bit_generator.state},
         buffer_state={"array": np.arange(6, dtype=np.uint8).reshape(2, 3)},
     )
@@ -179,11 +200,16 @@ def test_the_streams_of_a_run_differ_and_repeat() -> None:
     assert seeds.env_seeds(4) == again.env_seeds(4) != other.env_seeds(4)
     assert seeds.eval_seeds(3) == seeds.eval_seeds(10)[:3]
     assert not set(seeds.env_seeds(100)) & set(seeds.eval_seeds(100))
-    draws = [torch.rand(1, generator=s.policy_generator(torch.device("cpu"))).item() for s in (seeds, again, other)]
+    draws = [
+        torch.rand(1, generator=s.policy_generator(torch.device("cpu"))).item()
+        for s in (seeds, again, other)
+    ]
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_threads_depend_on_the_layer_sizes_and_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_depend_on_the_layer_sizes_and_are_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(execution.os, "cpu_count", lambda: 2)
     config = TrainConfig(algo="ppo", env_id="x", total_timesteps=1000)
     assert Execution.choose(config, PPOConfig()).num_threads == 1
@@ -200,7 +226,9 @@ def num_flushed() -> int:
     return int((torch.full((1 << 20,), 1e-30) * 1e-10 == 0.0).sum())
 
 
-@pytest.mark.skipif(not execution.end_openmp_threads(), reason="this OpenMP library cannot end its threads")
+@pytest.mark.skipif(
+    not execution.end_openmp_threads(), reason="this OpenMP library cannot end its threads"
+)
 @pytest.mark.parametrize("main_thread_flushes", [False, True])
 def test_denormals_are_flushed_in_threads_older_than_the_run(main_thread_flushes: bool) -> None:
     torch.set_num_threads(2)

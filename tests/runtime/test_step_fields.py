@@ -38,7 +38,11 @@ class Noted:
         return {**super().step_fields(), "twice": StepField((3,))}  # type: ignore[misc]
 
     def update(self, batch: Transitions) -> Any:
-        Noted.batches.append(Transitions.from_tensors({name: value.clone() for name, value in batch.tensors().items()}))
+        Noted.batches.append(
+            Transitions.from_tensors(
+                {name: value.clone() for name, value in batch.tensors().items()}
+            )
+        )
         return super().update(batch)  # type: ignore[misc]
 
 
@@ -79,7 +83,12 @@ def _no_batches() -> None:
 
 
 def config_of(name: str, folder: Path, backend: str = "sync", **algo_kwargs: Any) -> Any:
-    values = {"env_id": ENV, "env_kwargs": {"backend": backend}, "num_envs": 2, "total_timesteps": 96}
+    values = {
+        "env_id": ENV,
+        "env_kwargs": {"backend": backend},
+        "num_envs": 2,
+        "total_timesteps": 96,
+    }
     return small_config(name, folder, **values, algo_kwargs={"eval_interval": 48, **algo_kwargs})
 
 
@@ -111,7 +120,9 @@ def test_the_fields_are_resumed_exactly(case: str, tmp_path: Path) -> None:
         expected = list(Noted.batches)
         Noted.batches.clear()
         stop = StopAt(50, "collect")
-        stopped = run_training(config_of(name, tmp_path / "stopped", **algo_kwargs), callbacks=[stop])
+        stopped = run_training(
+            config_of(name, tmp_path / "stopped", **algo_kwargs), callbacks=[stop]
+        )
         assert_same_end(whole, resume_training(stopped.run_dir))
     for one, other in zip(expected, Noted.batches, strict=True):
         for field, tensor in one.tensors().items():
@@ -125,9 +136,7 @@ def test_the_checks_of_every_algorithm_hold_for_one_with_own_fields() -> None:
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_an_info_key_that_is_missing_is_a_named_error(backend: str, tmp_path: Path) -> None:
-    message = (
-        r"the info of step has no 'absent', which the algorithm reads \(its keys: 'action_mask', 'number', 'pair'\)"
-    )
+    message = r"the info of step has no 'absent', which the algorithm reads \(its keys: 'action_mask', 'number', 'pair'\)"
     with registered(SPECS["missing"]), pytest.raises(EnvError, match=message):
         run_training(config_of("missing", tmp_path, backend))
 

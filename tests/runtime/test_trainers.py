@@ -22,23 +22,38 @@ from rl_training.runtime.workflows import resume_training
 def test_sync_and_async_environments_give_the_same_run(tmp_path: Path) -> None:
     states = []
     for backend in ("sync", "async"):
-        config = small_config("ppo", tmp_path / backend, num_envs=3, env_kwargs={"backend": backend})
-        states.append(load_checkpoint(train_ppo(config).run_dir).algorithm_state["members"]["policy"])
+        config = small_config(
+            "ppo", tmp_path / backend, num_envs=3, env_kwargs={"backend": backend}
+        )
+        states.append(
+            load_checkpoint(train_ppo(config).run_dir).algorithm_state["members"]["policy"]
+        )
     assert all((states[0][name] == states[1][name]).all() for name in states[0])
 
 
 def test_it_learns_and_logs_at_the_asked_intervals(tmp_path: Path) -> None:
-    config = small_config("ppo", tmp_path, env_id="Pendulum-v1", log_interval=32, algo_kwargs={"eval_interval": 64})
+    config = small_config(
+        "ppo", tmp_path, env_id="Pendulum-v1", log_interval=32, algo_kwargs={"eval_interval": 64}
+    )
     lines = list(read_metrics(train_ppo(config).run_dir / "metrics.jsonl"))
     assert [line["global_step"] for line in lines] == [32, 64, 96, 128]
     assert ["eval_return_mean" in line for line in lines] == [False, True, False, True]
-    losses = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance")
+    losses = (
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "approx_kl",
+        "clip_fraction",
+        "explained_variance",
+    )
     assert all(np.isfinite(line[name]) for line in lines for name in losses)
 
 
 def test_a_saved_state_can_start_a_new_run(tmp_path: Path) -> None:
     state = load_checkpoint(train_ppo(small_config("ppo", tmp_path / "a")).run_dir)
-    second = train_ppo(small_config("ppo", tmp_path / "b", total_timesteps=256), checkpoint_state=state)
+    second = train_ppo(
+        small_config("ppo", tmp_path / "b", total_timesteps=256), checkpoint_state=state
+    )
     assert second.metrics["global_step"] == 256
     assert second.run_dir.parent == tmp_path / "b"
 
@@ -74,8 +89,12 @@ def test_sac_trains_with_a_learned_and_a_fixed_temperature(alpha: object, tmp_pa
     assert 0.5 < actions.max() <= 1  # in model space: Pendulum's own bound is 2
 
 
-def test_a_run_on_discrete_actions_that_stops_and_goes_on_equals_one_that_never_stopped(tmp_path: Path) -> None:
-    whole, stopping = (small_config("sac", tmp_path / name, env_id="CartPole-v1") for name in ("whole", "stopped"))
+def test_a_run_on_discrete_actions_that_stops_and_goes_on_equals_one_that_never_stopped(
+    tmp_path: Path,
+) -> None:
+    whole, stopping = (
+        small_config("sac", tmp_path / name, env_id="CartPole-v1") for name in ("whole", "stopped")
+    )
     stopped = train_sac(stopping, callbacks=[StopAt(77, "update")])
     assert stopped.metrics["global_step"] < 128
     assert_same_end(train_sac(whole), resume_training(stopped.run_dir))

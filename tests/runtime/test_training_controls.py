@@ -17,7 +17,9 @@ from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 
 
-def feed(callback: EarlyStoppingCallback, scores: list[float], first_step: int = 10) -> tuple[int | None, str | None]:
+def feed(
+    callback: EarlyStoppingCallback, scores: list[float], first_step: int = 10
+) -> tuple[int | None, str | None]:
     """Evaluate every ten steps; returns the step at which a stop was requested, and the reason."""
     state = TrainerState(None, Path())  # type: ignore[arg-type]
     for index, score in enumerate(scores):
@@ -37,12 +39,20 @@ def test_it_stops_after_patience_evaluations_without_improvement() -> None:
 def test_an_improvement_must_exceed_min_delta() -> None:
     small_gains = [1.0, 1.4, 1.8]
     assert feed(EarlyStoppingCallback(EarlyStoppingConfig(patience=2)), small_gains) == (None, None)
-    assert feed(EarlyStoppingCallback(EarlyStoppingConfig(patience=1, min_delta=0.5)), small_gains)[0] == 20
+    assert (
+        feed(EarlyStoppingCallback(EarlyStoppingConfig(patience=1, min_delta=0.5)), small_gains)[0]
+        == 20
+    )
 
 
 def test_mode_min_minimizes_the_metric() -> None:
-    config = EarlyStoppingConfig(metric="eval_length_mean", mode="min", patience=1, target_value=2.0)
-    assert feed(EarlyStoppingCallback(config), [5, 4, 3, 2])[1] == "eval_length_mean 2 reached the target 2"
+    config = EarlyStoppingConfig(
+        metric="eval_length_mean", mode="min", patience=1, target_value=2.0
+    )
+    assert (
+        feed(EarlyStoppingCallback(config), [5, 4, 3, 2])[1]
+        == "eval_length_mean 2 reached the target 2"
+    )
     assert feed(EarlyStoppingCallback(config), [5, 6])[0] == 20
 
 
@@ -73,7 +83,10 @@ def test_early_stopping_in_the_configuration_stops_the_run(algo: str, tmp_path: 
     assert "reached the target" in result.stop_reason
     metadata = json.loads((result.run_dir / "metadata.json").read_text())
     assert (metadata["status"], metadata["stop_reason"]) == ("stopped", result.stop_reason)
-    assert load_checkpoint(result.run_dir).trainer_state["session"]["stop_reason"] == result.stop_reason
+    assert (
+        load_checkpoint(result.run_dir).trainer_state["session"]["stop_reason"]
+        == result.stop_reason
+    )
 
 
 def test_an_early_stopped_run_can_be_extended(tmp_path: Path) -> None:

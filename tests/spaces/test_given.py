@@ -36,7 +36,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("discrete", 3, "the category 3, which is not in its space: whole numbers from 0 to 2"),
     ("discrete", 0.5, "the category 0.5"),
     ("discrete", None, "not numeric"),
-    ("multi_discrete", [0, 2, 0], "the category 2, which is not in its space: whole numbers from 0 to 1"),
+    (
+        "multi_discrete",
+        [0, 2, 0],
+        "the category 2, which is not in its space: whole numbers from 0 to 1",
+    ),
     ("multi_discrete", [[0, 0, 0], [0, 0, -1]], "the category -1"),
     ("multi_discrete", [np.nan, 0, 0], "holds NaN"),
     ("dict", {"place": 3, "arm": [0.0, 0.0]}, "part 'place' of the observation has the category 3"),
@@ -65,7 +69,9 @@ def both(request: pytest.FixtureRequest) -> tuple[str, Any, Any]:
     return request.param, policy, load_bytes(bundle_of(policy, space)[0])
 
 
-def test_what_is_not_of_the_space_is_refused_with_the_same_words(both: tuple[str, Any, Any]) -> None:
+def test_what_is_not_of_the_space_is_refused_with_the_same_words(
+    both: tuple[str, Any, Any],
+) -> None:
     name, policy, bundle = both
     for _, obs, message in (case for case in REFUSED if case[0] == name):
         with pytest.raises(EnvError, match=message) as of_predict:
@@ -84,7 +90,10 @@ def test_every_form_of_an_observation_gives_the_same_action(both: tuple[str, Any
 def test_a_state_of_another_form_is_refused() -> None:
     policy = make_policy("ppo", SPACES["box"], Discrete(2), memory={"size": 4})
     bundle = load_bytes(bundle_of(policy, SPACES["box"])[0])
-    for state, message in (("x", "not an array of numbers"), (np.zeros((1, 8)), r"shape \(1, 8\), where \(\d+,\) is")):
+    for state, message in (
+        ("x", "not an array of numbers"),
+        (np.zeros((1, 8)), r"shape \(1, 8\), where \(\d+,\) is"),
+    ):
         with pytest.raises(ConfigError, match=message):
             predict(policy, [0.0, 0.0, 0.0], state=state)
         with pytest.raises(ConfigError, match=message):
@@ -94,6 +103,9 @@ def test_a_state_of_another_form_is_refused() -> None:
 def test_a_mask_with_nan_is_refused() -> None:
     policy = make_policy("ppo", SPACES["box"], Discrete(2), has_masks=True)
     bundle = load_bytes(bundle_of(policy, SPACES["box"])[0])
-    for act in (lambda mask: predict(policy, [0.0] * 3, mask=mask), lambda mask: bundle.act([0.0] * 3, mask=mask)):
+    for act in (
+        lambda mask: predict(policy, [0.0] * 3, mask=mask),
+        lambda mask: bundle.act([0.0] * 3, mask=mask),
+    ):
         with pytest.raises(EnvError, match="holds NaN"):
             act([np.nan, 1.0])

@@ -41,7 +41,9 @@ def test_a_nested_space_is_stored_as_gymnasium_flattens_it():
     single, batch = batch_of(NESTED)
     stored = spec.as_stored(batch)
     assert (spec.dtype, stored.dtype, stored.shape) == ("float32", np.float32, (5, *spec.shape))
-    np.testing.assert_array_equal(stored, np.stack([flatten(NESTED, obs) for obs in single]).astype(np.float32))
+    np.testing.assert_array_equal(
+        stored, np.stack([flatten(NESTED, obs) for obs in single]).astype(np.float32)
+    )
     np.testing.assert_array_equal(spec.one_as_stored(single[3]), stored[3])
     assert spec.num_features == spec.shape[0] == 4 + 3 + 4 + 5 + 1
 
@@ -67,7 +69,9 @@ def test_images_among_numbers_are_stored_as_bytes_behind_them():
     assert (spec.num_features, spec.image_shapes) == (5, ((40, 44, 3),))
 
 
-@pytest.mark.parametrize("space", [NESTED, Dict(a=IMAGE, b=Discrete(3)), IMAGE, MultiDiscrete([3, 2])], ids=str)
+@pytest.mark.parametrize(
+    "space", [NESTED, Dict(a=IMAGE, b=Discrete(3)), IMAGE, MultiDiscrete([3, 2])], ids=str
+)
 def test_a_spec_restored_from_its_state_stores_the_same(space):
     spec = describe_observation(space)
     restored = ObsSpec.from_state_dict(spec.state_dict())
@@ -81,13 +85,90 @@ def test_a_spec_restored_from_its_state_stores_the_same(space):
     [
         {"shape": [10**9]},
         {"dtype": "object"},
-        {"leaves": [{"path": ["a"], "shape": [-1], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
-        {"leaves": [{"path": ["a"], "shape": [2, 2], "is_image": True, "scale": 1.0, "choices": [], "start": []}]},
-        {"leaves": [{"path": [None], "shape": [21], "is_image": False, "scale": 1.0, "choices": [], "start": []}]},
-        {"leaves": [{"path": ["a"], "shape": [21], "is_image": False, "scale": 1.0, "choices": [21], "start": [0]}]},
-        {"leaves": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [21], "start": []}]},
-        {"leaves": [{"path": ["a"], "shape": [17], "is_image": False, "scale": [], "choices": [], "start": []}]},
-        {"leaves": [{"path": ["a"], "shape": [1], "is_image": False, "scale": 1.0, "choices": [17], "start": ["x"]}]},
+        {
+            "leaves": [
+                {
+                    "path": ["a"],
+                    "shape": [-1],
+                    "is_image": False,
+                    "scale": 1.0,
+                    "choices": [],
+                    "start": [],
+                }
+            ]
+        },
+        {
+            "leaves": [
+                {
+                    "path": ["a"],
+                    "shape": [2, 2],
+                    "is_image": True,
+                    "scale": 1.0,
+                    "choices": [],
+                    "start": [],
+                }
+            ]
+        },
+        {
+            "leaves": [
+                {
+                    "path": [None],
+                    "shape": [21],
+                    "is_image": False,
+                    "scale": 1.0,
+                    "choices": [],
+                    "start": [],
+                }
+            ]
+        },
+        {
+            "leaves": [
+                {
+                    "path": ["a"],
+                    "shape": [21],
+                    "is_image": False,
+                    "scale": 1.0,
+                    "choices": [21],
+                    "start": [0],
+                }
+            ]
+        },
+        {
+            "leaves": [
+                {
+                    "path": ["a"],
+                    "shape": [1],
+                    "is_image": False,
+                    "scale": 1.0,
+                    "choices": [21],
+                    "start": [],
+                }
+            ]
+        },
+        {
+            "leaves": [
+                {
+                    "path": ["a"],
+                    "shape": [17],
+                    "is_image": False,
+                    "scale": [],
+                    "choices": [],
+                    "start": [],
+                }
+            ]
+        },
+        {
+            "leaves": [
+                {
+                    "path": ["a"],
+                    "shape": [1],
+                    "is_image": False,
+                    "scale": 1.0,
+                    "choices": [17],
+                    "start": ["x"],
+                }
+            ]
+        },
     ],
 )
 def test_a_forged_state_is_refused(change):
@@ -96,7 +177,9 @@ def test_a_forged_state_is_refused(change):
 
 
 @pytest.mark.parametrize(
-    "shape", [(40, 44, 3), (3, 40, 44), (40, 44), (2, 40, 44, 3), (2, 3, 40, 44), (4, 40, 44)], ids=str
+    "shape",
+    [(40, 44, 3), (3, 40, 44), (40, 44), (2, 40, 44, 3), (2, 3, 40, 44), (4, 40, 44)],
+    ids=str,
 )
 def test_an_image_goes_through_convolutions_however_its_axes_are_ordered(shape):
     spec = describe_observation(Box(0, 255, shape, np.uint8))
@@ -121,7 +204,10 @@ def test_images_and_numbers_are_read_side_by_side():
     _, batch = batch_of(space)
     features = network.features(torch.from_numpy(spec.as_stored(batch)))
     torch.testing.assert_close(features[:, :2], torch.from_numpy(batch["speed"]))
-    read = [network.features.images[n](torch.from_numpy(batch[name])) for n, name in enumerate(("camera", "front"))]
+    read = [
+        network.features.images[n](torch.from_numpy(batch[name]))
+        for n, name in enumerate(("camera", "front"))
+    ]
     torch.testing.assert_close(features[:, 2:], torch.cat(read, 1))
 
 
@@ -175,7 +261,9 @@ class MixedEnv(gym.Env):
 
 @pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
-def test_a_run_on_nested_observations_resumes_exactly_and_predicts_without_an_environment(algo, images, tmp_path: Path):
+def test_a_run_on_nested_observations_resumes_exactly_and_predicts_without_an_environment(
+    algo, images, tmp_path: Path
+):
     changes = {
         "env_id": "test_observations:MixedEnv",
         "env_kwargs": {"images": images, "continuous": algo == "sac"},
@@ -183,7 +271,9 @@ def test_a_run_on_nested_observations_resumes_exactly_and_predicts_without_an_en
         "num_envs": 2,
     }
     whole = run_training(small_config(algo, tmp_path / "whole", **changes))
-    stopped = run_training(small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(40, "collect")])
+    stopped = run_training(
+        small_config(algo, tmp_path / "stopped", **changes), callbacks=[StopAt(40, "collect")]
+    )
     assert stopped.stop_reason == "test"
     assert_same_end(whole, resume_training(stopped.run_dir))
     _, algorithm, _ = load_algorithm(whole.run_dir)
@@ -207,6 +297,8 @@ def test_a_nan_among_bytes_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return obs
 
     monkeypatch.setattr(MixedEnv, "_obs", broken)
-    config = small_config("dqn", tmp_path, env_id="test_observations:MixedEnv", env_kwargs={"images": True})
+    config = small_config(
+        "dqn", tmp_path, env_id="test_observations:MixedEnv", env_kwargs={"images": True}
+    )
     with pytest.raises(NonFiniteError, match="observation of environment 0 is not finite"):
         run_training(config)

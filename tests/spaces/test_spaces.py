@@ -46,7 +46,9 @@ def test_minus_one_zero_and_one_are_the_low_end_the_middle_and_the_high_end():
 
 def test_model_actions_outside_one_are_clipped_to_the_bounds_of_a_bounded_box():
     space = uneven_box((3, 2))
-    env = action_spec(space).to_env(np.stack([np.full(6, -7.0), np.full(6, 7.0)]).astype(np.float32))
+    env = action_spec(space).to_env(
+        np.stack([np.full(6, -7.0), np.full(6, 7.0)]).astype(np.float32)
+    )
     np.testing.assert_array_equal(env, np.stack([space.low, space.high]))
 
 
@@ -84,7 +86,9 @@ def test_a_half_bounded_box_is_clipped_but_not_scaled(low, high, clipped):
 )
 def test_the_action_that_is_executed_is_the_one_that_meets_the_environment(space):
     spec = action_spec(space)
-    model = torch.from_numpy(np.random.default_rng(0).normal(0, 4, (50, *spec.model_shape)).astype(np.float32))
+    model = torch.from_numpy(
+        np.random.default_rng(0).normal(0, 4, (50, *spec.model_shape)).astype(np.float32)
+    )
     within = executed(spec, model)
     np.testing.assert_array_equal(spec.to_env(within.numpy()), spec.to_env(model.numpy()))
     np.testing.assert_allclose(spec.to_model(spec.to_env(model.numpy())), within, atol=1e-6)
@@ -140,7 +144,10 @@ def test_spaces_restored_from_their_state_act_the_same(obs_space, action_space):
     np.testing.assert_array_equal(restored.action.to_model(env), model)
     np.testing.assert_array_equal(restored.action.to_env(model), spaces.action.to_env(model))
     assert restored.action.to_env(model).dtype == action_space.dtype
-    assert (restored.action.kind, restored.action.choices) == (spaces.action.kind, spaces.action.choices)
+    assert (restored.action.kind, restored.action.choices) == (
+        spaces.action.kind,
+        spaces.action.choices,
+    )
 
 
 def test_observations_are_described_as_they_are_stored():
@@ -185,7 +192,9 @@ def test_an_unsupported_observation_space_is_named(space):
 
 @pytest.mark.parametrize("generator", [torch.Generator().manual_seed(0), np.random.default_rng(0)])
 def test_random_actions_cover_the_space_with_either_kind_of_generator(generator):
-    bounded = random_actions(action_spec(Box(np.float32([-2.0, 5.0]), np.float32([0.0, 9.0]))), 500, generator)
+    bounded = random_actions(
+        action_spec(Box(np.float32([-2.0, 5.0]), np.float32([0.0, 9.0]))), 500, generator
+    )
     half_bounded = random_actions(action_spec(Box(3.0, np.inf, (1,))), 500, generator)
     choices = random_actions(action_spec(MultiDiscrete([3, 2])), 200, generator)
     assert bounded.dtype == half_bounded.dtype == torch.float32
@@ -194,4 +203,9 @@ def test_random_actions_cover_the_space_with_either_kind_of_generator(generator)
     assert 3.0 <= half_bounded.min() < 3.1
     assert 4.9 < half_bounded.max() <= 5.0
     assert len(choices.unique(dim=0)) == 6
-    assert random_actions(action_spec(Discrete(4)), 100, generator).unique().tolist() == [0, 1, 2, 3]
+    assert random_actions(action_spec(Discrete(4)), 100, generator).unique().tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]

@@ -37,12 +37,20 @@ from rl_training.studies.catalog import (
 from rl_training.studies.groups import load_runs
 
 NAME = "ppo__CartPole-v1__seed1__x"
-CONFIG = {"algo": "ppo", "env_id": "CartPole-v1", "seed": 1, "total_timesteps": 100, "algo_kwargs": {"gamma": 0.99}}
+CONFIG = {
+    "algo": "ppo",
+    "env_id": "CartPole-v1",
+    "seed": 1,
+    "total_timesteps": 100,
+    "algo_kwargs": {"gamma": 0.99},
+}
 HUGE = 10**400
 """A number that JSON holds and a float does not."""
 
 
-def make_run(folder: Path, name: str = NAME, *, config: dict[str, Any] | None = None, **metadata: Any) -> Path:
+def make_run(
+    folder: Path, name: str = NAME, *, config: dict[str, Any] | None = None, **metadata: Any
+) -> Path:
     """The folder of a run as its first process leaves it, with `metadata`; no owner."""
     run_dir = folder / name
     (run_dir / "checkpoints").mkdir(parents=True)
@@ -53,7 +61,14 @@ def make_run(folder: Path, name: str = NAME, *, config: dict[str, Any] | None = 
 
 def own(run_dir: Path, attempt: int = 1, beat: Any = None, **values: Any) -> Path:
     """Pretend that a process of another machine owns a run, with a heartbeat of now; returns its workspace."""
-    owner = {"host": "elsewhere", "pid": 17, "machine": "elsewhere", "started": "1", "since": "then", **values}
+    owner = {
+        "host": "elsewhere",
+        "pid": 17,
+        "machine": "elsewhere",
+        "started": "1",
+        "since": "then",
+        **values,
+    }
     workspace = run_dir / "owner" / str(attempt)
     workspace.mkdir(parents=True)
     (run_dir / "owner" / f"{attempt}.json").write_text(json.dumps(owner))
@@ -96,7 +111,9 @@ class TestState:
         assert info.reason is None
 
     @pytest.mark.parametrize("status", ["finished", "stopped", "failed", "running"])
-    def test_an_owner_of_another_machine_lives_by_its_heartbeat(self, tmp_path: Path, status: str) -> None:
+    def test_an_owner_of_another_machine_lives_by_its_heartbeat(
+        self, tmp_path: Path, status: str
+    ) -> None:
         run_dir = make_run(tmp_path, status=status, attempt=0)
         workspace = own(run_dir)
         assert read_run(run_dir).state == "running"
@@ -117,12 +134,16 @@ class TestState:
         make_stale(own(run_dir, 2))
         assert read_run(run_dir).state == "dead"
 
-    def test_a_released_run_that_is_still_running_by_its_metadata_is_dead(self, tmp_path: Path) -> None:
+    def test_a_released_run_that_is_still_running_by_its_metadata_is_dead(
+        self, tmp_path: Path
+    ) -> None:
         run_dir = make_run(tmp_path, status="running", attempt=1)
         end(own(run_dir))
         assert read_run(run_dir).state == "dead"
 
-    @pytest.mark.parametrize(("status", "state"), [*((word, word) for word in STATES[1:4]), ("running", "dead")])
+    @pytest.mark.parametrize(
+        ("status", "state"), [*((word, word) for word in STATES[1:4]), ("running", "dead")]
+    )
     def test_a_run_of_an_older_form_without_owners_is_judged_by_its_metadata(
         self, tmp_path: Path, status: str, state: str
     ) -> None:
@@ -163,7 +184,12 @@ class TestTrainedRuns:
     def test_their_states_steps_and_reasons(self, trained: Path) -> None:
         failed, finished, stopped = list_runs(trained)
         assert (failed.state, finished.state, stopped.state) == ("failed", "finished", "stopped")
-        assert (finished.step, finished.total, finished.share, finished.reason) == (128, 128, 1.0, None)
+        assert (finished.step, finished.total, finished.share, finished.reason) == (
+            128,
+            128,
+            1.0,
+            None,
+        )
         assert stopped.step == 64
         assert stopped.reason == "test"
         assert "on purpose" in (failed.reason or "")
@@ -171,10 +197,16 @@ class TestTrainedRuns:
     def test_their_scores_are_those_of_the_files(self, trained: Path) -> None:
         info = read_run(trained / "ppo__CartPole-v1__seed1__finished")
         lines = (info.run_dir / "evaluations.jsonl").read_text().splitlines()
-        means = [sum(returns) / len(returns) for returns in (json.loads(line)["returns"] for line in lines)]
+        means = [
+            sum(returns) / len(returns)
+            for returns in (json.loads(line)["returns"] for line in lines)
+        ]
         assert info.last_eval == pytest.approx(means[-1])
         assert info.best_eval == pytest.approx(max(means))
-        assert info.rate == json.loads((info.run_dir / "metadata.json").read_text())["steps_per_second"]
+        assert (
+            info.rate
+            == json.loads((info.run_dir / "metadata.json").read_text())["steps_per_second"]
+        )
         assert (info.algo, info.env_id, info.seed, info.attempt) == ("ppo", "CartPole-v1", 1, 1)
         assert info.has_checkpoint
         assert info.exactness == "exact"
@@ -191,7 +223,9 @@ class TestTrainedRuns:
             f" infos = catalog.list_runs(Path({str(trained)!r}), ['algo_kwargs.num_steps=16']);"
             " print(len(infos), 'torch' in sys.modules)"
         )
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        answer = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         assert answer.stdout.split() == ["3", "False"]
 
 
@@ -199,7 +233,9 @@ class TestDamagedFiles:
     @pytest.mark.parametrize(
         "text", ["", "{", "[]", "5", "\x00", "[" * 100_000, '{"status": 5, "seed": [1], "algo": 3}']
     )
-    def test_damaged_metadata_leave_what_the_configuration_says(self, tmp_path: Path, text: str) -> None:
+    def test_damaged_metadata_leave_what_the_configuration_says(
+        self, tmp_path: Path, text: str
+    ) -> None:
         run_dir = make_run(tmp_path)
         (run_dir / "metadata.json").write_text(text)
         info = read_run(run_dir)
@@ -221,7 +257,9 @@ class TestDamagedFiles:
             pytest.param({"steps_per_second": HUGE}),
         ],
     )
-    def test_metadata_of_other_types_do_not_hide_the_run(self, tmp_path: Path, metadata: dict[str, Any]) -> None:
+    def test_metadata_of_other_types_do_not_hide_the_run(
+        self, tmp_path: Path, metadata: dict[str, Any]
+    ) -> None:
         make_run(tmp_path, **metadata)
         make_run(tmp_path, "another", status="finished")
         infos = list_runs(tmp_path)
@@ -233,7 +271,16 @@ class TestDamagedFiles:
     @pytest.mark.parametrize(
         "line",
         [
-            *("", "{}", "[]", "5", '{"returns": []}', '{"returns": 5}', '{"returns": ["a"]}', '{"returns": [null]}'),
+            *(
+                "",
+                "{}",
+                "[]",
+                "5",
+                '{"returns": []}',
+                '{"returns": 5}',
+                '{"returns": ["a"]}',
+                '{"returns": [null]}',
+            ),
             pytest.param(f'{{"returns": [{HUGE}]}}'),
         ],
     )
@@ -242,9 +289,13 @@ class TestDamagedFiles:
         (run_dir / "evaluations.jsonl").write_text(f"{line}\n")
         assert read_run(run_dir).last_eval is None
 
-    @pytest.mark.parametrize("name", ["config.yaml", "metadata.json", "metrics.jsonl", "evaluations.jsonl"])
+    @pytest.mark.parametrize(
+        "name", ["config.yaml", "metadata.json", "metrics.jsonl", "evaluations.jsonl"]
+    )
     @pytest.mark.parametrize("data", [b"", b"\xff\xfe\x00", b"{" * 1000, b"\n\n\n"])
-    def test_any_damaged_file_leaves_the_run_listed(self, tmp_path: Path, name: str, data: bytes) -> None:
+    def test_any_damaged_file_leaves_the_run_listed(
+        self, tmp_path: Path, name: str, data: bytes
+    ) -> None:
         (make_run(tmp_path, algo="ppo", seed=1) / name).write_bytes(data)
         (info,) = list_runs(tmp_path)
         assert (info.name, info.step) == (NAME, 0)
@@ -252,7 +303,13 @@ class TestDamagedFiles:
     @pytest.mark.parametrize(
         "beat",
         [
-            *([], 5, {"step": "x", "rate": "y"}, {"step": None, "rate": None}, {"rate": float("nan")}),
+            *(
+                [],
+                5,
+                {"step": "x", "rate": "y"},
+                {"step": None, "rate": None},
+                {"rate": float("nan")},
+            ),
             *(pytest.param({"step": number, "rate": number}) for number in (HUGE, -HUGE)),
         ],
     )
@@ -268,8 +325,15 @@ class TestDamagedFiles:
         logged, owned, stored = (make_run(tmp_path, name) for name in ("logged", "owned", "stored"))
         (logged / "metrics.jsonl").write_text(f'{{"global_step": {HUGE}, "loss": 1}}\n')
         own(owned, beat={"step": HUGE, "total": HUGE, "rate": HUGE})
-        (stored / "metadata.json").write_text(json.dumps({"seed": HUGE, "total_timesteps": HUGE, "attempt": HUGE}))
-        for words in ([str(tmp_path)], [str(tmp_path), "step=0"], ["show", str(logged)], ["show", str(stored)]):
+        (stored / "metadata.json").write_text(
+            json.dumps({"seed": HUGE, "total_timesteps": HUGE, "attempt": HUGE})
+        )
+        for words in (
+            [str(tmp_path)],
+            [str(tmp_path), "step=0"],
+            ["show", str(logged)],
+            ["show", str(stored)],
+        ):
             assert main(["runs", *words]) == 0
             assert "0" * 30 not in capsys.readouterr().out
             assert main(["runs", *words, "--json"]) == 0
@@ -309,7 +373,9 @@ class TestLastLine:
             ('{"a": 1}\n\x00\x00\n', {}),
         ],
     )
-    def test_the_last_complete_line_counts(self, tmp_path: Path, text: str, expected: dict[str, int]) -> None:
+    def test_the_last_complete_line_counts(
+        self, tmp_path: Path, text: str, expected: dict[str, int]
+    ) -> None:
         (tmp_path / "lines").write_text(text)
         assert last_line(tmp_path / "lines") == expected
 
@@ -326,14 +392,21 @@ class TestLastLine:
         ],
     )
     @pytest.mark.parametrize("rest", ["", '{"cut', '{"cut": "' + "x" * 2 * TAIL_BYTES])
-    def test_long_lines_and_long_files_are_read_too(self, tmp_path: Path, lengths: tuple[int, ...], rest: str) -> None:
-        lines = [json.dumps({"number": number, "text": "x" * length}) for number, length in enumerate(lengths)]
+    def test_long_lines_and_long_files_are_read_too(
+        self, tmp_path: Path, lengths: tuple[int, ...], rest: str
+    ) -> None:
+        lines = [
+            json.dumps({"number": number, "text": "x" * length})
+            for number, length in enumerate(lengths)
+        ]
         (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines) + rest)
         found = last_line(tmp_path / "lines")
         assert (found["number"], len(found["text"])) == (len(lengths) - 1, lengths[-1])
 
     @pytest.mark.parametrize("length", range(TAIL_BYTES - 3, TAIL_BYTES + 4))
-    def test_a_line_that_begins_at_the_edge_of_what_is_read_is_whole(self, tmp_path: Path, length: int) -> None:
+    def test_a_line_that_begins_at_the_edge_of_what_is_read_is_whole(
+        self, tmp_path: Path, length: int
+    ) -> None:
         line = json.dumps({"text": "x" * (length - len('{"text": ""}'))})
         (tmp_path / "lines").write_text(f'{{"text": ""}}\n{line}\n')
         assert json.dumps(last_line(tmp_path / "lines")) == line
@@ -376,12 +449,18 @@ class TestFolders:
     def test_a_thousand_runs_are_listed_and_counted(self, tmp_path: Path) -> None:
         for number in range(1000):
             status = ("finished", "stopped", "failed", "running")[number % 4]
-            run_dir = make_run(tmp_path / f"study{number % 10}", f"run{number:04}", status=status, seed=number)
+            run_dir = make_run(
+                tmp_path / f"study{number % 10}", f"run{number:04}", status=status, seed=number
+            )
             (run_dir / "metrics.jsonl").write_text(f'{{"global_step": {number}}}\n')
         infos = list_runs(tmp_path)
         assert len(infos) == 1000
-        assert Counter(info.state for info in infos) == dict.fromkeys(("finished", "stopped", "failed", "dead"), 250)
-        assert sorted((info.seed, info.step) for info in infos) == [(number, number) for number in range(1000)]
+        assert Counter(info.state for info in infos) == dict.fromkeys(
+            ("finished", "stopped", "failed", "dead"), 250
+        )
+        assert sorted((info.seed, info.step) for info in infos) == [
+            (number, number) for number in range(1000)
+        ]
         assert len(list_runs(tmp_path, ["state=dead"])) == 250
         assert [info.seed for info in list_runs(tmp_path, ["run0042"])] == [42]
         assert find_run("run0999", tmp_path).name == "run0999"
@@ -392,8 +471,13 @@ class TestFilters:
     def runs(self, tmp_path: Path) -> Path:
         """Three runs that differ in what filters ask for."""
         make_run(tmp_path, "ppo__A__seed1", algo="ppo", seed=1, status="finished")
-        make_run(tmp_path, "ppo__B__seed2", algo="ppo", seed=2, status="failed", config={"compile": True})
-        dqn = {"algo_kwargs": {"gamma": 0.9, "replay": {"kind": "uniform"}, "hidden_sizes": [8, 8]}, "num_envs": 4}
+        make_run(
+            tmp_path, "ppo__B__seed2", algo="ppo", seed=2, status="failed", config={"compile": True}
+        )
+        dqn = {
+            "algo_kwargs": {"gamma": 0.9, "replay": {"kind": "uniform"}, "hidden_sizes": [8, 8]},
+            "num_envs": 4,
+        }
         make_run(tmp_path, "dqn__A__seed1", algo="dqn", seed=1, status="stopped", config=dqn)
         return tmp_path
 
@@ -421,21 +505,32 @@ class TestFilters:
             (["name=ppo__B__seed2"], ["ppo__B__seed2"]),
         ],
     )
-    def test_a_run_is_listed_if_every_filter_matches(self, runs: Path, filters: list[str], expected: list[str]) -> None:
+    def test_a_run_is_listed_if_every_filter_matches(
+        self, runs: Path, filters: list[str], expected: list[str]
+    ) -> None:
         assert [info.name for info in list_runs(runs, filters)] == expected
 
     def test_a_state_that_does_not_exist_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="bad value 'done' for the filter state: use running, finished, stopped"):
+        with pytest.raises(
+            ConfigError,
+            match="bad value 'done' for the filter state: use running, finished, stopped",
+        ):
             check_filters(["algo=ppo", "state=done"])
         check_filters(["state=dead", "algo=anything", "part"])
 
     @pytest.mark.parametrize(
         ("text", "hint"),
-        [("alog=ppo", "'algo'"), ("kind=uniform", "'algo_kwargs.replay.kind'"), ("zzz=1", "runs show RUN")],
+        [
+            ("alog=ppo", "'algo'"),
+            ("kind=uniform", "'algo_kwargs.replay.kind'"),
+            ("zzz=1", "runs show RUN"),
+        ],
     )
     def test_a_key_that_no_run_has_is_refused(self, tmp_path: Path, text: str, hint: str) -> None:
         run_dir = make_run(tmp_path, algo="ppo")
-        (run_dir / "config.yaml").write_text("algo: ppo\nalgo_kwargs: {gamma: 0.8, replay: {kind: her}}\n")
+        (run_dir / "config.yaml").write_text(
+            "algo: ppo\nalgo_kwargs: {gamma: 0.8, replay: {kind: her}}\n"
+        )
         with pytest.raises(ConfigError, match=f"no run has a setting .*{hint}"):
             list_runs(tmp_path, [text])
 
@@ -451,7 +546,11 @@ class TestFindRun:
         """The folder `runs` of the working directory with three runs, one of them in a study; `out` has another."""
         monkeypatch.chdir(tmp_path)
         start = datetime(2026, 1, 1, tzinfo=timezone.utc)
-        places = [("runs", "ppo__A__seed1__x"), ("runs", "ppo__A__seed2__x"), ("runs/study", "dqn__B__seed1__x")]
+        places = [
+            ("runs", "ppo__A__seed1__x"),
+            ("runs", "ppo__A__seed2__x"),
+            ("runs/study", "dqn__B__seed1__x"),
+        ]
         for number, (place, name) in enumerate([*places, ("out", "sac__C__seed1__x")]):
             make_run(Path(place), name, created=(start + timedelta(hours=number)).isoformat())
         (tmp_path / "runs/study/dqn__B__seed1__x/checkpoints/best").touch()
@@ -482,20 +581,28 @@ class TestFindRun:
         assert find_run(name) == Path(expected)
 
     def test_a_checkpoint_that_a_run_does_not_have_is_refused(self, runs: Path) -> None:
-        with pytest.raises(ConfigError, match="'out/sac:last': run 'out/sac__C__seed1__x' has no checkpoints/last"):
+        with pytest.raises(
+            ConfigError, match="'out/sac:last': run 'out/sac__C__seed1__x' has no checkpoints/last"
+        ):
             find_run("out/sac:last")
         with pytest.raises(
-            ConfigError, match="'@last:worst': write @last:best or @last:last, or @last/checkpoints/NAME"
+            ConfigError,
+            match="'@last:worst': write @last:best or @last:last, or @last/checkpoints/NAME",
         ):
             find_run("@last:worst")
 
     def test_the_folder_can_be_another(self, runs: Path) -> None:
-        assert find_run("sac", Path("out")) == find_run("@last", Path("out")) == Path("out/sac__C__seed1__x")
+        assert (
+            find_run("sac", Path("out"))
+            == find_run("@last", Path("out"))
+            == Path("out/sac__C__seed1__x")
+        )
         assert find_run(str(runs / "dqn")) == runs / "study" / "dqn__B__seed1__x"
 
     def test_a_beginning_of_several_names_is_refused_with_the_names(self, runs: Path) -> None:
         with pytest.raises(
-            ConfigError, match="'ppo' is the beginning of 2 run folders' names in 'runs': 'runs/ppo__A__seed1"
+            ConfigError,
+            match="'ppo' is the beginning of 2 run folders' names in 'runs': 'runs/ppo__A__seed1",
         ):
             find_run("ppo")
         for number in range(5):
@@ -506,7 +613,9 @@ class TestFindRun:
         ):
             find_run("many")
 
-    def test_runs_of_one_name_in_two_studies_are_told_apart_by_their_folders(self, runs: Path) -> None:
+    def test_runs_of_one_name_in_two_studies_are_told_apart_by_their_folders(
+        self, runs: Path
+    ) -> None:
         for study in ("first", "second"):
             make_run(runs / study, "a2c__A__seed1__x")
         with pytest.raises(ConfigError, match=r"first/a2c__A__seed1__x.*second/a2c__A__seed1__x"):
@@ -517,12 +626,16 @@ class TestFindRun:
         with pytest.raises(ConfigError, match=rf"'{name}' .*`rl-training runs` lists the runs"):
             find_run(name)
 
-    def test_without_runs_there_is_no_last_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_runs_there_is_no_last_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         with pytest.raises(ConfigError, match=r"@last: there is no run in 'runs' \(looked from"):
             find_run("@last")
 
-    def test_the_last_run_is_the_one_created_last_even_if_another_was_resumed_since(self, runs: Path) -> None:
+    def test_the_last_run_is_the_one_created_last_even_if_another_was_resumed_since(
+        self, runs: Path
+    ) -> None:
         os.utime(runs / "ppo__A__seed1__x" / "config.yaml")
         os.utime(runs / "study" / "dqn__B__seed1__x" / "config.yaml", (0, 0))
         assert find_run("@last").name == "dqn__B__seed1__x"
@@ -533,7 +646,8 @@ class TestFindRun:
         monkeypatch.chdir(tmp_path)
         for seconds, name in enumerate("bca"):
             os.utime(
-                make_run(Path("runs"), name, created="2026-01-01T00:00:00+00:00") / "config.yaml", (seconds, seconds)
+                make_run(Path("runs"), name, created="2026-01-01T00:00:00+00:00") / "config.yaml",
+                (seconds, seconds),
             )
         assert find_run("@last") == Path("runs/a")
 
@@ -554,7 +668,17 @@ class TestInfo:
         assert values["run_dir"] == str(run_dir)
         assert values["owner"]["host"] == "elsewhere"
         assert (values["name"], values["share"], values["attempt"]) == (NAME, 0.0, 3)
-        keys = {"run_dir", "state", "algo", "env_id", "seed", "step", "total", "last_eval", "best_eval"}
+        keys = {
+            "run_dir",
+            "state",
+            "algo",
+            "env_id",
+            "seed",
+            "step",
+            "total",
+            "last_eval",
+            "best_eval",
+        }
         assert keys <= values.keys()
 
     def test_a_run_beyond_its_total_is_done(self, tmp_path: Path) -> None:
@@ -565,7 +689,16 @@ class TestInfo:
 
     @pytest.mark.parametrize(
         ("seconds", "text"),
-        [(None, "-"), (0, "0s"), (5.4, "5s"), (59, "59s"), (60, "1m"), (720, "12m"), (3600, "1h"), (200_000, "2d")],
+        [
+            (None, "-"),
+            (0, "0s"),
+            (5.4, "5s"),
+            (59, "59s"),
+            (60, "1m"),
+            (720, "12m"),
+            (3600, "1h"),
+            (200_000, "2d"),
+        ],
     )
     def test_ages_are_written_in_their_largest_unit(self, seconds: float | None, text: str) -> None:
         assert format_age(seconds) == text
@@ -616,9 +749,14 @@ class TestRemoving:
     def left(self, runs: Path) -> list[str]:
         return sorted(path.name for path in runs.iterdir())
 
-    def test_prune_removes_what_never_had_a_checkpoint(self, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_prune_removes_what_never_had_a_checkpoint(
+        self, runs: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["runs", "prune", str(runs)]) == 2
-        assert f"1 folder would be removed, the first '{runs / 'begun'}': add --yes" in capsys.readouterr().err
+        assert (
+            f"1 folder would be removed, the first '{runs / 'begun'}': add --yes"
+            in capsys.readouterr().err
+        )
         assert main(["runs", "prune", str(runs), "--yes"]) == 0
         assert capsys.readouterr().out == f"removed {runs / 'begun'}\n"
         assert self.left(runs) == ["alive", "kept", "study"]

@@ -33,9 +33,17 @@ def compared(table: ScoreTable, rule: ScoreRule | None = None, **level: float) -
 
 class TestScores:
     def test_the_default_is_the_last_evaluation_of_each_run(self, tmp_path: Path) -> None:
-        table = score_arms(arms_of(tmp_path, {0: [9, 5, 1], 1: [9, 9, 2]}, {3: [0, 4], 5: [0, 8]}), ScoreRule())
-        assert [arm.values for arm in table.arms] == [{"CartPole-v1": [1, 2]}, {"CartPole-v1": [4, 8]}]
-        assert list(table.arms[0].runs) == ["ppo__CartPole-v1__seed0__run", "ppo__CartPole-v1__seed1__run"]
+        table = score_arms(
+            arms_of(tmp_path, {0: [9, 5, 1], 1: [9, 9, 2]}, {3: [0, 4], 5: [0, 8]}), ScoreRule()
+        )
+        assert [arm.values for arm in table.arms] == [
+            {"CartPole-v1": [1, 2]},
+            {"CartPole-v1": [4, 8]},
+        ]
+        assert list(table.arms[0].runs) == [
+            "ppo__CartPole-v1__seed0__run",
+            "ppo__CartPole-v1__seed1__run",
+        ]
         assert table.budgets == {"CartPole-v1": 10_000}
 
     def test_the_best_evaluation_is_said_to_be_biased(self, tmp_path: Path) -> None:
@@ -47,7 +55,9 @@ class TestScores:
         lowest = score_arms(arms, ScoreRule(measure="best", mode="min"))
         assert lowest.arms[0].values == {"CartPole-v1": [1, 2]}
 
-    def test_the_mean_over_steps_counts_the_first_value_from_step_zero(self, tmp_path: Path) -> None:
+    def test_the_mean_over_steps_counts_the_first_value_from_step_zero(
+        self, tmp_path: Path
+    ) -> None:
         # Evaluations at 5,000 and 10,000: 10 until the first, then a line from 10 to 30.
         arms = arms_of(tmp_path, {0: [10, 30], 1: [7, 7]}, {0: [1, 1], 1: [1, 1]})
         table = score_arms(arms, ScoreRule(measure="auc"))
@@ -55,18 +65,24 @@ class TestScores:
 
     def test_a_longer_run_is_scored_at_the_common_budget(self, tmp_path: Path) -> None:
         write_finished_study(tmp_path / "short", {0: [1, 2], 1: [1, 2]}, total_timesteps=1000)
-        write_finished_study(tmp_path / "long", {0: [3, 4, 5, 6], 1: [3, 4, 5, 6]}, total_timesteps=2000)
+        write_finished_study(
+            tmp_path / "long", {0: [3, 4, 5, 6], 1: [3, 4, 5, 6]}, total_timesteps=2000
+        )
         arms = [group_of_word(str(tmp_path / name)) for name in ("short", "long")]
         table = score_arms(arms, ScoreRule())
         assert table.arms[1].values == {"CartPole-v1": [4, 4]}  # at 1,000 of 2,000
         assert table.budgets == {"CartPole-v1": 1000}
         assert "planned for 2,000 steps and is scored at 1,000" in table.notes[0]
 
-    def test_a_longer_run_without_an_evaluation_near_the_budget_is_refused(self, tmp_path: Path) -> None:
+    def test_a_longer_run_without_an_evaluation_near_the_budget_is_refused(
+        self, tmp_path: Path
+    ) -> None:
         write_finished_study(tmp_path / "short", {0: [1, 2], 1: [1, 2]}, total_timesteps=1000)
         write_finished_study(tmp_path / "long", {0: [3], 1: [3]}, total_timesteps=2000)
         with pytest.raises(ConfigError, match="no eval_return_mean near step 1,000"):
-            score_arms([group_of_word(str(tmp_path / name)) for name in ("short", "long")], ScoreRule())
+            score_arms(
+                [group_of_word(str(tmp_path / name)) for name in ("short", "long")], ScoreRule()
+            )
 
     def test_a_longer_run_is_scored_where_the_shorter_ended(self, tmp_path: Path) -> None:
         # Rollouts end after the budget: 1,100 steps end at 1,280, where the longer run was evaluated too.
@@ -75,7 +91,9 @@ class TestScores:
             for name in ("metrics.jsonl", "evaluations.jsonl"):
                 (run / name).write_text((run / name).read_text().replace("1100", "1280"))
         write_finished_study(tmp_path / "long", {0: [5, 6], 1: [5, 6]}, total_timesteps=2560)
-        table = score_arms([group_of_word(str(tmp_path / name)) for name in ("short", "long")], ScoreRule())
+        table = score_arms(
+            [group_of_word(str(tmp_path / name)) for name in ("short", "long")], ScoreRule()
+        )
         assert table.arms[1].values == {"CartPole-v1": [5, 5]}
         assert not [note for note in table.notes if "last evaluations" in note]
 
@@ -83,7 +101,9 @@ class TestScores:
         arms_of(tmp_path, LOW, HIGH)
         run = tmp_path / "first" / "ppo__CartPole-v1__seed2__run"
         values = json.loads((run / "metadata.json").read_text())
-        (run / "metadata.json").write_text(json.dumps({**values, "status": "stopped", "stop_reason": "target reached"}))
+        (run / "metadata.json").write_text(
+            json.dumps({**values, "status": "stopped", "stop_reason": "target reached"})
+        )
         for name in ("metrics.jsonl", "evaluations.jsonl"):
             (run / name).write_text("".join((run / name).read_text().splitlines(keepends=True)[:4]))
         notes = score_arms(_reopened(tmp_path), ScoreRule()).notes
@@ -98,7 +118,9 @@ class TestScores:
             (lambda text: text[: text.rfind("102.0")] + "NaN}\n", "not finite"),
         ],
     )
-    def test_damaged_metrics_are_no_score(self, tmp_path: Path, damage: Callable[[str], str], message: str) -> None:
+    def test_damaged_metrics_are_no_score(
+        self, tmp_path: Path, damage: Callable[[str], str], message: str
+    ) -> None:
         arms_of(tmp_path, LOW, HIGH)
         path = tmp_path / "first" / "ppo__CartPole-v1__seed2__run" / "metrics.jsonl"
         path.write_text(damage(path.read_text()))
@@ -106,7 +128,9 @@ class TestScores:
             score_arms(_reopened(tmp_path), ScoreRule())
 
     def test_an_unknown_metric_names_what_there_is(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"never logged 'eval_return_men'.*did you mean 'eval_return_mean'"):
+        with pytest.raises(
+            ConfigError, match=r"never logged 'eval_return_men'.*did you mean 'eval_return_mean'"
+        ):
             score_arms(arms_of(tmp_path, LOW, HIGH), ScoreRule(metric="eval_return_men"))
 
     @pytest.mark.parametrize("key", ["measure", "mode", "failed"])
@@ -118,18 +142,34 @@ class TestScores:
 class TestIncompleteRuns:
     def fail(self, run_dir: Path, status: str = "failed") -> None:
         path = run_dir / "metadata.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "status": status, "stop_reason": "loss is NaN"}))
+        path.write_text(
+            json.dumps(
+                {**json.loads(path.read_text()), "status": status, "stop_reason": "loss is NaN"}
+            )
+        )
 
     def test_a_failed_run_is_refused_or_counts_as_the_worst_of_all(self, tmp_path: Path) -> None:
         arms_of(tmp_path, LOW, HIGH)
         self.fail(tmp_path / "second" / "ppo__CartPole-v1__seed3__run")
         arms = [group_of_word(str(tmp_path / name)) for name in ("first", "second")]
-        with pytest.raises(ConfigError, match=r"seed3__run' failed \(loss is NaN\): give --failed worst"):
+        with pytest.raises(
+            ConfigError, match=r"seed3__run' failed \(loss is NaN\): give --failed worst"
+        ):
             score_arms(arms, ScoreRule())
         table = score_arms(arms, ScoreRule(failed="worst"))
-        assert table.arms[1].values["CartPole-v1"] == [200, 201, 202, 100, 204, 205]  # the worst is of the other arm
+        assert table.arms[1].values["CartPole-v1"] == [
+            200,
+            201,
+            202,
+            100,
+            204,
+            205,
+        ]  # the worst is of the other arm
         assert "seed3__run failed and count as the worst" in table.notes[0]
-        assert score_arms(arms, ScoreRule(failed="worst", mode="min")).arms[1].values["CartPole-v1"][3] == 205
+        assert (
+            score_arms(arms, ScoreRule(failed="worst", mode="min")).arms[1].values["CartPole-v1"][3]
+            == 205
+        )
 
     def test_an_unfinished_run_is_never_dropped(self, tmp_path: Path) -> None:
         arms_of(tmp_path, LOW, HIGH)
@@ -156,7 +196,9 @@ class TestIncompleteRuns:
         write_finished_study(tmp_path / "first", LOW)
         write_finished_study(tmp_path / "second", HIGH, env_id="Acrobot-v1")
         with pytest.raises(ConfigError, match="on CartPole-v1 and 'second' on Acrobot-v1"):
-            score_arms([group_of_word(str(tmp_path / name)) for name in ("first", "second")], ScoreRule())
+            score_arms(
+                [group_of_word(str(tmp_path / name)) for name in ("first", "second")], ScoreRule()
+            )
 
 
 class TestVerdict:
@@ -181,7 +223,9 @@ class TestVerdict:
         assert found.prob_a_beats_b == 1
 
     def test_a_difference_within_the_margin_is_equal(self, tmp_path: Path) -> None:
-        table = score_arms(arms_of(tmp_path, LOW, {seed: 101.0 + seed for seed in range(6)}), ScoreRule())
+        table = score_arms(
+            arms_of(tmp_path, LOW, {seed: 101.0 + seed for seed in range(6)}), ScoreRule()
+        )
         found = compared(table, margin=20.0)
         assert found.verdict is Verdict.EQUIVALENT
         assert found.sentence == "first and second are equal within 20"
@@ -204,7 +248,9 @@ class TestVerdict:
         found = compared(score_arms(arms_of(tmp_path, *few), ScoreRule()))
         assert found.verdict is Verdict.UNDECIDED
         assert found.judgement.p_value == pytest.approx(0.1)
-        assert "nothing can be decided at 5 %, the smallest possible p-value is 0.1" in found.sentence
+        assert (
+            "nothing can be decided at 5 %, the smallest possible p-value is 0.1" in found.sentence
+        )
         assert found.as_dict()["interval"] == [None, None]
 
     def test_one_run_is_no_sample(self, tmp_path: Path) -> None:
@@ -218,10 +264,17 @@ class TestVerdict:
         assert found.judgement.p_value == 1
         assert "not distinguishable: the means are equal; give --margin" in found.sentence
         assert found.more_seeds is None
-        assert compared(score_arms([*_reopened(tmp_path)], ScoreRule()), margin=5.0).verdict is Verdict.EQUIVALENT
+        assert (
+            compared(score_arms([*_reopened(tmp_path)], ScoreRule()), margin=5.0).verdict
+            is Verdict.EQUIVALENT
+        )
 
     def test_several_environments_are_joined_in_units_of_their_spread(self, tmp_path: Path) -> None:
-        vary = [{"algo": algo, "env_id": env_id} for algo in ("ppo", "a2c") for env_id in ("CartPole-v1", "Acrobot-v1")]
+        vary = [
+            {"algo": algo, "env_id": env_id}
+            for algo in ("ppo", "a2c")
+            for env_id in ("CartPole-v1", "Acrobot-v1")
+        ]
         scores = {
             "ppo CartPole-v1": {seed: 400.0 + seed for seed in range(4)},
             "ppo Acrobot-v1": {seed: -90.0 + seed / 10 for seed in range(4)},
@@ -265,12 +318,16 @@ class TestPlannedLooks:
         studies = [Study.open(folder / name) for name in ("first", "second")]
         place = folder / "comparisons" / "one"
         arms = [plan_arm(study.plan.name, study, [""], looks * 4, place) for study in studies]
-        plan = LookPlan(*arms, ScoreRule(), {"CartPole-v1": 10_000}, looks=looks, seeds_per_look=4, **options)  # type: ignore[arg-type]
+        plan = LookPlan(
+            *arms, ScoreRule(), {"CartPole-v1": 10_000}, looks=looks, seeds_per_look=4, **options
+        )  # type: ignore[arg-type]
         return begun(place, plan)
 
     def equal_arms(self, folder: Path, count: int = 12) -> None:
         generator = np.random.default_rng(3)
-        arms_of(folder, *({seed: float(generator.normal()) for seed in range(count)} for _ in range(2)))
+        arms_of(
+            folder, *({seed: float(generator.normal()) for seed in range(count)} for _ in range(2))
+        )
 
     def test_a_look_uses_the_seeds_up_to_it(self, tmp_path: Path) -> None:
         self.equal_arms(tmp_path)
@@ -278,15 +335,23 @@ class TestPlannedLooks:
         assert [len(planned.look(look).a.runs) for look in (1, 2, 3)] == [4, 8, 12]
         assert [line["look"] for line in planned.recorded()] == [1, 2, 3]
 
-    def test_the_plan_takes_the_seeds_that_the_study_has_and_then_new_ones(self, tmp_path: Path) -> None:
+    def test_the_plan_takes_the_seeds_that_the_study_has_and_then_new_ones(
+        self, tmp_path: Path
+    ) -> None:
         arms_of(tmp_path, {3: 1.0, 1: 1.0, 7: 1.0}, LOW)
         study = Study.open(tmp_path / "first")
         assert plan_arm("first", study, [""], 5, tmp_path).seeds == (1, 3, 7, 8, 9)
 
     def test_a_great_difference_is_decided_at_the_first_look_that_can(self, tmp_path: Path) -> None:
-        arms_of(tmp_path, dict.fromkeys(range(8), 1.0) | {0: 1.5}, dict.fromkeys(range(8), 9.0) | {1: 9.5})
+        arms_of(
+            tmp_path,
+            dict.fromkeys(range(8), 1.0) | {0: 1.5},
+            dict.fromkeys(range(8), 9.0) | {1: 9.5},
+        )
         planned = self.planned(tmp_path, looks=2)
-        assert planned.look(1).verdict is Verdict.UNDECIDED  # 4 against 4: at least 2/70, more than 0.025
+        assert (
+            planned.look(1).verdict is Verdict.UNDECIDED
+        )  # 4 against 4: at least 2/70, more than 0.025
         assert planned.look(2).verdict is Verdict.B_BETTER
 
     def test_a_failed_run_gets_the_worst_score_of_all_looks_so_far(self, tmp_path: Path) -> None:
@@ -316,7 +381,9 @@ class TestPlannedLooks:
         planned.look(1)
         path = tmp_path / "first" / "ppo__CartPole-v1__seed2__run" / "metrics.jsonl"
         path.write_text(path.read_text().replace('"eval_return_mean": ', '"eval_return_mean": 1'))
-        with pytest.raises(ConfigError, match=r"look 1 was recorded with score .* for run '.*seed2__run'"):
+        with pytest.raises(
+            ConfigError, match=r"look 1 was recorded with score .* for run '.*seed2__run'"
+        ):
             planned.look(2)
 
     def test_an_edited_plan_is_refused(self, tmp_path: Path) -> None:
@@ -350,7 +417,9 @@ class TestPlannedLooks:
             ({"looks": 0}, "for --looks"),
         ],
     )
-    def test_an_impossible_plan_is_refused(self, tmp_path: Path, options: dict[str, float], message: str) -> None:
+    def test_an_impossible_plan_is_refused(
+        self, tmp_path: Path, options: dict[str, float], message: str
+    ) -> None:
         self.equal_arms(tmp_path)
         with pytest.raises(ConfigError, match=message):
             self.planned(tmp_path, **options)

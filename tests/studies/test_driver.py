@@ -43,7 +43,13 @@ class Worker:
             (self.run_dir / "config.yaml").write_text(dump_yaml({**BASE, "seed": 0}))
         self.attempt = len(list((self.run_dir / "owner").glob("*.json"))) + 1
         (self.run_dir / "owner" / str(self.attempt)).mkdir(parents=True)
-        owner = {"host": "elsewhere", "pid": 17, "machine": "elsewhere", "started": "1", "since": "then"}
+        owner = {
+            "host": "elsewhere",
+            "pid": 17,
+            "machine": "elsewhere",
+            "started": "1",
+            "since": "then",
+        }
         (self.run_dir / "owner" / f"{self.attempt}.json").write_text(json.dumps(owner))
         self.beat()
         return self
@@ -57,7 +63,9 @@ class Worker:
     def finish(self) -> None:
         file = self.run_dir / "owner" / f"{self.attempt}.json"
         file.rename(file.with_suffix(".ended.json"))
-        (self.run_dir / "metadata.json").write_text(json.dumps({"status": "finished", "attempt": self.attempt}))
+        (self.run_dir / "metadata.json").write_text(
+            json.dumps({"status": "finished", "attempt": self.attempt})
+        )
         self.has_ended = True
 
     def poll(self) -> Exit | None:
@@ -97,7 +105,9 @@ def drive(study: StudyFolder, on_look: Callable[[Worker, int], None]) -> Worker:
     return worker
 
 
-def test_a_clock_ahead_of_the_file_systems_kills_nobody(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_ahead_of_the_file_systems_kills_nobody(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 10 * STALE)
 

@@ -27,14 +27,21 @@ def generator(seed: int = 0) -> np.random.Generator:
 def test_the_probability_of_improvement_is_that_of_mann_and_whitney_with_ties() -> None:
     rng = generator(1)
     for decimals in (9, 0):
-        samples = [(rng.normal(0.5, 2, 7).round(decimals), rng.normal(0, 1, 5).round(decimals)) for _ in range(3)]
+        samples = [
+            (rng.normal(0.5, 2, 7).round(decimals), rng.normal(0, 1, 5).round(decimals))
+            for _ in range(3)
+        ]
         expected = [stats.mannwhitneyu(a, b).statistic / 35 for a, b in samples]
         for (a, b), value in zip(samples, expected, strict=True):
             estimate = probability_of_improvement({"task": a}, {"task": b}, rng)
             assert estimate.value == pytest.approx(value)
             assert estimate.num_runs == 12
-        tasks_a, tasks_b = ({str(i): sample[arm] for i, sample in enumerate(samples)} for arm in (0, 1))
-        assert probability_of_improvement(tasks_a, tasks_b, rng).value == pytest.approx(np.mean(expected))
+        tasks_a, tasks_b = (
+            {str(i): sample[arm] for i, sample in enumerate(samples)} for arm in (0, 1)
+        )
+        assert probability_of_improvement(tasks_a, tasks_b, rng).value == pytest.approx(
+            np.mean(expected)
+        )
 
 
 def test_one_half_is_outside_exactly_if_the_test_of_ranks_rejects() -> None:
@@ -53,9 +60,13 @@ def test_complete_separation_leaves_an_interval() -> None:
     three = probability_of_improvement({"task": [7, 8, 9]}, {"task": [1, 2, 3]}, generator())
     assert three.value == three.interval[1] == 1.0
     assert three.interval[0] == 0.5  # three against three can decide nothing
-    five = probability_of_improvement({"task": [6, 7, 8, 9, 10]}, {"task": [1, 2, 3, 4, 5]}, generator())
+    five = probability_of_improvement(
+        {"task": [6, 7, 8, 9, 10]}, {"task": [1, 2, 3, 4, 5]}, generator()
+    )
     assert 0.5 < five.interval[0] < 0.8
-    swapped = probability_of_improvement({"task": [1, 2, 3, 4, 5]}, {"task": [6, 7, 8, 9, 10]}, generator())
+    swapped = probability_of_improvement(
+        {"task": [1, 2, 3, 4, 5]}, {"task": [6, 7, 8, 9, 10]}, generator()
+    )
     assert swapped.interval == pytest.approx((0.0, 1 - five.interval[0]))
     equal = probability_of_improvement({"task": [5, 5, 5]}, {"task": [5, 5, 5]}, generator())
     assert (equal.value, equal.interval) == (0.5, (0.5, 0.5))
@@ -64,7 +75,9 @@ def test_complete_separation_leaves_an_interval() -> None:
 def test_fewer_than_three_runs_leave_the_probability_open() -> None:
     for a, b in (([5], [4]), ([5], [5]), ([7, 8], [1, 2]), ([7, 8], list(range(7)))):
         for ones, others in ((a, b), (b, a)):
-            assert probability_of_improvement({"task": ones}, {"task": others}, generator()).interval == (0.0, 1.0)
+            assert probability_of_improvement(
+                {"task": ones}, {"task": others}, generator()
+            ).interval == (0.0, 1.0)
     many = [{str(task): [start] for task in range(8)} for start in (1.0, 0.0)]
     assert probability_of_improvement(*many, generator()).interval == (0.0, 1.0)
     two_tasks = [{"x": [start, start + 1], "y": [start, start + 1]} for start in (5.0, 0.0)]
@@ -73,13 +86,17 @@ def test_fewer_than_three_runs_leave_the_probability_open() -> None:
 
 @pytest.mark.parametrize(("shift", "spread"), [(0.0, 1.0), (0.0, 3.0), (1.0, 1.0), (2.0, 1.0)])
 @pytest.mark.parametrize("seeds", [5, 10])
-def test_the_interval_contains_the_probability_of_improvement(seeds: int, shift: float, spread: float) -> None:
+def test_the_interval_contains_the_probability_of_improvement(
+    seeds: int, shift: float, spread: float
+) -> None:
     rng, repetitions = generator(3), 400
     truth = stats.norm.cdf(shift / math.hypot(1, spread))
     hits = 0
     for _ in range(repetitions):
         a, b = rng.normal(shift, spread, seeds), rng.normal(0, 1, seeds)
-        low, high = probability_of_improvement({"task": a}, {"task": b}, rng, max_labelings=500).interval
+        low, high = probability_of_improvement(
+            {"task": a}, {"task": b}, rng, max_labelings=500
+        ).interval
         hits += low <= truth <= high
     assert hits / repetitions >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / repetitions)
 
@@ -91,13 +108,17 @@ def test_the_interquartile_mean_is_the_trimmed_mean(count: int) -> None:
     assert estimate.value == pytest.approx(stats.trim_mean(scores, 0.25))
     assert estimate.interval[0] < estimate.value < estimate.interval[1]
     assert estimate.num_runs == count
-    scaled = interquartile_mean({"one": 100 * scores[:3] + 5, "two": 100 * scores[3:] + 5}, generator())
+    scaled = interquartile_mean(
+        {"one": 100 * scores[:3] + 5, "two": 100 * scores[3:] + 5}, generator()
+    )
     assert scaled.interval == pytest.approx([100 * end + 5 for end in estimate.interval])
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("offset", "unit"), [(1e15, 4.0), (0.0, 1e-300), (0.0, 1e306)])
-def test_neither_offset_nor_unit_matters_to_the_interquartile_mean(offset: float, unit: float) -> None:
+def test_neither_offset_nor_unit_matters_to_the_interquartile_mean(
+    offset: float, unit: float
+) -> None:
     scores = np.array([1.0, 5.0, 7.0, 8.0, 11.0, 12.0, 17.0, 40.0])
     plain = interquartile_mean({"task": scores}, generator())
     moved = interquartile_mean({"task": scores * unit + offset}, generator())
@@ -163,7 +184,10 @@ def test_two_algorithms_have_the_p_value_of_their_comparison() -> None:
 
 def test_an_algorithm_far_away_does_not_hide_the_difference_of_two_others() -> None:
     rng = generator(7)
-    arms = {name: {"task": rng.normal(mean, 1, 8)} for name, mean in (("a", 0.0), ("b", 0.0), ("c", 90.0), ("d", 93.0))}
+    arms = {
+        name: {"task": rng.normal(mean, 1, 8)}
+        for name, mean in (("a", 0.0), ("b", 0.0), ("c", 90.0), ("d", 93.0))
+    }
     adjusted = step_down(arms, rng, num_permutations=2000)
     assert all(adjusted[one] < 0.01 for one in itertools.product("ab", "cd"))
     assert adjusted["c", "d"] < 0.05
@@ -182,7 +206,9 @@ def test_any_false_alarm_among_all_pairs_is_as_rare_as_one(shifts: tuple[float, 
     for _ in range(repetitions):
         arms = {str(index): {"task": rng.normal(shift, 1, 5)} for index, shift in enumerate(shifts)}
         adjusted = step_down(arms, rng, num_permutations=199)
-        alarms += any(p <= 0.05 and shifts[int(a)] == shifts[int(b)] for (a, b), p in adjusted.items())
+        alarms += any(
+            p <= 0.05 and shifts[int(a)] == shifts[int(b)] for (a, b), p in adjusted.items()
+        )
     assert alarms / repetitions <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions)
 
 
@@ -190,7 +216,10 @@ def test_all_pairs_need_two_algorithms_on_the_same_tasks() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"a": {"x": [1.0]}}, "1 algorithm: a comparison needs at least two"),
         ({"a": {"x": [1.0]}, "b": {"y": [1.0]}}, "task 'x' has runs of some algorithms only"),
-        ({"a": {"x": [1.0]}, "b": {"x": [math.nan]}}, "algorithm 'b' on task 'x' has a score of nan"),
+        (
+            {"a": {"x": [1.0]}, "b": {"x": [math.nan]}},
+            "algorithm 'b' on task 'x' has a score of nan",
+        ),
     ]
     for arms, part in cases:
         with pytest.raises(ValueError, match=part):

@@ -16,21 +16,36 @@ from rl_training.studies.plan import make_plan, store_plan
 BASE = {"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 100}
 
 
-def make_run(path: Path, *, seed: int = 0, algo: str = "ppo", algo_kwargs: Any = None, **config: Any) -> Path:
+def make_run(
+    path: Path, *, seed: int = 0, algo: str = "ppo", algo_kwargs: Any = None, **config: Any
+) -> Path:
     """A run folder with settings, as far as the catalog reads it."""
     (path / "checkpoints" / "step-1").mkdir(parents=True)
     values = {**BASE, "algo": algo, "seed": seed, "algo_kwargs": algo_kwargs or {}, **config}
     (path / "config.yaml").write_text(dump_yaml(values))
-    (path / "metadata.json").write_text(json.dumps({"created": f"2026-01-01T00:00:{seed:02d}+00:00"}))
+    (path / "metadata.json").write_text(
+        json.dumps({"created": f"2026-01-01T00:00:{seed:02d}+00:00"})
+    )
     return path
 
 
-def make_study(folder: Path, name: str = "gammas", vary: Any = None, seeds: str = "0..1", *, begun: int = 99) -> Path:
+def make_study(
+    folder: Path, name: str = "gammas", vary: Any = None, seeds: str = "0..1", *, begun: int = 99
+) -> Path:
     """A study of which the first `begun` runs have folders."""
-    vary = {"algo_kwargs.gamma": [0.9, 0.99], "algo_kwargs.learning_rate": [0.001]} if vary is None else vary
+    vary = (
+        {"algo_kwargs.gamma": [0.9, 0.99], "algo_kwargs.learning_rate": [0.001]}
+        if vary is None
+        else vary
+    )
     study = store_plan(make_plan(name, [BASE], vary=vary, seeds=seeds), folder / name)
     for run in study.runs()[:begun]:
-        make_run(run.run_dir, seed=run.config.seed, algo=run.config.algo, algo_kwargs=dict(run.config.algo_kwargs))
+        make_run(
+            run.run_dir,
+            seed=run.config.seed,
+            algo=run.config.algo,
+            algo_kwargs=dict(run.config.algo_kwargs),
+        )
     return study.path
 
 
@@ -43,7 +58,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with runs of two settings in `runs`."""
     monkeypatch.chdir(tmp_path)
     for seed in (2, 0, 1):
-        make_run(Path("runs") / f"ppo__CartPole-v1__seed{seed}__a", seed=seed, output_dir=f"elsewhere/{seed}")
+        make_run(
+            Path("runs") / f"ppo__CartPole-v1__seed{seed}__a",
+            seed=seed,
+            output_dir=f"elsewhere/{seed}",
+        )
     make_run(Path("runs/ppo__CartPole-v1__seed0__b"), algo_kwargs={"gamma": 0.5})
     make_run(Path("runs/dqn__CartPole-v1__seed7__a"), seed=7, algo="dqn")
     return tmp_path
@@ -70,15 +89,19 @@ class TestRuns:
         assert shape(find_groups([word])) == [("dqn CartPole-v1", (7,))]
 
     def test_a_run_that_is_named_twice_counts_once(self, here: Path) -> None:
-        assert shape(find_groups(["@last", "dqn", str(here / "runs/dqn__CartPole-v1__seed7__a")])) == [
-            ("dqn CartPole-v1", (7,))
-        ]
+        assert shape(
+            find_groups(["@last", "dqn", str(here / "runs/dqn__CartPole-v1__seed7__a")])
+        ) == [("dqn CartPole-v1", (7,))]
 
     @pytest.mark.parametrize("pattern", ["runs/*__a", "ppo*a", "runs/**/ppo__*seed[0-9]__a"])
     def test_a_pattern_means_the_runs_that_match(self, here: Path, pattern: str) -> None:
         seeds = [seed for group in find_groups([pattern]) for seed in group.seeds]
         assert {0, 1, 2} <= {*seeds}
-        assert all(run.run_dir.name.endswith("__a") for group in find_groups([pattern]) for run in group.runs)
+        assert all(
+            run.run_dir.name.endswith("__a")
+            for group in find_groups([pattern])
+            for run in group.runs
+        )
 
     def test_an_absolute_pattern(self, here: Path) -> None:
         assert shape(find_groups([f"{here}/runs/dqn*"])) == [("dqn CartPole-v1", (7,))]
@@ -106,7 +129,12 @@ class TestStudies:
 
     @pytest.mark.parametrize(
         "text",
-        ["gamma=0.99", "algo_kwargs.gamma=0.99", "gamma=.99,learning_rate=1e-3", "gamma=0.99 learning_rate=0.001"],
+        [
+            "gamma=0.99",
+            "algo_kwargs.gamma=0.99",
+            "gamma=.99,learning_rate=1e-3",
+            "gamma=0.99 learning_rate=0.001",
+        ],
     )
     def test_a_setting_is_chosen_by_its_label_or_its_values(self, here: Path, text: str) -> None:
         make_study(Path("runs"))
@@ -114,7 +142,10 @@ class TestStudies:
         assert (group.setting, group.seeds) == ("gamma=0.99", (0, 1))
 
     def test_algorithms_and_lists_choose_a_setting(self, here: Path) -> None:
-        vary = [{"algo": "ppo", "algo_kwargs.hidden_sizes": [64, 32]}, {"algo": "dqn", "algo_kwargs.hidden_sizes": [8]}]
+        vary = [
+            {"algo": "ppo", "algo_kwargs.hidden_sizes": [64, 32]},
+            {"algo": "dqn", "algo_kwargs.hidden_sizes": [8]},
+        ]
         make_study(Path("runs"), "sizes", vary)
         assert group_of_word("sizes:dqn").setting == "dqn"
         assert group_of_word("sizes:hidden_sizes=64,32").setting == "ppo"
@@ -135,13 +166,17 @@ class TestStudies:
 
     def test_a_run_of_a_named_study_is_not_counted_again(self, here: Path) -> None:
         path = make_study(Path("runs"), seeds="0", vary={})
-        assert shape(find_groups([str(next(path.glob("ppo*"))), "gammas", "gammas"])) == [("gammas", (0,))]
+        assert shape(find_groups([str(next(path.glob("ppo*"))), "gammas", "gammas"])) == [
+            ("gammas", (0,))
+        ]
 
 
 class TestOneGroup:
     def test_a_study_with_several_settings_is_refused(self, here: Path) -> None:
         make_study(Path("runs"))
-        with pytest.raises(ConfigError, match=r"2 settings.*runs/gammas:gamma=0\.9', 'runs/gammas:gamma=0\.99'"):
+        with pytest.raises(
+            ConfigError, match=r"2 settings.*runs/gammas:gamma=0\.9', 'runs/gammas:gamma=0\.99'"
+        ):
             group_of_word("gammas")
 
     def test_runs_with_several_settings_are_refused(self, here: Path) -> None:

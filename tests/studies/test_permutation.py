@@ -24,14 +24,17 @@ from rl_training.studies.statistics.kernel import Statistic, normal_deviate
 
 
 @pytest.mark.parametrize(
-    ("num_a", "num_b", "decimals"), [(3, 3, 9), (5, 5, 9), (5, 5, 0), (4, 7, 9), (2, 6, 1), (2, 8, 9), (7, 7, 1)]
+    ("num_a", "num_b", "decimals"),
+    [(3, 3, 9), (5, 5, 9), (5, 5, 0), (4, 7, 9), (2, 6, 1), (2, 8, 9), (7, 7, 1)],
 )
 def test_the_p_value_is_that_of_scipy(num_a: int, num_b: int, decimals: int) -> None:
     rng = generator(num_a)
     for _ in range(3):
         a, b = rng.normal(0.5, 2, num_a).round(decimals), rng.normal(0, 1, num_b).round(decimals)
         ours = compare_means({"task": a}, {"task": b}, rng, statistic="mean")
-        theirs = stats.permutation_test((a, b), lambda x, y: abs(x.mean() - y.mean()), alternative="greater")
+        theirs = stats.permutation_test(
+            (a, b), lambda x, y: abs(x.mean() - y.mean()), alternative="greater"
+        )
         assert ours.is_exact
         assert ours.num_permutations == math.comb(num_a + num_b, num_a)
         assert ours.p_value == pytest.approx(theirs.pvalue, abs=1e-12)
@@ -46,7 +49,9 @@ def test_the_studentized_p_value_is_that_of_scipy_and_never_below_welch() -> Non
     rng = generator(1)
     for num_a, num_b in ((5, 5), (3, 6), (6, 4)):
         a, b = rng.normal(1.5, 3, num_a), rng.normal(0, 1, num_b)
-        permuted = stats.permutation_test((a, b), deviate, alternative="greater", vectorized=False).pvalue
+        permuted = stats.permutation_test(
+            (a, b), deviate, alternative="greater", vectorized=False
+        ).pvalue
         welch = stats.ttest_ind(a, b, equal_var=False).pvalue
         ours = compare_means({"task": a}, {"task": b}, rng).p_value
         assert ours == pytest.approx(max(permuted, welch), abs=2e-3)
@@ -73,7 +78,9 @@ def test_three_against_three_can_decide_nothing_at_five_percent() -> None:
     result = compare_means({"task": [101, 102, 103]}, {"task": [1, 2, 3]}, generator())
     assert result.p_value == result.smallest_p == pytest.approx(0.1)
     assert result.interval == (-math.inf, math.inf)
-    at_ten_percent = compare_means({"task": [101, 102, 103]}, {"task": [1, 2, 3]}, generator(), alpha=0.1)
+    at_ten_percent = compare_means(
+        {"task": [101, 102, 103]}, {"task": [1, 2, 3]}, generator(), alpha=0.1
+    )
     assert at_ten_percent.interval[0] > 0
 
 
@@ -109,16 +116,23 @@ def test_one_run_against_forty_can_decide() -> None:
 
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.parametrize("kind", ["mean", "welch"])
-def test_zero_is_outside_of_the_interval_exactly_if_the_test_rejects(kind: Statistic, tasks: int) -> None:
+def test_zero_is_outside_of_the_interval_exactly_if_the_test_rejects(
+    kind: Statistic, tasks: int
+) -> None:
     rng = generator(8)
     outcomes = []
     for number in range(60):
         shift = rng.choice([0.0, 1.0, 2.0])
         samples = [
-            {str(task): rng.normal(mean, 1 + task, 5 + task).round(number % 3) for task in range(tasks)}
+            {
+                str(task): rng.normal(mean, 1 + task, 5 + task).round(number % 3)
+                for task in range(tasks)
+            }
             for mean in (shift, 0.0)
         ]
-        result = compare_means(*samples, rng, statistic=kind, num_permutations=400, max_enumerated=400)
+        result = compare_means(
+            *samples, rng, statistic=kind, num_permutations=400, max_enumerated=400
+        )
         outcomes.append(result.p_value <= 0.05)
         assert outcomes[-1] == (not result.interval[0] <= 0 <= result.interval[1])
         assert result.interval[0] <= result.difference <= result.interval[1]
@@ -134,7 +148,9 @@ def test_swapping_scaling_and_shifting_scores_changes_the_result_accordingly() -
     assert swapped.interval == pytest.approx((-one.interval[1], -one.interval[0]))
     moved = compare_means({"task": 1000 * a - 1e6}, {"task": 1000 * b - 1e6}, generator())
     assert moved.p_value == pytest.approx(one.p_value)
-    assert moved.interval == pytest.approx((1000 * one.interval[0], 1000 * one.interval[1]), rel=1e-5)
+    assert moved.interval == pytest.approx(
+        (1000 * one.interval[0], 1000 * one.interval[1]), rel=1e-5
+    )
 
 
 def test_the_scale_of_a_task_does_not_matter_beside_others() -> None:
@@ -154,13 +170,19 @@ def test_many_runs_are_compared_with_random_labelings_near_the_exact_p_value() -
     rng = generator(6)
     a, b = rng.normal(0.7, 1, 8), rng.normal(0, 1, 8)
     exact = compare_means({"task": a}, {"task": b}, rng)
-    drawn = compare_means({"task": a}, {"task": b}, rng, max_enumerated=100, num_permutations=20_000)
+    drawn = compare_means(
+        {"task": a}, {"task": b}, rng, max_enumerated=100, num_permutations=20_000
+    )
     assert exact.is_exact
     assert not drawn.is_exact
     assert drawn.num_permutations == 20_000
     assert drawn.p_value == pytest.approx(exact.p_value, abs=0.01)
-    again = compare_means({"task": a}, {"task": b}, generator(9), max_enumerated=100, num_permutations=1000)
-    assert again == compare_means({"task": a}, {"task": b}, generator(9), max_enumerated=100, num_permutations=1000)
+    again = compare_means(
+        {"task": a}, {"task": b}, generator(9), max_enumerated=100, num_permutations=1000
+    )
+    assert again == compare_means(
+        {"task": a}, {"task": b}, generator(9), max_enumerated=100, num_permutations=1000
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,8 +193,16 @@ def test_many_runs_are_compared_with_random_labelings_near_the_exact_p_value() -
             {"CartPole-v1": [1.0]},
             "algorithm A on task 'CartPole-v1' has a score of nan",
         ),
-        ({"CartPole-v1": [1.0]}, {"CartPole-v1": [math.inf]}, "algorithm B on task 'CartPole-v1' has a score of inf"),
-        ({"CartPole-v1": []}, {"CartPole-v1": [1.0]}, "algorithm A has no runs on task 'CartPole-v1'"),
+        (
+            {"CartPole-v1": [1.0]},
+            {"CartPole-v1": [math.inf]},
+            "algorithm B on task 'CartPole-v1' has a score of inf",
+        ),
+        (
+            {"CartPole-v1": []},
+            {"CartPole-v1": [1.0]},
+            "algorithm A has no runs on task 'CartPole-v1'",
+        ),
         ({}, {"CartPole-v1": [1.0]}, "algorithm A has no tasks"),
         ({"x": [1.0], "y": [1.0]}, {"x": [1.0]}, "task 'y' has runs of A and none of B"),
         ({"x": [1.0]}, {"x": [1.0], "z": [1.0]}, "task 'z' has runs of B and none of A"),
@@ -184,7 +214,9 @@ def test_unusable_scores_are_refused_with_a_sentence(a: Any, b: Any, part: str) 
         compare_means(a, b, generator())
 
 
-@pytest.mark.parametrize(("offset", "unit"), [(0.0, 1.0), (1e15, 4.0), (-1e15, 4.0), (0.0, 1e-300), (0.0, 1e300)])
+@pytest.mark.parametrize(
+    ("offset", "unit"), [(0.0, 1.0), (1e15, 4.0), (-1e15, 4.0), (0.0, 1e-300), (0.0, 1e300)]
+)
 @pytest.mark.filterwarnings("error")
 def test_neither_offset_nor_unit_of_the_scores_matters(offset: float, unit: float) -> None:
     a, b = np.array([6.0, 8.0, 9.0, 11.0, 13.0]), np.array([0.0, 1.0, 2.0, 3.0, 7.0])
@@ -194,7 +226,9 @@ def test_neither_offset_nor_unit_of_the_scores_matters(offset: float, unit: floa
     )
     assert moved.p_value == plain.p_value < 0.05
     assert moved.difference == pytest.approx(plain.difference * unit, rel=1e-9, abs=0)
-    assert moved.interval == pytest.approx(tuple(end * unit for end in plain.interval), rel=1e-6, abs=0)
+    assert moved.interval == pytest.approx(
+        tuple(end * unit for end in plain.interval), rel=1e-6, abs=0
+    )
     arms = {name: {"task": scores * unit + offset} for name, scores in (("a", a), ("b", b))}
     assert step_down(arms, generator())["a", "b"] < 0.05
     blocks = [(arms["a"], arms["b"])] * 2
@@ -257,11 +291,16 @@ def test_the_simulation_takes_the_decisions_of_the_public_function() -> None:
     runs = coverage.sample("lognormal", generator(2), 20, 5, 5, shift=2.0)
     labels = coverage.draw_labelings([{"task": runs}], 252, generator())
     simulated = kernel_module.p_values([{"task": runs}], labels, [0.05])[:, 0]
-    public = [compare_means({"task": row[:5]}, {"task": row[5:]}, generator()).p_value for row in runs.scores]
+    public = [
+        compare_means({"task": row[:5]}, {"task": row[5:]}, generator()).p_value
+        for row in runs.scores
+    ]
     assert simulated == pytest.approx(public)
 
 
-def false_alarms(name: str, seeds: int, tasks: int, kind: Statistic, seed: int = 0, num_looks: int = 1) -> float:
+def false_alarms(
+    name: str, seeds: int, tasks: int, kind: Statistic, seed: int = 0, num_looks: int = 1
+) -> float:
     return float(
         coverage.rejections(
             name,
@@ -276,8 +315,12 @@ def false_alarms(name: str, seeds: int, tasks: int, kind: Statistic, seed: int =
     )
 
 
-@pytest.mark.parametrize(("name", "seeds", "tasks"), cells(coverage.SEEDS, large=[("unequal spread", 10, 5)]))
-def test_equal_algorithms_are_called_different_in_five_percent_at_most(name: str, seeds: int, tasks: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "seeds", "tasks"), cells(coverage.SEEDS, large=[("unequal spread", 10, 5)])
+)
+def test_equal_algorithms_are_called_different_in_five_percent_at_most(
+    name: str, seeds: int, tasks: int
+) -> None:
     rate = false_alarms(name, seeds, tasks, "welch")
     assert rate <= 0.05 + 3 * ERROR
     if (seeds, tasks) == (3, 1):
@@ -295,10 +338,15 @@ def test_the_plain_test_is_exact_for_equal_distributions(name: str, seeds: int, 
 
 
 def test_the_plain_test_fails_where_the_guard_is_needed() -> None:
-    assert false_alarms("unequal spread", 5, 1, "mean") > false_alarms("unequal spread", 5, 1, "welch") + 0.01
+    assert (
+        false_alarms("unequal spread", 5, 1, "mean")
+        > false_alarms("unequal spread", 5, 1, "welch") + 0.01
+    )
 
 
-def test_a_signed_boundary_is_noticed_by_the_rate_of_false_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signed_boundary_is_noticed_by_the_rate_of_false_alarms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def signed(values: np.ndarray) -> np.ndarray:
         return np.concatenate([np.abs(values[:, :1]), values[:, 1:]], axis=1)
 
@@ -309,7 +357,9 @@ def test_a_signed_boundary_is_noticed_by_the_rate_of_false_alarms(monkeypatch: p
 
 def test_a_one_sided_test_is_noticed_by_its_blindness(monkeypatch: pytest.MonkeyPatch) -> None:
     def power(shift: float) -> float:
-        return float(coverage.rejections("normal", generator(), seeds=5, shift=shift, repetitions=200)[-1])
+        return float(
+            coverage.rejections("normal", generator(), seeds=5, shift=shift, repetitions=200)[-1]
+        )
 
     assert abs(power(2.0) - power(-2.0)) < 0.15
     monkeypatch.setattr(kernel_module, "magnitude", lambda values: values)
@@ -320,16 +370,27 @@ def test_a_one_sided_test_is_noticed_by_its_blindness(monkeypatch: pytest.Monkey
     ("difference", "tasks"), [(0.6, 1), (1.0, 1), (1.5, 1), (2.0, 1), (3.0, 1), (0.5, 5), (0.75, 5)]
 )
 @pytest.mark.parametrize("name", ["normal", "unequal spread"])
-def test_as_many_runs_as_needed_decide_four_times_of_five(name: str, difference: float, tasks: int) -> None:
+def test_as_many_runs_as_needed_decide_four_times_of_five(
+    name: str, difference: float, tasks: int
+) -> None:
     rng = generator(7)
     spread_a = coverage.SPREAD_RATIO if name == "unequal spread" else 1.0
     unit = math.sqrt((spread_a**2 + 1) / 2)
-    pilot_a, pilot_b = ({str(task): rng.normal(0, spread, 4000) for task in range(tasks)} for spread in (spread_a, 1.0))
+    pilot_a, pilot_b = (
+        {str(task): rng.normal(0, spread, 4000) for task in range(tasks)}
+        for spread in (spread_a, 1.0)
+    )
     size = difference * unit if tasks == 1 else difference
     runs = runs_needed(pilot_a, pilot_b, size)
     assert runs % tasks == 0
     rate = coverage.rejections(
-        name, rng, seeds=runs // tasks, tasks=tasks, shift=difference * unit, repetitions=500, num_permutations=500
+        name,
+        rng,
+        seeds=runs // tasks,
+        tasks=tasks,
+        shift=difference * unit,
+        repetitions=500,
+        num_permutations=500,
     )[-1]
     assert 0.72 <= rate <= 0.9
 
@@ -337,7 +398,9 @@ def test_as_many_runs_as_needed_decide_four_times_of_five(name: str, difference:
 def test_runs_needed_at_the_limits() -> None:
     scores = {"task": [1.0, 2.0, 3.0]}
     assert runs_needed(scores, scores, 0.0) == runs_needed(scores, scores, 1e-200) == 1_000_000
-    assert runs_needed({"task": [1.0] * 3}, {"task": [1.0] * 3}, 2.0) == 4  # 3 against 3 can decide nothing
+    assert (
+        runs_needed({"task": [1.0] * 3}, {"task": [1.0] * 3}, 2.0) == 4
+    )  # 3 against 3 can decide nothing
     assert runs_needed(scores, scores, -0.5) == runs_needed(scores, scores, 0.5)
     assert runs_needed(scores, {"task": [9.0]}, 0.5) == runs_needed(scores, scores, 0.5)
     assert runs_needed(scores, scores, 0.5, power=0.9) > runs_needed(scores, scores, 0.5)

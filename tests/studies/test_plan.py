@@ -22,7 +22,14 @@ from rl_training.experiment.config import resolve_config
 from rl_training.experiment.run_folder import safe_name
 from rl_training.experiment.yaml_text import dump_yaml, parse_yaml
 from rl_training.studies.launching.orders import worker_values
-from rl_training.studies.plan import Plan, PlannedRun, is_extension, make_plan, plan_differences, read_study_file
+from rl_training.studies.plan import (
+    Plan,
+    PlannedRun,
+    is_extension,
+    make_plan,
+    plan_differences,
+    read_study_file,
+)
 from rl_training.studies.variation import expand, labels_of, nested, suffixes_of
 
 BASE = {"algo": "ppo", "env_id": "CartPole-v1"}
@@ -58,23 +65,36 @@ def write_study(tmp_path: Path) -> WriteStudy:
 class TestSettings:
     def test_a_grid_combines_every_value_with_every_other(self) -> None:
         settings = expand({GAMMA: [0.9, 0.99], "num_envs": [1, 2, 4]})
-        assert settings == [{GAMMA: gamma, "num_envs": number} for gamma in (0.9, 0.99) for number in (1, 2, 4)]
+        assert settings == [
+            {GAMMA: gamma, "num_envs": number} for gamma in (0.9, 0.99) for number in (1, 2, 4)
+        ]
 
     def test_a_list_of_settings_is_taken_as_it_is(self) -> None:
         settings = [{GAMMA: 0.9, "num_envs": 2}, {"algo_kwargs.ent_coef": 0.1}]
         assert expand(settings) == settings
 
     def test_nested_and_dotted_keys_are_the_same(self) -> None:
-        for vary in ({"algo_kwargs": {"gamma": [0.9]}}, {GAMMA: [0.9]}, {"gamma": [0.9]}, [{"gamma": 0.9}]):
+        for vary in (
+            {"algo_kwargs": {"gamma": [0.9]}},
+            {GAMMA: [0.9]},
+            {"gamma": [0.9]},
+            [{"gamma": 0.9}],
+        ):
             assert expand(vary) == [{GAMMA: 0.9}]
-        assert expand({"early_stopping": {"patience": [3]}}) == [{"algo_kwargs.early_stopping.patience": 3}]
+        assert expand({"early_stopping": {"patience": [3]}}) == [
+            {"algo_kwargs.early_stopping.patience": 3}
+        ]
         assert expand([{"algo_kwargs": {"gamma": 0.9}}]) == [{GAMMA: 0.9}]
         deep = {"env_kwargs": {"wrappers": {"frame_stack": [2, 4]}}}
         assert expand(deep) == expand({"env_kwargs.wrappers.frame_stack": [2, 4]})
 
     def test_a_grid_takes_lists_tuples_and_ranges(self) -> None:
         expected = [{"num_envs": 1}, {"num_envs": 2}]
-        assert expand({"num_envs": [1, 2]}) == expand({"num_envs": (1, 2)}) == expand({"num_envs": range(1, 3)})
+        assert (
+            expand({"num_envs": [1, 2]})
+            == expand({"num_envs": (1, 2)})
+            == expand({"num_envs": range(1, 3)})
+        )
         assert expand({"num_envs": [1, 2]}) == expected
 
     @pytest.mark.parametrize("vary", [(), {}, []])
@@ -83,35 +103,76 @@ class TestSettings:
 
     def test_a_value_that_is_a_mapping_or_a_list_is_one_value(self) -> None:
         schedule = {"kind": "linear", "start": 1e-3, "end": 0.0}
-        settings = expand({"algo_kwargs.learning_rate": [schedule, 3e-4], "algo_kwargs.hidden_sizes": [[8, 8]]})
+        settings = expand(
+            {"algo_kwargs.learning_rate": [schedule, 3e-4], "algo_kwargs.hidden_sizes": [[8, 8]]}
+        )
         assert [setting["algo_kwargs.learning_rate"] for setting in settings] == [schedule, 3e-4]
         assert {len(setting["algo_kwargs.hidden_sizes"]) for setting in settings} == {2}
 
     def test_dotted_keys_become_nested_mappings(self) -> None:
         values = nested({GAMMA: 0.9, "algo_kwargs.replay.kind": "uniform", "num_envs": 2})
-        assert values == {"algo_kwargs": {"gamma": 0.9, "replay": {"kind": "uniform"}}, "num_envs": 2}
+        assert values == {
+            "algo_kwargs": {"gamma": 0.9, "replay": {"kind": "uniform"}},
+            "num_envs": 2,
+        }
 
     @pytest.mark.parametrize(
         ("vary", "message"),
         [
-            ({"total_timestep": [1]}, "unknown key 'total_timestep' for 'vary' of the study: did you mean 'total_time"),
-            ({"algo_kwarg.gamma": [1]}, "unknown key 'algo_kwarg.gamma' .* did you mean 'algo_kwargs'"),
-            ([{"num_env": 1}], "unknown key 'num_env' for 'vary' of the study: did you mean 'num_envs'"),
+            (
+                {"total_timestep": [1]},
+                "unknown key 'total_timestep' for 'vary' of the study: did you mean 'total_time",
+            ),
+            (
+                {"algo_kwarg.gamma": [1]},
+                "unknown key 'algo_kwarg.gamma' .* did you mean 'algo_kwargs'",
+            ),
+            (
+                [{"num_env": 1}],
+                "unknown key 'num_env' for 'vary' of the study: did you mean 'num_envs'",
+            ),
             ({"gama": [0.9]}, r"unknown key 'gama' .*: did you mean gamma\?"),
-            ({"gamma": [0.9], GAMMA: [0.8]}, "'algo_kwargs.gamma' in 'vary' of the study is given twice"),
-            ({"zzz": [8]}, r"unknown key 'zzz' .*\(`rl-training algos NAME` lists the settings of an algorithm\)"),
+            (
+                {"gamma": [0.9], GAMMA: [0.8]},
+                "'algo_kwargs.gamma' in 'vary' of the study is given twice",
+            ),
+            (
+                {"zzz": [8]},
+                r"unknown key 'zzz' .*\(`rl-training algos NAME` lists the settings of an algorithm\)",
+            ),
             ({"": [1]}, "empty key '' in 'vary'"),
-            ({"seed": [1, 2]}, "'seed' cannot be varied: the seeds of a study are in its key seeds"),
+            (
+                {"seed": [1, 2]},
+                "'seed' cannot be varied: the seeds of a study are in its key seeds",
+            ),
             ([{"seed": 1}], "'seed' cannot be varied"),
-            ({"output_dir": ["a"]}, "'output_dir' cannot be varied: the runs of a study are in its own folder"),
-            ({GAMMA: 0.9}, r"bad value 0.9 for 'vary.algo_kwargs.gamma' of the study: write a list .*: \[0.9\]"),
-            ({"env_id": "CartPole-v1"}, r"bad value 'CartPole-v1' for 'vary.env_id' .*: \[CartPole-v1\]"),
+            (
+                {"output_dir": ["a"]},
+                "'output_dir' cannot be varied: the runs of a study are in its own folder",
+            ),
+            (
+                {GAMMA: 0.9},
+                r"bad value 0.9 for 'vary.algo_kwargs.gamma' of the study: write a list .*: \[0.9\]",
+            ),
+            (
+                {"env_id": "CartPole-v1"},
+                r"bad value 'CartPole-v1' for 'vary.env_id' .*: \[CartPole-v1\]",
+            ),
             ({"algo_kwargs": {"gamma": 0.9}}, "bad value 0.9 for 'vary.algo_kwargs.gamma'"),
             ({"compile": None}, "bad value None for 'vary.compile'"),
-            ({GAMMA: []}, "'vary.algo_kwargs.gamma' of the study is empty: give it values, or leave it out"),
+            (
+                {GAMMA: []},
+                "'vary.algo_kwargs.gamma' of the study is empty: give it values, or leave it out",
+            ),
             ([5], "bad value 5 for 'vary' of the study: each setting is a mapping"),
-            (["num_envs"], "bad value 'num_envs' for 'vary' of the study: each setting is a mapping"),
-            ({"num_envs": [1, 2, 1]}, "'vary' of the study has the setting {\"num_envs\": 1} twice: remove one"),
+            (
+                ["num_envs"],
+                "bad value 'num_envs' for 'vary' of the study: each setting is a mapping",
+            ),
+            (
+                {"num_envs": [1, 2, 1]},
+                "'vary' of the study has the setting {\"num_envs\": 1} twice: remove one",
+            ),
             ([{"num_envs": 1}, {"num_envs": 1}], "twice: remove one"),
             ([{"num_envs": 1, GAMMA: 0.9}, {GAMMA: 0.9, "num_envs": 1}], "twice: remove one"),
             ([{GAMMA: 0.9}, {"algo_kwargs": {"gamma": 0.9}}], "twice: remove one"),
@@ -126,7 +187,11 @@ class TestSettings:
             expand({"algo_kwargs": {}})
 
     @pytest.mark.parametrize(
-        "vary", [{GAMMA: [0.9], "algo_kwargs": {"gamma": [0.8]}}, [{GAMMA: 0.9, "algo_kwargs": {"gamma": 0.8}}]]
+        "vary",
+        [
+            {GAMMA: [0.9], "algo_kwargs": {"gamma": [0.8]}},
+            [{GAMMA: 0.9, "algo_kwargs": {"gamma": 0.8}}],
+        ],
     )
     def test_a_key_given_both_dotted_and_nested_is_refused(self, vary: Any) -> None:
         with pytest.raises(ConfigError, match="gamma"):
@@ -156,7 +221,9 @@ class TestRuns:
     def test_a_study_of_seeds_alone_has_plain_labels(self) -> None:
         runs = runs_of((), [3, 7])
         assert [run.label for run in runs] == ["seed 3", "seed 7"]
-        assert [run.run_dir.name for run in runs] == [f"ppo__CartPole-v1__seed{seed}__run" for seed in (3, 7)]
+        assert [run.run_dir.name for run in runs] == [
+            f"ppo__CartPole-v1__seed{seed}__run" for seed in (3, 7)
+        ]
 
     def test_a_setting_replaces_only_its_own_key_of_the_base(self) -> None:
         (run,) = runs_of({GAMMA: [0.9]}, algo_kwargs={"gamma": 0.5, "ent_coef": 0.1})
@@ -164,7 +231,10 @@ class TestRuns:
 
     def test_a_part_of_a_schedule_can_be_varied(self) -> None:
         schedule = {"kind": "linear", "start": 1e-3, "end": 0.0}
-        runs = runs_of({"algo_kwargs.learning_rate.start": [1e-2, 1e-4]}, algo_kwargs={"learning_rate": schedule})
+        runs = runs_of(
+            {"algo_kwargs.learning_rate.start": [1e-2, 1e-4]},
+            algo_kwargs={"learning_rate": schedule},
+        )
         rates = [run.config.algo_kwargs["learning_rate"] for run in runs]
         assert rates == [{**schedule, "start": 1e-2}, {**schedule, "start": 1e-4}]
 
@@ -176,7 +246,9 @@ class TestRuns:
         assert len({run.run_dir for run in runs}) == 4
 
     def test_a_wrong_value_names_its_setting(self) -> None:
-        with pytest.raises(ConfigError, match=r"setting total_timesteps=-1: bad value -1 for 'total_timesteps'"):
+        with pytest.raises(
+            ConfigError, match=r"setting total_timesteps=-1: bad value -1 for 'total_timesteps'"
+        ):
             runs_of({"total_timesteps": [100, -1]})
         with pytest.raises(ConfigError, match=r"setting num_envs=0: bad value 0 for 'num_envs'"):
             runs_of([{"num_envs": 1, GAMMA: 0.9}, {"num_envs": 0, GAMMA: 0.9}])
@@ -199,7 +271,10 @@ class TestRuns:
         assert len({run.setting for run in runs}) == 20
 
     def test_too_many_runs_are_refused_before_they_are_validated(self) -> None:
-        with pytest.raises(ConfigError, match=r"the study has 100,001 runs, more than 100,000|200,000 runs, more than"):
+        with pytest.raises(
+            ConfigError,
+            match=r"the study has 100,001 runs, more than 100,000|200,000 runs, more than",
+        ):
             runs_of({"num_envs": [1, 2]}, "0..99999")
 
 
@@ -213,12 +288,20 @@ VALUES = st.recursive(
 class TestNames:
     def test_a_label_has_the_last_part_of_each_key_that_varies(self) -> None:
         settings = expand({GAMMA: [0.9, 0.99], "num_envs": [1, 2], "total_timesteps": [500]})
-        labels = ["gamma=0.9 num_envs=1", "gamma=0.9 num_envs=2", "gamma=0.99 num_envs=1", "gamma=0.99 num_envs=2"]
+        labels = [
+            "gamma=0.9 num_envs=1",
+            "gamma=0.9 num_envs=2",
+            "gamma=0.99 num_envs=1",
+            "gamma=0.99 num_envs=2",
+        ]
         assert labels_of(settings) == labels
         assert labels_of([{GAMMA: 0.9}, {}, {"num_envs": 2}]) == ["gamma=0.9", "", "num_envs=2"]
 
     def test_keys_that_tell_nothing_more_are_left_out(self) -> None:
-        settings = [{"algo": "ppo", "algo_kwargs.num_steps": 8}, {"algo": "dqn", "algo_kwargs.batch_size": 16}]
+        settings = [
+            {"algo": "ppo", "algo_kwargs.num_steps": 8},
+            {"algo": "dqn", "algo_kwargs.batch_size": 16},
+        ]
         assert labels_of(settings) == ["ppo", "dqn"]
 
     def test_keys_that_end_alike_are_written_in_full(self) -> None:
@@ -231,7 +314,10 @@ class TestNames:
             "hidden_sizes=8",
         ]
         schedules = [{"kind": "linear"}, 1e-3]
-        assert labels_of(expand({"algo_kwargs.learning_rate": schedules}))[0] == "learning_rate=kind:linear"
+        assert (
+            labels_of(expand({"algo_kwargs.learning_rate": schedules}))[0]
+            == "learning_rate=kind:linear"
+        )
 
     @pytest.mark.parametrize(
         "values",
@@ -256,8 +342,12 @@ class TestNames:
         assert suffixes_of([{GAMMA: 0.9}], "night") == ["night-gamma-0.9"]
         assert suffixes_of([{}], None) == ["run"]
 
-    @pytest.mark.parametrize("values", [[1, "1"], ["a b", "ab"], [[[6], [6]], [6, 6]], [True, "true"], ["[x]", "x"]])
-    def test_settings_that_differ_only_in_type_or_brackets_have_different_folders(self, values: list[Any]) -> None:
+    @pytest.mark.parametrize(
+        "values", [[1, "1"], ["a b", "ab"], [[[6], [6]], [6, 6]], [True, "true"], ["[x]", "x"]]
+    )
+    def test_settings_that_differ_only_in_type_or_brackets_have_different_folders(
+        self, values: list[Any]
+    ) -> None:
         runs = runs_of({"env_kwargs.key": values})
         assert len({run.run_dir for run in runs}) == len(values)
         assert len({run.setting for run in runs}) == len(values)
@@ -277,7 +367,9 @@ class TestNames:
             [{"algo_kwargs.num_envs": 2}, {"num_envs": 2}],
         ],
     )
-    def test_settings_of_several_keys_never_share_a_folder(self, settings: list[dict[str, Any]]) -> None:
+    def test_settings_of_several_keys_never_share_a_folder(
+        self, settings: list[dict[str, Any]]
+    ) -> None:
         assert len({run.run_dir for run in runs_of(settings)}) == len(settings)
 
 
@@ -288,7 +380,9 @@ class TestStudyFile:
         assert folder == Path("out", "grid-1")
         assert plan == make_plan("grid-1", [BASE], vary={GAMMA: [0.9, 0.99]}, seeds="0..2")
 
-    @pytest.mark.parametrize(("seeds", "expected"), [("0..1", (0, 1)), (4, (4,)), ([2, 5], (2, 5)), ("0,7", (0, 7))])
+    @pytest.mark.parametrize(
+        ("seeds", "expected"), [("0..1", (0, 1)), (4, (4,)), ([2, 5], (2, 5)), ("0,7", (0, 7))]
+    )
     def test_seeds_are_written_as_text_a_number_or_a_list(
         self, write_study: WriteStudy, seeds: Any, expected: tuple[int, ...]
     ) -> None:
@@ -297,9 +391,14 @@ class TestStudyFile:
     def test_without_seeds_there_is_seed_zero(self, write_study: WriteStudy) -> None:
         assert read_study_file(write_study())[0].seeds == (0,)
 
-    def test_dotted_keys_of_the_base_are_merged_with_nested_ones(self, write_study: WriteStudy) -> None:
+    def test_dotted_keys_of_the_base_are_merged_with_nested_ones(
+        self, write_study: WriteStudy
+    ) -> None:
         base = {**BASE, "algo_kwargs": {"gamma": 0.9}, "algo_kwargs.ent_coef": 0.1}
-        assert read_study_file(write_study(base=base))[0].base["algo_kwargs"] == {"gamma": 0.9, "ent_coef": 0.1}
+        assert read_study_file(write_study(base=base))[0].base["algo_kwargs"] == {
+            "gamma": 0.9,
+            "ent_coef": 0.1,
+        }
 
     def test_a_preset_is_the_start_of_the_base(self, write_study: WriteStudy) -> None:
         base = {**BASE, "algo_kwargs": {"gamma": 0.5, "clip_coef": 0.3}}
@@ -311,7 +410,8 @@ class TestStudyFile:
 
     def test_a_study_without_a_preset_of_its_own_says_so(self, write_study: WriteStudy) -> None:
         with pytest.raises(
-            ConfigError, match=r"'preset: true' of study 'x': there is no preset for its algo and env_id"
+            ConfigError,
+            match=r"'preset: true' of study 'x': there is no preset for its algo and env_id",
         ):
             read_study_file(write_study(preset=True, base={**BASE, "env_id": "Unheard-v0"}))
         with pytest.raises(ConfigError, match="unknown algorithm 'ppp': did you mean 'ppo'"):
@@ -323,7 +423,9 @@ class TestStudyFile:
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
         (tmp_path / "parts").mkdir()
-        (tmp_path / "parts" / "common.yaml").write_text("algo: dqn\nenv_id: CartPole-v1\nnum_envs: 4\n")
+        (tmp_path / "parts" / "common.yaml").write_text(
+            "algo: dqn\nenv_id: CartPole-v1\nnum_envs: 4\n"
+        )
         plan, _ = read_study_file(write_study(config="parts/common.yaml", base={"algo": "ppo"}))
         assert plan.base == {"algo": "ppo", "env_id": "CartPole-v1", "num_envs": 4}
         plan, _ = read_study_file(write_study(config="parts/common.yaml", base={}))
@@ -332,7 +434,10 @@ class TestStudyFile:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
-            ({"vary": {}}, "the grid 'vary' of the study is empty: give it values, or leave the key out"),
+            (
+                {"vary": {}},
+                "the grid 'vary' of the study is empty: give it values, or leave the key out",
+            ),
             ({"vary": []}, "the grid 'vary' of the study is empty"),
             ({"vary": None}, "the grid 'vary' of the study is empty"),
             ({"vary": 5}, "bad value 5 for 'vary' of the study"),
@@ -356,7 +461,9 @@ class TestStudyFile:
             ({"config": "missing.yaml"}, "config file '.*missing.yaml' does not exist"),
         ],
     )
-    def test_mistakes_are_named(self, write_study: WriteStudy, values: dict[str, Any], message: str) -> None:
+    def test_mistakes_are_named(
+        self, write_study: WriteStudy, values: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(ConfigError, match=message):
             read_study_file(write_study(**values))
 
@@ -373,7 +480,9 @@ class TestStudyFile:
         with pytest.raises(ConfigError, match="1"):
             read_study_file(path)
 
-    def test_the_output_folder_of_the_base_is_not_silently_dropped(self, write_study: WriteStudy) -> None:
+    def test_the_output_folder_of_the_base_is_not_silently_dropped(
+        self, write_study: WriteStudy
+    ) -> None:
         with pytest.raises(ConfigError, match="output_dir"):
             read_study_file(write_study(base={**BASE, "output_dir": "out"}))
 
@@ -385,11 +494,18 @@ class TestBase:
             {"algo_kwargs": {"gamma": 0.5}, "num_envs": 4},
         ]
         base = make_plan("x", layers).base
-        assert base == {**BASE, "algo_kwargs": {"gamma": 0.5, "replay": {"kind": "uniform"}}, "num_envs": 4}
+        assert base == {
+            **BASE,
+            "algo_kwargs": {"gamma": 0.5, "replay": {"kind": "uniform"}},
+            "num_envs": 4,
+        }
         assert layers[0]["algo_kwargs"] == {"gamma": 0.9, "replay": {"kind": "uniform"}}
 
     def test_a_schedule_is_replaced_as_a_whole(self) -> None:
-        first, second = {"kind": "linear", "start": 1.0, "end": 0.5}, {"kind": "constant", "value": 0.1}
+        first, second = (
+            {"kind": "linear", "start": 1.0, "end": 0.5},
+            {"kind": "constant", "value": 0.1},
+        )
         layers = [{"algo_kwargs": {"ent_coef": first}}, {"algo_kwargs": {"ent_coef": second}}]
         assert make_plan("x", layers).base == {"algo_kwargs": {"ent_coef": second}}
 
@@ -397,12 +513,19 @@ class TestBase:
         "layers",
         [
             [{"algo_kwargs": {"gamma": 0.9}}, {"algo_kwargs": {"ent_coef": 0.1}}],
-            [{"env_kwargs": {"wrappers": {"frame_stack": 2}}}, {"env_kwargs": {"wrappers": {"clip_reward": 1.0}}}],
+            [
+                {"env_kwargs": {"wrappers": {"frame_stack": 2}}},
+                {"env_kwargs": {"wrappers": {"clip_reward": 1.0}}},
+            ],
             pytest.param([{"env_kwargs": {"size": 1}}, {"env_kwargs": {"kind": "b"}}]),
-            pytest.param([{"env_kwargs": {"a": {"x.y": {"b": 1}}}}, {"env_kwargs": {"a": {"x.y": {"c": 2}}}}]),
+            pytest.param(
+                [{"env_kwargs": {"a": {"x.y": {"b": 1}}}}, {"env_kwargs": {"a": {"x.y": {"c": 2}}}}]
+            ),
         ],
     )
-    def test_layers_are_merged_as_those_of_a_single_run(self, layers: Sequence[Mapping[str, Any]]) -> None:
+    def test_layers_are_merged_as_those_of_a_single_run(
+        self, layers: Sequence[Mapping[str, Any]]
+    ) -> None:
         (run,) = make_plan("x", [BASE, *layers]).runs(FOLDER)
         alone = resolve_config([("base", BASE), *(("layer", layer) for layer in layers)]).config
         assert run.config == alone.replace(output_dir=FOLDER)
@@ -416,7 +539,9 @@ class TestStoredPlan:
             plan_of({GAMMA: [0.9, 0.99], "num_envs": [1, 2]}, "0..3,9", total_timesteps=500),
             plan_of([{"algo_kwargs.hidden_sizes": (8, 8)}, {"env_kwargs.day": "2026-01-02"}, {}]),
             plan_of(env_kwargs={"sizes": {"a": (2, 3)}, "text": "yes", "number": "010"}),
-            dataclasses.replace(plan_of(), plugins=("a.py",), callbacks=("b.py:C",), suffix="night", threads=(2,)),
+            dataclasses.replace(
+                plan_of(), plugins=("a.py",), callbacks=("b.py:C",), suffix="night", threads=(2,)
+            ),
         ],
     )
     def test_a_plan_is_the_same_after_it_was_written_and_read(self, plan: Plan) -> None:
@@ -425,7 +550,9 @@ class TestStoredPlan:
         assert_identical(read.base, plan.base)
         assert_identical([*read.vary], [*plan.vary])
         assert plan_differences(plan, read) == []
-        assert [run.run_dir for run in read.runs(FOLDER)] == [run.run_dir for run in plan.runs(FOLDER)]
+        assert [run.run_dir for run in read.runs(FOLDER)] == [
+            run.run_dir for run in plan.runs(FOLDER)
+        ]
 
     @pytest.mark.parametrize("key", ["name", "base", "vary", "seeds", "threads", "plugins"])
     def test_a_stored_plan_without_a_key_is_damaged(self, key: str) -> None:
@@ -434,7 +561,9 @@ class TestStoredPlan:
         with pytest.raises(ConfigError, match=f"the stored plan is damaged: '{key}'"):
             Plan.from_values(values)
 
-    @pytest.mark.parametrize("change", [{"vary": [5]}, {"threads": ["x"]}, {"base": 5}, {"seeds": "x"}, {"vary": None}])
+    @pytest.mark.parametrize(
+        "change", [{"vary": [5]}, {"threads": ["x"]}, {"base": 5}, {"seeds": "x"}, {"vary": None}]
+    )
     def test_a_stored_plan_of_other_types_is_refused(self, change: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=r"damaged|bad value"):
             Plan.from_values({**plan_of().values(), **change})
@@ -467,8 +596,16 @@ class TestDifferences:
                 plan_of({GAMMA: [0.8, 0.9]}),
                 ["vary changed: removed gamma=0.95"],
             ),
-            pytest.param(plan_of({GAMMA: [0.9]}), plan_of({GAMMA: [0.9, 0.95]}), ["vary changed: added gamma=0.95"]),
-            (plan_of({GAMMA: [0.9, 0.8]}), plan_of({GAMMA: [0.8, 0.9]}), ["vary changed: another order"]),
+            pytest.param(
+                plan_of({GAMMA: [0.9]}),
+                plan_of({GAMMA: [0.9, 0.95]}),
+                ["vary changed: added gamma=0.95"],
+            ),
+            (
+                plan_of({GAMMA: [0.9, 0.8]}),
+                plan_of({GAMMA: [0.8, 0.9]}),
+                ["vary changed: another order"],
+            ),
             (
                 plan_of(seeds=1, env_id="A-v1"),
                 plan_of(seeds=2, env_id="B-v1"),
@@ -480,7 +617,8 @@ class TestDifferences:
         assert plan_differences(old, new) == expected
 
     @pytest.mark.parametrize(
-        ("old", "new"), [({"flag": 1}, {"flag": True}), ({"flag": None}, {}), ({"a": 1}, {"a": 1.0})]
+        ("old", "new"),
+        [({"flag": 1}, {"flag": True}), ({"flag": None}, {}), ({"a": 1}, {"a": 1.0})],
     )
     def test_an_argument_of_the_environment_that_changes_its_type_is_a_difference(
         self, old: dict[str, Any], new: dict[str, Any]
@@ -489,7 +627,9 @@ class TestDifferences:
         assert plan_differences(*plans) != []
 
     def test_the_code_to_import_and_the_number_of_threads_are_no_difference(self) -> None:
-        other = dataclasses.replace(plan_of(), plugins=("a.py",), callbacks=("b.py:C",), threads=(4,))
+        other = dataclasses.replace(
+            plan_of(), plugins=("a.py",), callbacks=("b.py:C",), threads=(4,)
+        )
         assert plan_differences(plan_of(), other) == []
 
     @pytest.mark.parametrize(
@@ -520,8 +660,12 @@ class TestDifferences:
 
     def test_a_setting_that_would_rename_a_folder_is_no_extension(self) -> None:
         old = plan_of([{"env_kwargs.key": "a-b"}, {"env_kwargs.key": "c"}])
-        new = plan_of([{"env_kwargs.key": "a-b"}, {"env_kwargs.key": "c"}, {"env_kwargs.key": "a/b"}])
-        is_kept = {run.run_dir for run in old.runs(FOLDER)} < {run.run_dir for run in new.runs(FOLDER)}
+        new = plan_of(
+            [{"env_kwargs.key": "a-b"}, {"env_kwargs.key": "c"}, {"env_kwargs.key": "a/b"}]
+        )
+        is_kept = {run.run_dir for run in old.runs(FOLDER)} < {
+            run.run_dir for run in new.runs(FOLDER)
+        }
         assert is_extension(old, new) == is_kept
 
     @pytest.mark.parametrize(
@@ -543,16 +687,26 @@ class TestWorkerValues:
             {"text": "yes", "number": "010", "nothing": None, "many": [1, 2.5, float("inf"), "ü"]},
         ],
     )
-    def test_a_configuration_reaches_the_worker_unchanged(self, env_kwargs: dict[str, Any], tmp_path: Path) -> None:
-        config = TrainConfig(**BASE, seed=2**63 - 1, output_dir=tmp_path, tags=("a", "b"), env_kwargs=env_kwargs)
+    def test_a_configuration_reaches_the_worker_unchanged(
+        self, env_kwargs: dict[str, Any], tmp_path: Path
+    ) -> None:
+        config = TrainConfig(
+            **BASE, seed=2**63 - 1, output_dir=tmp_path, tags=("a", "b"), env_kwargs=env_kwargs
+        )
         received = TrainConfig(**json.loads(json.dumps(worker_values(config))))
-        filled = config.replace(log_interval=config.log_every_steps, checkpoint_interval=config.checkpoint_every_steps)
+        filled = config.replace(
+            log_interval=config.log_every_steps, checkpoint_interval=config.checkpoint_every_steps
+        )
         assert received == filled
         assert_identical(received.env_kwargs, config.env_kwargs)
 
-    def test_the_workers_folder_is_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_workers_folder_is_absolute(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
-        assert worker_values(TrainConfig(**BASE, output_dir=Path("out")))["output_dir"] == str(tmp_path / "out")
+        assert worker_values(TrainConfig(**BASE, output_dir=Path("out")))["output_dir"] == str(
+            tmp_path / "out"
+        )
 
     def test_integers_of_numpy_reach_the_worker(self) -> None:
         (run, *_) = runs_of({"algo_kwargs.num_steps": list(np.arange(8, 24, 8))})

@@ -18,7 +18,15 @@ from typing import Any
 import pytest
 from conftest import HELPERS, TRY_ALL
 from run_tools import contents
-from study_tools import BASE, SETTINGS, assert_same_study, live_workers, start, train_alone, write_study
+from study_tools import (
+    BASE,
+    SETTINGS,
+    assert_same_study,
+    live_workers,
+    start,
+    train_alone,
+    write_study,
+)
 from warm import finish, wait_until
 
 from rl_training.cli import main
@@ -81,7 +89,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return train_alone(Study.from_file(write_study(folder, seeds="0,1")).runs(), folder / "runs")
 
 
-def run_on(cluster: RayCluster, path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+def run_on(
+    cluster: RayCluster, path: Path, *words: str, **environment: str
+) -> subprocess.Popen[str]:
     """Start `study run` on the cluster."""
     command = ["study", "run", str(path), "--backend", "ray", "--address", cluster.address, *words]
     return start(command, path.parent, **cluster.variables, **environment)
@@ -193,10 +203,14 @@ def test_a_suspended_worker_is_replaced_and_wakes_up_without_a_trace(
 def test_on_a_node_of_another_kind_a_run_is_approximate_unless_it_is_kept_among_like_ones(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
-    path = write_study(tmp_path, vary=SETTINGS[:1], seeds="0", base={**BASE, "total_timesteps": 20_000})
+    path = write_study(
+        tmp_path, vary=SETTINGS[:1], seeds="0", base={**BASE, "total_timesteps": 20_000}
+    )
     study = Study.from_file(path)
     driver = start(["study", "run", str(path), "--jobs", "1"], tmp_path)
-    wait_until(lambda: live_workers(study) and read_run(study.runs()[0].run_dir).has_checkpoint, driver)
+    wait_until(
+        lambda: live_workers(study) and read_run(study.runs()[0].run_dir).has_checkpoint, driver
+    )
     driver.send_signal(signal.SIGINT)
     assert finish(driver)[0] == 130
     cluster.tell("clear")
@@ -204,7 +218,9 @@ def test_on_a_node_of_another_kind_a_run_is_approximate_unless_it_is_kept_among_
     try:
         code, out, error = finish(run_on(cluster, path, "--like-nodes"))
         assert code == 1, error
-        assert "given up: seed 0: no node of the cluster is like the one that trained it so far" in out
+        assert (
+            "given up: seed 0: no node of the cluster is like the one that trained it so far" in out
+        )
         code, out, error = finish(run_on(cluster, path))
         assert code == 0, error
         assert "finished at step 20,000" in error
@@ -222,9 +238,14 @@ def test_a_folder_that_a_node_does_not_share_is_named(cluster: RayCluster, tmp_p
     executable = shutil.which("unshare")
     join = f"{sys.executable} -m ray.scripts.scripts start --address={cluster.address} --num-cpus=1 --block"
     hide = f"mount -t tmpfs none {tmp_path / 'runs'} && exec {join}"
-    if executable is None or subprocess.run([executable, "-m", "true"], check=False, capture_output=True).returncode:
+    if (
+        executable is None
+        or subprocess.run([executable, "-m", "true"], check=False, capture_output=True).returncode
+    ):
         pytest.skip("mount namespaces cannot be made here")
-    before = set(cluster.tell("nodes")["answer"])  # one that a test before has killed may still be among them
+    before = set(
+        cluster.tell("nodes")["answer"]
+    )  # one that a test before has killed may still be among them
     node = subprocess.Popen(
         [executable, "-m", "sh", "-c", hide],
         env={**os.environ, **cluster.variables},
@@ -245,7 +266,10 @@ def test_a_folder_that_a_node_does_not_share_is_named(cluster: RayCluster, tmp_p
 
 class TestBadInput:
     def refuse(self, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-        assert main(["train", "ppo", "CartPole-v1", "--seeds", "0..1", "--backend", "ray", *words]) == 2
+        assert (
+            main(["train", "ppo", "CartPole-v1", "--seeds", "0..1", "--backend", "ray", *words])
+            == 2
+        )
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert error.startswith("error: ")
         assert not Path("runs").exists()
@@ -256,12 +280,16 @@ class TestBadInput:
         monkeypatch.chdir(tmp_path)
 
     def test_nobody_answers(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "no Ray cluster at --address 127.0.0.1:1" in self.refuse(capsys, "--address", "127.0.0.1:1")
+        assert "no Ray cluster at --address 127.0.0.1:1" in self.refuse(
+            capsys, "--address", "127.0.0.1:1"
+        )
 
     @pytest.mark.parametrize("address", ["nonsense", "ray://host:10001", "host:port", ":"])
     def test_what_is_no_address(self, address: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"bad value '{address}' for --address" in self.refuse(capsys, "--address", address)
 
-    def test_ray_is_not_installed(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ray_is_not_installed(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
         assert 'needs Ray: pip install "rl-training[ray]"' in self.refuse(capsys)

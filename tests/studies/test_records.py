@@ -26,7 +26,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with three runs of two seeds and two algorithms."""
     folder = tmp_path_factory.mktemp("trained")
     for seed in (2, 1):
-        run_training(small_config("ppo", folder, seed=seed, log_interval=16, tags=("a", "b")), run_suffix="x")
+        run_training(
+            small_config("ppo", folder, seed=seed, log_interval=16, tags=("a", "b")), run_suffix="x"
+        )
     run_training(small_config("dqn", folder / "deeper", seed=1), run_suffix="x")
     return folder
 
@@ -44,7 +46,9 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def joined_lines(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of metrics with their times."""
     files = [lines_of(run_dir / name) for name in ("metrics.jsonl", "timing.jsonl")]
-    known = [{name: value for name, value in times.items() if value is not None} for times in files[1]]
+    known = [
+        {name: value for name, value in times.items() if value is not None} for times in files[1]
+    ]
     return [{**times, **line} for line, times in zip(files[0], known, strict=True)]
 
 
@@ -57,7 +61,9 @@ class TestLoadRuns:
             "ppo__CartPole-v1__seed2__x",
         ]
         assert [record.seed for record in records] == [1, 1, 2]
-        assert [record.run_dir for record in load_runs(str(trained))] == [record.run_dir for record in records]
+        assert [record.run_dir for record in load_runs(str(trained))] == [
+            record.run_dir for record in records
+        ]
 
     def test_the_folder_of_one_run_holds_one_run(self, trained: Path) -> None:
         (record,) = load_runs(trained / "ppo__CartPole-v1__seed2__x")
@@ -73,7 +79,9 @@ class TestLoadRuns:
         with pytest.raises(IndexError):
             records[3]
 
-    def test_a_folder_without_runs_gives_none_and_a_missing_one_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_without_runs_gives_none_and_a_missing_one_is_refused(
+        self, tmp_path: Path
+    ) -> None:
         assert list(load_runs(tmp_path)) == []
         assert repr(load_runs(tmp_path)) == "[]"
         for path in (tmp_path / "missing", tmp_path / "file"):
@@ -92,7 +100,11 @@ class TestLoadRuns:
             names = {name for line in lines for name in line} - {"global_step"}
             assert record.curves.keys() == names
             for name in names:
-                points = [(line["global_step"], line[name]) for line in lines if line.get(name) is not None]
+                points = [
+                    (line["global_step"], line[name])
+                    for line in lines
+                    if line.get(name) is not None
+                ]
                 steps, values = record.curve(name)
                 assert list(zip(steps, values, strict=True)) == points
                 assert record.curves[name] == (steps, values)
@@ -104,7 +116,10 @@ class TestLoadRuns:
     def test_a_record_tells_its_run_state_and_score(self, trained: Path) -> None:
         record = load_runs(trained)[1]
         assert record.info.state == "finished"
-        assert repr(record) == f"<run ppo__CartPole-v1__seed1__x: finished at step 128, score {record.score:g}>"
+        assert (
+            repr(record)
+            == f"<run ppo__CartPole-v1__seed1__x: finished at step 128, score {record.score:g}>"
+        )
         assert repr(record) in repr(load_runs(trained))
 
     def test_reading_changes_nothing(self, trained: Path) -> None:
@@ -119,7 +134,9 @@ class TestLoadRuns:
             " print(len(records), all(record.curves for record in records), 'torch' in sys.modules)"
         )
         pytest.importorskip("pandas")
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        answer = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         assert answer.stdout.split() == ["3", "True", "False"]
 
 
@@ -138,11 +155,15 @@ class TestDamagedRuns:
     def test_lines_before_the_damage_are_read(self, copied: Path) -> None:
         expected = joined_lines(copied)[:2]
         lines = (copied / "metrics.jsonl").read_text().splitlines()
-        (copied / "metrics.jsonl").write_text("\n".join([*lines[:2], "not json", *lines[2:]]) + "\n")
+        (copied / "metrics.jsonl").write_text(
+            "\n".join([*lines[:2], "not json", *lines[2:]]) + "\n"
+        )
         assert load_runs(copied)[0].metrics == expected
 
     def test_values_that_were_not_finite_are_left_out_of_curves(self, copied: Path) -> None:
-        (copied / "metrics.jsonl").write_text('{"global_step": 1, "a": null}\n{"global_step": 2, "a": 3}\n')
+        (copied / "metrics.jsonl").write_text(
+            '{"global_step": 1, "a": null}\n{"global_step": 2, "a": 3}\n'
+        )
         assert load_runs(copied)[0].curves == {"a": ([2], [3])}
 
     def test_a_line_without_its_step_is_left_out(self, copied: Path) -> None:
@@ -176,7 +197,9 @@ class TestPandas:
             evaluated = rows.dropna(subset=["eval_return_mean"])
             assert evaluated["global_step"].tolist() == steps
             assert evaluated["eval_return_mean"].tolist() == values
-        assert frame.groupby("run").size().to_dict() == {record.run_dir.name: len(record.metrics) for record in records}
+        assert frame.groupby("run").size().to_dict() == {
+            record.run_dir.name: len(record.metrics) for record in records
+        }
 
     def test_settings_keep_their_types_and_lists_are_text(self, trained: Path) -> None:
         pytest.importorskip("pandas")
@@ -189,7 +212,11 @@ class TestPandas:
         pytest.importorskip("pandas")
         assert load_runs(tmp_path).to_pandas().empty
 
-    def test_without_pandas_the_error_names_our_extra(self, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_pandas_the_error_names_our_extra(
+        self, trained: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(RLTrainingError, match=r'to_pandas needs pandas: pip install "rl-training\[pandas\]"'):
+        with pytest.raises(
+            RLTrainingError, match=r'to_pandas needs pandas: pip install "rl-training\[pandas\]"'
+        ):
             load_runs(trained).to_pandas()

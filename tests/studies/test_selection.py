@@ -11,9 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_training.errors import ConfigError
-from rl_training.studies.variation import MAX_SEEDS, Shard, format_seeds, parse_seeds, parse_shard, shard_of_array
+from rl_training.studies.variation import (
+    MAX_SEEDS,
+    Shard,
+    format_seeds,
+    parse_seeds,
+    parse_shard,
+    shard_of_array,
+)
 
-SLURM = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP")
+SLURM = (
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_ARRAY_TASK_MIN",
+    "SLURM_ARRAY_TASK_MAX",
+    "SLURM_ARRAY_TASK_STEP",
+)
 GRID_ENGINE = ("SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST", "SGE_TASK_STEPSIZE")
 
 
@@ -42,14 +54,20 @@ class TestSeeds:
             (10**30, (10**30,)),
         ],
     )
-    def test_every_form_is_read_in_the_order_it_is_written(self, value: Any, expected: tuple[int, ...]) -> None:
+    def test_every_form_is_read_in_the_order_it_is_written(
+        self, value: Any, expected: tuple[int, ...]
+    ) -> None:
         seeds = parse_seeds(value)
         assert seeds == expected
         assert {*map(type, seeds)} == {int}
 
-    @pytest.mark.parametrize("value", ["", " ", ",", "1,", ",1", "..", "0..", "..4", "0...4", "0..4..6", "0-4", "1 2"])
+    @pytest.mark.parametrize(
+        "value", ["", " ", ",", "1,", ",1", "..", "0..", "..4", "0...4", "0..4..6", "0-4", "1 2"]
+    )
     def test_text_of_another_form_is_refused_and_the_form_named(self, value: str) -> None:
-        with pytest.raises(ConfigError, match=r"bad value '.*' for seeds: write a range such as 0\.\.4 \(both ends"):
+        with pytest.raises(
+            ConfigError, match=r"bad value '.*' for seeds: write a range such as 0\.\.4 \(both ends"
+        ):
             parse_seeds(value)
 
     @pytest.mark.parametrize(
@@ -70,9 +88,13 @@ class TestSeeds:
         with pytest.raises(ConfigError, match="for seeds: there are none"):
             parse_seeds(value)
 
-    @pytest.mark.parametrize(("value", "twice"), [("1,1", "1"), ("0..3,2", "2"), ([5, 5], "5"), ("0..1,1,0", "1")])
+    @pytest.mark.parametrize(
+        ("value", "twice"), [("1,1", "1"), ("0..3,2", "2"), ([5, 5], "5"), ("0..1,1,0", "1")]
+    )
     def test_a_seed_given_twice_is_refused_and_named(self, value: Any, twice: str) -> None:
-        with pytest.raises(ConfigError, match=f"seed {twice} is given twice in seeds .*: remove one"):
+        with pytest.raises(
+            ConfigError, match=f"seed {twice} is given twice in seeds .*: remove one"
+        ):
             parse_seeds(value)
 
     def test_the_longest_range_is_accepted_and_a_longer_one_refused(self) -> None:
@@ -105,35 +127,70 @@ class TestSeeds:
 
     @pytest.mark.parametrize(
         ("seeds", "text"),
-        [((0, 1, 2), "0..2"), ((0, 1), "0..1"), ((7,), "7"), ((0, 2, 3, 9), "0,2..3,9"), ((3, 2, 1), "3,2,1")],
+        [
+            ((0, 1, 2), "0..2"),
+            ((0, 1), "0..1"),
+            ((7,), "7"),
+            ((0, 2, 3, 9), "0,2..3,9"),
+            ((3, 2, 1), "3,2,1"),
+        ],
     )
-    def test_consecutive_seeds_are_written_as_a_range(self, seeds: tuple[int, ...], text: str) -> None:
+    def test_consecutive_seeds_are_written_as_a_range(
+        self, seeds: tuple[int, ...], text: str
+    ) -> None:
         assert format_seeds(seeds) == text
 
     @settings(deadline=None, database=None, derandomize=True)
-    @given(st.lists(st.one_of(st.integers(0, 20), st.integers(0, 10**20)), min_size=1, max_size=30, unique=True))
+    @given(
+        st.lists(
+            st.one_of(st.integers(0, 20), st.integers(0, 10**20)),
+            min_size=1,
+            max_size=30,
+            unique=True,
+        )
+    )
     def test_seeds_that_are_written_are_read_again_in_their_order(self, seeds: list[int]) -> None:
         assert parse_seeds(format_seeds(seeds)) == tuple(seeds)
 
 
 class TestShards:
     @pytest.mark.parametrize(
-        ("text", "shard"), [("1/1", Shard(1, 1)), ("1/8", Shard(1, 8)), ("8/8", Shard(8, 8)), (" 2/3 ", Shard(2, 3))]
+        ("text", "shard"),
+        [("1/1", Shard(1, 1)), ("1/8", Shard(1, 8)), ("8/8", Shard(8, 8)), (" 2/3 ", Shard(2, 3))],
     )
     def test_a_share_is_read_and_written_as_k_of_n(self, text: str, shard: Shard) -> None:
         assert parse_shard(text) == shard
         assert str(shard) == text.strip()
 
     @pytest.mark.parametrize(
-        "text", ["", "1", "1/", "/8", "0/8", "9/8", "1/0", "-1/8", "1/-8", "a/b", "1/8/2", "1.0/2", "1/9999999999"]
+        "text",
+        [
+            "",
+            "1",
+            "1/",
+            "/8",
+            "0/8",
+            "9/8",
+            "1/0",
+            "-1/8",
+            "1/-8",
+            "a/b",
+            "1/8/2",
+            "1.0/2",
+            "1/9999999999",
+        ],
     )
     def test_another_form_is_refused_with_an_example(self, text: str) -> None:
-        with pytest.raises(ConfigError, match=f"bad value '{text}' for --shard: write K/N, such as 1/8"):
+        with pytest.raises(
+            ConfigError, match=f"bad value '{text}' for --shard: write K/N, such as 1/8"
+        ):
             parse_shard(text)
 
     @settings(deadline=None, database=None, derandomize=True)
     @given(st.lists(st.integers(), max_size=50), st.integers(1, 12))
-    def test_the_shares_of_a_plan_hold_every_run_once_and_are_of_like_size(self, runs: list[int], count: int) -> None:
+    def test_the_shares_of_a_plan_hold_every_run_once_and_are_of_like_size(
+        self, runs: list[int], count: int
+    ) -> None:
         shares = [parse_shard(f"{index}/{count}").of(runs) for index in range(1, count + 1)]
         assert sorted(run for share in shares for run in share) == sorted(runs)
         sizes = [len(share) for share in shares]
@@ -168,13 +225,21 @@ class TestArrays:
         assert shard_of_array(array(names, *values)) == shard
 
     @pytest.mark.parametrize("values", [("0", "0", "6", "2"), ("1", "1", "7", "3")])
-    def test_the_tasks_of_an_array_with_a_step_share_the_whole_plan(self, values: tuple[str, ...]) -> None:
+    def test_the_tasks_of_an_array_with_a_step_share_the_whole_plan(
+        self, values: tuple[str, ...]
+    ) -> None:
         _, first, last, step = map(int, values)
-        shares = [shard_of_array(array(SLURM, str(number), *values[1:])) for number in range(first, last + 1, step)]
-        assert [str(share) for share in shares] == [f"{k}/{len(shares)}" for k in range(1, len(shares) + 1)]
+        shares = [
+            shard_of_array(array(SLURM, str(number), *values[1:]))
+            for number in range(first, last + 1, step)
+        ]
+        assert [str(share) for share in shares] == [
+            f"{k}/{len(shares)}" for k in range(1, len(shares) + 1)
+        ]
 
     @pytest.mark.parametrize(
-        "variables", [{}, array(GRID_ENGINE, *["undefined"] * 4), array(SLURM, ""), {"SLURM_JOB_ID": "5"}]
+        "variables",
+        [{}, array(GRID_ENGINE, *["undefined"] * 4), array(SLURM, ""), {"SLURM_JOB_ID": "5"}],
     )
     def test_outside_of_an_array_there_is_no_share(self, variables: dict[str, str]) -> None:
         assert shard_of_array(variables) is None
@@ -184,14 +249,20 @@ class TestArrays:
         assert shard_of_array(variables) == Shard(2, 4)
 
     @pytest.mark.parametrize("names", [SLURM, GRID_ENGINE])
-    @pytest.mark.parametrize("values", [("9", "1", "8", "1"), ("0", "1", "8", "1"), ("3", "8", "1", "1"), ("3",)])
+    @pytest.mark.parametrize(
+        "values", [("9", "1", "8", "1"), ("0", "1", "8", "1"), ("3", "8", "1", "1"), ("3",)]
+    )
     def test_a_number_outside_of_its_array_is_refused_and_shard_proposed(
         self, names: tuple[str, ...], values: tuple[str, ...]
     ) -> None:
-        with pytest.raises(ConfigError, match=f"{names[0]}={values[0]} is not between .*: give --shard K/N instead"):
+        with pytest.raises(
+            ConfigError, match=f"{names[0]}={values[0]} is not between .*: give --shard K/N instead"
+        ):
             shard_of_array(array(names, *values))
 
-    def test_the_variables_of_this_process_are_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_variables_of_this_process_are_the_default(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in (*SLURM, *GRID_ENGINE):
             monkeypatch.delenv(name, raising=False)
         assert shard_of_array() is None
@@ -200,10 +271,15 @@ class TestArrays:
         assert shard_of_array() == Shard(3, 4)
 
     def test_an_array_with_gaps_leaves_no_share_out(self) -> None:
-        tasks = [array(SLURM, number, "0", "7", "1") | {"SLURM_ARRAY_TASK_COUNT": "3"} for number in ("0", "3", "7")]
+        tasks = [
+            array(SLURM, number, "0", "7", "1") | {"SLURM_ARRAY_TASK_COUNT": "3"}
+            for number in ("0", "3", "7")
+        ]
         runs = list(range(24))
         try:
             shares = [shard_of_array(task) for task in tasks]
         except ConfigError:
             return  # refused: --shard says it better
-        assert sorted(run for share in shares if share is not None for run in share.of(runs)) == runs
+        assert (
+            sorted(run for share in shares if share is not None for run in share.of(runs)) == runs
+        )

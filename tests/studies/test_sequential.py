@@ -22,7 +22,9 @@ LARGE = (("normal", 10, 1), ("lognormal", 3, 5), ("unequal spread", 5, 5))
 """Simulations with more runs than most that are made by default."""
 
 
-def drawn_blocks(seed: int, shift: float, sizes: list[tuple[int, int]], tasks: int = 1) -> list[Block]:
+def drawn_blocks(
+    seed: int, shift: float, sizes: list[tuple[int, int]], tasks: int = 1
+) -> list[Block]:
     rng = generator(seed)
     return [
         (
@@ -49,10 +51,18 @@ def test_labelings_are_discarded_as_worked_by_hand() -> None:
 def test_ties_at_the_boundary_are_kept_and_their_error_is_carried_over() -> None:
     first = np.array([[1.0, 9.0, 8.0, 8.0, *np.linspace(0.1, 0.9, 16)]])
     stages = Stages()
-    stages.discard(first, 0.1)  # two allowed; the second place is shared by two labelings: only 9 crosses
-    assert stages.p_values(np.array([[5.0, *np.linspace(0.1, 0.9, 19)]]))[0] == pytest.approx(2 / 20)
-    stages.discard(np.array([[4.0, 0.0, 7.0, 6.0, 5.0, *np.linspace(0.1, 0.9, 15)]]), 0.2)  # three are left: 7, 6, 5
-    assert stages.p_values(np.array([[5.0, *np.linspace(0.1, 0.9, 19)]]))[0] == pytest.approx(5 / 20)
+    stages.discard(
+        first, 0.1
+    )  # two allowed; the second place is shared by two labelings: only 9 crosses
+    assert stages.p_values(np.array([[5.0, *np.linspace(0.1, 0.9, 19)]]))[0] == pytest.approx(
+        2 / 20
+    )
+    stages.discard(
+        np.array([[4.0, 0.0, 7.0, 6.0, 5.0, *np.linspace(0.1, 0.9, 15)]]), 0.2
+    )  # three are left: 7, 6, 5
+    assert stages.p_values(np.array([[5.0, *np.linspace(0.1, 0.9, 19)]]))[0] == pytest.approx(
+        5 / 20
+    )
 
 
 def test_a_single_look_is_the_test_of_means() -> None:
@@ -68,12 +78,17 @@ def test_a_single_look_is_the_test_of_means() -> None:
 
 def test_the_first_looks_are_the_same_however_many_blocks_follow() -> None:
     blocks = drawn_blocks(3, 1.0, [(5, 5), (5, 4), (3, 6), (5, 5)], tasks=2)
-    results = [sequential_test(blocks[:looks], 4, generator(7), num_permutations=1000) for looks in (1, 2, 3, 4)]
+    results = [
+        sequential_test(blocks[:looks], 4, generator(7), num_permutations=1000)
+        for looks in (1, 2, 3, 4)
+    ]
     assert results[2] == sequential_test(blocks[:3], 4, generator(7), num_permutations=1000)
     decided = [result.decided_at for result in results if result.decided_at]
     assert len(set(decided)) == 1
     assert [result.look for result in results] == [1, 2, 3, 4]
-    assert [result.alpha_spent for result in results] == pytest.approx([0.0125, 0.025, 0.0375, 0.05])
+    assert [result.alpha_spent for result in results] == pytest.approx(
+        [0.0125, 0.025, 0.0375, 0.05]
+    )
     after = [result.p_value for result in results if result.decided_at]
     assert len(set(after)) == 1
 
@@ -84,7 +99,9 @@ def test_zero_is_outside_of_the_interval_exactly_if_decided(tasks: int) -> None:
     for seed in range(NUM_COMPARISONS):
         blocks = drawn_blocks(seed, (0.0, 1.0, 2.0)[seed % 3], [(5, 5)] * 3, tasks)
         result = sequential_test(blocks, 3, generator(seed), num_permutations=1000)
-        assert (result.decided_at is not None) == (not result.interval[0] <= 0 <= result.interval[1])
+        assert (result.decided_at is not None) == (
+            not result.interval[0] <= 0 <= result.interval[1]
+        )
         assert (result.decided_at is not None) == (result.p_value <= 0.05)
         decided += result.decided_at is not None
     assert NUM_COMPARISONS / 4 <= decided <= 10 / 12 * NUM_COMPARISONS
@@ -92,7 +109,10 @@ def test_zero_is_outside_of_the_interval_exactly_if_decided(tasks: int) -> None:
 
 def test_intervals_of_later_looks_lie_within_those_of_earlier_ones() -> None:
     blocks = drawn_blocks(5, 1.0, [(5, 5)] * 4)
-    results = [sequential_test(blocks[:looks], 4, generator(), num_permutations=1000) for looks in (1, 2, 3, 4)]
+    results = [
+        sequential_test(blocks[:looks], 4, generator(), num_permutations=1000)
+        for looks in (1, 2, 3, 4)
+    ]
     intervals = [result.interval for result in results]
     for (low, high), (next_low, next_high) in itertools.pairwise(intervals):
         assert low - 1e-6 <= next_low <= next_high <= high + 1e-6
@@ -122,32 +142,59 @@ def test_the_guard_solves_the_integrals_of_the_normal_test() -> None:
     boundary = stats.norm.isf(0.0125)
     # P(crossed at look 1) + P(not crossed, |Z2| >= 2.1), Z2 = (Z1 + increment) / sqrt(2).
     outside = integrate.quad(
-        lambda z: stats.norm.pdf(z) * (stats.norm.sf(2.1 * math.sqrt(2) - z) + stats.norm.cdf(-2.1 * math.sqrt(2) - z)),
+        lambda z: (
+            stats.norm.pdf(z)
+            * (stats.norm.sf(2.1 * math.sqrt(2) - z) + stats.norm.cdf(-2.1 * math.sqrt(2) - z))
+        ),
         -boundary,
         boundary,
     )[0]
     assert guard.p_values(1, np.array([2.1]))[0] == pytest.approx(0.025 + outside, abs=1e-6)
 
 
-@pytest.mark.parametrize(("name", "seeds", "tasks"), cells([3, 5, 10] if TRY_ALL else [5], num_looks=4, large=LARGE))
-def test_four_looks_call_equal_algorithms_different_in_five_percent_at_most(name: str, seeds: int, tasks: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "seeds", "tasks"), cells([3, 5, 10] if TRY_ALL else [5], num_looks=4, large=LARGE)
+)
+def test_four_looks_call_equal_algorithms_different_in_five_percent_at_most(
+    name: str, seeds: int, tasks: int
+) -> None:
     rates = coverage.rejections(
-        name, generator(3), seeds=seeds, tasks=tasks, num_looks=4, repetitions=REPETITIONS, num_permutations=400
+        name,
+        generator(3),
+        seeds=seeds,
+        tasks=tasks,
+        num_looks=4,
+        repetitions=REPETITIONS,
+        num_permutations=400,
     )
     for look, rate in enumerate(rates, 1):
         allowed = 0.05 * look / 4
         assert rate <= allowed + 3 * math.sqrt(allowed * (1 - allowed) / REPETITIONS)
 
 
-@pytest.mark.parametrize(("shift", "power", "runs"), [(0.0, 0.05, None), (1.0, 0.82, 15), (1.5, 0.99, 10.7)])
-def test_four_looks_of_five_runs_decide_as_often_as_they_should(shift: float, power: float, runs: float | None) -> None:
+@pytest.mark.parametrize(
+    ("shift", "power", "runs"), [(0.0, 0.05, None), (1.0, 0.82, 15), (1.5, 0.99, 10.7)]
+)
+def test_four_looks_of_five_runs_decide_as_often_as_they_should(
+    shift: float, power: float, runs: float | None
+) -> None:
     decided = coverage.rejections(
-        "normal", generator(1), seeds=5, num_looks=4, shift=shift, repetitions=REPETITIONS, kind="mean"
+        "normal",
+        generator(1),
+        seeds=5,
+        num_looks=4,
+        shift=shift,
+        repetitions=REPETITIONS,
+        kind="mean",
     )
-    assert abs(decided[-1] - power) <= 3 * max(math.sqrt(power * (1 - power) / REPETITIONS), ERROR / 2)
+    assert abs(decided[-1] - power) <= 3 * max(
+        math.sqrt(power * (1 - power) / REPETITIONS), ERROR / 2
+    )
     if runs:
         assert coverage.mean_runs(decided, 5) == pytest.approx(runs, abs=0.7)
-    guarded = coverage.rejections("normal", generator(1), seeds=5, num_looks=4, shift=shift, repetitions=REPETITIONS)
+    guarded = coverage.rejections(
+        "normal", generator(1), seeds=5, num_looks=4, shift=shift, repetitions=REPETITIONS
+    )
     assert power - 0.05 <= guarded[-1] <= decided[-1] + 3 * ERROR
 
 
@@ -157,13 +204,23 @@ def test_four_looks_of_five_runs_decide_as_often_as_they_should(shift: float, po
         ([({"x": [1, 2]}, {"x": [1, 2]})], 0, "num_looks is 0: plan at least one look"),
         ([], 4, "0 blocks of runs for 4 planned looks"),
         ([({"x": [1, 2]}, {"x": [1, 2]})] * 3, 2, "3 blocks of runs for 2 planned looks"),
-        ([({"x": [1]}, {"x": [1]}), ({"y": [1]}, {"y": [1]})], 2, "task 'y' is new at a later look"),
+        (
+            [({"x": [1]}, {"x": [1]}), ({"y": [1]}, {"y": [1]})],
+            2,
+            "task 'y' is new at a later look",
+        ),
         ([({"x": [1]}, {"x": [1]}), ({"x": []}, {"x": []})], 2, "a look has no new runs"),
-        ([({"x": [1]}, {"x": [1]}), ({"x": [math.nan]}, {"x": [1]})], 2, "task 'x' has a score of nan"),
+        (
+            [({"x": [1]}, {"x": [1]}), ({"x": [math.nan]}, {"x": [1]})],
+            2,
+            "task 'x' has a score of nan",
+        ),
         ([({"x": [1]}, {"x": []})], 2, "algorithm B has no runs on task 'x'"),
     ],
 )
-def test_unusable_blocks_are_refused_with_a_sentence(blocks: Any, num_looks: int, part: str) -> None:
+def test_unusable_blocks_are_refused_with_a_sentence(
+    blocks: Any, num_looks: int, part: str
+) -> None:
     with pytest.raises(ValueError, match=part):
         sequential_test(blocks, num_looks, generator())
 

@@ -56,7 +56,9 @@ def test_the_quantile_falls_towards_that_of_the_normal_distribution() -> None:
         ([-1e6, 1e6], 0.0, 12.7062e6),
     ],
 )
-def test_mean_and_interval_are_those_worked_by_hand(scores: list[float], mean: float, half: float) -> None:
+def test_mean_and_interval_are_those_worked_by_hand(
+    scores: list[float], mean: float, half: float
+) -> None:
     interval = mean_interval(scores)
     assert interval.mean == pytest.approx(mean)
     assert (interval.low, interval.high) == pytest.approx((mean - half, mean + half))
@@ -64,7 +66,9 @@ def test_mean_and_interval_are_those_worked_by_hand(scores: list[float], mean: f
 
 
 def test_the_order_of_the_runs_does_not_matter_and_shifts_shift() -> None:
-    one, other, shifted = (mean_interval(scores) for scores in ([1, 5, 6], [6, 1, 5], [101, 105, 106]))
+    one, other, shifted = (
+        mean_interval(scores) for scores in ([1, 5, 6], [6, 1, 5], [101, 105, 106])
+    )
     assert one == other
     assert (shifted.mean, shifted.low, shifted.high) == pytest.approx(
         (one.mean + 100, (one.low or 0) + 100, (one.high or 0) + 100)
@@ -107,7 +111,9 @@ def test_nineteen_of_twenty_intervals_hold_the_true_mean(count: int) -> None:
     scores = np.random.default_rng(0).normal(true_mean, 10.0, (repetitions, count))
     intervals = [mean_interval(row.tolist()) for row in scores]
     hits = sum(
-        interval.low is not None and interval.high is not None and interval.low <= true_mean <= interval.high
+        interval.low is not None
+        and interval.high is not None
+        and interval.low <= true_mean <= interval.high
         for interval in intervals
     )
     error = math.sqrt(0.95 * 0.05 / repetitions)

@@ -102,11 +102,16 @@ class TestBegin:
         assert (plan.plugins, plan.callbacks) == (("new.py",), ("new.py:C",))
 
     @pytest.mark.parametrize("name", ["notes.txt", "run.log"])
-    def test_a_folder_of_something_else_is_refused_and_left_as_it_is(self, tmp_path: Path, name: str) -> None:
+    def test_a_folder_of_something_else_is_refused_and_left_as_it_is(
+        self, tmp_path: Path, name: str
+    ) -> None:
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / name).write_text("mine")
         before = contents(tmp_path)
-        with pytest.raises(ConfigError, match=r"x' exists and is not a study: move it away, or give the study another"):
+        with pytest.raises(
+            ConfigError,
+            match=r"x' exists and is not a study: move it away, or give the study another",
+        ):
             store_plan(plan_of(), tmp_path / "x")
         assert contents(tmp_path) == before
 
@@ -121,8 +126,14 @@ class TestChangedPlan:
     @pytest.mark.parametrize(
         ("new", "difference"),
         [
-            (plan_of("0..1", {GAMMA: [0.9, 0.99]}, num_envs=4), "base.num_envs was not set and is 4"),
-            (plan_of("0..1", {GAMMA: [0.9, 0.95]}), "vary changed: removed gamma=0.99, added gamma=0.95"),
+            (
+                plan_of("0..1", {GAMMA: [0.9, 0.99]}, num_envs=4),
+                "base.num_envs was not set and is 4",
+            ),
+            (
+                plan_of("0..1", {GAMMA: [0.9, 0.95]}),
+                "vary changed: removed gamma=0.99, added gamma=0.95",
+            ),
             (plan_of("1..5", {GAMMA: [0.9, 0.99]}), r"seeds was 0\.\.1 and is 1\.\.5"),
         ],
     )
@@ -132,20 +143,25 @@ class TestChangedPlan:
     ) -> None:
         store_plan(plan_of("0..1", {GAMMA: [0.9, 0.99]}), tmp_path / "x")
         before = contents(tmp_path)
-        with pytest.raises(ConfigError, match=f"study 'x' began with another plan .*{difference}. Give --fork NAME"):
+        with pytest.raises(
+            ConfigError, match=f"study 'x' began with another plan .*{difference}. Give --fork NAME"
+        ):
             store_plan(new, tmp_path / "x", is_extended=is_extended)
         assert contents(tmp_path) == before
 
     def test_for_a_plan_with_further_runs_extend_is_proposed_too(self, tmp_path: Path) -> None:
         store_plan(plan_of("0..1"), tmp_path / "x")
         with pytest.raises(
-            ConfigError, match=r"seeds was 0\.\.1 and is 0\.\.4\. Give --extend .* to add .* or --fork NAME"
+            ConfigError,
+            match=r"seeds was 0\.\.1 and is 0\.\.4\. Give --extend .* to add .* or --fork NAME",
         ):
             store_plan(plan_of("0..4"), tmp_path / "x")
 
     def test_extending_adds_the_new_runs_and_keeps_the_old(self, tmp_path: Path) -> None:
         old = store_plan(plan_of("0..1", {GAMMA: [0.9, 0.99]}), tmp_path / "x")
-        new = store_plan(plan_of("0..2", {GAMMA: [0.9, 0.99, 0.5]}), tmp_path / "x", is_extended=True)
+        new = store_plan(
+            plan_of("0..2", {GAMMA: [0.9, 0.99, 0.5]}), tmp_path / "x", is_extended=True
+        )
         assert open_study(tmp_path / "x") == new
         assert is_unedited((tmp_path / "x" / PLAN_FILE).read_text())
         assert {run.run_dir for run in old.runs()} < {run.run_dir for run in new.runs()}
@@ -172,12 +188,19 @@ class TestStoredFile:
             lambda text: text.rpartition("# as written")[0],
         ],
     )
-    def test_an_edited_plan_is_refused_and_fork_proposed(self, tmp_path: Path, edit: Callable[[str], str]) -> None:
+    def test_an_edited_plan_is_refused_and_fork_proposed(
+        self, tmp_path: Path, edit: Callable[[str], str]
+    ) -> None:
         store_plan(plan_of(), tmp_path / "x")
         path = tmp_path / "x" / PLAN_FILE
         path.write_text(edit(path.read_text()))
-        for refused in (lambda: open_study(tmp_path / "x"), lambda: store_plan(plan_of(), tmp_path / "x")):
-            with pytest.raises(ConfigError, match=r"study\.yaml' was edited, .*restore the file, or .* --fork NAME"):
+        for refused in (
+            lambda: open_study(tmp_path / "x"),
+            lambda: store_plan(plan_of(), tmp_path / "x"),
+        ):
+            with pytest.raises(
+                ConfigError, match=r"study\.yaml' was edited, .*restore the file, or .* --fork NAME"
+            ):
                 refused()
 
     @pytest.mark.parametrize("text", ["", "[1]", "{", "\x00", "name: x\n"])
@@ -191,7 +214,9 @@ class TestStoredFile:
         with pytest.raises(ConfigError, match=r"study\.yaml' does not exist"):
             open_study(tmp_path)
 
-    def test_a_plan_that_was_stored_can_be_opened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_plan_that_was_stored_can_be_opened(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         # Unpatched: 8,000 settings of two keys are 40,000 values and 420 kB; 12,000 can be stored, but not opened.
         monkeypatch.setattr(yaml_text, "MAX_VALUES", 500)
         settings = [{GAMMA: number / 1000, "num_envs": 1} for number in range(200)]
@@ -205,15 +230,25 @@ class TestStoredFile:
         ("base", "vary"),
         [
             ({}, {GAMMA: list(np.linspace(0.9, 0.99, 2))}),
-            ({"algo": "bc", "algo_kwargs": {"dataset_kind": "npz", "dataset_path": Path("data.npz")}}, ()),
+            (
+                {
+                    "algo": "bc",
+                    "algo_kwargs": {"dataset_kind": "npz", "dataset_path": Path("data.npz")},
+                },
+                (),
+            ),
         ],
     )
-    def test_values_that_a_single_run_accepts_can_be_stored(self, tmp_path: Path, base: Any, vary: Any) -> None:
+    def test_values_that_a_single_run_accepts_can_be_stored(
+        self, tmp_path: Path, base: Any, vary: Any
+    ) -> None:
         study = Study({**BASE, **base}, vary=vary, name="x", output_dir=tmp_path)
         store_plan(study.plan, study.path)
         assert open_study(study.path).runs() == study.runs()
 
-    def test_a_value_that_cannot_be_stored_is_refused_and_leaves_nothing_behind(self, tmp_path: Path) -> None:
+    def test_a_value_that_cannot_be_stored_is_refused_and_leaves_nothing_behind(
+        self, tmp_path: Path
+    ) -> None:
         plan = make_plan("x", [{**BASE, "algo_kwargs": {"net": object()}}])
         with pytest.raises(RLTrainingError):
             store_plan(plan, tmp_path / "runs" / "x")
@@ -221,17 +256,23 @@ class TestStoredFile:
 
 
 class TestFailure:
-    def test_a_file_in_place_of_the_parent_is_refused_and_nothing_left_behind(self, tmp_path: Path) -> None:
+    def test_a_file_in_place_of_the_parent_is_refused_and_nothing_left_behind(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "runs").write_text("mine")
         with pytest.raises(RLTrainingError, match=r"cannot write '.*study\.yaml': Not a directory"):
             store_plan(plan_of(), tmp_path / "runs" / "x")
         assert contents(tmp_path) == {"runs": b"mine"}
 
-    @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+    @pytest.mark.skipif(
+        not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere"
+    )
     def test_a_parent_that_cannot_be_written_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "runs").mkdir()
         (tmp_path / "runs").chmod(0o500)
-        with pytest.raises(RLTrainingError, match=r"cannot write '.*study\.yaml': Permission denied"):
+        with pytest.raises(
+            RLTrainingError, match=r"cannot write '.*study\.yaml': Permission denied"
+        ):
             store_plan(plan_of(), tmp_path / "runs" / "x")
         assert tree(tmp_path) == {tmp_path / "runs"}
 
@@ -283,7 +324,9 @@ class TestFailure:
 
 
 class TestAtTheSameMoment:
-    def test_a_process_that_comes_second_continues(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_process_that_comes_second_continues(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         link = os.link
 
         def link_late(draft: Path, path: Path) -> None:
@@ -312,8 +355,12 @@ class TestAtTheSameMoment:
         assert begun == [open_study(tmp_path / "x")] * 2
         assert contents(tmp_path).keys() == {f"x/{PLAN_FILE}"}
 
-    @pytest.mark.parametrize("pid", [os.getpid(), 1], ids=["of the same number", "of another number"])
-    def test_the_draft_of_a_killed_process_does_not_prevent_the_study(self, tmp_path: Path, pid: int) -> None:
+    @pytest.mark.parametrize(
+        "pid", [os.getpid(), 1], ids=["of the same number", "of another number"]
+    )
+    def test_the_draft_of_a_killed_process_does_not_prevent_the_study(
+        self, tmp_path: Path, pid: int
+    ) -> None:
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / f".{PLAN_FILE}-{pid}").write_text("name: x")
         assert store_plan(plan_of(), tmp_path / "x") == open_study(tmp_path / "x")
@@ -345,7 +392,8 @@ class TestAtTheSameMoment:
         rounds = 200
         words = [sys.executable, "-c", BEGIN, str(tmp_path), str(rounds)]
         processes = [
-            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
+            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
         ]
         try:
             for process in processes:
@@ -354,7 +402,9 @@ class TestAtTheSameMoment:
             answers: list[str] = []
             for number in range(rounds):
                 moment = time.time() + 0.002
-                late = number % 100 * 5e-6  # the second begins within half a millisecond after the first
+                late = (
+                    number % 100 * 5e-6
+                )  # the second begins within half a millisecond after the first
                 for process, delay in zip(processes, (0.0, late), strict=True):
                     assert process.stdin is not None
                     process.stdin.write(f"{moment + delay}\n")
@@ -399,9 +449,13 @@ class TestFind:
         assert list_studies(runs / "missing") == []
 
     def test_an_unknown_name_meets_the_nearest_one(self, runs: Path) -> None:
-        with pytest.raises(ConfigError, match="there is no study 'gird' here or in 'runs': did you mean 'grid'"):
+        with pytest.raises(
+            ConfigError, match="there is no study 'gird' here or in 'runs': did you mean 'grid'"
+        ):
             find_study("gird")
-        with pytest.raises(ConfigError, match=r"there is no study 'zzz' here or in 'runs' \(known: arms, grid\)"):
+        with pytest.raises(
+            ConfigError, match=r"there is no study 'zzz' here or in 'runs' \(known: arms, grid\)"
+        ):
             find_study("zzz")
 
     def test_a_folder_that_is_no_study_is_not_found(self, runs: Path) -> None:
@@ -410,7 +464,9 @@ class TestFind:
 
 
 def test_the_runs_of_an_older_study_with_tuples_keep_their_folders(tmp_path: Path) -> None:
-    sizes = "".join(f"- algo_kwargs.hidden_sizes: !tuple\n  - {size}\n  - {size}\n" for size in (8, 16))
+    sizes = "".join(
+        f"- algo_kwargs.hidden_sizes: !tuple\n  - {size}\n  - {size}\n" for size in (8, 16)
+    )
     rest = "seeds: '0'\nplugins: []\ncallbacks: []\nthreads: []\nworking_dir: ''\n"
     text = f"name: old\nbase:\n  algo: ppo\n  env_id: CartPole-v1\nvary:\n{sizes}{rest}"
     (tmp_path / PLAN_FILE).write_text(sign(text))
@@ -418,4 +474,6 @@ def test_the_runs_of_an_older_study_with_tuples_keep_their_folders(tmp_path: Pat
     assert names == ["hidden_sizes-8-8-315af4f6", "hidden_sizes-16-16-e8009894"]
     vary = {"algo_kwargs.hidden_sizes": [(8, 8), (16, 16)]}
     again = make_plan("old", [{"algo": "ppo", "env_id": "CartPole-v1"}], vary=vary)
-    assert [run.suffix for run in store_plan(again, tmp_path).runs()] == names  # the same study continues
+    assert [
+        run.suffix for run in store_plan(again, tmp_path).runs()
+    ] == names  # the same study continues

@@ -24,14 +24,22 @@ def test_few_runs_have_no_interval(
     scores: list[float], kind: str, value: float, low: float | None, high: float | None
 ) -> None:
     found = summarize(scores)
-    assert (found.kind, found.value, found.low, found.high) == (kind, pytest.approx(value), low, high)
+    assert (found.kind, found.value, found.low, found.high) == (
+        kind,
+        pytest.approx(value),
+        low,
+        high,
+    )
     assert found.count == len(scores)
 
 
 def test_four_and_more_runs_have_their_interquartile_mean_or_their_mean() -> None:
     scores = [0.0, 1.0, 2.0, 3.0, 1000.0]
     found = summarize(scores)
-    assert (found.kind, found.value) == ("iqm", pytest.approx(2.0))  # a quarter, rounded down, is cut at each end
+    assert (found.kind, found.value) == (
+        "iqm",
+        pytest.approx(2.0),
+    )  # a quarter, rounded down, is cut at each end
     mean = summarize(scores, use_mean=True)
     assert (mean.kind, mean.value) == ("mean", pytest.approx(201.2))
     assert mean.low is not None

@@ -20,7 +20,13 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config_file
 from rl_training.experiment.presets import list_presets
 from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
-from rl_training.studies.tuning.journal import Journal, Pruning, mean_evaluations, read_evaluations, repair
+from rl_training.studies.tuning.journal import (
+    Journal,
+    Pruning,
+    mean_evaluations,
+    read_evaluations,
+    repair,
+)
 from rl_training.studies.tuning.ranges import search_spaces, spaces_of
 from rl_training.studies.tuning.search_space import (
     TunedKey,
@@ -84,10 +90,14 @@ def test_every_algorithm_has_search_spaces_whose_values_are_valid(algo: str) -> 
     for _ in range(30):
         params = study.ask({key.name: key.distribution() for key in chosen}).params
         values = setting_of(chosen, {key.name: key.rounded(params[key.name]) for key in chosen})
-        spec.parse_kwargs({key.removeprefix("algo_kwargs."): value for key, value in values.items()})
+        spec.parse_kwargs(
+            {key.removeprefix("algo_kwargs."): value for key, value in values.items()}
+        )
 
 
-@pytest.mark.parametrize("preset", list_presets(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize(
+    "preset", list_presets(), ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
 def test_the_default_of_every_preset_lies_in_the_search_space(preset: Path) -> None:
     values = load_config_file(preset)
     keys = defaults_of(values["algo"], values.get("algo_kwargs", {}), [])
@@ -116,7 +126,11 @@ def _param(key: TunedKey) -> Any:
 
 
 def edges(key: TunedKey) -> list[Any]:
-    return [encode(choice) for choice in key.space.choices] or [key.space.low, key.space.high, _param(key)]
+    return [encode(choice) for choice in key.space.choices] or [
+        key.space.low,
+        key.space.high,
+        _param(key),
+    ]
 
 
 def test_a_subclass_keeps_replaces_or_removes_the_space_of_a_field() -> None:
@@ -170,11 +184,20 @@ def test_an_impossible_space_is_refused(arguments: tuple[Any, ...], fault: str) 
     ("tuned", "fault"),
     [
         ("gamma=0.9..2", "bad value 2.0 for 'gamma' of dqn: should be less than or equal to 1"),
-        ("gamma=-1..0.5", "bad value -1.0 for 'gamma' of dqn: should be greater than or equal to 0"),
+        (
+            "gamma=-1..0.5",
+            "bad value -1.0 for 'gamma' of dqn: should be greater than or equal to 0",
+        ),
         ("gamma=a,b", "bad value 'a' for 'gamma' of dqn: should be a valid number"),
-        ("num_envs=1,0", "bad value 0 for 'num_envs' of the configuration: should be greater than 0"),
+        (
+            "num_envs=1,0",
+            "bad value 0 for 'num_envs' of the configuration: should be greater than 0",
+        ),
         ("batch_size=10.0..64.0", "for 'batch_size' of dqn: should be a whole number"),
-        ("learning_rate=-0.1..0.1", "for 'learning_rate.start' of dqn: should be greater than or equal to 0"),
+        (
+            "learning_rate=-0.1..0.1",
+            "for 'learning_rate.start' of dqn: should be greater than or equal to 0",
+        ),
         ("replay.alpha=-1.0..0.5", "bad value -1.0 for 'replay.alpha' of dqn"),
     ],
 )
@@ -186,17 +209,25 @@ def test_a_value_that_is_never_valid_is_refused_with_its_key(tuned: str, fault: 
 def resolved(*tuned: str, algo_kwargs: dict[str, Any] | None = None) -> dict[str, TunedKey]:
     """The search space of DQN, whose learning rate falls."""
     rate = {"kind": "linear", "start": 0.001, "end": 0.0}
-    config = TrainConfig(algo="dqn", env_id="Any-v0", algo_kwargs={"learning_rate": rate, **(algo_kwargs or {})})
+    config = TrainConfig(
+        algo="dqn", env_id="Any-v0", algo_kwargs={"learning_rate": rate, **(algo_kwargs or {})}
+    )
     space, _ = read_resolved(resolve_asked(write_asked(parse_asked(tuned), ()), config))
     return {key.name: key for key in space}
 
 
-def test_values_that_do_not_fit_others_are_left_to_the_trials_and_a_choice_may_be_a_whole_schedule() -> None:
-    assert resolved("replay.alpha=0.1..0.9")["replay.alpha"].space.low == 0.1  # of another kind of replay
+def test_values_that_do_not_fit_others_are_left_to_the_trials_and_a_choice_may_be_a_whole_schedule() -> (
+    None
+):
+    assert (
+        resolved("replay.alpha=0.1..0.9")["replay.alpha"].space.low == 0.1
+    )  # of another kind of replay
     choices = "learning_rate=0.01,{kind: linear, start: 0.001, end: 0.0},{kind: cosine, start: 0.1, end: 0.0}"
     rate = resolved(choices)["learning_rate"]
     assert (len(rate.space.choices), rate.schedule, rate.default["kind"]) == (3, None, "linear")
-    assert [rate.setting(encode(choice)) for choice in rate.space.choices] == list(rate.space.choices)
+    assert [rate.setting(encode(choice)) for choice in rate.space.choices] == list(
+        rate.space.choices
+    )
     assert resolved("learning_rate=0.01,0.1")["learning_rate"].setting(0.1)["kind"] == "linear"
     assert set(resolved()) >= {"learning_rate", "gamma"}
 
@@ -215,13 +246,18 @@ def test_spaces_are_read_from_text() -> None:
 
 def test_a_default_outside_of_its_space_widens_it_and_a_schedule_is_tuned_by_its_start() -> None:
     schedule = {"kind": "linear", "start": 0.05, "end": 0.0}
-    keys = {key.name: key for key in defaults_of("ppo", {"learning_rate": schedule, "update_epochs": 7}, [])}
+    keys = {
+        key.name: key
+        for key in defaults_of("ppo", {"learning_rate": schedule, "update_epochs": 7}, [])
+    }
     rate = keys["learning_rate"]
     assert (rate.space.high, rate.default) == (0.05, 0.05)
     assert rate.setting(0.001) == {"kind": "linear", "start": 0.001, "end": 0.0}
     assert keys["update_epochs"].space.choices == (7, 3, 5, 10, 20)
     assert rate.rounded(0.00123456) == 0.001235
-    with pytest.raises(ConfigError, match=r"default null of 'algo_kwargs.max_grad_norm'.*not a number"):
+    with pytest.raises(
+        ConfigError, match=r"default null of 'algo_kwargs.max_grad_norm'.*not a number"
+    ):
         defaults_of("ppo", {"max_grad_norm": None}, ["max_grad_norm"])
 
 
@@ -243,7 +279,9 @@ def test_trial_zero_is_the_default_and_every_trial_is_an_ordinary_run(finished: 
     assert result.count("COMPLETE") >= SMALL["batch"]
 
 
-def test_the_best_race_on_fresh_seeds_and_the_winner_meets_the_default_on_others(finished: Any) -> None:
+def test_the_best_race_on_fresh_seeds_and_the_winner_meets_the_default_on_others(
+    finished: Any,
+) -> None:
     path, _, result = finished
     best = max(result.search_scores, key=lambda name: result.search_scores[name])
     assert (set(result.race), result.winner) == ({"default", best}, best)
@@ -263,7 +301,11 @@ def test_a_finished_tuning_is_read_and_not_run_again(finished: Any) -> None:
     _, launcher, again = run(path, request())
     assert launcher.started == []
     assert outcome(path) == before
-    assert (again.winner, again.verdict, again.final) == (result.winner, result.verdict, result.final)
+    assert (again.winner, again.verdict, again.final) == (
+        result.winner,
+        result.verdict,
+        result.final,
+    )
 
 
 @pytest.mark.parametrize("dies_at", [3])
@@ -283,11 +325,19 @@ def test_a_journal_cut_torn_damaged_or_lost_anywhere_is_found_again_from_the_run
 ) -> None:
     text = (finished[0] / "journal.log").read_bytes()
     lines = text.splitlines(keepends=True)
-    cuts = {f"cut {count}": b"".join(lines[:count]) + lines[count][:count] for count in range(0, len(lines), 3)}
+    cuts = {
+        f"cut {count}": b"".join(lines[:count]) + lines[count][:count]
+        for count in range(0, len(lines), 3)
+    }
     middle = b"".join([*lines[:4], b'{"op_code": oops}\n', *lines[5:]])
     path = tmp_path / "small"
     shutil.copytree(finished[0], path)
-    for name, content in {**cuts, "torn": text + lines[-1][:20], "middle": middle, "lost": None}.items():
+    for name, content in {
+        **cuts,
+        "torn": text + lines[-1][:20],
+        "middle": middle,
+        "lost": None,
+    }.items():
         (path / "journal.log").unlink()
         if content is not None:
             (path / "journal.log").write_bytes(content)
@@ -310,7 +360,9 @@ def test_a_changed_plan_is_refused_and_an_edited_one_too(tmp_path: Path) -> None
     ]:
         with pytest.raises(ConfigError, match=words):
             find_plan(other, path)
-    (path / "tune.yaml").write_text((path / "tune.yaml").read_text().replace("trials: 4", "trials: 9"))
+    (path / "tune.yaml").write_text(
+        (path / "tune.yaml").read_text().replace("trials: 4", "trials: 9")
+    )
     with pytest.raises(ConfigError, match="was edited"):
         find_plan(request(), path)
     assert sorted(file.name for file in path.iterdir()) == before
@@ -321,10 +373,14 @@ def test_a_changed_plan_is_refused_and_an_edited_one_too(tmp_path: Path) -> None
         find_plan(request(name="foreign"), foreign)
 
 
-def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_again(tmp_path: Path) -> None:
+def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_again(
+    tmp_path: Path,
+) -> None:
     length = "env_kwargs.max_episode_steps"
     base = {"env_kwargs": {"pay": 1.0, "nan_above": 1.6, "max_episode_steps": 5}}
-    wanted = request(f"{PAY}=1.0,2.0", f"{length}=5,0", base=base, trials=10, batch=10, final_seeds=1)
+    wanted = request(
+        f"{PAY}=1.0,2.0", f"{length}=5,0", base=base, trials=10, batch=10, final_seeds=1
+    )
     _, launcher, result = run(tmp_path / "small", wanted)
     firsts: dict[str, Any] = {}
     for trial in result.trials:
@@ -341,7 +397,10 @@ def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_aga
     for trial in firsts.values():
         pay, reason = trial.params[PAY], trial.user_attrs.get("reason", "")
         if trial.params[length] == 0:  # refused before it is trained
-            assert (trial.state.name, "bad value 0 for 'max_episode_steps'" in reason) == ("FAIL", True)
+            assert (trial.state.name, "bad value 0 for 'max_episode_steps'" in reason) == (
+                "FAIL",
+                True,
+            )
         elif pay == 2.0:
             assert (trial.state.name, "nan" in reason.lower()) == ("FAIL", True)
         else:
@@ -352,25 +411,38 @@ def test_a_failed_trial_has_its_reason_and_a_repeated_setting_is_not_trained_aga
     assert "the default won the race" in result.verdict.sentence
 
 
-def test_the_median_prunes_after_a_third_of_the_budget_and_pruned_runs_are_not_resumed(tmp_path: Path) -> None:
+def test_the_median_prunes_after_a_third_of_the_budget_and_pruned_runs_are_not_resumed(
+    tmp_path: Path,
+) -> None:
     wanted = request(f"{PAY}=0.1..2.0", trials=6, batch=3, seeds_per_trial=2, final_seeds=1, seed=2)
     _, launcher, result = run(tmp_path / "small", wanted)
     pruned = [trial for trial in result.trials if trial.state.name == "PRUNED"]
     complete = result.trials[:3]
     assert pruned
     assert all(trial.state.name == "COMPLETE" for trial in complete)
-    assert all(trial.value == pytest.approx(2 * trial.params[PAY], abs=0.03) for trial in result.trials)
+    assert all(
+        trial.value == pytest.approx(2 * trial.params[PAY], abs=0.03) for trial in result.trials
+    )
     for trial in pruned:
         assert trial.number >= 3
-        assert max(trial.intermediate_values) == 24  # the first evaluation after a third of 64 steps
+        assert (
+            max(trial.intermediate_values) == 24
+        )  # the first evaluation after a third of 64 steps
         assert trial.value == trial.intermediate_values[24]
         assert trial.value < sorted(other.intermediate_values[24] for other in complete)[1]
     seeds = [name.split("__seed")[1].split("__")[0] for name in launcher.started]
-    assert [seeds.count(seed) for seed in ("20000", "20001", "21000", "22000")] == [6, 6, 2, 2]  # each run once
+    assert [seeds.count(seed) for seed in ("20000", "20001", "21000", "22000")] == [
+        6,
+        6,
+        2,
+        2,
+    ]  # each run once
 
 
 @pytest.mark.parametrize("kind", ["median", "hyperband"])
-def test_a_pruner_decides_by_earlier_batches_and_by_evaluations_in_order(tmp_path: Path, kind: str) -> None:
+def test_a_pruner_decides_by_earlier_batches_and_by_evaluations_in_order(
+    tmp_path: Path, kind: str
+) -> None:
     journal = Journal(tmp_path / "journal.log", "study")
     space = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
     for number in range(6):
@@ -390,7 +462,9 @@ def test_a_pruner_decides_by_earlier_batches_and_by_evaluations_in_order(tmp_pat
     decisions = {number: decide(number, low) for number in (4, 5)}
     # Hyperband judges one of its two brackets at a third of the budget, the other one at two thirds.
     assert set(decisions.values()) == ({30} if kind == "median" else {30, None})
-    assert {decide(number, {30: -1.0, 60: -1.0}) for number in (4, 5)} == ({30} if kind == "median" else {30, 60})
+    assert {decide(number, {30: -1.0, 60: -1.0}) for number in (4, 5)} == (
+        {30} if kind == "median" else {30, 60}
+    )
     assert {decide(number, high) for number in (4, 5)} == {None}
     for number, step in decisions.items():  # what comes later does not change a decision
         assert decide(number, {**low, 60: 99.0, 90: 99.0}) == step
@@ -419,7 +493,9 @@ def test_the_verdict_names_better_worse_and_undecided() -> None:
     same = verdict_of("trial-1", {"trial-1": low, "default": low})
     assert same.kind == "undecided"
     assert "keep the default" in same.sentence
-    assert verdict_of("trial-1", {"trial-1": dict.fromkeys("01234", 5.0), "default": dict.fromkeys("01234", 5.0)}).kind
+    assert verdict_of(
+        "trial-1", {"trial-1": dict.fromkeys("01234", 5.0), "default": dict.fromkeys("01234", 5.0)}
+    ).kind
     assert verdict_of("default", {"default": low}).kind == "default"
 
 
@@ -427,13 +503,21 @@ def test_too_few_final_seeds_are_known_before_they_are_trained() -> None:
     for count, smallest in [(1, "1"), (2, "0.33"), (3, "0.1")]:
         warning = warn_of_few_seeds(count)
         assert warning is not None
-        assert f"of {count} against {count} runs is {smallest}; give --final-seeds 4 or more" in warning
+        assert (
+            f"of {count} against {count} runs is {smallest}; give --final-seeds 4 or more"
+            in warning
+        )
     assert warn_of_few_seeds(4) is None
 
 
 def test_repair_leaves_a_whole_journal_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal.log"
-    for content, kept in [(b"", b""), (b"{}\n{}\n", b"{}\n{}\n"), (b"{}\n{", b"{}\n"), (b"\0\0\0", b"")]:
+    for content, kept in [
+        (b"", b""),
+        (b"{}\n{}\n", b"{}\n{}\n"),
+        (b"{}\n{", b"{}\n"),
+        (b"\0\0\0", b""),
+    ]:
         path.write_bytes(content)
         repair(path)
         assert path.read_bytes() == kept
@@ -444,4 +528,9 @@ def test_the_process_that_tunes_imports_no_torch() -> None:
         "import sys; import rl_training.studies.tuning.tuner; from rl_training.studies.tuning.journal import *;"
         "optuna = import_optuna(); optuna.samplers.TPESampler(seed=1); print('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )

@@ -55,7 +55,9 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Output:
     return output
 
 
-def test_a_run_has_one_output_and_few_lines(cell: Output, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_one_output_and_few_lines(
+    cell: Output, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     agent = PPO(small_config("ppo", tmp_path, log_interval=16, algo_kwargs={"eval_interval": 16}))
     result = agent.learn()
     assert len(cell.texts) == 1
@@ -76,16 +78,22 @@ def test_a_plain_interpreter_is_no_notebook(cell: Output, monkeypatch: pytest.Mo
         assert not isinstance(make_view(), NotebookView)
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: None)
     assert not isinstance(make_view(), NotebookView)
-    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: types.SimpleNamespace())  # a terminal
+    monkeypatch.setattr(
+        sys.modules["IPython"], "get_ipython", lambda: types.SimpleNamespace()
+    )  # a terminal
     assert not isinstance(make_view(), NotebookView)
 
 
 def test_a_real_kernel_shows_one_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ipykernel")
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    monkeypatch.setenv("PYTHONPATH", ":".join([str(Path(rl_training.__file__).parents[1]), *sys.path]))
+    monkeypatch.setenv(
+        "PYTHONPATH", ":".join([str(Path(rl_training.__file__).parents[1]), *sys.path])
+    )
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     outputs = notebook.cells[0].outputs
     bars = [output.data["text/plain"] for output in outputs if output.output_type == "display_data"]
     lines = "".join(output.text for output in outputs if output.output_type == "stream")

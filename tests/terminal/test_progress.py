@@ -64,16 +64,22 @@ class TestPace:
         clock.now += 1
         pace.mark(20)
         assert pace.rate == 10
-        assert pace.seconds_left(20, 40) == 2 * (1 + 50 / 2), "evaluations come again, compiling does not"
+        assert pace.seconds_left(20, 40) == 2 * (1 + 50 / 2), (
+            "evaluations come again, compiling does not"
+        )
 
-    @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (4.4, "0:04"), (75, "1:15"), (4000, "1:06:40")])
+    @pytest.mark.parametrize(
+        ("seconds", "text"), [(0, "0:00"), (4.4, "0:04"), (75, "1:15"), (4000, "1:06:40")]
+    )
     def test_times_are_short(self, seconds: float, text: str) -> None:
         assert format_seconds(seconds) == text
 
 
 class TestLive:
     @pytest.mark.parametrize("width", [60, 80, 120])
-    def test_bar_rate_time_left_and_score_fit_the_width(self, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bar_rate_time_left_and_score_fit_the_width(
+        self, width: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         terminal = use_terminal(monkeypatch, width)
         view = make_view()
         assert isinstance(view, LiveView)
@@ -98,18 +104,26 @@ class TestLive:
         view = make_view()
         view.update(5_000, 10_000, {})
         for num_done, seconds in ((0, 0), (0, 75), (1, 80)):
-            monkeypatch.setattr("rl_training.terminal.progress.time.monotonic", lambda now=1000.0 + seconds: now)
+            monkeypatch.setattr(
+                "rl_training.terminal.progress.time.monotonic", lambda now=1000.0 + seconds: now
+            )
             view.evaluating(num_done, 10)
         monkeypatch.undo()
         monkeypatch.setattr("sys.stderr", terminal)
         view.evaluated(5_000, EVALUATION, is_best=True)
         view.close()
         text = "\n".join(terminal.lines())
-        for progress in ("0 of 10 episodes, 0:00", "0 of 10 episodes, 1:15", "1 of 10 episodes, 1:20"):
+        for progress in (
+            "0 of 10 episodes, 0:00",
+            "0 of 10 episodes, 1:15",
+            "1 of 10 episodes, 1:20",
+        ):
             assert progress in text
         assert "step 5,000  eval -1234.6 ± 210.0 over 10 episodes  best so far" in terminal.lines()
 
-    def test_a_signal_shows_at_once_behind_the_bar_and_leaves_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_signal_shows_at_once_behind_the_bar_and_leaves_one_line(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         terminal = use_terminal(monkeypatch)
         view = make_view()
         view.update(5_000, 10_000, {})
@@ -138,7 +152,9 @@ class TestLive:
 
 
 class TestPlain:
-    def test_lines_fit_eighty_columns_and_nothing_is_redrawn(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_lines_fit_eighty_columns_and_nothing_is_redrawn(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         view = make_view()
         assert type(view) is ProgressView
         view.update(1_234_567, 10_000_000, METRICS)
@@ -156,7 +172,9 @@ class TestPlain:
         ]
         assert len(lines) == 4, "an evaluation that is short is one line"
 
-    def test_a_count_is_lines(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_count_is_lines(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         assert list(counting(3, "fitted Q evaluation")) == [0, 1, 2]
         assert capsys.readouterr().err == "", "what takes a moment needs no lines"
         monkeypatch.setattr("rl_training.terminal.progress.SECONDS_BETWEEN_COUNTS", 0.0)

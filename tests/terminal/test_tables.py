@@ -7,7 +7,11 @@ from terminals import use_terminal
 
 from rl_training.terminal.tables import LiveTable, cell_lines, shorten_names, table_lines
 
-ROWS = [("run", "state", "steps/s"), ("ppo__CartPole-v1__seed0", "finished", "1,234"), ("é漢", "dead", "5")]
+ROWS = [
+    ("run", "state", "steps/s"),
+    ("ppo__CartPole-v1__seed0", "finished", "1,234"),
+    ("é漢", "dead", "5"),
+]
 
 
 def test_columns_are_aligned_by_their_letters() -> None:
@@ -20,7 +24,9 @@ def test_columns_are_aligned_by_their_letters() -> None:
 
 
 def test_long_cells_are_wrapped_in_their_column() -> None:
-    lines = table_lines([("gamma", "0.99"), ("learning_rate", "a number or a schedule over the run")], "l", width=30)
+    lines = table_lines(
+        [("gamma", "0.99"), ("learning_rate", "a number or a schedule over the run")], "l", width=30
+    )
     assert lines == [
         "gamma          0.99",
         "learning_rate  a number or a",
@@ -41,7 +47,10 @@ def test_long_names_lose_their_middle() -> None:
     ("pattern", "shown"),
     [
         ("ppo__CartPole-v1__seed{}__20261119-044604", "ppo__CartP…__seed0__20261119-044604"),
-        ("a-long-study/ppo__CartPole-v1__seed{}__20261119-044604", "…/ppo__Car…__seed0__20261119-044604"),
+        (
+            "a-long-study/ppo__CartPole-v1__seed{}__20261119-044604",
+            "…/ppo__Car…__seed0__20261119-044604",
+        ),
         ("study/{}" + "a" * 60, "…/0aaaaaaaaaaaaaa…aaaaaaaaaaaaaaaaa"),
         ("a" * 30 + "{}" + "b" * 20, "…aaaaaaaaaaaaa0bbbbbbbbbbbbbbbbbbbb"),
     ],

@@ -32,7 +32,13 @@ from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment import registry
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logs import read_metrics
-from rl_training.experiment.registry import AlgorithmSpec, Loop, get_algorithm_spec, list_algorithm_specs, registered
+from rl_training.experiment.registry import (
+    AlgorithmSpec,
+    Loop,
+    get_algorithm_spec,
+    list_algorithm_specs,
+    registered,
+)
 from rl_training.replay.transitions import Transitions
 from rl_training.runtime.metrics import MetricAccumulator
 from rl_training.runtime.run import run_training
@@ -77,7 +83,9 @@ class Sound(Algorithm[Any]):
             raise EnvError("a Discrete action space is needed")
 
     @torch.no_grad()
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         actions: Tensor = self.network(obs).argmax(-1)
         return ActResult(self.replace_at_random(actions, 0.3) if explore else actions)
 
@@ -104,18 +112,23 @@ class TorchOptimizer(Sound):
         sizes = self.spaces.obs.num_features, self.spaces.action.choices[0]
         self.networks = [self.mlp_spec.make(*sizes), self.mlp_spec.make(*sizes)]
         self.targets = SimpleNamespace(network=self.mlp_spec.make(*sizes), owner=self)
-        self.optimizer = torch.optim.AdamW([p for net in self.networks for p in net.parameters()], lr=1e-2)
+        self.optimizer = torch.optim.AdamW(
+            [p for net in self.networks for p in net.parameters()], lr=1e-2
+        )
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
 
     @torch.no_grad()
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         actions = sum(network(obs) for network in (*self.networks, self.targets.network)).argmax(-1)
         return ActResult(self.replace_at_random(actions, 0.3) if explore else actions)
 
     def update(self, batch: Transitions) -> UpdateResult:
         rewards, target = batch.rewards, self.targets.network
         loss = sum(
-            ((net(batch.obs).amax(-1) - rewards - target(batch.next_obs).amax(-1)) ** 2).mean() for net in self.networks
+            ((net(batch.obs).amax(-1) - rewards - target(batch.next_obs).amax(-1)) ** 2).mean()
+            for net in self.networks
         )
         self.optimizer.zero_grad()
         loss.backward()
@@ -232,7 +245,9 @@ class PlainObject(Sound):
     def prepare(self) -> None:
         self.noise = SimpleNamespace(state=np.zeros(2), scale=1.0)
 
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         if explore:
             self.noise.state = self.noise.state + 1.0
         return super().act(obs, explore=explore)
@@ -272,7 +287,9 @@ class IncompleteState(Sound):
 
     def prepare(self) -> None:
         state = {"count": 0}
-        self.hidden = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None, values=state)
+        self.hidden = SimpleNamespace(
+            state_dict=dict, load_state_dict=lambda state: None, values=state
+        )
 
     def update(self, batch: Transitions) -> UpdateResult:
         self.hidden.values["count"] += 1
@@ -280,7 +297,9 @@ class IncompleteState(Sound):
 
 
 class DrawsWithoutExplore(Sound):
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         return ActResult(self.replace_at_random(super().act(obs, explore=explore).actions, 0.3))
 
 
@@ -292,22 +311,30 @@ class DrawsGlobally(Sound):
 
 
 class WrongDtype(Sound):
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         return ActResult(super().act(obs, explore=explore).actions.float())
 
 
 class WrongShape(Sound):
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         return ActResult(super().act(obs, explore=explore).actions.unsqueeze(-1))
 
 
 class OutOfRange(Sound):
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         return ActResult(super().act(obs, explore=explore).actions + 2)
 
 
 class ModifiesObs(Sound):
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         return super().act(obs.clamp_(-0.01, 0.01), explore=explore)
 
 
@@ -382,11 +409,31 @@ HOLD = "that no checkpoint would hold: make it a buffer"
 KEEP = "changes in act or update, and no checkpoint holds it: keep everything that changes in self.counters"
 FAULTS = [
     (PlainTensor, "check_construction", f"attribute 'scale' of PlainTensor is a Tensor {HOLD}"),
-    (SecondGenerator, "check_construction", f"attribute 'noise' of SecondGenerator is a Generator {HOLD}"),
-    (NumpyGenerator, "check_construction", f"attribute 'rngs.0' of NumpyGenerator is a Generator {HOLD}"),
-    (GlobalInit, "check_construction", "the constructor draws from the global generator of torch, which no"),
-    (FloatCounter, "check_construction", "self.counters['average'] of FloatCounter is 0.5, not an int: keep it in a"),
-    (DrawsWithoutExplore, "check_act", "act draws from self.generator without explore: return the deterministic"),
+    (
+        SecondGenerator,
+        "check_construction",
+        f"attribute 'noise' of SecondGenerator is a Generator {HOLD}",
+    ),
+    (
+        NumpyGenerator,
+        "check_construction",
+        f"attribute 'rngs.0' of NumpyGenerator is a Generator {HOLD}",
+    ),
+    (
+        GlobalInit,
+        "check_construction",
+        "the constructor draws from the global generator of torch, which no",
+    ),
+    (
+        FloatCounter,
+        "check_construction",
+        "self.counters['average'] of FloatCounter is 0.5, not an int: keep it in a",
+    ),
+    (
+        DrawsWithoutExplore,
+        "check_act",
+        "act draws from self.generator without explore: return the deterministic",
+    ),
     (WrongDtype, "check_act", "act returns torch.float32: return torch.int64"),
     (WrongShape, "check_act", "act returns shape (1, 1) for 1 observations: return shape (1,)"),
     (OutOfRange, "check_act", "return model actions, from 0 to [1]"),
@@ -395,24 +442,68 @@ FAULTS = [
         "check_spaces",
         "check_spaces accepts Box(-2.0, 2.0, (2,), float32) actions, but with them IndexError",
     ),
-    (WrongError, "check_spaces", "raises ValueError (unsuitable) for MultiDiscrete([2 3]) actions: raise an EnvError"),
+    (
+        WrongError,
+        "check_spaces",
+        "raises ValueError (unsuitable) for MultiDiscrete([2 3]) actions: raise an EnvError",
+    ),
     (LateTensor, "check_update", f"attribute 'last_rewards' of LateTensor is a Tensor {HOLD}"),
-    (DrawsGlobally, "check_update", "update draws from the global generator of numpy.random and random, which"),
-    (WithGradient, "check_update", "metric 'critic_loss' has a gradient: report critic_loss.detach()"),
-    (VectorMetric, "check_update", "metric 'critic_loss' is a tensor of shape (3,): report scalar tensors or numbers"),
+    (
+        DrawsGlobally,
+        "check_update",
+        "update draws from the global generator of numpy.random and random, which",
+    ),
+    (
+        WithGradient,
+        "check_update",
+        "metric 'critic_loss' has a gradient: report critic_loss.detach()",
+    ),
+    (
+        VectorMetric,
+        "check_update",
+        "metric 'critic_loss' is a tensor of shape (3,): report scalar tensors or numbers",
+    ),
     (InfiniteMetric, "check_update", "metric 'ratio' is inf"),
-    (HalfStep, "check_update", "gradient_steps is 0.5: report the optimizer steps of the update, an int"),
-    (ClassCounter, "check_update", "two objects with the same seed learn differently from the same batches, at state/"),
+    (
+        HalfStep,
+        "check_update",
+        "gradient_steps is 0.5: report the optimizer steps of the update, an int",
+    ),
+    (
+        ClassCounter,
+        "check_update",
+        "two objects with the same seed learn differently from the same batches, at state/",
+    ),
     (LearnsNothing, "check_update", "3 updates change no parameter"),
-    (ModifiesObs, "check_inputs", "act modifies the observations in place: work on a copy: obs.clone()"),
-    (ModifiesBatch, "check_inputs", "update modifies batch.rewards in place: work on a copy: batch.rewards.clone()"),
-    (CutByTruncation, "check_truncation", "use bootstrap_discounts(batch, gamma) or batch.terminated, not batch.dones"),
+    (
+        ModifiesObs,
+        "check_inputs",
+        "act modifies the observations in place: work on a copy: obs.clone()",
+    ),
+    (
+        ModifiesBatch,
+        "check_inputs",
+        "update modifies batch.rewards in place: work on a copy: batch.rewards.clone()",
+    ),
+    (
+        CutByTruncation,
+        "check_truncation",
+        "use bootstrap_discounts(batch, gamma) or batch.terminated, not batch.dones",
+    ),
     (PlainCounter, "check_state", f"attribute 'num_updates' {KEEP}"),
     (PlainObject, "check_state", f"attribute 'noise.state' {KEEP}"),
     (CounterInModule, "check_state", f"attribute 'network.calls' {KEEP}"),
     (History, "check_state", f"attribute 'losses' {KEEP}"),
-    (LateMember, "check_state", "saved member 'second' is not in a new LateMember: create it in __init__"),
-    (IncompleteState, "check_state", "act and update continue differently, at state/metrics/count: keep everything"),
+    (
+        LateMember,
+        "check_state",
+        "saved member 'second' is not in a new LateMember: create it in __init__",
+    ),
+    (
+        IncompleteState,
+        "check_state",
+        "act and update continue differently, at state/metrics/count: keep everything",
+    ),
     (
         ReservedMetric,
         "check_seed",
@@ -421,7 +512,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm_class", "check", "message"), FAULTS, ids=[fault[0].__name__ for fault in FAULTS])
+@pytest.mark.parametrize(
+    ("algorithm_class", "check", "message"), FAULTS, ids=[fault[0].__name__ for fault in FAULTS]
+)
 def test_a_faulty_plugin_fails_the_check_that_names_the_fault(
     algorithm_class: type[Algorithm[Any]], check: str, message: str
 ) -> None:
@@ -436,7 +529,9 @@ class Biased(Sound):
     def prepare(self) -> None:
         self.bias = 0
 
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         return ActResult((super().act(obs, explore=explore).actions + self.bias) % 2)
 
     def update(self, batch: Transitions) -> UpdateResult:
@@ -447,13 +542,18 @@ class Biased(Sound):
 def test_runs_find_lost_state_by_themselves() -> None:
     case = AlgorithmCase(Biased, OffPolicyConfig, Loop.OFF_POLICY)
     with pytest.raises(
-        AlgorithmCheckError, match=r"was stopped .* and resumed differs from the one that was not, at run/"
+        AlgorithmCheckError,
+        match=r"was stopped .* and resumed differs from the one that was not, at run/",
     ):
         check_resume(case)
-    with pytest.raises(AlgorithmCheckError, match=r"evaluate_checkpoint gives eval_return_mean .*, the run logged"):
+    with pytest.raises(
+        AlgorithmCheckError, match=r"evaluate_checkpoint gives eval_return_mean .*, the run logged"
+    ):
         check_evaluation(case)
     case = AlgorithmCase(ClassCounter, OffPolicyConfig, Loop.OFF_POLICY)
-    with pytest.raises(AlgorithmCheckError, match=r"two runs with the same seed differ at run/algorithm/members/"):
+    with pytest.raises(
+        AlgorithmCheckError, match=r"two runs with the same seed differ at run/algorithm/members/"
+    ):
         check_seed(case)
 
 
@@ -470,18 +570,28 @@ class Constant(Sound):
 def test_a_resumed_run_follows_the_schedules_of_the_one_that_was_never_stopped(algo: str) -> None:
     spec = get_algorithm_spec(algo)
     schedule = {"learning_rate": {"kind": "linear", "start": 1e-2, "end": 0.0}}
-    check_resume(AlgorithmCase(spec.algorithm_class(), spec.config_class(), spec.loop, env_of(algo), schedule))
+    check_resume(
+        AlgorithmCase(
+            spec.algorithm_class(), spec.config_class(), spec.loop, env_of(algo), schedule
+        )
+    )
 
 
 def test_seeds_must_matter() -> None:
-    with pytest.raises(AlgorithmCheckError, match="Constant fails check_seed: runs with two seeds learn the same"):
+    with pytest.raises(
+        AlgorithmCheckError, match="Constant fails check_seed: runs with two seeds learn the same"
+    ):
         check_seed(AlgorithmCase(Constant, OnPolicyConfig, Loop.ON_POLICY))
 
 
 def test_wrong_means_in_the_log_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     collect = MetricAccumulator.collect
-    monkeypatch.setattr(MetricAccumulator, "collect", lambda self: {k: 2 * v for k, v in collect(self).items()})
-    with pytest.raises(AlgorithmCheckError, match=r"the log line has 18\.0 for metric 'both', whose mean is 9\.0:"):
+    monkeypatch.setattr(
+        MetricAccumulator, "collect", lambda self: {k: 2 * v for k, v in collect(self).items()}
+    )
+    with pytest.raises(
+        AlgorithmCheckError, match=r"the log line has 18\.0 for metric 'both', whose mean is 9\.0:"
+    ):
         check_metrics(AlgorithmCase(Alternating, OnPolicyConfig, Loop.ON_POLICY))
 
 
@@ -494,11 +604,15 @@ def test_wrong_counts_in_the_log_are_found(monkeypatch: pytest.MonkeyPatch) -> N
         session.state.update_count = before + 1
 
     monkeypatch.setattr(Session, "updated", count_once)
-    with pytest.raises(AlgorithmCheckError, match=r"step 32 has gradient_steps 1: .*: their sum is 3"):
+    with pytest.raises(
+        AlgorithmCheckError, match=r"step 32 has gradient_steps 1: .*: their sum is 3"
+    ):
         check_gradient_steps(AlgorithmCase(ThreeSteps, OnPolicyConfig, Loop.ON_POLICY))
 
 
-def logged_run(algorithm_class: type[Algorithm[Any]], loop: Loop, folder: Path) -> list[dict[str, Any]]:
+def logged_run(
+    algorithm_class: type[Algorithm[Any]], loop: Loop, folder: Path
+) -> list[dict[str, Any]]:
     """Log lines of a run of 96 steps: off-policy 2 * 36 updates, offline 32 and then 2 * 36."""
     case = AlgorithmCase(algorithm_class, CONFIGS[loop], loop)
     with registered(case.spec):
@@ -506,14 +620,18 @@ def logged_run(algorithm_class: type[Algorithm[Any]], loop: Loop, folder: Path) 
     return list(read_metrics(result.run_dir / "metrics.jsonl"))
 
 
-@pytest.mark.parametrize(("loop", "gradient_steps"), [(Loop.OFF_POLICY, 3 * 72), (Loop.OFFLINE, 3 * (32 + 72))])
+@pytest.mark.parametrize(
+    ("loop", "gradient_steps"), [(Loop.OFF_POLICY, 3 * 72), (Loop.OFFLINE, 3 * (32 + 72))]
+)
 def test_updates_of_three_gradient_steps_keep_the_ratio_of_updates(
     loop: Loop, gradient_steps: int, tmp_path: Path
 ) -> None:
     assert logged_run(ThreeSteps, loop, tmp_path)[-1]["gradient_steps"] == gradient_steps
 
 
-def test_metrics_that_alternate_are_averaged_over_the_updates_that_report_them(tmp_path: Path) -> None:
+def test_metrics_that_alternate_are_averaged_over_the_updates_that_report_them(
+    tmp_path: Path,
+) -> None:
     lines = [line for line in logged_run(Alternating, Loop.OFF_POLICY, tmp_path) if "both" in line]
     assert [(line["both"], line["odd"], line["even"]) for line in lines] == [(4.5, 1.0, 2.0)] * 2
 
@@ -529,8 +647,12 @@ class ThreeGraphSteps(ReplayAlgorithm[Any]):
     check_spaces = Sound.check_spaces
 
     @torch.no_grad()
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
-        return ActResult(self.add_exploration_noise(self.network(obs).argmax(-1), 0.3 if explore else 0.0))
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
+        return ActResult(
+            self.add_exploration_noise(self.network(obs).argmax(-1), 0.3 if explore else 0.0)
+        )
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         for _ in range(3):
@@ -551,7 +673,9 @@ def test_a_step_of_three_gradient_steps_is_counted_as_three(tmp_path: Path) -> N
         (OffPolicyConfig, Loop.OFFLINE, "OfflineConfig"),
     ],
 )
-def test_a_config_class_of_another_loop_is_refused(config_class: type[AlgorithmConfig], loop: Loop, base: str) -> None:
+def test_a_config_class_of_another_loop_is_refused(
+    config_class: type[AlgorithmConfig], loop: Loop, base: str
+) -> None:
     message = f"config class {config_class.__name__} does not inherit {base}, which {loop} reads: derive it from {base}"
     with pytest.raises(ConfigError, match=message):
         check_algorithm(Sound, config_class, loop)
@@ -560,7 +684,10 @@ def test_a_config_class_of_another_loop_is_refused(config_class: type[AlgorithmC
 def test_wrong_settings_and_environments_are_config_errors() -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'batchsize'.*did you mean 'batch_size'"):
         check_algorithm(Sound, OffPolicyConfig, Loop.OFF_POLICY, algo_kwargs={"batchsize": 3})
-    with pytest.raises(ConfigError, match="check_spaces of Sound does not accept Pendulum-v1: pass the env_id of one"):
+    with pytest.raises(
+        ConfigError,
+        match="check_spaces of Sound does not accept Pendulum-v1: pass the env_id of one",
+    ):
         check_algorithm(Sound, OffPolicyConfig, Loop.OFF_POLICY, env_id="Pendulum-v1")
 
 
@@ -580,7 +707,9 @@ def test_a_check_leaves_no_trace(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_registered_algorithm_can_be_checked_and_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_algorithm_can_be_checked_and_stays_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
     spec = AlgorithmSpec("sound", "a user's own", Sound, OnPolicyConfig, Loop.ON_POLICY)
     with registered(spec):
@@ -597,7 +726,9 @@ def test_a_member_made_after_construction_is_refused_on_resume(tmp_path: Path) -
     with registered(case.spec):
         config: TrainConfig = case.train_config(tmp_path)
         result = run_training(config)
-        with pytest.raises(CheckpointError, match="saved member 'second' is not in a new LateMember: create it in"):
+        with pytest.raises(
+            CheckpointError, match="saved member 'second' is not in a new LateMember: create it in"
+        ):
             resume_training(result.run_dir, total_timesteps=2 * config.total_timesteps)
 
 
@@ -616,7 +747,9 @@ def make():
 """
 
 
-def test_the_examples_of_the_documentation_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_documentation_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (TESTS.parent / "docs" / "extending.md").read_text()
     found = re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert [name for name, _ in found] == ["my_algorithm", "soft_q", "drqn", "cost_q", "test_mine"]
@@ -631,11 +764,18 @@ def test_the_examples_of_the_documentation_pass(tmp_path: Path, monkeypatch: pyt
     tests.test_drqn_with_action_masks()
     assert {"reinforce", "soft_q", "drqn"} <= set(registry._SPECS)
     (tmp_path / "costs.py").write_text(COSTS)
-    example, config = importlib.import_module("cost_q").CostQ, importlib.import_module("soft_q").SoftQConfig
+    example, config = (
+        importlib.import_module("cost_q").CostQ,
+        importlib.import_module("soft_q").SoftQConfig,
+    )
     check_algorithm(example, config, Loop.OFF_POLICY, env_id=f"{tmp_path}/costs.py:make")
-    case = AlgorithmCase(example, config, Loop.OFF_POLICY, f"{tmp_path}/costs.py:make", {"n_step": 1})
+    case = AlgorithmCase(
+        example, config, Loop.OFF_POLICY, f"{tmp_path}/costs.py:make", {"n_step": 1}
+    )
     with registered(case.spec):
-        stored = load_checkpoint(run_training(case.train_config(tmp_path)).checkpoint_path).buffer_state["segments"]
+        stored = load_checkpoint(
+            run_training(case.train_config(tmp_path)).checkpoint_path
+        ).buffer_state["segments"]
     rows = stored[0].arrays
     np.testing.assert_array_equal(rows["cost"], 2.0 * rows["actions"])
 

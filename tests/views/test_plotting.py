@@ -38,7 +38,10 @@ def write_run(
     (path / "checkpoints").mkdir(parents=True)
     values = {"algo": "ppo", "env_id": "CartPole-v1", "seed": seed, "algo_kwargs": {}, **config}
     (path / "config.yaml").write_text(dump_yaml(values))
-    lines = [{"global_step": step, "gradient_steps": 2 * step, metric: value} for step, value in points.items()]
+    lines = [
+        {"global_step": step, "gradient_steps": 2 * step, metric: value}
+        for step, value in points.items()
+    ]
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     if seconds_per_step is not None:
         times = [{"global_step": step, "wall_time": step * seconds_per_step} for step in points]
@@ -58,7 +61,9 @@ class TestMean:
         assert (group.kind, group.x, group.y) == ("median", [10, 30], [2.0, 6.0])
         assert (group.low, group.high, group.mean) == ([1.0, 5.0], [6.0, 70.0], [3.0, 27.0])
 
-    def test_four_runs_have_their_interquartile_mean_or_on_request_their_mean(self, tmp_path: Path) -> None:
+    def test_four_runs_have_their_interquartile_mean_or_on_request_their_mean(
+        self, tmp_path: Path
+    ) -> None:
         scores = [1.0, 2.0, 6.0, 70.0]
         for seed, score in enumerate(scores):
             write_run(tmp_path / str(seed), {10: score}, seed=seed)
@@ -68,7 +73,9 @@ class TestMean:
         (group,) = collect_curves(find_groups([str(tmp_path)]), use_mean=True).groups
         half = 3.1824 * statistics.stdev(scores) / 2  # Student's t, three degrees of freedom
         assert (group.kind, group.y) == ("mean", [19.75])
-        assert (group.low[0], group.high[0]) == pytest.approx((19.75 - half, 19.75 + half), rel=1e-4)
+        assert (group.low[0], group.high[0]) == pytest.approx(
+            (19.75 - half, 19.75 + half), rel=1e-4
+        )
 
     def test_others_are_interpolated_within_the_range_that_all_have(self, tmp_path: Path) -> None:
         write_run(tmp_path / "a", {0: 0.0, 20: 20.0, 40: 40.0}, seed=0)
@@ -93,16 +100,25 @@ class TestMean:
 
     def test_many_different_places_make_an_even_grid(self, tmp_path: Path) -> None:
         for seed in range(3):
-            write_run(tmp_path / str(seed), {3 * step + seed: 1.0 for step in range(300)}, seed=seed)
+            write_run(
+                tmp_path / str(seed), {3 * step + seed: 1.0 for step in range(300)}, seed=seed
+            )
         (group,) = curves_in(tmp_path).groups
         assert len(group.x) == 512
         assert (group.x[0], group.x[-1]) == (2, 897)
         assert group.y == pytest.approx([1.0] * 512)
 
-    def test_of_two_lines_of_a_step_the_later_one_counts_and_what_is_not_finite_does_not(self, tmp_path: Path) -> None:
+    def test_of_two_lines_of_a_step_the_later_one_counts_and_what_is_not_finite_does_not(
+        self, tmp_path: Path
+    ) -> None:
         run = write_run(tmp_path / "a", {10: 1.0})
-        more = ['{"global_step": 10, "eval_return_mean": 2.0}', '{"global_step": 20, "eval_return_mean": NaN}']
-        (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + "\n".join(more) + "\n")
+        more = [
+            '{"global_step": 10, "eval_return_mean": 2.0}',
+            '{"global_step": 20, "eval_return_mean": NaN}',
+        ]
+        (run / "metrics.jsonl").write_text(
+            (run / "metrics.jsonl").read_text() + "\n".join(more) + "\n"
+        )
         (group,) = curves_in(run).groups
         assert (group.kind, group.x, group.y) == ("run", [10], [2.0])
 
@@ -127,7 +143,9 @@ class TestAxis:
         online_from: int | None,
         tmp_path: Path,
     ) -> None:
-        run = write_run(tmp_path / "a", {50: 1.0, 100: 1.0, last_step: 2.0}, algo=algo, algo_kwargs=algo_kwargs)
+        run = write_run(
+            tmp_path / "a", {50: 1.0, 100: 1.0, last_step: 2.0}, algo=algo, algo_kwargs=algo_kwargs
+        )
         found = curves_in(run)
         assert (found.x_label, found.groups[0].online_from) == (label, online_from)
 
@@ -141,11 +159,15 @@ class TestAxis:
         write_run(tmp_path / "b", {50: 1.0}, algo="iql")
         assert curves_in(tmp_path).x_label == "environment steps (offline runs: updates)"
         write_run(tmp_path / "iql" / "b", {50: 1.0}, algo="iql", algo_kwargs=ONLINE)
-        write_run(tmp_path / "iql" / "c", {50: 1.0, 150: 1.0}, algo="iql", algo_kwargs=ONLINE, seed=1)
+        write_run(
+            tmp_path / "iql" / "c", {50: 1.0, 150: 1.0}, algo="iql", algo_kwargs=ONLINE, seed=1
+        )
         assert curves_in(tmp_path / "iql").x_label == "updates, then environment steps"
 
     def test_time_and_updates(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path / "a", {50: 1.0, 100: 2.0, 150: 3.0}, algo="iql", algo_kwargs=ONLINE)
+        run = write_run(
+            tmp_path / "a", {50: 1.0, 100: 2.0, 150: 3.0}, algo="iql", algo_kwargs=ONLINE
+        )
         timed, updates = curves_in(run, x_axis="time"), curves_in(run, x_axis="updates")
         assert (timed.groups[0].x, timed.groups[0].online_from) == ([25.0, 50.0, 75.0], 50.0)
         assert timed.x_label == "wall time (seconds)"
@@ -168,7 +190,9 @@ class TestWhatIsNotShown:
     def test_runs_without_times_are_told(self, tmp_path: Path) -> None:
         write_run(tmp_path / "a", {1: 1.0})
         write_run(tmp_path / "b", {1: 1.0}, seed=1, seconds_per_step=None)
-        assert curves_in(tmp_path, x_axis="time").messages == ("b is left out: it has not logged wall_time",)
+        assert curves_in(tmp_path, x_axis="time").messages == (
+            "b is left out: it has not logged wall_time",
+        )
         with pytest.raises(RLTrainingError, match="together with wall_time: use --x steps"):
             curves_in(tmp_path / "b", x_axis="time")
 
@@ -194,7 +218,10 @@ class TestCaption:
     @pytest.mark.parametrize(
         ("groups", "caption"),
         [
-            ({"ppo": [0, 1, 2]}, "3 runs (seeds 0–2); thin lines: runs; thick line and band: median and range"),
+            (
+                {"ppo": [0, 1, 2]},
+                "3 runs (seeds 0–2); thin lines: runs; thick line and band: median and range",
+            ),
             ({"ppo": [0, 2], "dqn": [0, 2]}, "2 groups of 2 runs (seeds 0, 2); thin lines"),
             ({"ppo": [0, 1], "dqn": [5, 6]}, "2 groups of 2 runs each; thin lines"),
             ({"ppo": [0, 1], "dqn": [5]}, "2 groups, 3 runs; thin lines"),
@@ -206,7 +233,9 @@ class TestCaption:
             ),
         ],
     )
-    def test_it_counts_the_runs(self, tmp_path: Path, groups: dict[str, list[int]], caption: str) -> None:
+    def test_it_counts_the_runs(
+        self, tmp_path: Path, groups: dict[str, list[int]], caption: str
+    ) -> None:
         for algo, seeds in groups.items():
             for seed in seeds:
                 write_run(tmp_path / f"{algo}{seed}", {1: 1.0}, seed=seed, algo=algo)
@@ -241,14 +270,18 @@ class TestPictures:
         run = write_run(tmp_path / "a", {50: 1.0, 200: 2.0}, algo="iql", algo_kwargs=ONLINE)
         axes = axes_of(curves_in(run), find_groups([str(run)])[0].runs[0])
         assert axes.get_xlabel() == "updates, then environment steps"
-        marks = [line.get_xdata()[0] for line in axes.lines if line.get_label() == "online from here"]
+        marks = [
+            line.get_xdata()[0] for line in axes.lines if line.get_label() == "online from here"
+        ]
         assert marks == [100]
 
     def test_a_run_that_was_not_evaluated_shows_its_training(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "a", {50: 1.0, 200: 2.0}, metric="train_return_mean")
         assert plot_learning_curve(run).read_bytes().startswith(PNG)
 
-    def test_groups_are_thin_lines_a_summary_and_a_band_on_an_axis_of_the_runs(self, tmp_path: Path) -> None:
+    def test_groups_are_thin_lines_a_summary_and_a_band_on_an_axis_of_the_runs(
+        self, tmp_path: Path
+    ) -> None:
         axes = axes_of(curves_in(small_study(tmp_path)))
         thin = [line for line in axes.lines if line.get_linewidth() < 1]
         thick = [line for line in axes.lines if line.get_linewidth() >= 2]
@@ -279,13 +312,17 @@ class TestPictures:
     @pytest.mark.parametrize(
         ("seconds", "unit", "last"), [(1, "seconds", 100), (60, "minutes", 100), (360, "hours", 10)]
     )
-    def test_long_times_have_larger_units(self, tmp_path: Path, seconds: float, unit: str, last: float) -> None:
+    def test_long_times_have_larger_units(
+        self, tmp_path: Path, seconds: float, unit: str, last: float
+    ) -> None:
         run = write_run(tmp_path / "a", {50: 1.0, 100: 2.0}, seconds_per_step=seconds)
         axes = axes_of(curves_in(run, x_axis="time"))
         assert axes.get_xlabel() == f"wall time ({unit})"
         assert axes.lines[0].get_xdata()[-1] == last
 
-    def test_default_places_are_the_folders_of_a_run_and_of_a_whole_study(self, tmp_path: Path) -> None:
+    def test_default_places_are_the_folders_of_a_run_and_of_a_whole_study(
+        self, tmp_path: Path
+    ) -> None:
         run, study = write_run(tmp_path / "a", {50: 1.0}), small_study(tmp_path)
         assert plot_learning_curve(run) == run / "learning_curve.png"
         assert plot_study(study) == study / "curves.png"
@@ -297,8 +334,13 @@ class TestPictures:
                 plot_runs(find_groups(words))
 
     @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".csv"])
-    def test_a_file_of_ours_is_replaced_and_another_is_not(self, tmp_path: Path, suffix: str) -> None:
-        groups, out = find_groups([str(write_run(tmp_path / "a", {50: 1.0}))]), tmp_path / f"out{suffix}"
+    def test_a_file_of_ours_is_replaced_and_another_is_not(
+        self, tmp_path: Path, suffix: str
+    ) -> None:
+        groups, out = (
+            find_groups([str(write_run(tmp_path / "a", {50: 1.0}))]),
+            tmp_path / f"out{suffix}",
+        )
         for _ in range(2):
             assert plot_runs(groups, out=out).path == out
         out.write_text("mine")
@@ -333,7 +375,10 @@ class TestTable:
             ("1", 20, 3),
         ]
         medians = [row for row in rows if row["kind"] == "median" and row["group"] == "gamma=0.9"]
-        assert [[float(row[key]) for key in ("low", "value", "high")] for row in medians] == [[0, 1, 2], [1, 2, 3]]
+        assert [[float(row[key]) for key in ("low", "value", "high")] for row in medians] == [
+            [0, 1, 2],
+            [1, 2, 3],
+        ]
         assert {(row["metric"], row["x_axis"]) for row in rows} == {(RETURN, "steps")}
 
 
@@ -345,7 +390,9 @@ class TestCommand:
         return tmp_path
 
     @pytest.fixture
-    def call(self, here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(
+        self, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> Callable[..., tuple[int, str, str]]:
         def call_main(*words: str) -> tuple[int, str, str]:
             capsys.readouterr()
             code = main(["plot", *words])
@@ -353,14 +400,22 @@ class TestCommand:
 
         return call_main
 
-    def test_settings_of_a_study_into_a_table(self, call: Callable[..., tuple[int, str, str]]) -> None:
-        code, out, err = call("small:gamma=0.9", "small:gamma=0.99", "--x", "time", "--out", "x.csv")
+    def test_settings_of_a_study_into_a_table(
+        self, call: Callable[..., tuple[int, str, str]]
+    ) -> None:
+        code, out, err = call(
+            "small:gamma=0.9", "small:gamma=0.99", "--x", "time", "--out", "x.csv"
+        )
         assert (code, out) == (0, "table=x.csv\n")
         assert "1 planned run of 'gamma=0.99' not begun" in err
 
     def test_json_says_what_was_drawn(self, call: Callable[..., tuple[int, str, str]]) -> None:
         values = json.loads(call("small", "--out", "x.csv", "--json")[1])
-        assert (values["table"], values["metric"], values["x_label"]) == ("x.csv", RETURN, "environment steps")
+        assert (values["table"], values["metric"], values["x_label"]) == (
+            "x.csv",
+            RETURN,
+            "environment steps",
+        )
         assert [(group["name"], len(group["runs"])) for group in values["groups"]] == [
             ("gamma=0.9", 2),
             ("gamma=0.99", 1),
@@ -370,14 +425,18 @@ class TestCommand:
         assert len(values["messages"]) == 1
         assert values["caption"].startswith("2 groups, 3 runs")
 
-    def test_several_runs_into_a_picture(self, call: Callable[..., tuple[int, str, str]], here: Path) -> None:
+    def test_several_runs_into_a_picture(
+        self, call: Callable[..., tuple[int, str, str]], here: Path
+    ) -> None:
         pytest.importorskip("matplotlib")
         code, out, _ = call("runs/small/ppo*seed0*", "--out", "x.svg")
         assert (code, out) == (0, "picture=x.svg\n")
         assert "rl-training" in (here / "x.svg").read_text()
 
 
-def test_a_picture_is_not_written_where_a_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_is_not_written_where_a_folder_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path / "run", {1: 2.0, 2: 3.0})
     assert main(["plot", str(run), "--out", f"{tmp_path}/picture.png/"]) == 2
     assert "names a folder" in capsys.readouterr().err

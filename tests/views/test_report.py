@@ -31,13 +31,18 @@ def report(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[dict
     return answer, Path(answer["report"]).read_text()
 
 
-def test_the_page_tells_what_a_trained_run_has_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_tells_what_a_trained_run_has_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = [run_training(small_config("ppo", tmp_path, seed=seed)).run_dir for seed in (1, 2)]
     answer, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
     data = data_of(page)
     assert answer == {"report": str(tmp_path / "page.html"), "runs": 2, "bytes": len(page.encode())}
     verdict = section(data, "overview")[0]
-    scores = [json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])["returns"] for run in runs]
+    scores = [
+        json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])["returns"]
+        for run in runs
+    ]
     summary = summarize([sum(returns) / len(returns) for returns in scores])
     assert verdict["facts"][:3] == ["PPO", "CartPole-v1", "seeds 1..2"]
     assert float(verdict["score"]) == pytest.approx(summary.value, abs=0.05)
@@ -49,9 +54,13 @@ def test_the_page_tells_what_a_trained_run_has_logged(tmp_path: Path, capsys: py
     for run, found in zip(runs, data["runs"], strict=True):
         lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
         logged = [found for found in lines if "approx_kl" in found]
-        steps_and_values = dict(zip(found["updates"]["x"], found["updates"]["y"]["approx_kl"], strict=True))
+        steps_and_values = dict(
+            zip(found["updates"]["x"], found["updates"]["y"]["approx_kl"], strict=True)
+        )
         for values in logged:
-            assert steps_and_values[values["global_step"]] == pytest.approx(values["approx_kl"], rel=1e-4)
+            assert steps_and_values[values["global_step"]] == pytest.approx(
+                values["approx_kl"], rel=1e-4
+            )
 
 
 def test_reading_runs_imports_no_torch(tmp_path: Path) -> None:
@@ -73,13 +82,21 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        self.addresses += [
+            value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")
+        ]
 
 
-def test_hostile_names_stay_text_and_nothing_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_stay_text_and_nothing_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # A folder's name has no slash; names inside of files may hold anything.
     write_run(
-        tmp_path, HOSTILE.replace("/", "\u2028"), [line(1, 2.0, **{HOSTILE: 1.0})], algo=HOSTILE, env_id="\"'&`<b>é"
+        tmp_path,
+        HOSTILE.replace("/", "\u2028"),
+        [line(1, 2.0, **{HOSTILE: 1.0})],
+        algo=HOSTILE,
+        env_id="\"'&`<b>é",
     )
     _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
     parser = Elements()
@@ -94,16 +111,22 @@ def test_hostile_names_stay_text_and_nothing_is_loaded(tmp_path: Path, capsys: p
     data = data_of(page)
     assert HOSTILE in data["runs"][0]["updates"]["y"]
     assert HOSTILE.upper() in data["title"]
-    assert "onerror" not in re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL).replace(
-        "&lt;/SCRIPT&gt;&lt;IMG SRC=X ONERROR=HACKED=1&gt;", ""
-    )
+    assert "onerror" not in re.sub(
+        r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL
+    ).replace("&lt;/SCRIPT&gt;&lt;IMG SRC=X ONERROR=HACKED=1&gt;", "")
 
 
-def test_damaged_files_and_missing_values_are_survived(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_files_and_missing_values_are_survived(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path, "damaged", [line(1, 2.0, entropy=0.5)])
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"global_step": 2, "entropy": NaN, "eval_return_mean": null}\nnot json\n[1]\n{"entropy": 1}\n')
-        file.write('{"global_step": 3, "entropy": 1e999, "other": "text", "big": 1%s}\n' % ("0" * 400))
+        file.write(
+            '{"global_step": 2, "entropy": NaN, "eval_return_mean": null}\nnot json\n[1]\n{"entropy": 1}\n'
+        )
+        file.write(
+            '{"global_step": 3, "entropy": 1e999, "other": "text", "big": 1%s}\n' % ("0" * 400)
+        )
         file.write('{"global_step": 4, "entropy": 0.25}\n{"global_step": 5, "entr')
     (run / "evaluations.jsonl").write_text("nonsense\n")
     (run / "timing.jsonl").mkdir()
@@ -124,37 +147,62 @@ def test_one_damaged_line_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     with (run / "metrics.jsonl").open("a") as file:
         file.write("not json\n")
     _, page = report(capsys, run)
-    assert "1 damaged line of its log files is left out" in text_of(section(data_of(page), "events"))
+    assert "1 damaged line of its log files is left out" in text_of(
+        section(data_of(page), "events")
+    )
 
 
-def test_names_that_are_no_utf8_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path, os.fsdecode(b"odd\xff"), [line(1, 2.0)], algo="\ud800", env_id="x\udfff")
+def test_names_that_are_no_utf8_are_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(
+        tmp_path, os.fsdecode(b"odd\xff"), [line(1, 2.0)], algo="\ud800", env_id="x\udfff"
+    )
     (run / "config.yaml").write_text("")
     _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
     assert data_of(page)["runs"][0]["name"] == "odd?"
 
 
-def test_a_run_without_any_metrics_has_no_empty_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_any_metrics_has_no_empty_charts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path, "silent")
     (run / "metrics.jsonl").unlink()
     _, page = report(capsys, run)
     data = data_of(page)
-    assert [block for found in data["sections"] for block in found["blocks"] if block["kind"] == "plot"] == []
+    assert [
+        block for found in data["sections"] for block in found["blocks"] if block["kind"] == "plot"
+    ] == []
     assert section(data, "learning") == []
     assert section(data, "overview")[0]["score"] == "no evaluation yet"
 
 
-def test_states_reasons_and_resumes_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    failed = write_run(tmp_path, "failed", status="failed", stop_reason="loss is not finite", ended="2026-01-02")
+def test_states_reasons_and_resumes_are_events(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = write_run(
+        tmp_path, "failed", status="failed", stop_reason="loss is not finite", ended="2026-01-02"
+    )
     (failed / "run.log").write_text(
         "2026-01-02T00:00:00+00:00 INFO created: ppo\n2026-01-02T00:00:01+00:00 INFO resumed at step 50 of 100\n"
         "2026-01-02T00:00:02+00:00 ERROR failed: loss is not finite\nTraceback (most recent call last):\n"
     )
-    write_run(tmp_path, "stopped", seed=1, status="stopped", stop_reason="early stopping: no gain in 3 evaluations")
+    write_run(
+        tmp_path,
+        "stopped",
+        seed=1,
+        status="stopped",
+        stop_reason="early stopping: no gain in 3 evaluations",
+    )
     write_run(tmp_path, "dead", seed=2, status="running")
     _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
     events = text_of(section(data_of(page), "events"))
-    for words in ("resumed at step 50", "loss is not finite", "early stopping: no gain", "dead: no process"):
+    for words in (
+        "resumed at step 50",
+        "loss is not finite",
+        "early stopping: no gain",
+        "dead: no process",
+    ):
         assert words in events
     assert "Traceback" not in events
     assert "1 failed" in text_of(section(data_of(page), "overview"))
@@ -171,16 +219,31 @@ def test_groups_of_other_environments_get_charts_of_their_own(
     assert [facet["env"] for facet in data["facets"]] == ["CartPole-v1", "Pendulum-v1"]
     titles = [block["title"] for block in section(data, "learning")]
     assert titles == ["Evaluation return, CartPole-v1", "Evaluation return, Pendulum-v1"]
-    assert len(next(block for block in section(data, "overview") if block["kind"] == "table")["rows"]) == 3
+    assert (
+        len(next(block for block in section(data, "overview") if block["kind"] == "table")["rows"])
+        == 3
+    )
 
 
 def test_offline_steps_are_updates_and_the_online_start_is_marked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kwargs = {"dataset_kind": "random", "online": {"after_updates": 60}}
-    write_run(tmp_path, "run", [line(1, 2.0), line(90, 3.0)], algo="iql", env_id="Pendulum-v1", algo_kwargs=kwargs)
     write_run(
-        tmp_path, "plain", [line(1, 2.0)], algo="bc", env_id="Pendulum-v1", algo_kwargs={"dataset_kind": "random"}
+        tmp_path,
+        "run",
+        [line(1, 2.0), line(90, 3.0)],
+        algo="iql",
+        env_id="Pendulum-v1",
+        algo_kwargs=kwargs,
+    )
+    write_run(
+        tmp_path,
+        "plain",
+        [line(1, 2.0)],
+        algo="bc",
+        env_id="Pendulum-v1",
+        algo_kwargs={"dataset_kind": "random"},
     )
     _, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")
     facets = {facet["unit"]: facet["marks"] for facet in data_of(page)["facets"]}
@@ -193,30 +256,47 @@ def test_offline_runs_are_set_against_their_data_and_estimates(
     run = run_training(small_config("iql", tmp_path / "runs")).run_dir
     facts = json.loads((run / "metadata.json").read_text())["dataset"]
     assert facts["transitions"] == 300
-    assert facts["return_min"] <= facts["return_mean"] <= facts["return_max"] <= 0  # Pendulum's rewards are costs
-    estimate = {"fqe_return_mean": -12.5, "fqe_return_low": -20, "fqe_return_high": -5.0, "fqe_converged": True}
+    assert (
+        facts["return_min"] <= facts["return_mean"] <= facts["return_max"] <= 0
+    )  # Pendulum's rewards are costs
+    estimate = {
+        "fqe_return_mean": -12.5,
+        "fqe_return_low": -20,
+        "fqe_return_high": -5.0,
+        "fqe_converged": True,
+    }
     (run / "fqe.json").write_text(json.dumps(estimate))
     _, page = report(capsys, run)
     table = section(data_of(page), "health")[0]
     cells = dict(zip(table["columns"], table["rows"][0], strict=True))
     assert cells["FQE"] == "-12.50"
     assert cells["95 % interval"] == "[-20.00, -5.00]"
-    assert float(cells["data: mean"].replace(",", "")) == pytest.approx(facts["return_mean"], abs=0.06)
+    assert float(cells["data: mean"].replace(",", "")) == pytest.approx(
+        facts["return_mean"], abs=0.06
+    )
     assert cells["converged"] == "yes"
     (level,) = section(data_of(page), "learning")[0]["levels"]
     assert level[0] == pytest.approx(facts["return_mean"])
 
 
-def test_what_differs_from_the_preset_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_differs_from_the_preset_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path, "run", algo_kwargs={"gamma": 0.5, "num_steps": 32})
     _, page = report(capsys, tmp_path / "run")
-    (table,) = [block for block in section(data_of(page), "configuration") if block["caption"].endswith("ppo/cartpole")]
+    (table,) = [
+        block
+        for block in section(data_of(page), "configuration")
+        if block["caption"].endswith("ppo/cartpole")
+    ]
     rows = {row[0]: row[1:] for row in table["rows"]}
     assert rows["algo_kwargs.gamma"] == ["0.5", "0.98"]
     assert "algo_kwargs.num_steps" not in rows  # as in the preset
 
 
-def test_commands_are_quoted_for_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_quoted_for_a_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["rl-training", "train", "ppo", "CartPole-v1", "env_kwargs.name=a b; rm -rf $HOME'"]
     run = write_run(tmp_path, "my run", command=command)
     _, page = report(capsys, run)
@@ -225,14 +305,28 @@ def test_commands_are_quoted_for_a_shell(tmp_path: Path, capsys: pytest.CaptureF
     assert shlex.split(lines[1]) == ["rl-training", "train", "--config", str(run / "config.yaml")]
 
 
-def test_stored_comparisons_of_the_runs_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stored_comparisons_of_the_runs_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a0", "b0"):
         write_run(tmp_path, name, [line(1, 2.0)])
     stored = {
-        "good": {"verdict": "a_better", "sentence": "a is better than b.", "a": "a", "b": "b", "runs": ["a0", "b0"]},
+        "good": {
+            "verdict": "a_better",
+            "sentence": "a is better than b.",
+            "a": "a",
+            "b": "b",
+            "runs": ["a0", "b0"],
+        },
         "other": {"verdict": "a_better", "sentence": "of other runs", "runs": ["a0", "elsewhere"]},
         "bare": {"runs": ["b0"], "interval": [1, None], "p_value": "x", "verdict": ["y"]},
-        "many": {"pairs": [{"verdict": "b_better", "a": "c", "b": "d", "runs": ["a0", "b0"]}, 3, {"runs": 4}]},
+        "many": {
+            "pairs": [
+                {"verdict": "b_better", "a": "c", "b": "d", "runs": ["a0", "b0"]},
+                3,
+                {"runs": 4},
+            ]
+        },
     }
     for name, values in stored.items():
         folder = tmp_path / "comparisons" / name
@@ -249,13 +343,26 @@ def test_stored_comparisons_of_the_runs_are_shown(tmp_path: Path, capsys: pytest
     assert "of other runs" not in found
 
 
-def test_comparisons_of_the_same_arms_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparisons_of_the_same_arms_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a0", "b0"):
         write_run(tmp_path, name, [line(1, 2.0)])
     arms = {"verdict": "undecided", "a": "a", "b": "b", "runs": ["a0", "b0"], "measure": "final"}
     stored: dict[str, dict[str, object]] = {
-        "a__vs__b": {"sentence": "ad hoc words", "mode": "min", "margin": 2.5, "planned": False, "look": None},
-        "a__vs__b__planned": {"sentence": "planned words", "mode": "max", "planned": True, "look": 3},
+        "a__vs__b": {
+            "sentence": "ad hoc words",
+            "mode": "min",
+            "margin": 2.5,
+            "planned": False,
+            "look": None,
+        },
+        "a__vs__b__planned": {
+            "sentence": "planned words",
+            "mode": "max",
+            "planned": True,
+            "look": 3,
+        },
     }
     for name, values in stored.items():
         folder = tmp_path / "comparisons" / name
@@ -270,9 +377,14 @@ def test_comparisons_of_the_same_arms_are_told_apart(tmp_path: Path, capsys: pyt
     ]
 
 
-def test_a_score_over_fewer_runs_says_so_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_score_over_fewer_runs_says_so_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scores = [0.0, 1.0, 2.0, 3.0, 4.0, 1.7e308, 1.7e308]
-    runs = [write_run(tmp_path, f"run{seed}", [line(5, score)], seed=seed) for seed, score in enumerate(scores)]
+    runs = [
+        write_run(tmp_path, f"run{seed}", [line(5, score)], seed=seed)
+        for seed, score in enumerate(scores)
+    ]
     with (runs[2] / "metrics.jsonl").open("a") as file:
         file.write('{"global_step": 6, "eval_return_mean": NaN}\n')
     (runs[3] / "evaluations.jsonl").write_text('{"global_step": 5, "returns": [NaN]}\n')
@@ -297,11 +409,20 @@ def test_a_score_over_fewer_runs_says_so_and_why(tmp_path: Path, capsys: pytest.
     assert "2 of 7 runs: created and finished without an interruption" in events
 
 
-def test_ten_runs_of_twenty_metrics_are_under_300_kb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ten_runs_of_twenty_metrics_are_under_300_kb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed in range(10):
         lines = [
-            {"global_step": step, **{f"metric_{k}": (-1) ** k * (seed + 1) / (step + k + 1) for k in range(18)}}
-            | ({"eval_return_mean": step / 7, "eval_length_mean": step / 3} if step % 50 == 0 else {})
+            {
+                "global_step": step,
+                **{f"metric_{k}": (-1) ** k * (seed + 1) / (step + k + 1) for k in range(18)},
+            }
+            | (
+                {"eval_return_mean": step / 7, "eval_length_mean": step / 3}
+                if step % 50 == 0
+                else {}
+            )
             for step in range(2000)
         ]
         write_run(tmp_path, f"run{seed}", lines, seed=seed)
@@ -324,7 +445,9 @@ def test_thinning_keeps_the_ends_and_the_extremes() -> None:
     assert thin(thinned, MAX_POINTS) is thinned
 
 
-def test_a_report_is_replaced_and_any_other_file_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_replaced_and_any_other_file_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path, "run", [line(1, 2.0)])
     first, _ = report(capsys, run)
     assert first["report"] == str(run / "report.html")
@@ -339,8 +462,12 @@ def test_a_report_is_replaced_and_any_other_file_is_not(tmp_path: Path, capsys: 
     assert main(["report", str(run), "--out", str(tmp_path / "no" / "page.html")]) == 2
 
 
-@pytest.mark.parametrize(("name", "part"), [("page.txt", ".html or .htm"), ("page.html/", "names a folder")])
-def test_a_report_is_an_html_file(name: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "part"), [("page.txt", ".html or .htm"), ("page.html/", "names a folder")]
+)
+def test_a_report_is_an_html_file(
+    name: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path, "run", [line(1, 2.0)])
     assert main(["report", str(run), "--out", f"{tmp_path}/{name}"]) == 2
     assert part in capsys.readouterr().err
@@ -355,7 +482,9 @@ def test_a_folder_without_runs_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_q_values_are_compared_with_the_discounted_return(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_q_values_are_compared_with_the_discounted_return(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [{"global_step": 10, "q_mean": 1.5, "eval_return_mean": 3.0, "eval_length_mean": 3.0}]
     write_run(tmp_path, "plain", lines, algo="dqn", algo_kwargs={"gamma": 0.5})
     write_run(tmp_path, "scaled", lines, algo="cql", algo_kwargs={"reward_scale": 0.1})
@@ -366,7 +495,9 @@ def test_q_values_are_compared_with_the_discounted_return(tmp_path: Path, capsys
 
 
 def test_the_discount_is_the_default_of_every_algorithm() -> None:
-    defaults = {spec.config_class().model_fields["gamma"].default for spec in list_algorithm_specs()}
+    defaults = {
+        spec.config_class().model_fields["gamma"].default for spec in list_algorithm_specs()
+    }
     assert defaults == {AlgorithmConfig.model_fields["gamma"].default} == {DEFAULT_DISCOUNT}
     assert discount({}) == DEFAULT_DISCOUNT
     assert discount({"algo_kwargs": {"normalize_reward": True}}) is None
@@ -396,13 +527,17 @@ def test_small_films_are_in_the_page_and_others_are_linked_from_it(
             ("seed 0: b.gif", "image/gif"),
             ("seed 0: c.mp4", "video/mp4"),
         ]
-        assert [film["link"] for film in films] == [f"{prefix}video/{name}" for name in ("a.mp4", "b.gif", "c.mp4")]
+        assert [film["link"] for film in films] == [
+            f"{prefix}video/{name}" for name in ("a.mp4", "b.gif", "c.mp4")
+        ]
         assert films[0]["source"].startswith("data:video/mp4;base64,eHh4")
         assert (films[1]["source"], films[2]["source"]) == ("data:image/gif;base64,eHh4eHh4", "")
         assert "img-src data:; media-src data:" in page
 
 
-def test_films_fill_a_part_of_the_page_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_films_fill_a_part_of_the_page_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed in range(5):
         write_films(write_run(tmp_path, f"run{seed}", [line(1, 2.0)], seed=seed), a_mp4=1_900_000)
     answer, page = report(capsys, tmp_path, "--out", tmp_path / "page.html")

@@ -34,7 +34,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     health = {"approx_kl": 0.01, "clip_fraction": 0.0}
     for seed in range(5):
-        lines = [line(step, step / 3 + seed, entropy=1 / (step + seed), **health) for step in range(10, 110, 10)]
+        lines = [
+            line(step, step / 3 + seed, entropy=1 / (step + seed), **health)
+            for step in range(10, 110, 10)
+        ]
         write_run(folder, f"ppo{seed}", lines, seed=seed)
     for seed in range(2):
         lines = [line(step, -step - seed, q_mean=float(step)) for step in range(10, 110, 10)]
@@ -77,7 +80,9 @@ def requests(browser: Any) -> list[str]:
     """The addresses that the page has asked for."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     return [
-        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
     ]
 
 
@@ -129,7 +134,10 @@ def test_no_request_leaves_the_file_and_no_error_is_logged(page: Any) -> None:
 
 def test_the_rows_of_a_table_equal_the_data(page: Any, runs: Path) -> None:
     head, *rows = table(page, "entropy")
-    assert head == ["environment steps", *(f"ppo, {name}" for name in (*SEEDS, "interquartile mean", "low", "high"))]
+    assert head == [
+        "environment steps",
+        *(f"ppo, {name}" for name in (*SEEDS, "interquartile mean", "low", "high")),
+    ]
     files = [(runs / f"ppo{seed}" / "metrics.jsonl").read_text().splitlines() for seed in range(5)]
     logged = [[json.loads(text) for text in lines] for lines in files]
     assert [row[0] for row in rows] == [str(values["global_step"]) for values in logged[0]]
@@ -143,7 +151,9 @@ def test_the_rows_of_a_table_equal_the_data(page: Any, runs: Path) -> None:
         for cells, use_mean in ((row, False), (other, True)):
             found = summarize(values, use_mean=use_mean)
             expected = [found.value, found.low, found.high]
-            assert [float(cell) for cell in cells[6:]] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+            assert [float(cell) for cell in cells[6:]] == pytest.approx(
+                expected, rel=1e-3, abs=1e-6
+            )
 
 
 def test_a_group_is_hidden_and_shown_again(page: Any) -> None:
@@ -162,7 +172,9 @@ def test_a_group_is_hidden_and_shown_again(page: Any) -> None:
 def test_the_cursor_reads_values(page: Any) -> None:
     found = figure(page, "eval_return_mean")
     reading = found.find_element(By.CLASS_NAME, "reading")
-    assert reading.text == "move over the chart to read its values", "the result has the numbers at the end"
+    assert reading.text == "move over the chart to read its values", (
+        "the result has the numbers at the end"
+    )
     over = found.find_element(By.CLASS_NAME, "u-over")
     ActionChains(page).move_to_element_with_offset(over, -over.size["width"] // 2 + 3, 0).perform()
     wait_for(lambda: reading.text.startswith("at 10"))
@@ -173,10 +185,14 @@ def test_the_cursor_reads_values(page: Any) -> None:
 
 def test_a_curve_of_zeros_has_an_axis_of_its_size(page: Any) -> None:
     found = figure(page, "clip_fraction")
-    low, high = page.execute_script("const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found)
+    low, high = page.execute_script(
+        "const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found
+    )
     assert (low, round(high, 1)) == (0, 0.1)
     found = figure(page, "approx_kl")
-    low, high = page.execute_script("const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found)
+    low, high = page.execute_script(
+        "const y = arguments[0].chart.plot.scales.y; return [y.min, y.max]", found
+    )
     assert 0 <= low < 0.01 < high <= 0.1
 
 
@@ -197,16 +213,23 @@ def test_a_phone_scrolls_in_one_direction(browser: Any, runs: Path) -> None:
     show(browser, f"file://{runs / 'report.html'}", width=380)
     table(browser, "eval_return_mean")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 380
-    widths = browser.execute_script("return [...document.querySelectorAll('.u-wrap')].map(node => node.clientWidth)")
+    widths = browser.execute_script(
+        "return [...document.querySelectorAll('.u-wrap')].map(node => node.clientWidth)"
+    )
     assert widths
     assert max(widths) <= 380
     assert browser.execute_script("return document.documentElement.scrollHeight") < 3000
-    states = browser.execute_script("return [...document.querySelectorAll('details.section')].map(node => node.open)")
+    states = browser.execute_script(
+        "return [...document.querySelectorAll('details.section')].map(node => node.open)"
+    )
     assert states[:3] == [True, True, False]
     browser.execute_script("location.hash = 'health'")
     wait_for(lambda: figure(browser, "entropy"))
     browser.execute_script("location.hash = ''; dispatchEvent(new Event('beforeprint'))")
-    assert browser.execute_script("return document.querySelector('details.section:not([open])')") is None
+    assert (
+        browser.execute_script("return document.querySelector('details.section:not([open])')")
+        is None
+    )
     assert browser.get_log("browser") == []
 
 
@@ -223,11 +246,18 @@ def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
     names = [HOSTILE.replace("/", ""), "quote\"'& é", "a" * 200]
     for seed, name in enumerate(names):
         write_run(
-            tmp_path, name, [line(1, 2.0), line(2, 3.0, **{HOSTILE: 1.0})], algo=HOSTILE, env_id=HOSTILE, seed=seed
+            tmp_path,
+            name,
+            [line(1, 2.0), line(2, 3.0, **{HOSTILE: 1.0})],
+            algo=HOSTILE,
+            env_id=HOSTILE,
+            seed=seed,
         )
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
     show(browser, f"file://{tmp_path / 'page.html'}", width=380)
-    browser.execute_script("for (const details of document.querySelectorAll('details')) details.open = true")
+    browser.execute_script(
+        "for (const details of document.querySelectorAll('details')) details.open = true"
+    )
     wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "#scores td"))
     time.sleep(0.2)
     assert browser.find_elements(By.TAG_NAME, "img") == []
@@ -246,7 +276,9 @@ def test_the_live_page_follows_its_runs(browser: Any, tmp_path: Path) -> None:
         wait_for(lambda: browser.find_elements(By.CSS_SELECTOR, "figure"))
         wait_for(lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20"])
         append_lines(run, [line(30, 7.0, entropy=0.5)])
-        wait_for(lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20", "30"])
+        wait_for(
+            lambda: [row[0] for row in table(browser, "eval_return_mean")[1:]] == ["10", "20", "30"]
+        )
         wait_for(lambda: browser.find_element(By.CSS_SELECTOR, ".verdict strong").text == "7.00")
         wait_for(lambda: len(table(browser, "entropy")) == 2)
         (run / "metrics.jsonl").unlink()
@@ -261,7 +293,13 @@ def test_the_live_page_follows_its_runs(browser: Any, tmp_path: Path) -> None:
 
 def test_the_list_is_sorted_filtered_and_live(browser: Any, tmp_path: Path) -> None:
     for seed, score in enumerate((5.0, 11.0, 7.0)):
-        write_run(tmp_path, f"run{seed}", [line(10, score)], seed=seed, status=("finished", "finished", "failed")[seed])
+        write_run(
+            tmp_path,
+            f"run{seed}",
+            [line(10, score)],
+            seed=seed,
+            status=("finished", "finished", "failed")[seed],
+        )
     names = "return [...document.querySelectorAll('tbody th')].map(node => node.textContent)"
     with serving(tmp_path) as server:
         show(browser, server.address)
@@ -292,6 +330,8 @@ def test_films_inside_the_page_can_be_played(browser: Any, tmp_path: Path) -> No
     show(browser, f"file://{run / 'report.html'}")
     film = "document.querySelector('#films video')"
     wait_for(lambda: browser.execute_script(f"return {film}.readyState") >= 1)
-    assert browser.execute_script(f"return [{film}.videoWidth, {film}.videoHeight, {film}.duration]") == [46, 32, 2]
+    assert browser.execute_script(
+        f"return [{film}.videoWidth, {film}.videoHeight, {film}.duration]"
+    ) == [46, 32, 2]
     assert browser.execute_script("return document.querySelector('#films img').naturalWidth") == 45
     assert [entry["message"] for entry in browser.get_log("browser")] == []

@@ -19,7 +19,9 @@ from rl_training.views.studies import setting_lines
         ([1.0, 2.0, 3.0, 4.0, 500.0], "interquartile mean 3.0 ["),
     ],
 )
-def test_the_scores_of_a_setting_are_summarized_by_how_many_there_are(scores: list[float | None], line: str) -> None:
+def test_the_scores_of_a_setting_are_summarized_by_how_many_there_are(
+    scores: list[float | None], line: str
+) -> None:
     group: Any = SimpleNamespace(setting="gamma=0.9", scores=dict(enumerate(scores)), tasks=scores)
     first, *_, last = setting_lines(group)
     assert (first, last.startswith(f"    {line}")) == ("  gamma=0.9", True)

@@ -41,7 +41,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
             thread.join()
 
 
-def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:
+def ask(
+    server: Server, path: str, method: str = "GET", **headers: str
+) -> tuple[int, Any, dict[str, str]]:
     """Status, text and headers of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     connection.request(method, path, headers=headers)
@@ -63,7 +65,13 @@ def test_only_this_machine_may_only_read(server: Server, tmp_path: Path) -> None
     for path in ("/", "/view?path=run", "/runs?folder=."):
         assert ask(server, path)[0] == 200
         assert ask(server, path, Host=f"localhost:{server.server_port}")[0] == 200
-        for host in ("evil.example", f"evil.example:{server.server_port}", "127.0.0.1", "127.0.0.1:1", ""):
+        for host in (
+            "evil.example",
+            f"evil.example:{server.server_port}",
+            "127.0.0.1",
+            "127.0.0.1:1",
+            "",
+        ):
             assert ask(server, path, Host=host)[0] == 403
         for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "NONSENSE"):
             status, _, headers = ask(server, path, method)
@@ -87,13 +95,36 @@ def test_nothing_outside_of_the_folder_exists(tmp_path_factory: pytest.TempPathF
     with make_server(folder, 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        names = ["../secret", str(secret), "link", "inside/../../secret", "..", "", "no", "in\0side", "x" * 5000, "/"]
-        for page, key in (("/view", "path"), ("/new", "path"), ("/sections", "path"), ("/runs", "folder")):
+        names = [
+            "../secret",
+            str(secret),
+            "link",
+            "inside/../../secret",
+            "..",
+            "",
+            "no",
+            "in\0side",
+            "x" * 5000,
+            "/",
+        ]
+        for page, key in (
+            ("/view", "path"),
+            ("/new", "path"),
+            ("/sections", "path"),
+            ("/runs", "folder"),
+        ):
             for name in names if page != "/runs" else [name for name in names if name]:
                 status, body, _ = ask(server, f"{page}?{urlencode({key: name})}")
                 assert status == 404 or (name == "" and status == 200), (page, name, body)
                 assert "12345" not in body
-        for path in ("/etc/passwd", "/../secret", "//x", "/view", "/runs?folder=.&from=-1", "/runs?folder=.&from=1e3"):
+        for path in (
+            "/etc/passwd",
+            "/../secret",
+            "//x",
+            "/view",
+            "/runs?folder=.&from=-1",
+            "/runs?folder=.&from=1e3",
+        ):
             assert ask(server, path)[0] == 404
         server.shutdown()
         thread.join()
@@ -114,8 +145,12 @@ def test_a_page_gets_new_lines_only(server: Server, tmp_path: Path) -> None:
     assert again == {"is_changed": False, "runs": [None]}
 
 
-@pytest.mark.parametrize("lines", [[line(1, 7.0)], [line(1, 7.0), line(2, 8.0), line(3, 9.0)]], ids=["short", "long"])
-def test_a_run_that_was_resumed_earlier_is_sent_whole(server: Server, tmp_path: Path, lines: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "lines", [[line(1, 7.0)], [line(1, 7.0), line(2, 8.0), line(3, 9.0)]], ids=["short", "long"]
+)
+def test_a_run_that_was_resumed_earlier_is_sent_whole(
+    server: Server, tmp_path: Path, lines: list[Any]
+) -> None:
     run = write_run(tmp_path, lines=[line(1, 2.0), line(2, 3.0)])
     data = data_of(ask(server, "/view?path=run")[1])
     tokens, known = data["runs"][0]["tokens"], data["live"]["runs"]
@@ -161,21 +196,39 @@ def test_a_thousand_runs_cost_nothing_until_they_are_opened(server: Server, tmp_
     assert not [name for name in OPENED if str(tmp_path) in name and Path(name).is_file()]
     answer = ask_json(server, "/runs", folder=".", **{"from": 900})
     assert (len(answer["runs"]), answer["count"]) == (100, 1000)
-    opened = {Path(name).parent.name for name in OPENED if str(tmp_path) in name and Path(name).is_file()}
+    opened = {
+        Path(name).parent.name for name in OPENED if str(tmp_path) in name and Path(name).is_file()
+    }
     assert len(opened) == 100, "of the runs that are shown"
     OPENED.clear()
     ask(server, "/view?path=run0100")
-    assert {name for name in OPENED if name.endswith("metrics.jsonl")} == {str(tmp_path / "run0100" / "metrics.jsonl")}
+    assert {name for name in OPENED if name.endswith("metrics.jsonl")} == {
+        str(tmp_path / "run0100" / "metrics.jsonl")
+    }
 
 
-def test_the_list_has_how_far_and_how_good_runs_are_the_newest_first(server: Server, tmp_path: Path) -> None:
+def test_the_list_has_how_far_and_how_good_runs_are_the_newest_first(
+    server: Server, tmp_path: Path
+) -> None:
     for age, name in enumerate(("new", "old", "bare")):
-        run = write_run(tmp_path, name, [line(step, step / 10) for step in (20, 50)], seed=age, steps_per_second=7.5)
+        run = write_run(
+            tmp_path,
+            name,
+            [line(step, step / 10) for step in (20, 50)],
+            seed=age,
+            steps_per_second=7.5,
+        )
         os.utime(run / "config.yaml", (1e9 - age, 1e9 - age))
     (run / "evaluations.jsonl").write_text('[]\n{"returns": [1e999]}\n{"returns": []}\nnot json\n')
     rows = ask_json(server, "/runs", folder=".")["runs"]
     assert [row["name"] for row in rows] == ["new", "old", "bare"]
-    assert [rows[0][key] for key in ("step", "total", "share", "last", "rate")] == [50, 100, 0.5, 5.0, 7.5]
+    assert [rows[0][key] for key in ("step", "total", "share", "last", "rate")] == [
+        50,
+        100,
+        0.5,
+        5.0,
+        7.5,
+    ]
     assert [row["scores"] for row in rows] == [[2.0, 5.0], [2.0, 5.0], []]
     append_lines(tmp_path / "old", [line(80, 9.0)])
     (_, old, _) = ask_json(server, "/runs", folder=".")["runs"]
@@ -198,7 +251,9 @@ def test_an_empty_folder_has_a_page(server: Server) -> None:
     assert data_of(page)["folders"] == []
 
 
-def test_a_port_in_use_is_named_and_the_next_is_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_named_and_the_next_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["ui", str(tmp_path), "--port", str(port)]) == 2
@@ -208,12 +263,16 @@ def test_a_port_in_use_is_named_and_the_next_is_tried(tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize("port", ["99999", "-1"])
-def test_a_number_that_is_no_port_is_refused(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_that_is_no_port_is_refused(
+    port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["ui", str(tmp_path), "--port", port]) == 2
     assert f"bad value {port} for --port: should be 1 to 65535" in capsys.readouterr().err
 
 
-def test_a_missing_folder_and_a_file_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder_and_a_file_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["ui", str(tmp_path / "no")]) == 2
     assert "does not exist" in capsys.readouterr().err
     (tmp_path / "page.html").touch()

@@ -80,12 +80,19 @@ def read_mp4(path: Path) -> tuple[list[np.ndarray], dict[str, Any]]:
     return [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader], facts
 
 
-def test_a_gif_has_the_frames_of_the_episodes_one_after_the_other(run: Path, tmp_path: Path) -> None:
+def test_a_gif_has_the_frames_of_the_episodes_one_after_the_other(
+    run: Path, tmp_path: Path
+) -> None:
     film = record_video(run, out=tmp_path / "film.gif")
     played = [play(run, index) for index in range(3)]
     expected = [frame for frames, _ in played for frame in frames]
     frames = read_gif(film.path)
-    assert len(frames) == len(expected) == film.num_frames == sum(episode.length + 1 for episode in film.episodes)
+    assert (
+        len(frames)
+        == len(expected)
+        == film.num_frames
+        == sum(episode.length + 1 for episode in film.episodes)
+    )
     assert all_alike(frames, expected)
     assert [episode.total for episode in film.episodes] == [total for _, total in played]
     assert (film.width, film.height, film.fps) == (45, 31, 25.0)
@@ -111,7 +118,9 @@ def test_an_mp4_has_the_same_frames_with_even_sides(run: Path, tmp_path: Path) -
 def test_the_episodes_are_those_of_an_evaluation(run: Path, tmp_path: Path) -> None:
     film = record_video(run, num_episodes=4, out=tmp_path / "film.gif")
     metrics = evaluate_checkpoint(run, num_episodes=4)
-    assert np.mean([episode.total for episode in film.episodes]) == pytest.approx(metrics["eval_return_mean"])
+    assert np.mean([episode.total for episode in film.episodes]) == pytest.approx(
+        metrics["eval_return_mean"]
+    )
     assert np.mean([episode.length for episode in film.episodes]) == metrics["eval_length_mean"]
 
 
@@ -120,7 +129,10 @@ def test_a_picked_episode_is_shown_alone_and_with_its_own_return(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pick: str
 ) -> None:
     path = tmp_path / "film.gif"
-    assert main(["video", str(run), "--episodes", "5", "--pick", pick, "--out", str(path), "--json"]) == 0
+    assert (
+        main(["video", str(run), "--episodes", "5", "--pick", pick, "--out", str(path), "--json"])
+        == 0
+    )
     answer = json.loads(capsys.readouterr().out)
     returns = [play(run, index)[1] for index in range(5)]
     place = {"worst": 0, "median": 2, "best": 4}[pick]
@@ -135,9 +147,14 @@ def test_a_picked_episode_is_shown_alone_and_with_its_own_return(
 
 
 def test_ties_and_middles_are_the_first_and_the_lower() -> None:
-    played = [PlayedEpisode(number, 0, total, 1) for number, total in enumerate([2.0, 5.0, 1.0, 5.0, 1.0, 3.0], 1)]
+    played = [
+        PlayedEpisode(number, 0, total, 1)
+        for number, total in enumerate([2.0, 5.0, 1.0, 5.0, 1.0, 3.0], 1)
+    ]
     assert [picked(played, pick) for pick in ("best", "median", "worst")] == [1, 0, 2]
-    without = [PlayedEpisode(number, 0, total, 1) for number, total in enumerate([float("nan"), 1.0], 1)]
+    without = [
+        PlayedEpisode(number, 0, total, 1) for number, total in enumerate([float("nan"), 1.0], 1)
+    ]
     assert [picked(without, pick) for pick in ("best", "worst")] == [1, 0]
 
 
@@ -150,7 +167,9 @@ def test_the_verb_prints_what_the_film_shows_and_writes_into_the_run(
     path = run / "video" / "step_000000000128.mp4"
     assert lines[0] == f"video={path}"
     frames, facts = read_mp4(path)
-    assert lines[1].startswith(f"{len(frames)} frames, {len(frames) / 10:.1f} s at 10 frames per second, 46x32 pixels")
+    assert lines[1].startswith(
+        f"{len(frames)} frames, {len(frames) / 10:.1f} s at 10 frames per second, 46x32 pixels"
+    )
     assert facts["fps"] == 10
     assert [line.split(" in ")[0] for line in lines[2:]] == [
         f"episode {index + 1}: return {play(run, index)[1]:,.6g}" for index in range(2)
@@ -160,7 +179,9 @@ def test_the_verb_prints_what_the_film_shows_and_writes_into_the_run(
     assert "exists and is not overwritten" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert [found.name for found in path.parent.iterdir()] == [path.name]
-    assert main(["video", str(run / "checkpoints" / "best"), "--episodes", "1", "--pick", "best"]) == 0
+    assert (
+        main(["video", str(run / "checkpoints" / "best"), "--episodes", "1", "--pick", "best"]) == 0
+    )
     assert capsys.readouterr().out.splitlines()[2].startswith("episode 1 (best of 1): return ")
 
 
@@ -186,7 +207,9 @@ def test_memory_and_masks_are_obeyed(tmp_path: Path) -> None:
 
 def test_wrappers_and_time_limits_apply_and_reward_wrappers_do_not(tmp_path: Path) -> None:
     wrappers = {"list": ["gymnasium.wrappers:FlattenObservation"], "reward": {"scale": 100.0}}
-    run = train(tmp_path, env_kwargs={"wrappers": wrappers, "max_episode_steps": 2, "backend": "async"})
+    run = train(
+        tmp_path, env_kwargs={"wrappers": wrappers, "max_episode_steps": 2, "backend": "async"}
+    )
     film = record_video(run, num_episodes=1, out=tmp_path / "film.gif")
     assert (film.episodes[0].length, film.num_frames) == (2, 3)
     assert abs(film.episodes[0].total) < 20
@@ -195,12 +218,24 @@ def test_wrappers_and_time_limits_apply_and_reward_wrappers_do_not(tmp_path: Pat
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "message"),
     [
-        ("rendered_envs:Blind", {}, r"metadata\['render_modes'\] is \['ansi'\], without 'rgb_array'"),
+        (
+            "rendered_envs:Blind",
+            {},
+            r"metadata\['render_modes'\] is \['ansi'\], without 'rgb_array'",
+        ),
         ("rendered_envs:Forgetful", {}, "its constructor does not accept render_mode='rgb_array'"),
-        ("rendered_envs:Wrong", {"kind": "floats"}, r"an array of float64 \[31, 45, 3\], not an array of uint8"),
+        (
+            "rendered_envs:Wrong",
+            {"kind": "floats"},
+            r"an array of float64 \[31, 45, 3\], not an array of uint8",
+        ),
         ("rendered_envs:Wrong", {"kind": "nothing"}, "render\\(\\) returned a NoneType"),
         ("rendered_envs:Wrong", {"kind": "grows"}, "frames of 46x31 and then 47x31 pixels"),
-        ("rendered_envs:Wrong", {"kind": "raises"}, "failed in render: it raised ZeroDivisionError: the painter stumb"),
+        (
+            "rendered_envs:Wrong",
+            {"kind": "raises"},
+            "failed in render: it raised ZeroDivisionError: the painter stumb",
+        ),
     ],
 )
 def test_environments_that_cannot_be_filmed_are_named_and_leave_nothing(
@@ -217,7 +252,9 @@ def test_an_environment_that_always_renders_needs_no_argument(tmp_path: Path) ->
     assert record_video(run, num_episodes=1, out=tmp_path / "film.gif").num_frames > 3
 
 
-def test_an_environment_without_seeds_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_environment_without_seeds_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train(tmp_path, "rendered_envs:Unseeded")
     film = record_video(run, pick="best", out=tmp_path / "film.gif")
     text = capsys.readouterr().err
@@ -231,7 +268,15 @@ def test_an_instance_that_was_given_in_python_is_made_again_to_render(tmp_path: 
     import gymnasium as gym
 
     env = gym.wrappers.TimeLimit(gym.make("CartPole-v1"), 5)
-    agent = PPO(env, seed=1, total_timesteps=32, num_steps=16, minibatch_size=16, output_dir=tmp_path, progress=False)
+    agent = PPO(
+        env,
+        seed=1,
+        total_timesteps=32,
+        num_steps=16,
+        minibatch_size=16,
+        output_dir=tmp_path,
+        progress=False,
+    )
     run = agent.learn().run_dir
     film = record_video(run, num_episodes=1, out=tmp_path / "film.gif")
     assert film.episodes == [PlayedEpisode(1, film.episodes[0].seed, 5.0, 5)]
@@ -261,7 +306,10 @@ def test_bad_arguments_name_the_remedy(
 def test_links_and_folders_are_not_written_to(run: Path, tmp_path: Path) -> None:
     (tmp_path / "link.gif").symlink_to(tmp_path / "elsewhere.gif")
     (tmp_path / "folder.gif").mkdir()
-    for name, message in (("link.gif", "exists and is not overwritten"), ("folder.gif", "is a folder")):
+    for name, message in (
+        ("link.gif", "exists and is not overwritten"),
+        ("folder.gif", "is a folder"),
+    ):
         with pytest.raises(ConfigError, match=message):
             record_video(run, out=tmp_path / name)
     assert not (tmp_path / "elsewhere.gif").exists()
@@ -299,7 +347,9 @@ def test_a_signal_ends_a_film_and_leaves_nothing(tmp_path: Path, number: signal.
     out.mkdir()
     arguments = ("video", run, "--episodes", "2000", "--out", out / "film.gif")
     process = warm.start(list(map(str, arguments)), tmp_path)
-    while not any(found.stat().st_size for found in out.iterdir()):  # SDL has its signal handlers by then
+    while not any(
+        found.stat().st_size for found in out.iterdir()
+    ):  # SDL has its signal handlers by then
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
@@ -314,14 +364,20 @@ def test_what_ffmpeg_says_when_it_fails_is_told(tmp_path: Path) -> None:
         writer.add(np.zeros((4, 4, 3), np.uint8))
         writer.finish()
 
-    with pytest.raises(RLTrainingError, match=r"(?s)ffmpeg could not write the film .*No such file or directory"):
+    with pytest.raises(
+        RLTrainingError, match=r"(?s)ffmpeg could not write the film .*No such file or directory"
+    ):
         film()
     writer.abort()
 
 
-def test_an_ffmpeg_that_cannot_be_started_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ffmpeg_that_cannot_be_started_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "nowhere"))
-    with pytest.raises(RLTrainingError, match=r"ffmpeg cannot be started: .*nowhere.*; check IMAGEIO_FFMPEG_EXE"):
+    with pytest.raises(
+        RLTrainingError, match=r"ffmpeg cannot be started: .*nowhere.*; check IMAGEIO_FFMPEG_EXE"
+    ):
         record_video(run, num_episodes=1, out=tmp_path / "film.mp4")
     assert not (tmp_path / "film.mp4").exists()
 
@@ -343,12 +399,17 @@ def test_a_missing_package_is_named_with_its_extra(
     assert f'needs {package}: pip install "rl-training[video]"' in capsys.readouterr().err
 
 
-def test_a_missing_pygame_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pygame_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = train(tmp_path, "CartPole-v1")
     for name in [name for name in sys.modules if name.partition(".")[0] == "pygame"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pygame", None)
-    with pytest.raises(EnvError, match=r"rendering 'CartPole-v1' needs pygame: pip install \"rl-training\[video\]\""):
+    with pytest.raises(
+        EnvError,
+        match=r"rendering 'CartPole-v1' needs pygame: pip install \"rl-training\[video\]\"",
+    ):
         record_video(run, num_episodes=1, out=tmp_path / "film.gif")
 
 
@@ -368,7 +429,9 @@ def test_a_gif_keeps_time_and_says_if_it_is_slower(
     assert "at most 50 frames per second" in capsys.readouterr().err
 
 
-def test_mujoco_is_filmed_without_a_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mujoco_is_filmed_without_a_display(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mujoco")
     if films.find_gl_backend() is None:
         pytest.skip("MuJoCo finds neither EGL nor OSMesa here")
@@ -383,7 +446,9 @@ def test_mujoco_is_filmed_without_a_display(tmp_path: Path, monkeypatch: pytest.
     assert "MUJOCO_GL" not in os.environ
 
 
-def test_mujoco_without_opengl_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mujoco_without_opengl_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mujoco")
     run = train(tmp_path, "InvertedPendulum-v5", env_kwargs={"max_episode_steps": 4})
     monkeypatch.delenv("MUJOCO_GL", raising=False)
@@ -401,7 +466,9 @@ def test_atari_is_filmed_in_colour(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
     env_kwargs = {"max_episode_steps": 6, "wrappers": {"atari": {"screen_size": 36}}}
-    run = train(tmp_path, "ALE/Breakout-v5", env_kwargs=env_kwargs, total_timesteps=16, eval_episodes=1)
+    run = train(
+        tmp_path, "ALE/Breakout-v5", env_kwargs=env_kwargs, total_timesteps=16, eval_episodes=1
+    )
     film = record_video(run, num_episodes=1, out=tmp_path / "film.gif")
     frames = read_gif(film.path)
     assert len(frames) == film.episodes[0].length + 1 == 7

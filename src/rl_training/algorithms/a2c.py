@@ -52,7 +52,9 @@ class A2CAlgorithm(OnPolicyActorCritic[A2CConfig]):
             optimizer.follow_schedule(self.progress)
         samples, explained = self.prepare(batch)
         metrics = self._step(samples, explained)
-        if self.policy.preprocessor is not None:  # after the update: the rollout belongs to the old statistics
+        if (
+            self.policy.preprocessor is not None
+        ):  # after the update: the rollout belongs to the old statistics
             self.policy.preprocessor.update_statistics(batch.obs.flatten(0, 1))
         return UpdateResult(dict(zip(STEP_METRICS, metrics.unbind(), strict=True)))
 

@@ -43,17 +43,26 @@ class AWACAlgorithm(ReplayAlgorithm[AWACConfig]):
         self.actor = TanhMeanGaussianPolicy(spaces, self.actor_spec).to(self.device)
         self.critic = EnsembleCritic(spaces, self.critic_spec).to(self.device)
         self.target_critic = frozen_copy(self.critic)
-        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), config.actor_learning_rate)
-        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), config.critic_learning_rate)
+        self.actor_optimizer = self.make_optimizer(
+            self.actor.parameters(), config.actor_learning_rate
+        )
+        self.critic_optimizer = self.make_optimizer(
+            self.critic.parameters(), config.critic_learning_rate
+        )
 
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics and the actor, in that order."""
-        values, mean = self.critic(batch.obs, batch.actions), self.actor.mode(batch.obs)  # [2, B], [B, A]
+        values, mean = (
+            self.critic(batch.obs, batch.actions),
+            self.actor.mode(batch.obs),
+        )  # [2, B], [B, A]
         # Before the critics' step, so that these Q-values serve both.
         advantages = values.detach().amin(0) - self._policy_values(batch.obs, mean, noise)
         critic_loss = batch.mean((values - self._targets(batch, next_noise)).square()).sum()
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
-        weights = exponential_weights(advantages / self.config.awac_lambda, self.config.max_advantage_weight)
+        weights = exponential_weights(
+            advantages / self.config.awac_lambda, self.config.max_advantage_weight
+        )
         actor_loss = (
             weights * self.actor.negative_log_prob(mean, batch.actions)
         ).mean()  # AWAC algorithm 1, the actor's step

@@ -27,7 +27,14 @@ from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.spec import Spaces
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
-UNSAVED_TYPES = (Tensor, torch.Generator, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
+UNSAVED_TYPES = (
+    Tensor,
+    torch.Generator,
+    np.ndarray,
+    np.random.Generator,
+    np.random.RandomState,
+    random.Random,
+)
 """Types that hold state but have no `state_dict`: a checkpoint would not save such an attribute."""
 STATELESS = (type, AlgorithmConfig, Spaces, FunctionType, MethodType, ModuleType)
 MAX_DEPTH = 4
@@ -126,7 +133,11 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.generator = resources.generator
         encoder_class = None if config.network is None else find_network(config.network)
         self.mlp_spec = MLPSpec(
-            config.hidden_sizes, config.activation, self.generator, config.layer_norm, encoder_class=encoder_class
+            config.hidden_sizes,
+            config.activation,
+            self.generator,
+            config.layer_norm,
+            encoder_class=encoder_class,
         )
         self.global_step = 0
         self.progress = 0.0
@@ -158,7 +169,9 @@ class Algorithm(ABC, Generic[ConfigT]):
             raise EnvError(f"{name} reads vectors, not images")
 
     @abstractmethod
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         """Model actions [B, ...] for observations [B, ...]; without `explore` no random number is drawn.
 
         `state` is the policy state before this step: `initial_state` at the first step of an episode, else what the
@@ -242,7 +255,9 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Model actions sampled uniformly from the valid actions, for warm-up."""
         return random_actions(self.spaces.action, count, self.generator, mask)
 
-    def add_exploration_noise(self, actions: Tensor, amount: float, mask: Tensor | None = None) -> Tensor:
+    def add_exploration_noise(
+        self, actions: Tensor, amount: float, mask: Tensor | None = None
+    ) -> Tensor:
         """Add Gaussian noise of standard deviation `amount` (Box), or take a random action with that probability."""
         if self.spaces.action.kind is not ActionKind.CONTINUOUS:
             return self.replace_at_random(actions, amount, mask)
@@ -250,9 +265,13 @@ class Algorithm(ABC, Generic[ConfigT]):
         # Clipped before and after: noise on an action beyond a bound would be lost on the way back to the bound.
         return executed(self.spaces.action, executed(self.spaces.action, actions) + amount * noise)
 
-    def replace_at_random(self, actions: Tensor, probability: float, mask: Tensor | None = None) -> Tensor:
+    def replace_at_random(
+        self, actions: Tensor, probability: float, mask: Tensor | None = None
+    ) -> Tensor:
         """Replace each action by a random valid one with this probability."""
-        is_random = torch.rand(len(actions), generator=self.generator, device=self.device) < probability
+        is_random = (
+            torch.rand(len(actions), generator=self.generator, device=self.device) < probability
+        )
         is_random = is_random.view(-1, *[1] * (actions.dim() - 1))
         return torch.where(is_random, self.random_actions(len(actions), mask), actions)
 
@@ -260,7 +279,9 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Everything `act` and `update` depend on."""
         return {
             "spaces": self.spaces.state_dict(),
-            "members": {name: member.state_dict() for name, member in self.stateful_members().items()},
+            "members": {
+                name: member.state_dict() for name, member in self.stateful_members().items()
+            },
             "generator": self.generator.get_state(),
             "global_step": self.global_step,
             "progress": self.progress,
@@ -271,7 +292,9 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Restore what `state_dict` returned."""
         members, saved = self.stateful_members(), state["members"]
         for name in saved.keys() - members.keys():
-            raise ValueError(f"saved member '{name}' is not in a new {type(self).__name__}: create it in __init__")
+            raise ValueError(
+                f"saved member '{name}' is not in a new {type(self).__name__}: create it in __init__"
+            )
         for name, member in members.items():
             member.load_state_dict(saved[name])
         self.generator.set_state(state["generator"].cpu())
@@ -298,7 +321,9 @@ class Algorithm(ABC, Generic[ConfigT]):
     ) -> Iterator[tuple[str, Stateful]]:
         if id(value) in seen or isinstance(value, STATELESS):
             return
-        if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        if callable(getattr(value, "state_dict", None)) and callable(
+            getattr(value, "load_state_dict", None)
+        ):
             seen.add(id(value))
             yield name, value
         elif isinstance(value, UNSAVED_TYPES):
@@ -314,7 +339,9 @@ class Algorithm(ABC, Generic[ConfigT]):
                 yield from self._members_in(f"{name}.{key}", item, seen, refuse_loose=refuse_loose)
         elif hasattr(value, "__dict__") and name.count(".") < MAX_DEPTH:
             seen.add(id(value))
-            for key, item in vars(value).items():  # its arrays may be constants, such as the bounds of a space
+            for key, item in vars(
+                value
+            ).items():  # its arrays may be constants, such as the bounds of a space
                 yield from self._members_in(f"{name}.{key}", item, seen, refuse_loose=False)
 
 

@@ -36,4 +36,6 @@ class BCAlgorithm(ReplayAlgorithm[BCConfig]):
     def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step on the imitation loss."""
         loss = self.actor.imitation_loss(batch.obs, batch.actions, batch.masks).mean()
-        return UpdateResult({"actor_loss": loss, "actor_grad_norm": descend(loss, self.actor_optimizer)})
+        return UpdateResult(
+            {"actor_loss": loss, "actor_grad_norm": descend(loss, self.actor_optimizer)}
+        )

@@ -28,7 +28,9 @@ class C51Config(DQNConfig):
     @model_validator(mode="after")
     def _support_is_not_empty(self) -> C51Config:
         if not self.v_min < self.v_max:
-            raise ValueError(f"v_min {self.v_min} is not below v_max {self.v_max}: exchange or change them")
+            raise ValueError(
+                f"v_min {self.v_min} is not below v_max {self.v_max}: exchange or change them"
+            )
         largest = max(abs(self.v_min), abs(self.v_max))
         if largest > MAX_RETURN or (self.v_max - self.v_min) / self.num_atoms < largest * 1e-6:
             raise ValueError(
@@ -43,7 +45,9 @@ class CategoricalQNetwork(QNetwork):
 
     support: Tensor
 
-    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, support: Tensor, *, dueling: bool = False) -> None:
+    def __init__(
+        self, spaces: Spaces, mlp_spec: MLPSpec, support: Tensor, *, dueling: bool = False
+    ) -> None:
         super().__init__(spaces, mlp_spec, dueling=dueling, action_outputs=len(support))
         self.register_buffer("support", support)
 
@@ -53,7 +57,9 @@ class CategoricalQNetwork(QNetwork):
 
     def distribution(self, obs: Tensor) -> Tensor:
         """Logits of each action's return distribution, [B, num_actions, atoms]."""
-        return self._combined(self.network(self.features(obs)).unflatten(-1, (-1, len(self.support))))
+        return self._combined(
+            self.network(self.features(obs)).unflatten(-1, (-1, len(self.support)))
+        )
 
 
 class C51Algorithm(DQNAlgorithm):
@@ -66,10 +72,14 @@ class C51Algorithm(DQNAlgorithm):
     def _make_network(self) -> CategoricalQNetwork:
         config = self.config
         support = torch.linspace(config.v_min, config.v_max, config.num_atoms)
-        return CategoricalQNetwork(self.spaces, self.mlp_spec, support, dueling=config.dueling).to(self.device)
+        return CategoricalQNetwork(self.spaces, self.mlp_spec, support, dueling=config.dueling).to(
+            self.device
+        )
 
     def _losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        log_probs = of_actions(self.network.distribution(batch.obs), batch.actions).log_softmax(-1)  # [B, atoms]
+        log_probs = of_actions(self.network.distribution(batch.obs), batch.actions).log_softmax(
+            -1
+        )  # [B, atoms]
         targets = self._targets(batch)
         losses = -(targets * log_probs).sum(-1)  # C51 algorithm 1, last line
         values = (log_probs.exp() * self.network.support).sum(-1)
@@ -82,9 +92,13 @@ class C51Algorithm(DQNAlgorithm):
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:
         """Target distribution [B, atoms] after the action of the largest mean."""
-        next_probs = self.target_network.distribution(batch.next_obs).softmax(-1)  # [B, num_actions, atoms]
+        next_probs = self.target_network.distribution(batch.next_obs).softmax(
+            -1
+        )  # [B, num_actions, atoms]
         support = self.target_network.support
-        next_values = self.network(batch.next_obs) if self.config.double else (next_probs * support).sum(-1)
+        next_values = (
+            self.network(batch.next_obs) if self.config.double else (next_probs * support).sum(-1)
+        )
         probs = of_actions(next_probs, self.best_next(batch, next_values))
         returns = batch.targets(support.unsqueeze(-1)).T  # [B, atoms]
         return project(returns, probs, support)
@@ -97,6 +111,10 @@ def project(returns: Tensor, probs: Tensor, support: Tensor) -> Tensor:
     """
     last = len(support) - 1
     spacing = (support[-1] - support[0]) / last
-    positions = ((returns - support[0]) / spacing).clamp(0.0, last)  # C51 algorithm 1: b, in units of the spacing
-    distances = (positions.unsqueeze(-1) - torch.arange(len(support), device=support.device)).abs()  # [B, N, M]
+    positions = ((returns - support[0]) / spacing).clamp(
+        0.0, last
+    )  # C51 algorithm 1: b, in units of the spacing
+    distances = (
+        positions.unsqueeze(-1) - torch.arange(len(support), device=support.device)
+    ).abs()  # [B, N, M]
     return (probs.unsqueeze(-1) * (1.0 - distances).clamp(min=0.0)).sum(1)

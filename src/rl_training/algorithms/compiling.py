@@ -25,7 +25,9 @@ ABSOLUTE_TOLERANCE = 1e-6
 """Root mean square below which a difference is rounding, whatever the size of the tensors."""
 
 
-STOP_SIGNALS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
+STOP_SIGNALS = {
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+}
 
 
 def compiled(step: Callable[..., ResultT], enabled: bool) -> Callable[..., ResultT]:
@@ -39,7 +41,9 @@ def compiled(step: Callable[..., ResultT], enabled: bool) -> Callable[..., Resul
     assert isinstance(step, MethodType)
     shared = step.__func__
     # torch.compile caches a few graphs per code object: a copy of the code gives every object its own cache.
-    own = FunctionType(shared.__code__.replace(), shared.__globals__, shared.__name__, closure=shared.__closure__)
+    own = FunctionType(
+        shared.__code__.replace(), shared.__globals__, shared.__name__, closure=shared.__closure__
+    )
     graph = torch.compile(MethodType(own, step.__self__), fullgraph=True, dynamic=False)
     return checked(step, _block_signals(_translate_compiler_errors(graph)))
 
@@ -87,7 +91,9 @@ def use_cache_of_this_machine() -> None:
 def _cache_folder() -> str:
     instructions = torch.backends.cpu.get_cpu_capability()
     chosen = os.environ.get("ATEN_CPU_CAPABILITY", "")
-    digest = hashlib.sha256(f"{platform.machine()} {_processor_flags()} {chosen}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256(
+        f"{platform.machine()} {_processor_flags()} {chosen}".encode()
+    ).hexdigest()[:8]
     return f"{FOLDER_PREFIX}torch{torch.__version__}-{instructions.replace(' ', '')}-{digest}"
 
 
@@ -98,15 +104,21 @@ def _processor_flags() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return next(
+        (line for line in lines if line.startswith(("flags", "Features"))), platform.processor()
+    )
 
 
 def _compare(what: str, actual: list[Tensor], expected: list[Tensor]) -> None:
     """Raise unless the tensors differ by rounding only."""
-    pairs = [(a.detach().double(), e.detach().double()) for a, e in zip(actual, expected, strict=True)]
+    pairs = [
+        (a.detach().double(), e.detach().double()) for a, e in zip(actual, expected, strict=True)
+    ]
     difference = sum(float((a - e).square().sum()) for a, e in pairs) ** 0.5
     size = sum(float(e.square().sum()) for _, e in pairs) ** 0.5
-    allowed = RELATIVE_TOLERANCE * size + ABSOLUTE_TOLERANCE * sum(e.numel() for _, e in pairs) ** 0.5
+    allowed = (
+        RELATIVE_TOLERANCE * size + ABSOLUTE_TOLERANCE * sum(e.numel() for _, e in pairs) ** 0.5
+    )
     are_finite = all(bool(e.isfinite().all()) for _, e in pairs)
     if are_finite and not difference <= allowed:
         raise CompilationError(
@@ -118,7 +130,9 @@ def _compare(what: str, actual: list[Tensor], expected: list[Tensor]) -> None:
 
 def _state(owner: Any) -> Iterator[tuple[str, list[Tensor]]]:
     """The tensors of each network and of each list of moments, with its name."""
-    for name, part in owner.stateful_members().items() if hasattr(owner, "stateful_members") else ():
+    for name, part in (
+        owner.stateful_members().items() if hasattr(owner, "stateful_members") else ()
+    ):
         state = part.state_dict()
         yield name, [value for value in state.values() if isinstance(value, Tensor)]
         for key, value in state.items():
@@ -144,7 +158,11 @@ def _grouped(owner: Any, values: list[Tensor]) -> Iterator[list[Tensor]]:
 def _flatten(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
-    return [tensor for item in result for tensor in _flatten(item)] if isinstance(result, tuple) else []
+    return (
+        [tensor for item in result for tensor in _flatten(item)]
+        if isinstance(result, tuple)
+        else []
+    )
 
 
 def _translate_compiler_errors(graph: Callable[..., ResultT]) -> Callable[..., ResultT]:

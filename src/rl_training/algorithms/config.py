@@ -101,7 +101,9 @@ class AlgorithmConfig(FrozenConfig):
     @model_validator(mode="after")
     def _has_a_layer_to_normalize(self) -> AlgorithmConfig:
         if self.layer_norm and not any(self.network_sizes().values()):
-            raise ValueError("layer_norm normalizes hidden layers, but hidden_sizes is empty: set one of them")
+            raise ValueError(
+                "layer_norm normalizes hidden layers, but hidden_sizes is empty: set one of them"
+            )
         return self
 
     def network_sizes(self) -> dict[str, HiddenSizes]:
@@ -112,7 +114,9 @@ class AlgorithmConfig(FrozenConfig):
     @classmethod
     def _is_named(cls, value: Any) -> Any:
         if value is not None and not isinstance(value, (type, str)):
-            raise ValueError("give the class itself, or its name: path/to/file.py:ClassName or module:ClassName")
+            raise ValueError(
+                "give the class itself, or its name: path/to/file.py:ClassName or module:ClassName"
+            )
         return name_of_class(value) if isinstance(value, type) else value
 
     def sampling(self) -> Sampling:
@@ -183,7 +187,11 @@ class OnPolicyConfig(AlgorithmConfig):
 
 
 HINDSIGHT: Literal["her"] = "her"
-REPLAY_KEYS = {"uniform": (), "prioritized": ("alpha", "beta"), HINDSIGHT: ("strategy", "goals_per_step")}
+REPLAY_KEYS = {
+    "uniform": (),
+    "prioritized": ("alpha", "beta"),
+    HINDSIGHT: ("strategy", "goals_per_step"),
+}
 
 
 class ReplayConfig(FrozenConfig):
@@ -206,7 +214,9 @@ class ReplayConfig(FrozenConfig):
         for key in sorted(self.model_fields_set - {"kind"}):
             if key not in REPLAY_KEYS[self.kind]:
                 owner = next(kind for kind, keys in REPLAY_KEYS.items() if key in keys)
-                raise ValueError(f"{key} is for kind '{owner}' and not used by kind '{self.kind}': remove it")
+                raise ValueError(
+                    f"{key} is for kind '{owner}' and not used by kind '{self.kind}': remove it"
+                )
         return self
 
 
@@ -235,7 +245,9 @@ class OffPolicyConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _has_room_for_relabelled_goals(self) -> OffPolicyConfig:
-        if self.replay.kind == HINDSIGHT and self.batch_size <= (relabelled := self.replay.goals_per_step):
+        if self.replay.kind == HINDSIGHT and self.batch_size <= (
+            relabelled := self.replay.goals_per_step
+        ):
             raise ValueError(
                 f"batch_size {self.batch_size} is too small for replay.goals_per_step {relabelled}: raise it"
             )
@@ -255,7 +267,9 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def has_schedules(self) -> bool:
         """Also the exponent of the importance weights."""
-        is_beta_scheduled = self.replay.kind == "prioritized" and isinstance(self.replay.beta, Schedule)
+        is_beta_scheduled = self.replay.kind == "prioritized" and isinstance(
+            self.replay.beta, Schedule
+        )
         return is_beta_scheduled or super().has_schedules()
 
 
@@ -301,7 +315,10 @@ class OfflineConfig(AlgorithmConfig):
     @property
     def reward_transform(self) -> dict[str, Any]:
         """Scale, shift and clip bounds, by name."""
-        return {name: getattr(self, f"reward_{name}") for name in ("scale", "shift", "clip_min", "clip_max")}
+        return {
+            name: getattr(self, f"reward_{name}")
+            for name in ("scale", "shift", "clip_min", "clip_max")
+        }
 
     @model_validator(mode="after")
     def _dataset_can_be_found(self) -> OfflineConfig:
@@ -315,13 +332,17 @@ class OfflineConfig(AlgorithmConfig):
                 continue
             kinds = [known for known, keys in DATASET_KEYS.items() if name in keys]
             if kind is None:
-                raise ValueError(f"{name} is '{value}', but dataset_kind is not set: set it to {' or '.join(kinds)}")
+                raise ValueError(
+                    f"{name} is '{value}', but dataset_kind is not set: set it to {' or '.join(kinds)}"
+                )
             right = "pt" if str(value).endswith(".pt") else kinds[0]
             refused = f"{name} is '{value}', but dataset_kind '{kind}' does not read it"
             raise ValueError(f"{refused}: set algo_kwargs.dataset_kind={right}")
         low, high = self.reward_clip_min, self.reward_clip_max
         if low is not None and high is not None and low > high:
-            raise ValueError(f"reward_clip_min {low} lies above reward_clip_max {high}: exchange them")
+            raise ValueError(
+                f"reward_clip_min {low} lies above reward_clip_max {high}: exchange them"
+            )
         return self
 
     def samples_per_update(self) -> int:
@@ -363,13 +384,20 @@ class OfflineToOnlineConfig(OfflineConfig):
         if self.online is None:
             return total_timesteps
         offline = min(total_timesteps, self.online.after_updates)
-        return offline + (total_timesteps - offline) * self.online.gradient_steps // self.online.train_frequency
+        return (
+            offline
+            + (total_timesteps - offline)
+            * self.online.gradient_steps
+            // self.online.train_frequency
+        )
 
     def last_step(self, total_timesteps: int, num_envs: int) -> int:
         """Online, every environment takes the last step."""
         if self.online is None or total_timesteps <= self.online.after_updates:
             return total_timesteps
-        return self.online.after_updates + _completed(total_timesteps - self.online.after_updates, num_envs)
+        return self.online.after_updates + _completed(
+            total_timesteps - self.online.after_updates, num_envs
+        )
 
 
 def _completed(steps: int, size: int) -> int:

@@ -11,7 +11,12 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validat
 from torch import Tensor
 
 from rl_training.algorithms.base import ActResult, Algorithm, Resources, UpdateResult
-from rl_training.algorithms.config import ActorCriticConfig, Fraction, OfflineToOnlineConfig, Scheduled
+from rl_training.algorithms.config import (
+    ActorCriticConfig,
+    Fraction,
+    OfflineToOnlineConfig,
+    Scheduled,
+)
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.algorithms.sac import SoftActorCritic, Temperature
@@ -25,7 +30,14 @@ from rl_training.spaces.spec import Spaces
 
 BOX_ONLY = (
     *("actor_hidden_sizes", "critic_hidden_sizes", "actor_learning_rate", "critic_learning_rate"),
-    *("num_cql_samples", "lagrange_threshold", "alpha", "target_entropy", "backup_entropy", "backup_mean"),
+    *(
+        "num_cql_samples",
+        "lagrange_threshold",
+        "alpha",
+        "target_entropy",
+        "backup_entropy",
+        "backup_mean",
+    ),
 )
 MAX_MULTIPLIER = 1e6
 
@@ -57,7 +69,9 @@ class CQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
     @model_validator(mode="after")
     def _entropy_is_of_a_sampled_action(self) -> CQLConfig:
         if self.backup_entropy and self.backup_mean:
-            raise ValueError("backup_entropy needs a sampled next action and backup_mean takes none: choose one")
+            raise ValueError(
+                "backup_entropy needs a sampled next action and backup_mean takes none: choose one"
+            )
         return self
 
 
@@ -74,7 +88,9 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
         self.target_critic = frozen_copy(self.critic)
         self.lagrange_multiplier = Temperature("auto").to(self.device)
         rate = config.critic_learning_rate
-        self.lagrange_optimizer = self.make_optimizer(self.lagrange_multiplier.parameters(), rate, weight_decay=0.0)
+        self.lagrange_optimizer = self.make_optimizer(
+            self.lagrange_multiplier.parameters(), rate, weight_decay=0.0
+        )
 
     @classmethod
     def for_spaces(cls, spaces: Spaces) -> type[Algorithm[Any]]:
@@ -88,26 +104,44 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
     def step_inputs(self, actions: Tensor) -> tuple[Tensor, ...]:
         """Uniform actions [N, B, A], and normal noise [1 + N, B, A] for the current and for the next observation."""
         count = self.config.num_cql_samples
-        uniform = actions.new_empty(count, *actions.shape).uniform_(-1.0, 1.0, generator=self.generator)
-        normal = (actions.new_empty(1 + count, *actions.shape).normal_(generator=self.generator) for _ in range(2))
+        uniform = actions.new_empty(count, *actions.shape).uniform_(
+            -1.0, 1.0, generator=self.generator
+        )
+        normal = (
+            actions.new_empty(1 + count, *actions.shape).normal_(generator=self.generator)
+            for _ in range(2)
+        )
         return uniform, *normal
 
-    def gradient_step(self, batch: Batch, uniform: Tensor, noise: Tensor, next_noise: Tensor) -> UpdateResult:
+    def gradient_step(
+        self, batch: Batch, uniform: Tensor, noise: Tensor, next_noise: Tensor
+    ) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""
         alpha = self.temperature.alpha
         with torch.no_grad():
             next_actions, next_log_probs = self.actor(batch.next_obs, next_noise)
             policy_actions, policy_log_probs = self.actor(batch.obs, noise[1:])
-            target_actions = self.actor.mode(batch.next_obs) if self.config.backup_mean else next_actions[0]
+            target_actions = (
+                self.actor.mode(batch.next_obs) if self.config.backup_mean else next_actions[0]
+            )
         targets = self._targets(batch, target_actions, alpha * next_log_probs[0])
         all_actions = torch.cat(
-            [batch.actions.unsqueeze(0), uniform, policy_actions, next_actions[1:]]  # [1 + 3N, B, A]
+            [
+                batch.actions.unsqueeze(0),
+                uniform,
+                policy_actions,
+                next_actions[1:],
+            ]  # [1 + 3N, B, A]
         )
-        uniform_log_probs = torch.full_like(policy_log_probs, -self.spaces.action.num_components * math.log(2.0))
+        uniform_log_probs = torch.full_like(
+            policy_log_probs, -self.spaces.action.num_components * math.log(2.0)
+        )
         log_probs = torch.cat([uniform_log_probs, policy_log_probs, next_log_probs[1:]])  # [3N, B]
         metrics = self._step_critics(batch.obs, all_actions, log_probs, targets)
         actions, action_log_probs = self.actor(batch.obs, noise[0])
-        metrics |= self.step_policy(self.critic(batch.obs, actions).amin(0), action_log_probs, alpha)
+        metrics |= self.step_policy(
+            self.critic(batch.obs, actions).amin(0), action_log_probs, alpha
+        )
         polyak(self.critic, self.target_critic, self.config.tau)
         return UpdateResult(metrics)
 
@@ -115,9 +149,13 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
     def _targets(self, batch: Batch, next_actions: Tensor, entropy_costs: Tensor) -> Tensor:
         """TD targets by the minimum over the target critics."""
         next_values: Tensor = self.target_critic(batch.next_obs, next_actions).amin(0)
-        return batch.targets(next_values - entropy_costs if self.config.backup_entropy else next_values)
+        return batch.targets(
+            next_values - entropy_costs if self.config.backup_entropy else next_values
+        )
 
-    def _step_critics(self, obs: Tensor, actions: Tensor, log_probs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def _step_critics(
+        self, obs: Tensor, actions: Tensor, log_probs: Tensor, targets: Tensor
+    ) -> dict[str, Tensor]:
         """TD loss plus the conservative penalty: the soft maximum of Q over all actions minus Q of the dataset's."""
         count, size = actions.shape[:2]
         every_obs = obs.expand(count, -1, -1).flatten(0, 1)
@@ -131,7 +169,9 @@ class CQLAlgorithm(SoftActorCritic[CQLConfig]):
         gap = gaps.detach().mean()
         if self.config.lagrange_threshold is not None:
             excess = gap - self.config.lagrange_threshold
-            descend(-multiplier * self.config.cql_alpha * excess, self.lagrange_optimizer)  # CQL appendix F
+            descend(
+                -multiplier * self.config.cql_alpha * excess, self.lagrange_optimizer
+            )  # CQL appendix F
         return {
             "td_loss": td_loss,
             "conservative_gap": gap,
@@ -156,7 +196,9 @@ class DiscreteCQLAlgorithm(ReplayAlgorithm[CQLConfig]):
         self.optimizer = self.make_optimizer(self.network.parameters())
 
     @torch.no_grad()
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         """The valid action of the largest Q-value."""
         return ActResult(masked(self.network(self.preprocess(obs)), mask).argmax(-1))
 
@@ -191,7 +233,9 @@ def _refuse_box_settings(config: CQLConfig) -> None:
     for name in BOX_ONLY:
         value = getattr(config, name)
         if value != getattr(defaults, name):
-            raise ConfigError(f"algo_kwargs.{name} of cql is {value}, but Discrete actions do not use it: remove it")
+            raise ConfigError(
+                f"algo_kwargs.{name} of cql is {value}, but Discrete actions do not use it: remove it"
+            )
 
 
 def conservative_gaps(values: Tensor, log_probs: Tensor) -> Tensor:

@@ -31,7 +31,9 @@ class CrossQConfig(SACBaseConfig):
     @model_validator(mode="after")
     def _has_one_normalization(self) -> CrossQConfig:
         if self.layer_norm:
-            raise ValueError("layer_norm is not available: the critics have batch normalization already; remove it")
+            raise ValueError(
+                "layer_norm is not available: the critics have batch normalization already; remove it"
+            )
         return self
 
 
@@ -54,13 +56,24 @@ class CrossQAlgorithm(SoftActorCritic[CrossQConfig]):
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
         actions, log_probs = self.actor(batch.obs, noise)
         policy_metrics = self.step_policy(self.critic(batch.obs, actions).amin(0), log_probs, alpha)
-        metrics = {"critic_loss": critic_loss, "critic_grad_norm": critic_grad_norm, **policy_metrics}
-        return UpdateResult({**metrics, "q_mean": values.mean()}, td_errors=batch.td_errors(values, targets))
+        metrics = {
+            "critic_loss": critic_loss,
+            "critic_grad_norm": critic_grad_norm,
+            **policy_metrics,
+        }
+        return UpdateResult(
+            {**metrics, "q_mean": values.mean()}, td_errors=batch.td_errors(values, targets)
+        )
 
-    def _values_and_targets(self, batch: Batch, next_noise: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    def _values_and_targets(
+        self, batch: Batch, next_noise: Tensor, alpha: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Each critic's values [2, B] and the TD targets [B] (CrossQ, figure 2)."""
         with torch.no_grad():
             next_actions, next_log_probs = self.actor(batch.next_obs, next_noise)
-        obs, actions = torch.cat([batch.obs, batch.next_obs]), torch.cat([batch.actions, next_actions])
+        obs, actions = (
+            torch.cat([batch.obs, batch.next_obs]),
+            torch.cat([batch.actions, next_actions]),
+        )
         values, next_values = self.critic(obs, actions, use_batch_stats=True).chunk(2, 1)
         return values, batch.targets(next_values.detach().amin(0) - alpha * next_log_probs)

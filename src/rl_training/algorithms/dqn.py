@@ -55,7 +55,9 @@ class DQNConfig(OffPolicyConfig):
             return values
         replay = values.get("replay", {})
         if not isinstance(replay, dict) or replay.get("kind", "prioritized") != "prioritized":
-            raise ValueError("prioritized: true and another kind of replay exclude each other: remove one of them")
+            raise ValueError(
+                "prioritized: true and another kind of replay exclude each other: remove one of them"
+            )
         return {**values, "replay": {**replay, "kind": "prioritized"}}
 
     def has_schedules(self) -> bool:
@@ -81,14 +83,20 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         config = self.config
         is_over = self.starts_trained or not config.exploration_fraction
         fraction = 1.0 if is_over else self.progress / config.exploration_fraction
-        return config.epsilon_start + min(fraction, 1.0) * (config.epsilon_end - config.epsilon_start)
+        return config.epsilon_start + min(fraction, 1.0) * (
+            config.epsilon_end - config.epsilon_start
+        )
 
     @torch.no_grad()
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         """The valid action of the largest Q-value, or with probability epsilon a random valid one."""
         if not explore:
             return ActResult(self._greedy(obs, mask))
-        is_random = torch.rand(len(obs), generator=self.generator, device=self.device) < self.epsilon()
+        is_random = (
+            torch.rand(len(obs), generator=self.generator, device=self.device) < self.epsilon()
+        )
         actions = self.random_actions(len(obs), mask)
         if not is_random.all():
             actions = torch.where(is_random, actions, self._greedy(obs, mask))
@@ -107,7 +115,10 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         losses, values, td_errors = self._losses(batch)
         loss = batch.mean(losses)
         grad_norm = descend(loss, self.optimizer, self.config.max_grad_norm)
-        return UpdateResult({"critic_loss": loss, "q_mean": values.mean(), "grad_norm": grad_norm}, td_errors=td_errors)
+        return UpdateResult(
+            {"critic_loss": loss, "q_mean": values.mean(), "grad_norm": grad_norm},
+            td_errors=td_errors,
+        )
 
     def _greedy(self, obs: Tensor, mask: Tensor | None) -> Tensor:
         return masked(self.network(self.preprocess(obs)), mask).argmax(-1)
@@ -119,7 +130,11 @@ class DQNAlgorithm(ReplayAlgorithm[DQNConfig]):
         """Loss, Q-value and, with prioritized replay, TD error of each transition, [B]."""
         values = self.network(batch.obs).gather(1, batch.actions.unsqueeze(1)).squeeze(1)
         targets = self._targets(batch)
-        return F.smooth_l1_loss(values, targets, reduction="none"), values, batch.td_errors(values, targets)
+        return (
+            F.smooth_l1_loss(values, targets, reduction="none"),
+            values,
+            batch.td_errors(values, targets),
+        )
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> Tensor:

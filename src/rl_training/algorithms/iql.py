@@ -8,7 +8,13 @@ from torch import Tensor
 
 from rl_training.algorithms.awac import exponential_weights
 from rl_training.algorithms.base import Resources, UpdateResult
-from rl_training.algorithms.config import ActorCriticConfig, Fraction, OfflineToOnlineConfig, Schedule, Scheduled
+from rl_training.algorithms.config import (
+    ActorCriticConfig,
+    Fraction,
+    OfflineToOnlineConfig,
+    Schedule,
+    Scheduled,
+)
 from rl_training.algorithms.optim import descend, polyak
 from rl_training.algorithms.replay import Batch, ReplayAlgorithm
 from rl_training.models.critics import EnsembleCritic, ValueNetwork
@@ -52,16 +58,26 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
         self.target_critic = frozen_copy(self.critic)
         # Without a user-defined encoder a plain MLP, whose weights have other names in checkpoints.
         has_encoder, sizes = config.network is not None, (spaces.obs.num_features, 1)
-        value = ValueNetwork(spaces, self.critic_spec) if has_encoder else self.critic_spec.make(*sizes)
+        value = (
+            ValueNetwork(spaces, self.critic_spec) if has_encoder else self.critic_spec.make(*sizes)
+        )
         self.value = value.to(self.device)
-        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), config.actor_learning_rate)
-        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), config.critic_learning_rate)
-        self.value_optimizer = self.make_optimizer(self.value.parameters(), config.critic_learning_rate)
+        self.actor_optimizer = self.make_optimizer(
+            self.actor.parameters(), config.actor_learning_rate
+        )
+        self.critic_optimizer = self.make_optimizer(
+            self.critic.parameters(), config.critic_learning_rate
+        )
+        self.value_optimizer = self.make_optimizer(
+            self.value.parameters(), config.critic_learning_rate
+        )
 
     def gradient_step(self, batch: Batch) -> UpdateResult:
         """One step of the value function, the critics and the actor, in that order."""
         # Reused by the actor; the authors' code evaluates V again after its step.
-        advantages = self.target_critic(batch.obs, batch.actions).amin(0) - self.value(batch.obs).squeeze(-1)
+        advantages = self.target_critic(batch.obs, batch.actions).amin(0) - self.value(
+            batch.obs
+        ).squeeze(-1)
         value_loss = expectile_loss(advantages, self.config.expectile)  # IQL eq. 5
         value_grad_norm = descend(value_loss, self.value_optimizer)
         values = self.critic(batch.obs, batch.actions)  # [2, B]
@@ -87,7 +103,9 @@ class IQLAlgorithm(ReplayAlgorithm[IQLConfig]):
         return batch.targets(self.value(batch.next_obs).squeeze(-1))
 
     def _actor_loss(self, obs: Tensor, actions: Tensor, advantages: Tensor) -> Tensor:
-        weights = exponential_weights(self.config.beta * advantages, self.config.max_advantage_weight)
+        weights = exponential_weights(
+            self.config.beta * advantages, self.config.max_advantage_weight
+        )
         return (weights * self.actor.imitation_loss(obs, actions)).mean()  # IQL eq. 7
 
 

@@ -107,15 +107,22 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
     obeys_masks = True
     policy: ActorCritic
 
-    def __init__(self, config: OnPolicyActorCriticConfigT, spaces: Spaces, resources: Resources) -> None:
+    def __init__(
+        self, config: OnPolicyActorCriticConfigT, spaces: Spaces, resources: Resources
+    ) -> None:
         super().__init__(config, spaces, resources)
         specs = self.actor_spec, None if config.is_stacked() else self.critic_spec
-        options: dict[str, Any] = {"normalize_obs": config.normalize_obs, "log_std_init": config.log_std_init}
+        options: dict[str, Any] = {
+            "normalize_obs": config.normalize_obs,
+            "log_std_init": config.log_std_init,
+        }
         if config.memory is None:
             self.policy = ActorCritic(spaces, *specs, **options).to(self.device)
         else:
             memory = MemorySpec(config.memory.kind, config.memory.size)
-            self.policy = RecurrentActorCritic(spaces, *specs, memory=memory, **options).to(self.device)
+            self.policy = RecurrentActorCritic(spaces, *specs, memory=memory, **options).to(
+                self.device
+            )
         self.memory = self.policy if isinstance(self.policy, RecurrentActorCritic) else None
         """The policy, if it has memory."""
         self.optimizer = self._make_policy_optimizer()
@@ -127,10 +134,14 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
             return self.make_optimizer(self.policy.parameters(), config.actor_learning_rate)
         policy, value = self.policy.parameters_by_role()
         rates = config.actor_learning_rate, config.critic_learning_rate
-        return JointAdam(self.make_optimizer(policy, rates[0]), self.make_optimizer(value, rates[1]))
+        return JointAdam(
+            self.make_optimizer(policy, rates[0]), self.make_optimizer(value, rates[1])
+        )
 
     @torch.no_grad()
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         """Sample from the policy, or without `explore` take its deterministic action."""
         head, memory = self.policy.head, self.memory
         if memory is None:
@@ -152,26 +163,41 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
     def step_fields(self) -> StepFields:
         """The policy's raw outputs and the value, of which `prepare` makes samples; with memory, the state before."""
         fields = {"outputs": StepField((self.policy.head.num_outputs,)), "values": StepField()}
-        return fields if self.memory is None else {**fields, "states": StepField((self.memory.state_size,))}
+        return (
+            fields
+            if self.memory is None
+            else {**fields, "states": StepField((self.memory.state_size,))}
+        )
 
     @torch.no_grad()
     def prepare(self, batch: Transitions) -> tuple[Samples, Tensor]:
         """The samples of a rollout, and the explained variance of its returns."""
         config, values = self.config, batch.extras["values"]
-        rewards = self.reward_normalizer(batch.rewards, batch.dones) if config.normalize_reward else batch.rewards
+        rewards = (
+            self.reward_normalizer(batch.rewards, batch.dones)
+            if config.normalize_reward
+            else batch.rewards
+        )
         factors = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
         next_values = self._next_values(batch, values)
         advantages = gae(rewards, values, next_values, batch.terminated, batch.truncated, **factors)
         returns = advantages + values
         length = None if config.memory is None else config.memory.length_in(len(rewards))
-        obs, actions, outputs = (cut(field, length) for field in (batch.obs, batch.actions, batch.extras["outputs"]))
+        obs, actions, outputs = (
+            cut(field, length) for field in (batch.obs, batch.actions, batch.extras["outputs"])
+        )
         log_probs, _ = self.policy.head.log_prob_and_entropy(outputs, actions)
         masks = None if batch.masks is None else cut(batch.masks, length)
-        samples = Samples(obs, actions, log_probs, cut(advantages, length), cut(returns, length), masks)
+        samples = Samples(
+            obs, actions, log_probs, cut(advantages, length), cut(returns, length), masks
+        )
         explained = explained_variance(values.flatten(), returns.flatten())
         if length is None:
             return samples, explained
-        states, starts = batch.extras["states"][::length].flatten(0, 1), episode_starts(batch.dones, length)
+        states, starts = (
+            batch.extras["states"][::length].flatten(0, 1),
+            episode_starts(batch.dones, length),
+        )
         return samples._replace(states=states, starts=starts), explained
 
     def _next_values(self, batch: Transitions, values: Tensor) -> Tensor:
@@ -183,7 +209,9 @@ class OnPolicyActorCritic(Algorithm[OnPolicyActorCriticConfigT]):
             next_values[rows] = self.policy(batch.next_obs[rows])[1]
         else:
             states = batch.extras["states"][rows]
-            next_values[rows] = self.memory.next_values(batch.obs[rows], states, batch.next_obs[rows])
+            next_values[rows] = self.memory.next_values(
+                batch.obs[rows], states, batch.next_obs[rows]
+            )
         return next_values
 
 

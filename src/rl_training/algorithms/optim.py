@@ -110,9 +110,13 @@ class Adam:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, into the same tensors; a constant learning rate stays as configured."""
-        for own, saved in zip([*self._first, *self._second], [*state["first"], *state["second"]], strict=True):
+        for own, saved in zip(
+            [*self._first, *self._second], [*state["first"], *state["second"]], strict=True
+        ):
             if own.shape != saved.shape:
-                raise ValueError(f"a moment of shape {tuple(saved.shape)} does not fit {tuple(own.shape)}")
+                raise ValueError(
+                    f"a moment of shape {tuple(saved.shape)} does not fit {tuple(own.shape)}"
+                )
             own.copy_(saved)
         self._step.copy_(state["step"])
         if self._constant is None:
@@ -139,7 +143,9 @@ class JointAdam:
             start = end
 
 
-def descend(loss: Tensor, optimizer: Adam | JointAdam, max_grad_norm: float | None = None) -> Tensor:
+def descend(
+    loss: Tensor, optimizer: Adam | JointAdam, max_grad_norm: float | None = None
+) -> Tensor:
     """Take one optimizer step on `loss` and return the gradient norm before clipping."""
     gradients = torch.autograd.grad(loss, optimizer.parameters)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

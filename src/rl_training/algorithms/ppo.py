@@ -40,7 +40,9 @@ class PPOConfig(OnPolicyActorCriticConfig):
     def gradient_steps_in(self, total_timesteps: int, num_envs: int) -> int:
         """Rollouts, times epochs, times minibatches."""
         rollout = self.num_steps * num_envs
-        return -(-total_timesteps // rollout) * self.update_epochs * -(-rollout // self.minibatch_size)
+        return (
+            -(-total_timesteps // rollout) * self.update_epochs * -(-rollout // self.minibatch_size)
+        )
 
 
 class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
@@ -62,7 +64,9 @@ class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
             steps.append(self._step(minibatch, clip))
             if config.target_kl is not None and steps[-1][APPROX_KL] > 1.5 * config.target_kl:
                 break
-        if self.policy.preprocessor is not None:  # after the update: the log-probabilities belong to the old statistics
+        if (
+            self.policy.preprocessor is not None
+        ):  # after the update: the log-probabilities belong to the old statistics
             self.policy.preprocessor.update_statistics(batch.obs.flatten(0, 1))
         means = torch.stack(steps).mean(0)
         metrics = dict(zip(STEP_METRICS, means, strict=True)) | {"explained_variance": explained}
@@ -97,7 +101,9 @@ class PPOAlgorithm(OnPolicyActorCritic[PPOConfig]):
         with torch.no_grad():
             approx_kl = (ratio - 1.0 - log_ratio).mean()
             clip_fraction = ((ratio - 1.0).abs() > clip).float().mean()
-            return torch.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction, grad_norm])
+            return torch.stack(
+                [policy_loss, value_loss, entropy, approx_kl, clip_fraction, grad_norm]
+            )
 
 
 def clipped_surrogate_loss(ratio: Tensor, advantages: Tensor, clip: Tensor) -> Tensor:

@@ -59,7 +59,11 @@ class Batch(NamedTuple):
         """Mean of losses [..., B] over the batch, weighted with prioritized replay; of [..., L, B] over valid steps."""
         if self.valid is not None:
             return (losses * self.valid).sum((-2, -1)) / self.valid.sum()
-        return losses.mean(-1) if self.importance_weights is None else (losses * self.importance_weights).mean(-1)
+        return (
+            losses.mean(-1)
+            if self.importance_weights is None
+            else (losses * self.importance_weights).mean(-1)
+        )
 
     def td_errors(self, values: Tensor, targets: Tensor) -> Tensor | None:
         """Absolute TD errors [B] of values [B] or [critics, B] (their mean); None unless replay is prioritized."""
@@ -89,14 +93,20 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
             self.preprocessor.to(self.device)
         self.reward_normalizer: RewardNormalizer | None = None
         if isinstance(config, OffPolicyConfig) and config.normalize_reward:
-            self.reward_normalizer = RewardNormalizer(resources.num_envs, config.gamma).to(self.device)
+            self.reward_normalizer = RewardNormalizer(resources.num_envs, config.gamma).to(
+                self.device
+            )
         self._step: Callable[..., StepResult] = compiled(self._graph_step, resources.compile)
 
     @torch.no_grad()
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         """Sample from the policy, or without `explore` take its deterministic action."""
         obs = self.preprocess(obs)
-        return ActResult(self.actor.sample(obs, self.generator, mask) if explore else self.actor.mode(obs, mask))
+        return ActResult(
+            self.actor.sample(obs, self.generator, mask) if explore else self.actor.mode(obs, mask)
+        )
 
     def preprocess(self, obs: Tensor) -> Tensor:
         """Turn stored observations [B, ...] or [L, B, ...] into network inputs: flat vectors; images unchanged."""
@@ -115,7 +125,9 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
     def needs_steps(self) -> bool:
         """With `normalize_obs` or `normalize_reward` off-policy, and if `observe` is overridden."""
         config = self.config
-        is_normalized = isinstance(config, OffPolicyConfig) and (config.normalize_obs or config.normalize_reward)
+        is_normalized = isinstance(config, OffPolicyConfig) and (
+            config.normalize_obs or config.normalize_reward
+        )
         return is_normalized or type(self).observe is not ReplayAlgorithm.observe
 
     def observe(self, steps: Transitions) -> None:
@@ -129,10 +141,20 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
         """Take one gradient step, at the learning rates of this point of training."""
         for optimizer in self.scheduled_optimizers:
             optimizer.follow_schedule(self.progress)
-        rewards = batch.rewards if self.reward_normalizer is None else self.reward_normalizer.scaled(batch.rewards)
+        rewards = (
+            batch.rewards
+            if self.reward_normalizer is None
+            else self.reward_normalizer.scaled(batch.rewards)
+        )
         # Without next observations any [B] tensor serves: the inputs of a compiled graph stay tensors.
-        discounts = bootstrap_discounts(batch, self.config.gamma) if self.uses_next_obs else batch.rewards
-        weights = None if batch.unscaled_weights is None else self._importance_weights(batch.unscaled_weights)
+        discounts = (
+            bootstrap_discounts(batch, self.config.gamma) if self.uses_next_obs else batch.rewards
+        )
+        weights = (
+            None
+            if batch.unscaled_weights is None
+            else self._importance_weights(batch.unscaled_weights)
+        )
         inputs = Batch(
             batch.obs,
             batch.actions,
@@ -145,12 +167,19 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
             batch.valid,
             batch.extras,
         )
-        names, values, gradient_steps, td_errors = self._step(inputs, *self.step_inputs(batch.actions))
-        return UpdateResult(dict(zip(names, values.unbind(), strict=True)), gradient_steps, td_errors)
+        names, values, gradient_steps, td_errors = self._step(
+            inputs, *self.step_inputs(batch.actions)
+        )
+        return UpdateResult(
+            dict(zip(names, values.unbind(), strict=True)), gradient_steps, td_errors
+        )
 
     def step_inputs(self, actions: Tensor) -> tuple[Any, ...]:
         """Arguments of `gradient_step` after the batch: noise and choices, made outside of the compiled graph."""
-        return tuple(torch.empty_like(actions).normal_(generator=self.generator) for _ in range(self.noise_per_step))
+        return tuple(
+            torch.empty_like(actions).normal_(generator=self.generator)
+            for _ in range(self.noise_per_step)
+        )
 
     @abstractmethod
     def gradient_step(self, batch: Batch, *args: Any, **kwargs: Any) -> UpdateResult:
@@ -168,9 +197,13 @@ class ReplayAlgorithm(Algorithm[ConfigT]):
     def _graph_step(self, batch: Batch, *args: Any) -> StepResult:
         """The whole step as one graph: stored observations in, metrics as one tensor out."""
         next_obs = self.preprocess(batch.next_obs) if self.uses_next_obs else batch.next_obs
-        result = self.gradient_step(batch._replace(obs=self.preprocess(batch.obs), next_obs=next_obs), *args)
+        result = self.gradient_step(
+            batch._replace(obs=self.preprocess(batch.obs), next_obs=next_obs), *args
+        )
         if not isinstance(result, UpdateResult):
             kind = type(result).__name__
-            raise ConfigError(f"gradient_step of {type(self).__name__} returns a {kind}: return UpdateResult(metrics)")
+            raise ConfigError(
+                f"gradient_step of {type(self).__name__} returns a {kind}: return UpdateResult(metrics)"
+            )
         values = torch.stack(list(result.metrics.values())).detach()
         return tuple(result.metrics), values, result.gradient_steps, result.td_errors

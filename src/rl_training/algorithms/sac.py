@@ -63,7 +63,9 @@ class Temperature(nn.Module):
         """One gradient step towards the target entropy, if learned; returns the loss."""
         if not self._is_learned:
             return torch.zeros_like(log_prob)
-        loss = -self.log_alpha * (log_prob + self._target_entropy)  # SAC eq. 18, with log alpha for alpha
+        loss = -self.log_alpha * (
+            log_prob + self._target_entropy
+        )  # SAC eq. 18, with log alpha for alpha
         descend(loss, optimizer)
         return loss
 
@@ -82,7 +84,9 @@ class SoftActorCritic(ReplayAlgorithm[ConfigT]):
         actor_rate, critic_rate = self.config.actor_learning_rate, self.config.critic_learning_rate
         self.actor_optimizer = self.make_optimizer(self.actor.parameters(), actor_rate)
         self.critic_optimizer = self.make_optimizer(self.critic.parameters(), critic_rate)
-        self.alpha_optimizer = self.make_optimizer(self.temperature.parameters(), actor_rate, weight_decay=0.0)
+        self.alpha_optimizer = self.make_optimizer(
+            self.temperature.parameters(), actor_rate, weight_decay=0.0
+        )
 
     def make_actor(self) -> Policy:
         """A new policy network."""
@@ -151,8 +155,14 @@ class SACAlgorithm(SoftActorCritic[SACConfig]):
         actions, log_probs = self.actor(batch.obs, noise)
         policy_metrics = self.step_policy(self.critic(batch.obs, actions).amin(0), log_probs, alpha)
         polyak(self.critic, self.target_critic, self.config.tau)
-        metrics = {"critic_loss": critic_loss, "critic_grad_norm": critic_grad_norm, **policy_metrics}
-        return UpdateResult({**metrics, "q_mean": values.mean()}, td_errors=batch.td_errors(values, targets))
+        metrics = {
+            "critic_loss": critic_loss,
+            "critic_grad_norm": critic_grad_norm,
+            **policy_metrics,
+        }
+        return UpdateResult(
+            {**metrics, "q_mean": values.mean()}, td_errors=batch.td_errors(values, targets)
+        )
 
     @torch.no_grad()
     def _targets(self, batch: Batch, next_noise: Tensor, alpha: Tensor) -> Tensor:
@@ -193,16 +203,28 @@ class DiscreteSACAlgorithm(SoftActorCritic[SACConfig]):
         alpha = self.temperature.alpha
         values = self.critic(batch.obs, batch.actions)  # [2, B]
         with torch.no_grad():
-            next_values, next_log_probs = self._expected(batch.next_obs, batch.next_masks, self.target_critic)
+            next_values, next_log_probs = self._expected(
+                batch.next_obs, batch.next_masks, self.target_critic
+            )
             targets = batch.targets(next_values - alpha * next_log_probs)
         critic_loss = batch.mean(0.5 * (values - targets).square()).sum()
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
-        policy_metrics = self.step_policy(*self._expected(batch.obs, batch.masks, self.critic), alpha)
+        policy_metrics = self.step_policy(
+            *self._expected(batch.obs, batch.masks, self.critic), alpha
+        )
         polyak(self.critic, self.target_critic, self.config.tau)
-        metrics = {"critic_loss": critic_loss, "critic_grad_norm": critic_grad_norm, **policy_metrics}
-        return UpdateResult({**metrics, "q_mean": values.mean()}, td_errors=batch.td_errors(values, targets))
+        metrics = {
+            "critic_loss": critic_loss,
+            "critic_grad_norm": critic_grad_norm,
+            **policy_metrics,
+        }
+        return UpdateResult(
+            {**metrics, "q_mean": values.mean()}, td_errors=batch.td_errors(values, targets)
+        )
 
-    def _expected(self, obs: Tensor, masks: Tensor | None, critic: torch.nn.Module) -> tuple[Tensor, Tensor]:
+    def _expected(
+        self, obs: Tensor, masks: Tensor | None, critic: torch.nn.Module
+    ) -> tuple[Tensor, Tensor]:
         """Expected minimum Q-value and log-probability [B] of the policy's action."""
         log_probs = masked(self.actor.outputs(obs), masks).log_softmax(-1)  # [B, num_actions]
         probs = log_probs.exp()

@@ -55,13 +55,21 @@ class TD3BaseAlgorithm(ReplayAlgorithm[TD3BaseConfigT]):
     action_kinds = (ActionKind.CONTINUOUS,)
     needs_bounds = True
 
-    def __init__(self, config: TD3BaseConfigT, spaces: Spaces, resources: Resources, *, num_critics: int = 2) -> None:
+    def __init__(
+        self, config: TD3BaseConfigT, spaces: Spaces, resources: Resources, *, num_critics: int = 2
+    ) -> None:
         super().__init__(config, spaces, resources)
         self.actor = DeterministicPolicy(spaces, self.actor_spec).to(self.device)
-        self.critic = EnsembleCritic(spaces, self.critic_spec, num_members=num_critics).to(self.device)
+        self.critic = EnsembleCritic(spaces, self.critic_spec, num_members=num_critics).to(
+            self.device
+        )
         self.target_actor, self.target_critic = frozen_copy(self.actor), frozen_copy(self.critic)
-        self.actor_optimizer = self.make_optimizer(self.actor.parameters(), config.actor_learning_rate)
-        self.critic_optimizer = self.make_optimizer(self.critic.parameters(), config.critic_learning_rate)
+        self.actor_optimizer = self.make_optimizer(
+            self.actor.parameters(), config.actor_learning_rate
+        )
+        self.critic_optimizer = self.make_optimizer(
+            self.critic.parameters(), config.critic_learning_rate
+        )
         self.counters["updates"] = 0
 
     def update(self, batch: Transitions) -> UpdateResult:
@@ -71,14 +79,23 @@ class TD3BaseAlgorithm(ReplayAlgorithm[TD3BaseConfigT]):
 
     def step_inputs(self, actions: Tensor) -> tuple[Any, ...]:
         """The noise, and whether to update the actor: each kind of step is compiled into its own graph."""
-        return *super().step_inputs(actions), self.counters["updates"] % self.config.policy_delay == 0
+        return *super().step_inputs(actions), self.counters[
+            "updates"
+        ] % self.config.policy_delay == 0
 
     def gradient_step(self, batch: Batch, noise: Tensor, with_actor: bool) -> UpdateResult:
         """One step of the critics, and with `with_actor` one of the actor and the target networks."""
-        values, targets = self.critic(batch.obs, batch.actions), self._targets(batch, noise)  # [num_critics, B], [B]
+        values, targets = (
+            self.critic(batch.obs, batch.actions),
+            self._targets(batch, noise),
+        )  # [num_critics, B], [B]
         critic_loss = batch.mean((values - targets).square()).sum()
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
-        metrics = {"critic_loss": critic_loss, "critic_grad_norm": critic_grad_norm, "q_mean": values.mean()}
+        metrics = {
+            "critic_loss": critic_loss,
+            "critic_grad_norm": critic_grad_norm,
+            "q_mean": values.mean(),
+        }
         if with_actor:
             actor_loss, others = self._actor_loss(batch.obs, batch.actions)
             metrics |= {
@@ -108,7 +125,9 @@ class TD3Algorithm(TD3BaseAlgorithm[TD3Config]):
     def __init__(self, config: TD3Config, spaces: Spaces, resources: Resources) -> None:
         super().__init__(config, spaces, resources, num_critics=config.num_critics)
 
-    def act(self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None) -> ActResult:
+    def act(
+        self, obs: Tensor, state: Tensor | None = None, *, explore: bool, mask: Tensor | None = None
+    ) -> ActResult:
         """The policy's action, with Gaussian noise when exploring (TD3 algorithm 1)."""
         acted = super().act(obs, state, explore=explore)
         if not explore:

@@ -26,4 +26,6 @@ class TD3BCAlgorithm(TD3BaseAlgorithm[TD3BCConfig]):
         values = self.critic.first(obs, policy_actions)
         imitation_loss = (policy_actions - actions).square().mean()
         scale = self.config.bc_alpha / values.abs().mean().detach().clamp(min=1e-8)  # TD3+BC eq. 5
-        return imitation_loss - scale * values.mean(), {"imitation_loss": imitation_loss}  # TD3+BC eq. 3
+        return imitation_loss - scale * values.mean(), {
+            "imitation_loss": imitation_loss
+        }  # TD3+BC eq. 3

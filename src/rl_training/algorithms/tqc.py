@@ -50,23 +50,36 @@ class TQCAlgorithm(SoftActorCritic[TQCConfig]):
     def make_critic(self) -> QuantileCritic:
         """Quantile critics."""
         config = self.config
-        return QuantileCritic(self.spaces, self.critic_spec, config.num_quantiles, num_members=config.num_critics)
+        return QuantileCritic(
+            self.spaces, self.critic_spec, config.num_quantiles, num_members=config.num_critics
+        )
 
     def gradient_step(self, batch: Batch, noise: Tensor, next_noise: Tensor) -> UpdateResult:
         """One step of the critics, the policy and the temperature, in that order."""
         alpha = self.temperature.alpha
         quantiles = self.critic(batch.obs, batch.actions)  # [C, B, M]
         targets = self._targets(batch, next_noise, alpha)
-        losses = quantile_huber_losses(quantiles, targets) / self.config.num_quantiles  # [C, B], TQC eq. 12 and 13
+        losses = (
+            quantile_huber_losses(quantiles, targets) / self.config.num_quantiles
+        )  # [C, B], TQC eq. 12 and 13
         critic_loss = batch.mean(losses).sum()
         critic_grad_norm = descend(critic_loss, self.critic_optimizer)
         actions, log_probs = self.actor(batch.obs, noise)
-        policy_values = self.critic(batch.obs, actions).mean((0, 2))  # mean of all quantiles, TQC eq. 14
+        policy_values = self.critic(batch.obs, actions).mean(
+            (0, 2)
+        )  # mean of all quantiles, TQC eq. 14
         policy_metrics = self.step_policy(policy_values, log_probs, alpha)
         polyak(self.critic, self.target_critic, self.config.tau)
         values = quantiles.mean(-1)
-        metrics = {"critic_loss": critic_loss, "critic_grad_norm": critic_grad_norm, **policy_metrics}
-        return UpdateResult({**metrics, "q_mean": values.mean()}, td_errors=batch.td_errors(values, targets.mean(-1)))
+        metrics = {
+            "critic_loss": critic_loss,
+            "critic_grad_norm": critic_grad_norm,
+            **policy_metrics,
+        }
+        return UpdateResult(
+            {**metrics, "q_mean": values.mean()},
+            td_errors=batch.td_errors(values, targets.mean(-1)),
+        )
 
     @torch.no_grad()
     def _targets(self, batch: Batch, next_noise: Tensor, alpha: Tensor) -> Tensor:

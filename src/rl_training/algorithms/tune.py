@@ -44,7 +44,11 @@ class Tune:
     @property
     def has_integers(self) -> bool:
         """Whether it is a range of integers."""
-        return isinstance(self.low, int) and isinstance(self.high, int) and isinstance(self.step, (int, type(None)))
+        return (
+            isinstance(self.low, int)
+            and isinstance(self.high, int)
+            and isinstance(self.step, (int, type(None)))
+        )
 
     @property
     def text(self) -> str:
@@ -53,7 +57,9 @@ class Tune:
             return " | ".join(plain_text(choice) for choice in self.choices)
         if self.low is None and self.high is None:
             return "none"
-        words = [f"{'?' if self.low is None else f'{self.low:g}'} to {'?' if self.high is None else f'{self.high:g}'}"]
+        words = [
+            f"{'?' if self.low is None else f'{self.low:g}'} to {'?' if self.high is None else f'{self.high:g}'}"
+        ]
         words += [f"in steps of {self.step:g}"] if self.step is not None else []
         words += ["integers"] if self.has_integers and self.step is None else []
         words += ["log scale"] if self.log else []
@@ -73,8 +79,16 @@ class Tune:
         if self.choices:
             values: dict[str, Any] = {"choices": [_listed(choice) for choice in self.choices]}
         else:
-            values = {name: getattr(self, name) for name in ("low", "high", "log", "step") if getattr(self, name)}
-            values |= {name: getattr(self, name) for name in ("low", "high") if getattr(self, name) is not None}
+            values = {
+                name: getattr(self, name)
+                for name in ("low", "high", "log", "step")
+                if getattr(self, name)
+            }
+            values |= {
+                name: getattr(self, name)
+                for name in ("low", "high")
+                if getattr(self, name) is not None
+            }
         return values | ({"by_name": True} if self.by_name else {})
 
     @classmethod
@@ -82,10 +96,14 @@ class Tune:
         """A search space from plain values."""
         unknown = sorted(map(str, values.keys() - cls.__dataclass_fields__.keys()))
         if unknown:
-            raise ConfigError(f"unknown key '{unknown[0]}' of a search space (known: low, high, log, step, choices)")
+            raise ConfigError(
+                f"unknown key '{unknown[0]}' of a search space (known: low, high, log, step, choices)"
+            )
         choices = values.get("choices", ())
         if not isinstance(choices, (list, tuple)):
-            raise ConfigError(f"bad value {choices!r} for the choices of a search space: write a list")
+            raise ConfigError(
+                f"bad value {choices!r} for the choices of a search space: write a list"
+            )
         return cls(**{**values, "choices": tuple(choices)})
 
     def _fault(self) -> str | None:
@@ -97,7 +115,9 @@ class Tune:
             return f"{texts[0]} is the only choice" if len(texts) < 2 else _repeated(texts)
         if ends == [None, None]:
             return None if not self.log and self.step is None else "low and high are missing"
-        numbers = [end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)]
+        numbers = [
+            end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)
+        ]
         if len(numbers) < 2 or not all(math.isfinite(number) for number in numbers):
             return "low and high should be finite numbers"
         if numbers[0] >= numbers[1]:
@@ -124,4 +144,8 @@ def plain_text(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {plain_text(item)}' for key, item in value.items())}}}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(plain_text, value))}]"
-    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, (bool, type(None))) else str(value)
+    return (
+        {True: "true", False: "false", None: "null"}[value]
+        if isinstance(value, (bool, type(None)))
+        else str(value)
+    )

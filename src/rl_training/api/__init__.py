@@ -8,4 +8,6 @@ from rl_training.exports import lazy_exports
 if TYPE_CHECKING:
     from rl_training.api.algorithms import *  # noqa: F403
 else:
-    __getattr__, __dir__, __all__ = lazy_exports(__name__, {"algorithms": " ".join(BUILT_IN_CLASSES)})
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__, {"algorithms": " ".join(BUILT_IN_CLASSES)}
+    )

@@ -13,7 +13,12 @@ from torch import nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.api.saving import save_policy
-from rl_training.api.settings import describe_settings, read_settings, refuse_policy_name, signature_of
+from rl_training.api.settings import (
+    describe_settings,
+    read_settings,
+    refuse_policy_name,
+    signature_of,
+)
 from rl_training.envs.given.objects import EnvLike, give_again
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.evaluation.prediction import NO_STATE, predict
@@ -70,7 +75,9 @@ class AlgorithmAPI:
             settings["init_from"] = settings["init_from"]._weights_path()
         with self._shown():
             name = type(self).__name__
-            self.config = read_settings(name, self.algo, config, preset=preset, eval_env=eval_env, given=settings)
+            self.config = read_settings(
+                name, self.algo, config, preset=preset, eval_env=eval_env, given=settings
+            )
         self._algorithm: Algorithm[Any] | None = None
         self._global_step = 0
         self._eval_return: float | None = None
@@ -102,7 +109,9 @@ class AlgorithmAPI:
         name = policy_name(members)
         module = members[name] if name is not None else None
         if not isinstance(module, nn.Module):
-            raise ConfigError(f"'{self.algo}' has no network named policy, actor or network: look at agent.algorithm")
+            raise ConfigError(
+                f"'{self.algo}' has no network named policy, actor or network: look at agent.algorithm"
+            )
         return module
 
     @property
@@ -133,7 +142,10 @@ class AlgorithmAPI:
                     self._run_dir = self._source = keeper.trainer.run_dir
         if keeper.trainer is not None:
             self._algorithm, self.config = keeper.trainer.algorithm, keeper.trainer.config
-        self._checkpoint, self._global_step = result.checkpoint_path, int(result.metrics["global_step"])
+        self._checkpoint, self._global_step = (
+            result.checkpoint_path,
+            int(result.metrics["global_step"]),
+        )
         self._eval_return = result.metrics.get("eval_return_mean")
         return result
 
@@ -143,7 +155,9 @@ class AlgorithmAPI:
             return evaluate_algorithm(self.config, self._trained(), num_episodes, self._metadata)
 
     @overload
-    def predict(self, obs: npt.ArrayLike, *, mask: npt.ArrayLike | None = None, deterministic: bool = True) -> Any: ...
+    def predict(
+        self, obs: npt.ArrayLike, *, mask: npt.ArrayLike | None = None, deterministic: bool = True
+    ) -> Any: ...
 
     @overload
     def predict(
@@ -199,7 +213,9 @@ class AlgorithmAPI:
         if env is not None:
             give_again(config.env_id, env, eval_env)
         if config.algo != cls.algo:
-            raise CheckpointError(f"'{path}' is a checkpoint of '{config.algo}', not of '{cls.algo}': use its class")
+            raise CheckpointError(
+                f"'{path}' is a checkpoint of '{config.algo}', not of '{cls.algo}': use its class"
+            )
         loaded = cls(config, progress=progress)
         loaded._remember(Path(path), algorithm, state)
         loaded._device = None if device == "auto" else device
@@ -216,10 +232,15 @@ class AlgorithmAPI:
             self._run_dir = find_run_folder(resolve_checkpoint(path))
 
     def _train(
-        self, total_timesteps: int | None, schedules: Schedules | None, callbacks: Sequence[AnyCallback]
+        self,
+        total_timesteps: int | None,
+        schedules: Schedules | None,
+        callbacks: Sequence[AnyCallback],
     ) -> TrainResult:
         """Train a new run, or continue the agent's."""
-        has_run = self._source is not None and has_checkpoint(self._source)  # False if it failed before its first one
+        has_run = self._source is not None and has_checkpoint(
+            self._source
+        )  # False if it failed before its first one
         if self._algorithm is not None or has_run:
             return run_plan(self._plan(total_timesteps, schedules), callbacks=callbacks)
         if total_timesteps is not None:
@@ -237,9 +258,15 @@ class AlgorithmAPI:
             )
         trusted = None if self._is_loaded else self.config
         flags: dict[str, Any] = {"total_timesteps": total_timesteps, "device": self._device}
-        plan = plan_resume(self._source, schedules=schedules, changes=self._changes, trusted=trusted, **flags)
+        plan = plan_resume(
+            self._source, schedules=schedules, changes=self._changes, trusted=trusted, **flags
+        )
         if plan.is_over:
-            end = "reached its last step" if plan.is_finished else f"was ended by early stopping ({plan.early_stop})"
+            end = (
+                "reached its last step"
+                if plan.is_finished
+                else f"was ended by early stopping ({plan.early_stop})"
+            )
             raise ConfigError(
                 f"the run of this {name} {end}, {plan.global_step:,} of {plan.config.total_timesteps:,}: extend it with"
                 " learn(total_timesteps=N), where N counts from the start of the run"
@@ -253,14 +280,18 @@ class AlgorithmAPI:
 
     def _trained(self) -> Algorithm[Any]:
         if self._algorithm is None:
-            raise ConfigError(f"this {type(self).__name__} is not trained yet: call learn() or load() first")
+            raise ConfigError(
+                f"this {type(self).__name__} is not trained yet: call learn() or load() first"
+            )
         return self._algorithm
 
     def _weights_path(self) -> Path:
         """The checkpoint that holds the agent's weights, for `init_from` of another."""
         self._trained()
         if self._checkpoint is None:
-            raise ConfigError(f"this {type(self).__name__} has no checkpoint: save it, and give its path as init_from")
+            raise ConfigError(
+                f"this {type(self).__name__} has no checkpoint: save it, and give its path as init_from"
+            )
         return self._checkpoint
 
 

@@ -25,7 +25,9 @@ def save_policy(path: str | Path, *, overwrite: bool, **values: Any) -> Path:
     if not (path.exists() or path.is_symlink()):
         return save_training_checkpoint(path, trainer_state={}, **values)
     _refuse_other(path)
-    new, old = (path.parent / f".{path.name}{TEMPORARY}{kind}-{os.getpid()}" for kind in ("new", "old"))
+    new, old = (
+        path.parent / f".{path.name}{TEMPORARY}{kind}-{os.getpid()}" for kind in ("new", "old")
+    )
     remove(new)
     try:
         save_training_checkpoint(new, trainer_state={}, **values)
@@ -59,4 +61,6 @@ def _refuse_other(path: Path) -> None:
         others = sorted(entry.name for entry in path.iterdir() if entry.name not in FILES)
         fault = f"holds '{others[0]}', which save does not write" if others else None
     if fault is not None:
-        raise CheckpointError(f"'{path}' {fault}, and is not overwritten: choose another path, or remove it yourself")
+        raise CheckpointError(
+            f"'{path}' {fault}, and is not overwritten: choose another path, or remove it yourself"
+        )

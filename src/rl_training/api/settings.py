@@ -35,9 +35,15 @@ def own_settings(algo: str) -> dict[str, FieldInfo]:
 def signature_of(algo: str) -> inspect.Signature:
     """Signature of an algorithm's class, for `help` and the completion of notebooks."""
     fields = {**run_settings(), **own_settings(algo)}
-    defaults = {**OPTIONS, **{name: field.get_default(call_default_factory=True) for name, field in fields.items()}}
+    defaults = {
+        **OPTIONS,
+        **{name: field.get_default(call_default_factory=True) for name, field in fields.items()},
+    }
     first = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    rest = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one) for name, one in defaults.items()]
+    rest = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one)
+        for name, one in defaults.items()
+    ]
     return inspect.Signature([first, *rest])
 
 
@@ -50,11 +56,19 @@ def refuse_policy_name(owner: str, *given: object) -> None:
             f" {owner}({env}, hidden_sizes=[64, 64])"
         )
     if len(given) > 1:
-        raise ConfigError(f"{owner} takes one positional argument, the environment: give settings by name, as seed=1")
+        raise ConfigError(
+            f"{owner} takes one positional argument, the environment: give settings by name, as seed=1"
+        )
 
 
 def read_settings(
-    owner: str, algo: str, first: object, *, preset: bool, eval_env: object = None, given: Mapping[str, Any]
+    owner: str,
+    algo: str,
+    first: object,
+    *,
+    preset: bool,
+    eval_env: object = None,
+    given: Mapping[str, Any],
 ) -> TrainConfig:
     """The validated configuration that the arguments of the class `owner` describe."""
     if isinstance(first, TrainConfig):
@@ -66,14 +80,18 @@ def read_settings(
     return found
 
 
-def _check_whole(owner: str, algo: str, config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+def _check_whole(
+    owner: str, algo: str, config: TrainConfig, given: Mapping[str, Any]
+) -> TrainConfig:
     """A complete configuration; it must be of this algorithm, and without further settings."""
     if config.algo != algo:
         fault = f"{owner} trains '{algo}', but the configuration has algo: {config.algo}"
         raise ConfigError(f"{fault}: set algo: {algo}, or use the class of {config.algo}")
     if given:
         name = next(iter(given))
-        raise ConfigError(f"'{name}' is given beside a TrainConfig: use {owner}(config.replace({name}=...))")
+        raise ConfigError(
+            f"'{name}' is given beside a TrainConfig: use {owner}(config.replace({name}=...))"
+        )
     return config
 
 
@@ -81,7 +99,12 @@ def _merge(
     owner: str, algo: str, env: object, *, preset: bool, eval_env: object, given: Mapping[str, Any]
 ) -> TrainConfig:
     """The configuration of an environment and settings, upon the preset if there is one."""
-    if env is not None and not isinstance(env, str) and not callable(env) and not hasattr(env, "reset"):
+    if (
+        env is not None
+        and not isinstance(env, str)
+        and not callable(env)
+        and not hasattr(env, "reset")
+    ):
         raise ConfigError(
             f"{owner} takes an environment id, a class, a function that returns an environment, an environment, a"
             f" vector environment or a TrainConfig, not a {type(env).__name__}"
@@ -101,16 +124,22 @@ def _merge(
     env_id = above.get("env_id")
     layers = preset_layers(algo, env_id) if preset and isinstance(env_id, str) else []
     named = {"algo": algo}
-    return resolve_config([*layers, ("the class", named), ("algo_kwargs", below), ("the arguments", above)]).config
+    return resolve_config(
+        [*layers, ("the class", named), ("algo_kwargs", below), ("the arguments", above)]
+    ).config
 
 
 def _refuse_unknown(owner: str, algo: str, given: Mapping[str, Any]) -> None:
     if "algo" in given:
-        raise ConfigError(f"'algo' is no setting of {owner}, which trains '{algo}': use the class of the algorithm")
+        raise ConfigError(
+            f"'algo' is no setting of {owner}, which trains '{algo}': use the class of the algorithm"
+        )
     known = {*run_settings(), *own_settings(algo), *OPTIONS}
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
-        hint = suggest(unknown, known, f"`rl-training algos {algo}` lists the settings of the algorithm")
+        hint = suggest(
+            unknown, known, f"`rl-training algos {algo}` lists the settings of the algorithm"
+        )
         raise ConfigError(f"unknown setting '{unknown}' for {owner}{hint}")
 
 
@@ -120,11 +149,15 @@ def _split(owner: str, algo: str, values: dict[str, Any]) -> tuple[dict[str, Any
     if isinstance(base, FrozenConfig):
         base = config_values(base, algo)
     if not isinstance(base, Mapping):
-        raise ConfigError(f"bad value {base!r:.100} for algo_kwargs of {owner}: should be a mapping or a config object")
+        raise ConfigError(
+            f"bad value {base!r:.100} for algo_kwargs of {owner}: should be a mapping or a config object"
+        )
     own = {name: _plain(values.pop(name)) for name in own_settings(algo) if name in values}
     twice = base.keys() & own.keys()
     if twice:
-        raise ConfigError(f"'{min(twice)}' of {owner} is given as a keyword and in algo_kwargs: remove one")
+        raise ConfigError(
+            f"'{min(twice)}' of {owner} is given as a keyword and in algo_kwargs: remove one"
+        )
     get_algorithm_spec(algo).parse_kwargs(base)  # so that an error names the argument's own keys
     return {"algo_kwargs": dict(base)}, {**values, "algo_kwargs": own}
 
@@ -136,14 +169,34 @@ def _plain(value: Any) -> Any:
 
 def describe_settings(config: TrainConfig) -> str:
     """The environment and the settings that differ from their defaults: `'CartPole-v1', seed=1, gamma=0.98`."""
-    plain = TrainConfig(algo=config.algo, env_id=config.env_id, total_timesteps=config.total_timesteps)
-    derived = {"log_interval": plain.log_every_steps, "checkpoint_interval": plain.checkpoint_every_steps}
-    fields = {name: getattr(config, name) for name in run_settings() if name not in ("env_id", "algo_kwargs")}
-    defaults = {name: field.get_default(call_default_factory=True) for name, field in TrainConfig.model_fields.items()}
-    shown = {name: value for name, value in fields.items() if value not in (defaults[name], derived.get(name))}
+    plain = TrainConfig(
+        algo=config.algo, env_id=config.env_id, total_timesteps=config.total_timesteps
+    )
+    derived = {
+        "log_interval": plain.log_every_steps,
+        "checkpoint_interval": plain.checkpoint_every_steps,
+    }
+    fields = {
+        name: getattr(config, name)
+        for name in run_settings()
+        if name not in ("env_id", "algo_kwargs")
+    }
+    defaults = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in TrainConfig.model_fields.items()
+    }
+    shown = {
+        name: value
+        for name, value in fields.items()
+        if value not in (defaults[name], derived.get(name))
+    }
     parsed = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
     own = {name: field.default for name, field in type(parsed).model_fields.items()}
-    shown |= {name: value for name, value in config.algo_kwargs.items() if getattr(parsed, name) != own[name]}
+    shown |= {
+        name: value
+        for name, value in config.algo_kwargs.items()
+        if getattr(parsed, name) != own[name]
+    }
     return _join([] if config.env_id is None else [_short(config.env_id)], shown)
 
 

@@ -55,10 +55,20 @@ def _imports() -> list[str]:
     }
     for algo in BUILT_IN_CLASSES.values():
         config = get_algorithm_spec(algo).config_class()
-        used = [config, *(part for field in own_settings(algo).values() for part in _config_classes(field.annotation))]
+        used = [
+            config,
+            *(
+                part
+                for field in own_settings(algo).values()
+                for part in _config_classes(field.annotation)
+            ),
+        ]
         for one in used:
             names.setdefault(one.__module__, set()).add(one.__name__)
-    return [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(names.items())]
+    return [
+        f"from {module} import {', '.join(sorted(found))}"
+        for module, found in sorted(names.items())
+    ]
 
 
 def _config_classes(annotation: Any) -> list[type[FrozenConfig]]:
@@ -68,8 +78,13 @@ def _config_classes(annotation: Any) -> list[type[FrozenConfig]]:
 
 
 def _class_of(name: str, algo: str) -> str:
-    summary, config = get_algorithm_spec(algo).summary, get_algorithm_spec(algo).config_class().__name__
-    arguments = {name: f"{OPTION_TYPES.get(name, 'bool')} = {default}" for name, default in OPTIONS.items()}
+    summary, config = (
+        get_algorithm_spec(algo).summary,
+        get_algorithm_spec(algo).config_class().__name__,
+    )
+    arguments = {
+        name: f"{OPTION_TYPES.get(name, 'bool')} = {default}" for name, default in OPTIONS.items()
+    }
     for key, field in {**run_settings(), **own_settings(algo)}.items():
         spelled = SPECIAL[key].format(config=config) if key in SPECIAL else spell(field.annotation)
         arguments[key] = f"{spelled} = ..."
@@ -87,7 +102,9 @@ def spell(annotation: Any) -> str:
     if origin is Annotated:
         return spell(parts[0])
     if origin in (Union, types.UnionType):
-        return " | ".join(dict.fromkeys(word for part in parts for word in spell(part).split(" | ")))
+        return " | ".join(
+            dict.fromkeys(word for part in parts for word in spell(part).split(" | "))
+        )
     if origin is Literal:
         return f"Literal[{', '.join(_quoted(part) for part in parts)}]"
     if origin is tuple:

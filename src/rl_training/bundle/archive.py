@@ -23,7 +23,15 @@ REQUIRED = (MANIFEST, SPACES, OPERATIONS, WEIGHTS, GOLDEN)
 NAMES = (*REQUIRED, ONNX, CARD)
 MAX_BYTES = 1 << 30
 """Size limit of a bundle."""
-DAMAGED = (zipfile.BadZipFile, struct.error, NotImplementedError, EOFError, ValueError, RuntimeError, OSError)
+DAMAGED = (
+    zipfile.BadZipFile,
+    struct.error,
+    NotImplementedError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    OSError,
+)
 """What zipfile raises for files that are no ZIP, or a damaged one."""
 UNIX, READABLE = 3, (stat.S_IFREG | 0o644) << 16
 
@@ -44,10 +52,14 @@ def read_file(path: Path) -> bytes:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise BundleError(f"'{path}' is not a regular file: give the path of a bundle that `export` wrote")
+            raise BundleError(
+                f"'{path}' is not a regular file: give the path of a bundle that `export` wrote"
+            )
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size > MAX_BYTES:
-                raise BundleError(f"'{path}' is larger than {MAX_BYTES:,} bytes, the limit of a bundle")
+                raise BundleError(
+                    f"'{path}' is larger than {MAX_BYTES:,} bytes, the limit of a bundle"
+                )
             return file.read(MAX_BYTES)
     except FileNotFoundError:
         raise BundleError(f"'{path}' does not exist (looked from {Path.cwd()})") from None
@@ -70,7 +82,9 @@ def unpack(data: bytes) -> dict[str, bytes]:
         RuntimeError,
         OSError,
     ) as error:
-        raise BundleError(f"it is not a bundle, or is damaged or truncated: {error!s:.100}") from None
+        raise BundleError(
+            f"it is not a bundle, or is damaged or truncated: {error!s:.100}"
+        ) from None
     if not is_intact:
         raise BundleError("it is damaged, or was changed by another program")
     missing = [name for name in REQUIRED if name not in files]
@@ -84,12 +98,18 @@ def _read_members(archive: zipfile.ZipFile, num_bytes: int) -> dict[str, bytes]:
     infos = archive.infolist()
     for info in infos:
         if info.filename not in NAMES:
-            raise BundleError(f"it holds a file named {info.filename!r:.100}, which a bundle does not have")
+            raise BundleError(
+                f"it holds a file named {info.filename!r:.100}, which a bundle does not have"
+            )
         if info.compress_type != zipfile.ZIP_STORED:
-            raise BundleError(f"{info.filename} is compressed: a bundle stores its files uncompressed")
+            raise BundleError(
+                f"{info.filename} is compressed: a bundle stores its files uncompressed"
+            )
     if len({info.filename for info in infos}) < len(infos):
         raise BundleError("it holds a file twice")
     claimed = sum(info.file_size for info in infos)
     if claimed > num_bytes:
-        raise BundleError(f"its files claim {claimed:,} bytes, where it has {num_bytes:,}: it is truncated")
+        raise BundleError(
+            f"its files claim {claimed:,} bytes, where it has {num_bytes:,}: it is truncated"
+        )
     return {info.filename: archive.read(info) for info in infos}

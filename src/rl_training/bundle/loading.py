@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.bundle.archive import GOLDEN, MANIFEST, OPERATIONS, SPACES, WEIGHTS, read_file, unpack
+from rl_training.bundle.archive import (
+    GOLDEN,
+    MANIFEST,
+    OPERATIONS,
+    SPACES,
+    WEIGHTS,
+    read_file,
+    unpack,
+)
 from rl_training.bundle.program import ACTION, MASK, NEXT_STATE, OBS, STATE, Program
 from rl_training.bundle.reading import Array, Settings, parse_json, parse_tensors
 from rl_training.bundle.spaces import BundleSpaces, parse_spaces
@@ -61,11 +69,15 @@ def prove(program: Program, spaces: BundleSpaces, golden: dict[str, Array]) -> N
     """Raise a `BundleError` unless the program gives the golden actions and states."""
     total = _check_golden(spaces, golden)
     if total * (program.size + program.num_weights) > MAX_WORK:
-        raise BundleError(f"its {total:,} golden pairs are too many for a policy of {program.num_weights:,} weights")
+        raise BundleError(
+            f"its {total:,} golden pairs are too many for a policy of {program.num_weights:,} weights"
+        )
     size = max(1, CHUNK_ELEMENTS // program.size)
     for first in range(0, total, size):
         rows = slice(first, first + size)
-        actions, state = replay(program, spaces, {name: array[rows] for name, array in golden.items()})
+        actions, state = replay(
+            program, spaces, {name: array[rows] for name, array in golden.items()}
+        )
         differs = differing(spaces, actions, golden[ACTION][rows])
         if state is not None:
             differs = differs | _states_differ(state, golden[NEXT_STATE][rows])
@@ -78,7 +90,9 @@ def prove(program: Program, spaces: BundleSpaces, golden: dict[str, Array]) -> N
             )
 
 
-def replay(program: Program, spaces: BundleSpaces, golden: dict[str, Array]) -> tuple[Array, Array | None]:
+def replay(
+    program: Program, spaces: BundleSpaces, golden: dict[str, Array]
+) -> tuple[Array, Array | None]:
     """Actions and next states of the program for the observations of golden pairs."""
     leaves = [golden[f"{OBS}.{index}"] for index in range(len(spaces.observation))]
     try:
@@ -99,7 +113,9 @@ def differing(spaces: BundleSpaces, actions: Array, expected: Array, factor: flo
     if action.kind is not ActionKind.CONTINUOUS:
         return np.asarray((rows != targets).any(1))
     rows, targets = rows.astype(np.float64), targets.astype(np.float64)
-    magnitude = np.maximum(np.abs(np.where(np.isfinite(targets), targets, 0.0)).max(1, keepdims=True, initial=0.0), 1.0)
+    magnitude = np.maximum(
+        np.abs(np.where(np.isfinite(targets), targets, 0.0)).max(1, keepdims=True, initial=0.0), 1.0
+    )
     span = (action.high - action.low).reshape(1, -1)
     unit = np.where(np.isfinite(span), span, magnitude)
     # Half precision cannot hold the tolerance: there, neighbouring numbers count as equal.
@@ -125,14 +141,18 @@ def _check_golden(spaces: BundleSpaces, golden: dict[str, Array]) -> int:
     if spaces.state_size:
         expected |= dict.fromkeys((STATE, NEXT_STATE), ((spaces.state_size,), "float32"))
     if golden.keys() != expected.keys():
-        raise BundleError(f"{GOLDEN} holds {', '.join(sorted(golden)):.200}, not {', '.join(sorted(expected)):.200}")
+        raise BundleError(
+            f"{GOLDEN} holds {', '.join(sorted(golden)):.200}, not {', '.join(sorted(expected)):.200}"
+        )
     total = len(golden[ACTION]) if golden[ACTION].ndim else 0
     if not 0 < total <= MAX_PAIRS:
         raise BundleError(f"{GOLDEN} holds {total:,} pairs, not 1 to {MAX_PAIRS:,}")
     for name, (shape, dtype) in expected.items():
         array = golden[name]
         if array.shape != (total, *shape) or array.dtype != np.dtype(dtype):
-            raise BundleError(f"{GOLDEN}: '{name}' is {array.dtype} {list(array.shape)}, not {dtype} {[total, *shape]}")
+            raise BundleError(
+                f"{GOLDEN}: '{name}' is {array.dtype} {list(array.shape)}, not {dtype} {[total, *shape]}"
+            )
     if action.choices:
         options = golden[ACTION].astype(np.int64) - action.start
         if not ((options >= 0) & (options < np.reshape(action.choices, action.shape))).all():
@@ -147,7 +167,9 @@ def _read_manifest(files: dict[str, bytes]) -> dict[str, Any]:
     settings.text("format", (FORMAT,))
     version = settings.any("schema_version")
     if type(version) is not int or version != SCHEMA_VERSION:
-        raise BundleError(f"it has schema version {version!r:.50}; this version of rl-training reads {SCHEMA_VERSION}")
+        raise BundleError(
+            f"it has schema version {version!r:.50}; this version of rl-training reads {SCHEMA_VERSION}"
+        )
     for key in ("package_version", "algorithm"):
         settings.text(key)
     if settings.any("env_id") is not None:
@@ -163,7 +185,9 @@ def _read_manifest(files: dict[str, bytes]) -> dict[str, Any]:
         size, digest = listed.whole("bytes", 0, 1 << 62), listed.text("sha256")
         listed.finish()
         if size != len(files[name]):
-            raise BundleError(f"{name} has {len(files[name]):,} bytes, where the manifest says {size:,}")
+            raise BundleError(
+                f"{name} has {len(files[name]):,} bytes, where the manifest says {size:,}"
+            )
         if hashlib.sha256(files[name]).hexdigest() != digest:
             raise BundleError(f"{name} is damaged: its SHA-256 is not the one in the manifest")
     return values
@@ -198,7 +222,10 @@ class BundlePolicy:
 
     def __repr__(self) -> str:
         what = f"{self.manifest['algorithm']} on {self.manifest['env_id'] or 'a dataset'}"
-        parts = ", ".join(f"{leaf.name or 'obs'} {leaf.dtype}{list(leaf.shape)}" for leaf in self.spaces.observation)
+        parts = ", ".join(
+            f"{leaf.name or 'obs'} {leaf.dtype}{list(leaf.shape)}"
+            for leaf in self.spaces.observation
+        )
         action = self.spaces.action
         options = f" of {list(action.choices)} options" if action.choices else ""
         memory = f", memory of {self.spaces.state_size}" if self.spaces.state_size else ""
@@ -208,7 +235,9 @@ class BundlePolicy:
         size = self.spaces.state_size
         if not size:
             if state is not NO_STATE and state is not None:
-                raise ConfigError("this policy has no memory, so it has no state: pass state=None or leave it out")
+                raise ConfigError(
+                    "this policy has no memory, so it has no state: pass state=None or leave it out"
+                )
             return None
         if state is NO_STATE:
             raise ConfigError(
@@ -231,5 +260,7 @@ class BundlePolicy:
         if mask is None:
             return None
         if use == "none":
-            raise ConfigError("mask is given, but this policy does not obey action masks: leave it out")
+            raise ConfigError(
+                "mask is given, but this policy does not obey action masks: leave it out"
+            )
         return check_masks(mask, count, self.spaces.action.choices, is_batch=is_batch)

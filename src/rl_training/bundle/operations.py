@@ -44,7 +44,9 @@ Builder = Callable[..., Built]
 def _row(settings: Settings, value: Value) -> int:
     """Length of a value that must be a row of float32."""
     if len(value.shape) != 1 or value.dtype != "float32":
-        raise BundleError(f"{settings.where}: the input is {value.dtype} {list(value.shape)}, not a row of float32")
+        raise BundleError(
+            f"{settings.where}: the input is {value.dtype} {list(value.shape)}, not a row of float32"
+        )
     return value.shape[0]
 
 
@@ -64,7 +66,9 @@ def _one_hot(settings: Settings, x: Value) -> Built:
     def run(x: Array) -> Array:
         index = x.reshape(len(x), len(start)) - start
         if (index < 0).any() or (index >= counts).any():
-            raise EnvError(f"the observation has a category outside of its space: {len(choices)} of {choices!s:.100}")
+            raise EnvError(
+                f"the observation has a category outside of its space: {len(choices)} of {choices!s:.100}"
+            )
         encoded = np.zeros((len(x), width), np.float32)
         np.put_along_axis(encoded, index + first, 1.0, 1)
         return encoded
@@ -85,7 +89,11 @@ def _concat(settings: Settings, *parts: Value) -> Built:
 
 def _normalize(settings: Settings, x: Value) -> Built:
     shape = (_row(settings, x),)
-    mean, scale, limit = settings.tensor("mean", shape), settings.tensor("scale", shape), settings.number("limit")
+    mean, scale, limit = (
+        settings.tensor("mean", shape),
+        settings.tensor("scale", shape),
+        settings.number("limit"),
+    )
     return lambda x: np.minimum(np.maximum((x - mean) * scale, -limit), limit), (x,)
 
 
@@ -93,8 +101,15 @@ def _image(settings: Settings, x: Value) -> Built:
     """Bytes of an image, or of a stack of images, as float32 [channels, height, width]."""
     is_last, plane = settings.flag("channels_last"), settings.sizes("plane")
     moved = (*x.shape[:-3], *x.shape[-1:], *x.shape[-3:-1]) if is_last else x.shape
-    if x.dtype != "uint8" or len(plane) != 2 or moved[-2:] != plane or (is_last and len(x.shape) < 3):
-        raise BundleError(f"{settings.where}: the input is {x.dtype} {list(x.shape)}, not an image of that size")
+    if (
+        x.dtype != "uint8"
+        or len(plane) != 2
+        or moved[-2:] != plane
+        or (is_last and len(x.shape) < 3)
+    ):
+        raise BundleError(
+            f"{settings.where}: the input is {x.dtype} {list(x.shape)}, not an image of that size"
+        )
     shape = (x.size // count(plane), *plane)
 
     def run(x: Array) -> Array:
@@ -110,7 +125,9 @@ def _conv2d(settings: Settings, x: Value) -> Built:
     weight = settings.tensor("weight", (None, x.shape[0], None, None))
     bias = settings.tensor("bias", (len(weight),))
     stride, kernel = settings.whole("stride", 1, MAX_STRIDE), weight.shape[2:]
-    height, width = ((size - side) // stride + 1 for size, side in zip(x.shape[1:], kernel, strict=True))
+    height, width = (
+        (size - side) // stride + 1 for size, side in zip(x.shape[1:], kernel, strict=True)
+    )
     if height < 1 or width < 1:
         raise BundleError(f"{settings.where}: the kernel is larger than the image")
     count((height * width, weight[0].size))  # the patches that the product reads
@@ -154,7 +171,9 @@ def _gelu(x: Array) -> Array:
 
 def conv2d(x: Array, weight: Array, bias: Array, kernel: tuple[int, ...], stride: int) -> Array:
     """Convolve [B, C, H, W] with `weight` [C * kernel, out] as one product of patches (im2col)."""
-    windows = sliding_window_view(x, kernel, (2, 3))[:, :, ::stride, ::stride]  # [B, C, h, w, kernel]
+    windows = sliding_window_view(x, kernel, (2, 3))[
+        :, :, ::stride, ::stride
+    ]  # [B, C, h, w, kernel]
     batch, _, height, width = windows.shape[:4]
     patches = windows.transpose(0, 2, 3, 1, 4, 5).reshape(batch * height * width, -1)
     product = patches @ weight + bias
@@ -166,10 +185,14 @@ def sigmoid(x: Array) -> Array:
     return 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
-def lstm_step(x: Array, state: Array, weight: Array, recurrent: Array, bias: Array) -> tuple[Array, Array]:
+def lstm_step(
+    x: Array, state: Array, weight: Array, recurrent: Array, bias: Array
+) -> tuple[Array, Array]:
     """Output [B, size] and next state [B, 2 * size]: hidden vector and cell."""
     hidden, cell = np.split(state, 2, 1)
-    input_gate, forget_gate, candidate, output_gate = np.split(x @ weight + bias + hidden @ recurrent, 4, 1)
+    input_gate, forget_gate, candidate, output_gate = np.split(
+        x @ weight + bias + hidden @ recurrent, 4, 1
+    )
     cell = sigmoid(forget_gate) * cell + sigmoid(input_gate) * np.tanh(candidate)
     hidden = sigmoid(output_gate) * np.tanh(cell)
     return hidden, np.concatenate([hidden, cell], 1)
@@ -189,7 +212,9 @@ def gru_step(
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0.0),
     "tanh": np.tanh,
-    "silu": lambda x: 0.5 * x * (1.0 + np.tanh(0.5 * x)),  # x sigmoid(x), without an exponential that overflows
+    "silu": lambda x: (
+        0.5 * x * (1.0 + np.tanh(0.5 * x))
+    ),  # x sigmoid(x), without an exponential that overflows
     "gelu": _gelu,
     "elu": lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
 }
@@ -213,7 +238,9 @@ def _memory(step: Function, num_gates: int, num_parts: int, *bias_keys: str) -> 
         recurrent = settings.tensor("recurrent_weight", (size, num_gates * size))
         biases = [settings.tensor(key, (num_gates * size,)) for key in bias_keys]
         if state.shape != (num_parts * size,):
-            raise BundleError(f"{settings.where}: the state has {state.shape[0]} numbers, not {num_parts * size}")
+            raise BundleError(
+                f"{settings.where}: the state has {state.shape[0]} numbers, not {num_parts * size}"
+            )
         return lambda x, state: step(x, state, weight, recurrent, *biases), (Value((size,)), state)
 
     return build
@@ -223,7 +250,9 @@ def _dueling(settings: Settings, x: Value) -> Built:
     """State value plus advantages minus their mean (Wang et al. 2016, eq. 9); `width` numbers for each."""
     size, width = _row(settings, x), settings.whole("width", 1)
     if size % width or size // width < 2:
-        raise BundleError(f"{settings.where}: {size} numbers are not a value and advantages of width {width}")
+        raise BundleError(
+            f"{settings.where}: {size} numbers are not a value and advantages of width {width}"
+        )
 
     def run(x: Array) -> Any:
         parts = x.reshape(len(x), -1, width)
@@ -244,7 +273,9 @@ def _categorical_mean(settings: Settings, x: Value) -> Built:
     """Mean of the distribution that the logits of each action give to the atoms of `support` (C51)."""
     size, support = _row(settings, x), settings.tensor("support", (None,))
     if size % len(support):
-        raise BundleError(f"{settings.where}: {size} numbers are not logits of {len(support)} atoms")
+        raise BundleError(
+            f"{settings.where}: {size} numbers are not logits of {len(support)} atoms"
+        )
 
     def run(x: Array) -> Any:
         logits = x.reshape(len(x), -1, len(support))
@@ -256,7 +287,9 @@ def _categorical_mean(settings: Settings, x: Value) -> Built:
 
 def _mask(settings: Settings, x: Value, mask: Value) -> Built:
     if _row(settings, x) != mask.size or mask.dtype != "bool":
-        raise BundleError(f"{settings.where}: {x.size} values do not fit a mask of {mask.size} options")
+        raise BundleError(
+            f"{settings.where}: {x.size} values do not fit a mask of {mask.size} options"
+        )
     return lambda x, mask: x if mask is None else np.where(mask, x, np.float32(INVALID)), (x,)
 
 
@@ -264,7 +297,9 @@ def _argmax(settings: Settings, x: Value) -> Built:
     """The largest value of each component, [components]."""
     choices = settings.sizes("choices", most=MAX_CHOICES)
     if not choices or sum(choices) != _row(settings, x):
-        raise BundleError(f"{settings.where}: the options of {list(choices)!s:.100} are not the {x.size} values")
+        raise BundleError(
+            f"{settings.where}: the options of {list(choices)!s:.100} are not the {x.size} values"
+        )
     output = (Value((len(choices),), "int64"),)
     if len(choices) == 1:
         return lambda x: x.argmax(1)[:, None], output
@@ -287,7 +322,9 @@ def _to_bounds(settings: Settings, x: Value) -> Built:
 
 
 def _clip(settings: Settings, x: Value) -> Built:
-    low, high = (settings.tensor(key, x.shape, "float64", may_be_infinite=True) for key in ("low", "high"))
+    low, high = (
+        settings.tensor(key, x.shape, "float64", may_be_infinite=True) for key in ("low", "high")
+    )
     if x.dtype not in ("float32", "float64") or (low > high).any():
         raise BundleError(f"{settings.where}: the bounds do not fit the input")
     return lambda x: np.minimum(np.maximum(x, low), high), (Value(x.shape, "float64"),)

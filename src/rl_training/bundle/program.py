@@ -30,7 +30,9 @@ class Program:
 
     def __init__(self, operations: Any, tensors: Mapping[str, Array], spaces: BundleSpaces) -> None:
         if not isinstance(operations, list) or not 0 < len(operations) <= MAX_OPERATIONS:
-            raise BundleError(f"operations.json: 'operations' is not a list of at most {MAX_OPERATIONS:,} operations")
+            raise BundleError(
+                f"operations.json: 'operations' is not a list of at most {MAX_OPERATIONS:,} operations"
+            )
         self._values = _given(spaces)
         self._places = {name: place for place, name in enumerate(self._values)}
         self.num_given = len(self._values)
@@ -44,12 +46,16 @@ class Program:
             self.steps.append(self._build(settings))
             unread -= settings.tensors_read
         if unread:
-            raise BundleError(f"weights.safetensors: no operation reads the tensor '{min(unread):.100}'")
+            raise BundleError(
+                f"weights.safetensors: no operation reads the tensor '{min(unread):.100}'"
+            )
         self._check_outputs(spaces)
         self._action, self._state = self._places[ACTION], self._places.get(NEXT_STATE)
         self._rest = [None] * (len(self._places) - self.num_given)
 
-    def run(self, leaves: list[Array], state: Array | None, mask: Array | None) -> tuple[Array, Array | None]:
+    def run(
+        self, leaves: list[Array], state: Array | None, mask: Array | None
+    ) -> tuple[Array, Array | None]:
         """Actions [B, ...] and the next policy state for observation parts [B, ...]."""
         values: list[Any] = [*leaves, state, mask, *self._rest]
         for step in self.steps:
@@ -64,25 +70,39 @@ class Program:
     def _build(self, settings: Settings) -> Step:
         name = settings.text("op")
         if name not in OPERATIONS:
-            raise BundleError(f"{settings.where}: unknown operation '{name:.100}': is the package older than the file?")
+            raise BundleError(
+                f"{settings.where}: unknown operation '{name:.100}': is the package older than the file?"
+            )
         settings.where += f" ({name})"
         num_inputs, build = OPERATIONS[name]
         inputs, outputs = settings.names("in"), settings.names("out")
         if len(inputs) != num_inputs and (num_inputs >= 0 or not inputs):
-            raise settings.fault("in", f"{num_inputs} names" if num_inputs >= 0 else "at least one name")
+            raise settings.fault(
+                "in", f"{num_inputs} names" if num_inputs >= 0 else "at least one name"
+            )
         for given in inputs:
             if given not in self._values:
-                raise BundleError(f"{settings.where}: the value '{given:.100}' does not exist at this point")
+                raise BundleError(
+                    f"{settings.where}: the value '{given:.100}' does not exist at this point"
+                )
         run, made = build(settings, *(self._values[given] for given in inputs))
         settings.finish()
-        if len(outputs) != len(made) or len(set(outputs)) != len(outputs) or set(outputs) & self._values.keys():
+        if (
+            len(outputs) != len(made)
+            or len(set(outputs)) != len(outputs)
+            or set(outputs) & self._values.keys()
+        ):
             raise settings.fault("out", f"{len(made)} new names")
         for output, value in zip(outputs, made, strict=True):
             self._places[output], self._values[output] = len(self._places), value
             self.size += value.size
         if self.size > MAX_ELEMENTS:
             raise BundleError(f"the values have more than {MAX_ELEMENTS:,} numbers per observation")
-        return Step(run, tuple(self._places[name] for name in inputs), tuple(self._places[name] for name in outputs))
+        return Step(
+            run,
+            tuple(self._places[name] for name in inputs),
+            tuple(self._places[name] for name in outputs),
+        )
 
     def _check_outputs(self, spaces: BundleSpaces) -> None:
         expected = {ACTION: Value(spaces.action.shape, spaces.action.dtype)}
@@ -98,7 +118,10 @@ class Program:
 
 def _given(spaces: BundleSpaces) -> dict[str, Value]:
     """The values that a program is given, in the order of `Program.run`."""
-    given = {f"{OBS}.{index}": Value(leaf.shape, leaf.dtype) for index, leaf in enumerate(spaces.observation)}
+    given = {
+        f"{OBS}.{index}": Value(leaf.shape, leaf.dtype)
+        for index, leaf in enumerate(spaces.observation)
+    }
     given[STATE] = Value((max(spaces.state_size, 1),))
     given[MASK] = Value((max(spaces.action.num_options, 1),), "bool")
     return given

@@ -23,7 +23,9 @@ MAX_CHOICES = 1 << 16
 def parse_json(data: bytes, name: str) -> dict[str, Any]:
     """A JSON object."""
     if len(data) > MAX_JSON_BYTES:
-        raise BundleError(f"{name} has {len(data):,} bytes, more than the limit of {MAX_JSON_BYTES:,}")
+        raise BundleError(
+            f"{name} has {len(data):,} bytes, more than the limit of {MAX_JSON_BYTES:,}"
+        )
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -47,7 +49,9 @@ def count(shape: tuple[int, ...]) -> int:
     for size in shape:
         total *= size
     if total > MAX_ELEMENTS:
-        raise BundleError(f"a value of shape {shape} has more than {MAX_ELEMENTS:,} numbers per observation")
+        raise BundleError(
+            f"a value of shape {shape} has more than {MAX_ELEMENTS:,} numbers per observation"
+        )
     return total
 
 
@@ -66,7 +70,9 @@ class Settings:
 
     def fault(self, key: str, expected: str) -> BundleError:
         """The error for a wrong value."""
-        return BundleError(f"{self.where}: bad value {self._values.get(key)!r:.100} for '{key}': should be {expected}")
+        return BundleError(
+            f"{self.where}: bad value {self._values.get(key)!r:.100} for '{key}': should be {expected}"
+        )
 
     def any(self, key: str) -> Any:
         """The value of a key, which must exist."""
@@ -103,7 +109,9 @@ class Settings:
             raise self.fault(key, f"an integer from {low} to {high}")
         return int(value)
 
-    def sizes(self, key: str, low: int = 1, high: int = MAX_ELEMENTS, most: int = MAX_RANK) -> tuple[int, ...]:
+    def sizes(
+        self, key: str, low: int = 1, high: int = MAX_ELEMENTS, most: int = MAX_RANK
+    ) -> tuple[int, ...]:
         """A list of at most `most` integers from `low` to `high`."""
         value = self.any(key)
         if not isinstance(value, list) or len(value) > most:
@@ -124,7 +132,12 @@ class Settings:
         return tuple(value)
 
     def tensor(
-        self, key: str, shape: tuple[int | None, ...], dtype: str = "float32", *, may_be_infinite: bool = False
+        self,
+        key: str,
+        shape: tuple[int | None, ...],
+        dtype: str = "float32",
+        *,
+        may_be_infinite: bool = False,
     ) -> Array:
         """The tensor whose name is the value of `key`; None in `shape` matches any size."""
         name = self.text(key)
@@ -137,9 +150,13 @@ class Settings:
         if not fits or array.dtype != np.dtype(dtype) or not array.size:
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             given = f"{array.dtype} [{', '.join(map(str, array.shape))}]"
-            raise BundleError(f"{self.where}: tensor '{name:.100}' is {given}, where {dtype} [{wanted}] is expected")
+            raise BundleError(
+                f"{self.where}: tensor '{name:.100}' is {given}, where {dtype} [{wanted}] is expected"
+            )
         if np.isnan(array).any() or not (may_be_infinite or np.isfinite(array).all()):
-            raise BundleError(f"{self.where}: tensor '{name:.100}' holds numbers that are not finite")
+            raise BundleError(
+                f"{self.where}: tensor '{name:.100}' holds numbers that are not finite"
+            )
         self.tensors_read.add(name)
         return array
 

@@ -44,7 +44,9 @@ def parse_spaces(values: dict[str, Any]) -> BundleSpaces:
     leaves = settings.any("observation")
     if not isinstance(leaves, list) or not 0 < len(leaves) <= MAX_LEAVES:
         raise settings.fault("observation", f"a list of at most {MAX_LEAVES:,} parts")
-    observation = tuple(_parse_leaf(leaf, f"spaces.json, observation {index}") for index, leaf in enumerate(leaves))
+    observation = tuple(
+        _parse_leaf(leaf, f"spaces.json, observation {index}") for index, leaf in enumerate(leaves)
+    )
     if len({leaf.path for leaf in observation}) < len(observation) or (
         len(observation) > 1 and any(not leaf.path for leaf in observation)
     ):
@@ -60,10 +62,17 @@ def parse_spaces(values: dict[str, Any]) -> BundleSpaces:
 def _parse_leaf(value: Any, where: str) -> ObsLeaf:
     settings = Settings(value, where)
     path = settings.any("path")
-    if not isinstance(path, list) or len(path) > MAX_RANK or any(type(key) not in (str, int) for key in path):
+    if (
+        not isinstance(path, list)
+        or len(path) > MAX_RANK
+        or any(type(key) not in (str, int) for key in path)
+    ):
         raise settings.fault("path", f"a list of at most {MAX_RANK} strings and integers")
     shape, dtype = settings.sizes("shape"), settings.text("dtype", OBS_DTYPES)
-    choices, start = settings.sizes("choices", most=MAX_CHOICES), tuple(settings.starts("start").tolist())
+    choices, start = (
+        settings.sizes("choices", most=MAX_CHOICES),
+        tuple(settings.starts("start").tolist()),
+    )
     if not len(choices) == len(start) == (count(shape) if dtype == "int64" else 0):
         raise settings.fault("choices", "one number for each category, and so should start")
     settings.finish()
@@ -74,7 +83,10 @@ def _parse_action(settings: Settings) -> ActionSpec:
     kind = settings.text("kind", tuple(ACTION_DTYPES))
     shape, dtype = settings.sizes("shape"), settings.text("dtype", ACTION_DTYPES[kind])
     if kind == "continuous":
-        low, high = _parse_bounds(settings, "low", shape, -np.inf), _parse_bounds(settings, "high", shape, np.inf)
+        low, high = (
+            _parse_bounds(settings, "low", shape, -np.inf),
+            _parse_bounds(settings, "high", shape, np.inf),
+        )
         if (low > high).any():
             raise BundleError(f"{settings.where}: a lower bound is above the upper bound")
         action = ActionSpec(ActionKind.CONTINUOUS, shape, dtype, low=low, high=high)

@@ -42,7 +42,9 @@ Arms = Annotated[
         " study alone: all its settings. With --until-decided also study files.",
     ),
 ]
-Metric = Annotated[str | None, option("--metric", "NAME", "Metric to compare (default: eval_return_mean).")]
+Metric = Annotated[
+    str | None, option("--metric", "NAME", "Metric to compare (default: eval_return_mean).")
+]
 MeasureName = Annotated[
     str | None,
     option(
@@ -51,10 +53,16 @@ MeasureName = Annotated[
         "Score of a run: the last policy's evaluation (default), the best over time (biased), or the mean over steps.",
     ),
 ]
-ModeName = Annotated[str | None, option("--mode", "max|min", "Whether larger or smaller is better (default: max).")]
+ModeName = Annotated[
+    str | None, option("--mode", "max|min", "Whether larger or smaller is better (default: max).")
+]
 Failed = Annotated[
     str | None,
-    option("--failed", "refuse|worst", "A failed run: refuse (default), or count it as the worst score."),
+    option(
+        "--failed",
+        "refuse|worst",
+        "A failed run: refuse (default), or count it as the worst score.",
+    ),
 ]
 Margin = Annotated[
     float | None,
@@ -66,7 +74,10 @@ Alpha = Annotated[
 ]
 UntilDecided = Annotated[
     bool,
-    flag("--until-decided", "Train further seeds of both studies, in looks that are planned and frozen in advance."),
+    flag(
+        "--until-decided",
+        "Train further seeds of both studies, in looks that are planned and frozen in advance.",
+    ),
 ]
 Looks = Annotated[
     int | None,
@@ -85,10 +96,17 @@ Name = Annotated[
     str | None,
     option("--name", "NAME", "Name of the comparison's folder (default: the names of the arms)."),
 ]
-Explain = Annotated[bool, flag("--explain", "Add what the figures are: intervals, p-values, and when they hold.")]
+Explain = Annotated[
+    bool, flag("--explain", "Add what the figures are: intervals, p-values, and when they hold.")
+]
 Picture = Annotated[
     Path | None,
-    option("--out", "FILE", "Write the picture here (default: in the comparison's folder).", parser=output_file),
+    option(
+        "--out",
+        "FILE",
+        "Write the picture here (default: in the comparison's folder).",
+        parser=output_file,
+    ),
 ]
 
 
@@ -139,11 +157,17 @@ def compare(arms: Arms, options: CompareOptions) -> None:
         except KeyboardInterrupt:  # while it plans or computes; training handles signals by itself
             _leave(arms, options, signal.SIGINT)
         return
-    of_training = {field.name for field in fields(LaunchOptions)} | {"looks", "seeds_per_look", "plugin"}
+    of_training = {field.name for field in fields(LaunchOptions)} | {
+        "looks",
+        "seeds_per_look",
+        "plugin",
+    }
     for field in fields(options):
         if field.name in of_training and getattr(options, field.name) != field.default:
             option = "--" + field.name.replace("_", "-")
-            raise ConfigError(f"{option} has no effect without --until-decided: add it, or remove the option")
+            raise ConfigError(
+                f"{option} has no effect without --until-decided: add it, or remove the option"
+            )
     _compare_once(arms, options)
 
 
@@ -151,7 +175,9 @@ def _check_picture(path: Path) -> None:
     from rl_training.views.figures import TABLE, check_target
 
     if path.suffix.lower() == TABLE:
-        raise ConfigError(f"cannot write '{path}': a comparison is drawn as .png, .svg or .pdf; --json has its numbers")
+        raise ConfigError(
+            f"cannot write '{path}': a comparison is drawn as .png, .svg or .pdf; --json has its numbers"
+        )
     check_target(path)
 
 
@@ -159,7 +185,12 @@ def _compare_once(words: Sequence[str], options: CompareOptions) -> None:
     import numpy as np
 
     from rl_training.studies.comparison.run_scores import score_arms
-    from rl_training.studies.comparison.verdict import compare_many, compare_two, find_arms, folder_of
+    from rl_training.studies.comparison.verdict import (
+        compare_many,
+        compare_two,
+        find_arms,
+        folder_of,
+    )
 
     groups = find_arms(words)
     rule, generator = options.rule(), np.random.default_rng(0)
@@ -174,7 +205,9 @@ def _until_decided(words: Sequence[str], options: CompareOptions) -> None:
     from rl_training.views.studies import look_line
 
     if len(words) != 2:
-        raise ConfigError(f"--until-decided compares two arms, and {len(words)} are named: name two")
+        raise ConfigError(
+            f"--until-decided compares two arms, and {len(words)} are named: name two"
+        )
     planned = plan_comparison(words, options.given(*PLAN_OPTIONS), options.name)
     with results_alone():  # Ray prints to standard output
         decided = planned.run(
@@ -209,7 +242,9 @@ def _show(
     from rl_training.views.studies import comparison_lines, explanation_lines
 
     if look is None and is_file(folder / PLAN_FILE):
-        raise ConfigError(f"'{folder}' is a planned comparison: give another --name, or add --until-decided")
+        raise ConfigError(
+            f"'{folder}' is a planned comparison: give another --name, or add --until-decided"
+        )
     times = int(read_result(folder).get("times") or 0) + 1
     lines = [*comparison_lines(result), *more_lines]
     if look is None and times > 1:
@@ -218,7 +253,12 @@ def _show(
         )
     lines += explanation_lines(result, is_planned=look is not None) if options.explain else []
     picture = _draw(result, folder, options.out)
-    values = result.as_dict() | {"planned": look is not None, "look": look, "picture": picture, "times": times}
+    values = result.as_dict() | {
+        "planned": look is not None,
+        "look": look,
+        "picture": picture,
+        "times": times,
+    }
     try:
         store_result(folder, values)
     except RLTrainingError as error:
@@ -255,7 +295,9 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
     found: list[str] = []
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + 2)
-        found += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
+        found += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [
+            ""
+        ]
     return found
 
 

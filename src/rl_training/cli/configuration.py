@@ -71,7 +71,10 @@ def read_resume(options: ResumeOptions) -> tuple[Path, dict[str, Any]]:
 
     run, words = options.run, options.words or []
     if run is not None and options.checkpoint is not None and "=" in str(run):
-        run, words = None, [str(run), *words]  # with --checkpoint the first KEY=VALUE stands at RUN's position
+        run, words = (
+            None,
+            [str(run), *words],
+        )  # with --checkpoint the first KEY=VALUE stands at RUN's position
     changes, flags = parse_overrides(words), _flags_of(options)
     _refuse_twice(changes, flags)
     path = find_run(run, options.checkpoint)
@@ -90,9 +93,13 @@ def _read_words(options: TrainOptions) -> tuple[dict[str, str], dict[str, Any]]:
 
     words = options.words or []
     positional = [word for word in words if "=" not in word]
-    overrides = parse_overrides([word for word in words if "=" in word], positional[0] if positional else None)
+    overrides = parse_overrides(
+        [word for word in words if "=" in word], positional[0] if positional else None
+    )
     if len(positional) > 2:
-        raise ConfigError(f"too many arguments {' '.join(words)!r}: give ALGO ENV_ID and KEY=VALUE settings")
+        raise ConfigError(
+            f"too many arguments {' '.join(words)!r}: give ALGO ENV_ID and KEY=VALUE settings"
+        )
     names = dict(zip(("algo", "env_id"), positional, strict=False))
     flags = _flags_of(options)
     _refuse_twice(overrides, [*names, *flags])
@@ -100,7 +107,9 @@ def _read_words(options: TrainOptions) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _flags_of(options: TrainOptions | ResumeOptions) -> dict[str, Any]:
-    return {name: value for name, value in vars(options).items() if name in FLAGS and value is not None}
+    return {
+        name: value for name, value in vars(options).items() if name in FLAGS and value is not None
+    }
 
 
 def _refuse_twice(overrides: Mapping[str, Any], others: Sequence[str] | Mapping[str, Any]) -> None:
@@ -155,7 +164,9 @@ def configuration_rows(resolved: ResolvedConfig, *, is_flat: bool = False) -> li
     split_env_kwargs(config.env_kwargs)  # validates them
     values = serialize_train_config(config)
     given = {path for path, _ in leaves({key: values[key] for key in MAPPINGS})}
-    values["algo_kwargs"] = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
+    values["algo_kwargs"] = (
+        get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
+    )
     rows: list[ConfigRow] = []
     for key, value in values.items():
         if key not in MAPPINGS:
@@ -179,7 +190,9 @@ def row_lines(rows: list[ConfigRow]) -> list[str]:
 
 def _source(path: str, sources: Mapping[str, str], given: set[str]) -> str:
     """The source of a key: of the key itself, of a key inside it, or of the mapping around it; else `default`."""
-    within = next((source for known, source in sources.items() if f"{known}.".startswith(f"{path}.")), None)
+    within = next(
+        (source for known, source in sources.items() if f"{known}.".startswith(f"{path}.")), None
+    )
     if within is not None:
         return within
     around = [known for known in sources if path.startswith(f"{known}.")]
@@ -187,7 +200,13 @@ def _source(path: str, sources: Mapping[str, str], given: set[str]) -> str:
 
 
 SCHEDULE = "Schedule"
-TYPES = {"number": "number", "integer": "integer", "string": "text", "boolean": "true | false", "null": "null"}
+TYPES = {
+    "number": "number",
+    "integer": "integer",
+    "string": "text",
+    "boolean": "true | false",
+    "null": "null",
+}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 MAPPING = "mapping:"
 VALUES_COLUMN = 34
@@ -219,16 +238,29 @@ class Setting:
             start += f" = {json.dumps(self.default)}"
         beside = f"{start:<{VALUES_COLUMN}}  {self.values}"
         return [
-            *([beside] if len(beside) <= width else [start, f"{' ' * VALUES_COLUMN}  {self.values}"]),
-            *textwrap.wrap(self.meaning, width, initial_indent=f"{indent}    ", subsequent_indent=f"{indent}    "),
-            *textwrap.wrap(self._tune_text, width, initial_indent="    ", subsequent_indent="      "),
+            *(
+                [beside]
+                if len(beside) <= width
+                else [start, f"{' ' * VALUES_COLUMN}  {self.values}"]
+            ),
+            *textwrap.wrap(
+                self.meaning,
+                width,
+                initial_indent=f"{indent}    ",
+                subsequent_indent=f"{indent}    ",
+            ),
+            *textwrap.wrap(
+                self._tune_text, width, initial_indent="    ", subsequent_indent="      "
+            ),
         ]
 
     @property
     def _tune_text(self) -> str:
         if self.tune is None:
             return ""
-        return f"tune: {self.tune.text}{' (only if named: --tune KEY)' if self.tune.by_name else ''}"
+        return (
+            f"tune: {self.tune.text}{' (only if named: --tune KEY)' if self.tune.by_name else ''}"
+        )
 
 
 def list_settings(config_class: type[FrozenConfig]) -> list[Setting]:
@@ -250,7 +282,10 @@ def schedule_line(config_class: type[FrozenConfig]) -> str | None:
 
 
 def _settings(
-    schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str, given: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any],
+    definitions: Mapping[str, Any],
+    prefix: str,
+    given: Mapping[str, Any] | None = None,
 ) -> Iterator[Setting]:
     """The keys of a mapping; `given` are its values where it stands, if these differ from its own defaults."""
     for name, field in schema["properties"].items():
@@ -282,7 +317,13 @@ def _values(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         definition = definitions.get(name, {})
-        return "a schedule" if name == SCHEDULE else MAPPING if "properties" in definition else _values(definition, {})
+        return (
+            "a schedule"
+            if name == SCHEDULE
+            else MAPPING
+            if "properties" in definition
+            else _values(definition, {})
+        )
     if "enum" in field or "const" in field:
         return " | ".join(map(str, field.get("enum", [field.get("const")])))
     if field.get("type") == "array":

@@ -31,10 +31,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
-Steps = Annotated[int, option("--steps", NUMBER, "Environment steps to record.", parser=positive_number)]
+Steps = Annotated[
+    int, option("--steps", NUMBER, "Environment steps to record.", parser=positive_number)
+]
 OptionalRun = Annotated[
     Path | None,
-    run_argument("[RUN]", "A run folder, or a checkpoint in it. Needed unless --checkpoint or --env is given."),
+    run_argument(
+        "[RUN]",
+        "A run folder, or a checkpoint in it. Needed unless --checkpoint or --env is given.",
+    ),
 ]
 RandomEnv = Annotated[
     str | None,
@@ -50,23 +55,37 @@ Minari = Annotated[
     str | None,
     option("--minari", "NAME", "New Minari dataset to write instead of a file, such as pole-v0."),
 ]
-Epsilon = Annotated[float, option("--epsilon", NUMBER, "Probability of a random action.", min=0, max=1)]
+Epsilon = Annotated[
+    float, option("--epsilon", NUMBER, "Probability of a random action.", min=0, max=1)
+]
 Noise = Annotated[
     float,
     option("--noise", NUMBER, "Standard deviation of Gaussian noise on Box actions.", min=0),
 ]
-Seed = Annotated[int, option("--seed", NUMBER, "Seed of the environment and of the random actions.", min=0)]
-MixedFiles = Annotated[list[str], typer.Argument(metavar="DATASET...", help="Files or Minari ids to mix.")]
+Seed = Annotated[
+    int, option("--seed", NUMBER, "Seed of the environment and of the random actions.", min=0)
+]
+MixedFiles = Annotated[
+    list[str], typer.Argument(metavar="DATASET...", help="Files or Minari ids to mix.")
+]
 MixOut = Annotated[Path, option("--out", "FILE", "The .npz file to write.")]
 Weights = Annotated[
     list[float] | None,
     option("--weights", "NUMBER...", "Proportion of each dataset in the mixture (default: equal)."),
 ]
 MixSeed = Annotated[int, option("--seed", NUMBER, "Seed of the sampled episodes.", min=0)]
-Source = Annotated[str, typer.Argument(metavar="DATASET", help="A .npz or .pt file, or the id of a Minari dataset.")]
+Source = Annotated[
+    str,
+    typer.Argument(metavar="DATASET", help="A .npz or .pt file, or the id of a Minari dataset."),
+]
 CheckedEnv = Annotated[
     str | None,
-    option("--env", "ENV_ID", "Check against this environment's spaces.", callback=find_in_working_directory),
+    option(
+        "--env",
+        "ENV_ID",
+        "Check against this environment's spaces.",
+        callback=find_in_working_directory,
+    ),
 ]
 
 
@@ -94,9 +113,13 @@ def collect(
         raise ConfigError("give exactly one place to write to: --out FILE.npz or --minari name-v0")
     path = find_run(run, checkpoint) if run or checkpoint else None
     if (path is None) == (env is None):
-        raise ConfigError("give exactly one source of actions: RUN, or --env ENV_ID for random actions")
+        raise ConfigError(
+            "give exactly one source of actions: RUN, or --env ENV_ID for random actions"
+        )
     if env is not None and (epsilon or noise):
-        raise ConfigError("--epsilon and --noise have no effect with --env, whose actions are all random: remove them")
+        raise ConfigError(
+            "--epsilon and --noise have no effect with --env, whose actions are all random: remove them"
+        )
     from rl_training.runtime.workflows import record_checkpoint
 
     _check_is_new(out, minari)
@@ -136,14 +159,20 @@ def _save(recording: Recording, out: Path | None, minari: str | None) -> None:
     if minari is not None:
         write_minari(minari, recording.dataset, recording.observation_space, recording.action_space)
         if recording.dataset.masks is not None:
-            say("WARNING: a Minari dataset has no action masks: to keep this recording's, use --out")
+            say(
+                "WARNING: a Minari dataset has no action masks: to keep this recording's, use --out"
+            )
         put(f"minari={minari}")
 
 
 @verb(app)
 def mix(words: MixedFiles, out: MixOut, weights: Weights = None, seed: MixSeed = 0) -> None:
     """Mix whole episodes of several datasets: `data mix a.npz b.npz --weights 0.5 0.5 --out mixed.npz`."""
-    from rl_training.data.dataset_loaders import check_new_file, mix_datasets, save_transition_dataset
+    from rl_training.data.dataset_loaders import (
+        check_new_file,
+        mix_datasets,
+        save_transition_dataset,
+    )
 
     check_new_file(out)
     # The parser gives --weights its first number only; the others arrive among the files. No file is named 0.5.
@@ -160,7 +189,9 @@ def mix(words: MixedFiles, out: MixOut, weights: Weights = None, seed: MixSeed =
 
 
 @verb(app)
-def check(source: Source, env: CheckedEnv = None, plugin: Plugins = None, as_json: AsJson = False) -> None:
+def check(
+    source: Source, env: CheckedEnv = None, plugin: Plugins = None, as_json: AsJson = False
+) -> None:
     """Check a dataset: its faults and their remedies, and the algorithms that suit it.
 
     Exits with 1 if it has errors.
@@ -187,7 +218,9 @@ def load_source(source: str, *, tell_notes: bool = True) -> TransitionDataset:
 
     kind, path = Path(source).suffix.removeprefix("."), Path(source)
     if kind not in ("npz", "pt") and path.is_file():
-        raise ConfigError(f"unknown format of dataset '{source}': rename the file to end in .npz or .pt")
+        raise ConfigError(
+            f"unknown format of dataset '{source}': rename the file to end in .npz or .pt"
+        )
     where = {"dataset_path": path} if kind in ("npz", "pt") else {"dataset_id": source}
     dataset = load_transition_dataset(kind if "dataset_path" in where else "minari", **where)
     for note in dataset.notes if tell_notes else ():

@@ -25,8 +25,13 @@ BundleFile = Annotated[
     Path | None,
     option("--out", "FILE", "Bundle to write, such as policy.rlp. Needed.", parser=output_file),
 ]
-Onnx = Annotated[bool, flag("--onnx", "Add the policy as an ONNX model, checked with ONNX Runtime (extra: onnx).")]
-Card = Annotated[bool, flag("--card", "Add card.md: what the policy is, its score, how to load it.")]
+Onnx = Annotated[
+    bool,
+    flag("--onnx", "Add the policy as an ONNX model, checked with ONNX Runtime (extra: onnx)."),
+]
+Card = Annotated[
+    bool, flag("--card", "Add card.md: what the policy is, its score, how to load it.")
+]
 GoldenEpisodes = Annotated[
     int | None,
     option(

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_training.cli.options import AsJson, Plugins, RunSuffix, complete_words, find_in_working_directory, flag, option
+from rl_training.cli.options import (
+    AsJson,
+    Plugins,
+    RunSuffix,
+    complete_words,
+    find_in_working_directory,
+    flag,
+    option,
+)
 from rl_training.cli.output import say, show
 from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError
@@ -20,7 +28,9 @@ if TYPE_CHECKING:
 WIDTH = 80
 PART_WIDTH = 28
 app = typer.Typer(rich_markup_mode=None)
-Model = Annotated[Path, typer.Argument(metavar="MODEL.zip", help="The file that the model's save() wrote.")]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL.zip", help="The file that the model's save() wrote.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Argument(
@@ -30,10 +40,14 @@ Settings = Annotated[
     ),
 ]
 Env = Annotated[str, option("--env", "ENV_ID", "Environment in which the model was trained.")]
-Statistics = Annotated[Path | None, option("--vecnormalize", "FILE", "The file that VecNormalize.save() wrote.")]
+Statistics = Annotated[
+    Path | None, option("--vecnormalize", "FILE", "The file that VecNormalize.save() wrote.")
+]
 ImportDir = Annotated[
     Path | None,
-    typer.Option("--output-dir", "--out", metavar="FOLDER", help="Parent of the run folder (default: runs)."),
+    typer.Option(
+        "--output-dir", "--out", metavar="FOLDER", help="Parent of the run folder (default: runs)."
+    ),
 ]
 Verify = Annotated[
     bool,
@@ -75,10 +89,14 @@ def import_stable_baselines3(
     from rl_training.importers.sb3 import import_sb3
 
     if sb3_python is not None and not verify:
-        raise ConfigError("--sb3-python has no effect without --verify: add it, or remove the option")
+        raise ConfigError(
+            "--sb3-python has no effect without --verify: add it, or remove the option"
+        )
     changes = parse_overrides(words or [])
     for key in changes.keys() & {"algo", "env_id", "total_timesteps"}:
-        raise ConfigError(f"'{key}' follows from the model and --env: remove it from the command line")
+        raise ConfigError(
+            f"'{key}' follows from the model and --env: remove it from the command line"
+        )
     changes |= {} if output_dir is None else {"output_dir": str(output_dir)}
     imported = import_sb3(
         model,

@@ -34,10 +34,15 @@ MIN_WIDTH = 40
 
 Algo = Annotated[
     str | None,
-    typer.Argument(metavar="[ALGO]", autocompletion=complete_algorithm, help="Algorithm whose settings to list."),
+    typer.Argument(
+        metavar="[ALGO]",
+        autocompletion=complete_algorithm,
+        help="Algorithm whose settings to list.",
+    ),
 ]
 EnvSettings = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="env_kwargs of the environment.")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="env_kwargs of the environment."),
 ]
 CheckedEnv = Annotated[
     str | None,
@@ -48,8 +53,12 @@ CheckedEnv = Annotated[
         callback=find_in_working_directory,
     ),
 ]
-CheckedSteps = Annotated[int, option("--steps", NUMBER, "Environment steps to take.", parser=positive_number)]
-CheckSeed = Annotated[int, option("--seed", NUMBER, "Seed of the environment and the random actions.", min=0)]
+CheckedSteps = Annotated[
+    int, option("--steps", NUMBER, "Environment steps to take.", parser=positive_number)
+]
+CheckSeed = Annotated[
+    int, option("--seed", NUMBER, "Seed of the environment and the random actions.", min=0)
+]
 
 
 def show_config(options: TrainOptions) -> None:
@@ -58,7 +67,10 @@ def show_config(options: TrainOptions) -> None:
     Takes every option of `train`; --run-suffix, --resume-or-start and --callback are not settings and have no effect.
     """
     resolved = resolve(options)
-    values = {key: {"value": value, "source": source} for key, value, source in configuration_rows(resolved)}
+    values = {
+        key: {"value": value, "source": source}
+        for key, value, source in configuration_rows(resolved)
+    }
     show(values, row_lines(configuration_rows(resolved, is_flat=True)), options.as_json)
 
 
@@ -69,7 +81,11 @@ def algos(name: Algo = None, plugin: Plugins = None, as_json: AsJson = False) ->
     if name is None:
         rows = [(spec.name, spec.loop.value, spec.summary) for spec in list_algorithm_specs()]
         lines = table_lines(rows, "l", width=max(MIN_WIDTH, shutil.get_terminal_size().columns))
-        show([dict(zip(("name", "loop", "summary"), row, strict=True)) for row in rows], lines, as_json)
+        show(
+            [dict(zip(("name", "loop", "summary"), row, strict=True)) for row in rows],
+            lines,
+            as_json,
+        )
         return
     _show_settings(get_algorithm_spec(name).config_class(), as_json)
 
@@ -101,7 +117,10 @@ def presets(as_json: AsJson = False) -> None:
 
     found = describe_presets()
     rows = [("preset", "environment", "steps", "score")]
-    rows += [(preset.name, preset.env_id, f"{preset.total_timesteps:,}", _score_text(preset.score)) for preset in found]
+    rows += [
+        (preset.name, preset.env_id, f"{preset.total_timesteps:,}", _score_text(preset.score))
+        for preset in found
+    ]
     show([dataclasses.asdict(preset) for preset in found], table_lines(rows, "llrl"), as_json)
     if not as_json:
         say("score: mean over (n) seeds, last checkpoint; *: best checkpoint; %: success rate")
@@ -130,7 +149,9 @@ def doctor(
         _check_environment(env, words or [], steps, seed, as_json)
         return
     if words:
-        raise ConfigError(f"{' '.join(words)!r} sets env_kwargs of no environment: add --env ENV_ID")
+        raise ConfigError(
+            f"{' '.join(words)!r} sets env_kwargs of no environment: add --env ENV_ID"
+        )
     from rl_training.views.findings import describe_machine
 
     facts = describe_machine()

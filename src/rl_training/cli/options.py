@@ -29,7 +29,9 @@ def whole_number(text: str | int) -> int:
 
         example = spelled_out(text) or "an integer, such as 20000 or 1e6"
         raise typer.BadParameter(f"'{text}' is not a whole number: write {example}") from None
-    raise typer.BadParameter(f"{text} is not a whole number: write an integer, such as 20000 or 1e6")
+    raise typer.BadParameter(
+        f"{text} is not a whole number: write an integer, such as 20000 or 1e6"
+    )
 
 
 def positive_number(text: str | int) -> int:
@@ -43,17 +45,23 @@ def positive_number(text: str | int) -> int:
 def output_file(text: str | Path) -> Path:
     """Parse the path of a file to write; one that ends in a slash names a folder and is refused."""
     if str(text).endswith(("/", os.sep)):
-        raise typer.BadParameter(f"'{text}' names a folder: give the path of a file, without a slash at its end")
+        raise typer.BadParameter(
+            f"'{text}' names a folder: give the path of a file, without a slash at its end"
+        )
     return Path(text)
 
 
 def find_run(run: Path | None, checkpoint: Path | None = None) -> Path:
     """The run folder or checkpoint that a command names, as RUN or as --checkpoint; exactly one must be given."""
     if run is not None and checkpoint is not None:
-        raise ConfigError(f"the run is given twice, as RUN '{run}' and as --checkpoint '{checkpoint}': remove one")
+        raise ConfigError(
+            f"the run is given twice, as RUN '{run}' and as --checkpoint '{checkpoint}': remove one"
+        )
     found = run or checkpoint
     if found is None:
-        raise ConfigError("missing argument RUN (or --checkpoint): name a run folder or a checkpoint in it")
+        raise ConfigError(
+            "missing argument RUN (or --checkpoint): name a run folder or a checkpoint in it"
+        )
     return named_run(found)
 
 
@@ -71,12 +79,18 @@ def complete_algorithm(incomplete: str) -> list[tuple[str, str]]:
     """Names of the algorithms, each with its summary."""
     from rl_training.experiment.registry import list_algorithm_specs
 
-    return [(spec.name, spec.summary) for spec in list_algorithm_specs() if spec.name.startswith(incomplete)]
+    return [
+        (spec.name, spec.summary)
+        for spec in list_algorithm_specs()
+        if spec.name.startswith(incomplete)
+    ]
 
 
 def complete_words(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """ALGO, then the environments that have a preset for it."""
-    words = [word for word in ctx.params.get("words") or [] if "=" not in word and word != incomplete]
+    words = [
+        word for word in ctx.params.get("words") or [] if "=" not in word and word != incomplete
+    ]
     if not words:
         return complete_algorithm(incomplete)
     if len(words) > 1:
@@ -87,7 +101,9 @@ def complete_words(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]
     files = [path for path in list_presets() if path.parent.name == words[0]]
     found = {str(load_config_file(path).get("env_id")): path for path in files}
     return [
-        (name, f"preset {path.parent.name}/{path.name}") for name, path in found.items() if name.startswith(incomplete)
+        (name, f"preset {path.parent.name}/{path.name}")
+        for name, path in found.items()
+        if name.startswith(incomplete)
     ]
 
 
@@ -100,9 +116,7 @@ def complete_run(incomplete: str) -> Iterator[str]:
 
 
 NUMBER = "NUMBER"
-RUN_HELP = (
-    "A run: its folder or a checkpoint in it, the beginning of its name, or @last. Needed unless --checkpoint is given."
-)
+RUN_HELP = "A run: its folder or a checkpoint in it, the beginning of its name, or @last. Needed unless --checkpoint is given."
 
 
 def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:
@@ -179,13 +193,19 @@ Changes = Annotated[
     ),
 ]
 Run = Annotated[Path | None, run_argument()]
-CheckpointPath = Annotated[Path | None, option("--checkpoint", "RUN", "Same as RUN.", autocompletion=complete_run)]
+CheckpointPath = Annotated[
+    Path | None, option("--checkpoint", "RUN", "Same as RUN.", autocompletion=complete_run)
+]
 ConfigFile = Annotated[
     Path | None,
-    option("--config", "FILE", "YAML file of settings. If it sets algo or env_id, no preset applies."),
+    option(
+        "--config", "FILE", "YAML file of settings. If it sets algo or env_id, no preset applies."
+    ),
 ]
 NoPreset = Annotated[bool, flag("--no-preset", "Do not use the preset of ALGO and ENV_ID.")]
-OutputDir = Annotated[Path | None, option("--output-dir", "FOLDER", "Parent of the run folder (default: runs).")]
+OutputDir = Annotated[
+    Path | None, option("--output-dir", "FOLDER", "Parent of the run folder (default: runs).")
+]
 ResumeOutputDir = Annotated[
     Path | None,
     option(
@@ -194,16 +214,27 @@ ResumeOutputDir = Annotated[
         "Resume as a new run in this folder and leave the old one unchanged (default: resume in place).",
     ),
 ]
-TotalTimesteps = Annotated[int | None, _number("--total-timesteps", "Total environment steps (offline: updates).")]
+TotalTimesteps = Annotated[
+    int | None, _number("--total-timesteps", "Total environment steps (offline: updates).")
+]
 ResumeTotalTimesteps = Annotated[
     int | None,
-    _number("--total-timesteps", "Total environment steps, including those before the resume (offline: updates)."),
+    _number(
+        "--total-timesteps",
+        "Total environment steps, including those before the resume (offline: updates).",
+    ),
 ]
-DemoTimesteps = Annotated[int | None, _number("--total-timesteps", "Total environment steps (default: the preset's).")]
-NumEnvs = Annotated[int | None, _number("--num-envs", "Number of environments stepped in parallel.")]
+DemoTimesteps = Annotated[
+    int | None, _number("--total-timesteps", "Total environment steps (default: the preset's).")
+]
+NumEnvs = Annotated[
+    int | None, _number("--num-envs", "Number of environments stepped in parallel.")
+]
 EvalEpisodes = Annotated[int | None, _number("--eval-episodes", "Episodes per evaluation.")]
 Seed = Annotated[int | None, _number("--seed", "Seed of all random number generators.")]
-Device = Annotated[str | None, option("--device", "NAME", "Torch device: auto, cpu, cuda, cuda:1 or mps.")]
+Device = Annotated[
+    str | None, option("--device", "NAME", "Torch device: auto, cpu, cuda, cuda:1 or mps.")
+]
 RunSuffix = Annotated[
     str | None,
     option("--run-suffix", "NAME", "End of the run folder's name (default: date and time)."),
@@ -223,11 +254,17 @@ Schedules = Annotated[
         "Schedules of an extended run: stretch (the rest over the remaining steps; default), restart or hold.",
     ),
 ]
-Rewind = Annotated[bool, flag("--rewind", "Resume an older checkpoint and discard the later checkpoints and metrics.")]
-FallBack = Annotated[bool, flag("--fall-back", "If the checkpoint is damaged, resume the newest intact one.")]
+Rewind = Annotated[
+    bool,
+    flag("--rewind", "Resume an older checkpoint and discard the later checkpoints and metrics."),
+]
+FallBack = Annotated[
+    bool, flag("--fall-back", "If the checkpoint is damaged, resume the newest intact one.")
+]
 AsJson = Annotated[bool, flag("--json", "Print the result as one line of JSON.")]
 Plugins = Annotated[
-    list[str] | None, _plugins("Code to import first; it registers algorithms or environments. Repeatable.")
+    list[str] | None,
+    _plugins("Code to import first; it registers algorithms or environments. Repeatable."),
 ]
 CheckpointPlugins = Annotated[
     list[str] | None,
@@ -269,16 +306,25 @@ Jobs = Annotated[
         parser=positive_number,
     ),
 ]
-Backend = Annotated[str, option("--backend", "local|ray", "Who starts the runs: this machine, or a Ray cluster.")]
+Backend = Annotated[
+    str, option("--backend", "local|ray", "Who starts the runs: this machine, or a Ray cluster.")
+]
 Address = Annotated[
     str | None,
     option("--address", "auto|local|HOST:PORT", "Ray cluster to join (default: local, a new one)."),
 ]
-CpusPerRun = Annotated[float | None, option("--cpus-per-run", NUMBER, "Processors that Ray reserves for a run.")]
-GpusPerRun = Annotated[float | None, option("--gpus-per-run", NUMBER, "GPUs that Ray reserves for a run.")]
+CpusPerRun = Annotated[
+    float | None, option("--cpus-per-run", NUMBER, "Processors that Ray reserves for a run.")
+]
+GpusPerRun = Annotated[
+    float | None, option("--gpus-per-run", NUMBER, "GPUs that Ray reserves for a run.")
+]
 LikeNodes = Annotated[
     bool,
-    flag("--like-nodes", "Keep a run among Ray nodes of like processor and versions, so it stays exact."),
+    flag(
+        "--like-nodes",
+        "Keep a run among Ray nodes of like processor and versions, so it stays exact.",
+    ),
 ]
 
 

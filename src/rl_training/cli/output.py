@@ -23,11 +23,17 @@ def say(text: str) -> None:
 def show(value: Any, lines: Iterable[str], as_json: bool) -> None:
     """Print a result: `value` as one line of JSON, or `lines`."""
     try:
-        print(json_text(value) if as_json else printable("\n".join(lines)), file=results_stream(), flush=True)
+        print(
+            json_text(value) if as_json else printable("\n".join(lines)),
+            file=results_stream(),
+            flush=True,
+        )
     except BrokenPipeError:
         pass  # whoever reads has seen enough: `rl-training runs | head`
     except OSError as error:
-        raise RLTrainingError(f"cannot write the result to standard output: {error.strerror}") from None
+        raise RLTrainingError(
+            f"cannot write the result to standard output: {error.strerror}"
+        ) from None
 
 
 def put(text: str) -> None:
@@ -48,7 +54,11 @@ SAVED = "stopped, all runs saved; to continue:"
 def program_command(*words: str) -> str:
     """A command line that starts this program the way the current process was started."""
     program = Path(sys.argv[0])
-    start = [_program_word(program)] if program.name == "rl-training" else [sys.executable, "-m", "rl_training"]
+    start = (
+        [_program_word(program)]
+        if program.name == "rl-training"
+        else [sys.executable, "-m", "rl_training"]
+    )
     return shlex.join([*start, *words])
 
 

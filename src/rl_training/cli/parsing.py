@@ -28,11 +28,16 @@ def _be_quiet(ctx: typer.Context, value: bool) -> bool:
 
 
 Quiet = Annotated[
-    bool, typer.Option("-q", "--quiet", callback=_be_quiet, is_eager=True, help="Print results and errors only.")
+    bool,
+    typer.Option(
+        "-q", "--quiet", callback=_be_quiet, is_eager=True, help="Print results and errors only."
+    ),
 ]
 
 
-def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def verb(
+    app: typer.Typer, name: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a command of `app`: its options, those of its groups, and `-q`."""
 
     def register(command: Callable[..., None]) -> Callable[..., None]:
@@ -48,18 +53,24 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     Commands that take the same options share the data class: `def train(options: TrainOptions)`.
     """
     signature = inspect.signature(command, eval_str=True)
-    types: dict[str, Any] = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    types: dict[str, Any] = {
+        name: parameter.annotation for name, parameter in signature.parameters.items()
+    }
     groups = {name: types[name] for name in types if dataclasses.is_dataclass(types[name])}
     expanded: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        expanded += _parameters_of(groups[name]) if name in groups else [parameter.replace(kind=KEYWORD)]
+        expanded += (
+            _parameters_of(groups[name]) if name in groups else [parameter.replace(kind=KEYWORD)]
+        )
     expanded.append(inspect.Parameter("quiet", KEYWORD, default=False, annotation=Quiet))
 
     @functools.wraps(command)
     def call(**values: Any) -> None:
         del values["quiet"]  # its callback has acted
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+            values[name] = group(
+                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            )
         command(**values)
 
     vars(call)["__signature__"] = signature.replace(parameters=expanded)
@@ -80,7 +91,9 @@ class StrictCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The usage line's words: `[OPTIONS]`, and each argument by its metavar without added brackets."""
-        arguments = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, TyperArgument)]
+        arguments = [
+            parameter for parameter in self.get_params(ctx) if isinstance(parameter, TyperArgument)
+        ]
         return ["[OPTIONS]", *(argument.display_name_raw for argument in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -107,9 +120,13 @@ class StrictCommand(TyperCommand):
             with self._explaining_settings():
                 *_, order = self.make_parser(ctx).parse_args(args=list(args))
             for parameter, count in Counter(order).items():
-                is_single = isinstance(parameter, TyperOption) and not (parameter.multiple or parameter.is_flag)
+                is_single = isinstance(parameter, TyperOption) and not (
+                    parameter.multiple or parameter.is_flag
+                )
                 if is_single and count > 1:
-                    raise ConfigError(f"'{parameter.opts[0]}' is given twice on the command line: remove one")
+                    raise ConfigError(
+                        f"'{parameter.opts[0]}' is given twice on the command line: remove one"
+                    )
         return super().parse_args(ctx, args)
 
     @contextlib.contextmanager
@@ -128,7 +145,9 @@ class StrictCommand(TyperCommand):
             name = nearest_algorithm_key(name, None) or name
             with contextlib.suppress(ConfigError):
                 full_key(name, "")
-                raise TyperException(f"unknown option {option}: write the setting as {name}=VALUE") from None
+                raise TyperException(
+                    f"unknown option {option}: write the setting as {name}=VALUE"
+                ) from None
             raise
 
     def invoke(self, ctx: Any) -> Any:

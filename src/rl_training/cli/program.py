@@ -60,7 +60,9 @@ app = typer.Typer(
     cls=Commands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": sys.maxsize},  # help is as wide as the terminal; typer's limit is 80
+    context_settings={
+        "max_content_width": sys.maxsize
+    },  # help is as wide as the terminal; typer's limit is 80
 )
 
 
@@ -75,7 +77,8 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -131,7 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run() -> None:
     """Entry point of the `rl-training` script."""
     for name in ("SIGTERM", "SIGHUP"):
-        if getattr(signal, name, None) is not None and signal.getsignal(signal.Signals[name]) == signal.SIG_DFL:
+        if (
+            getattr(signal, name, None) is not None
+            and signal.getsignal(signal.Signals[name]) == signal.SIG_DFL
+        ):
             signal.signal(signal.Signals[name], _exit_on)
     if is_terminal(sys.stderr) and "torch" not in sys.modules:
         sys.meta_path.insert(0, LoadingNotice())

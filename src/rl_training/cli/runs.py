@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rl_training.cli.options import NUMBER, AsJson, complete_run, flag, named_run, option, positive_number
+from rl_training.cli.options import (
+    NUMBER,
+    AsJson,
+    complete_run,
+    flag,
+    named_run,
+    option,
+    positive_number,
+)
 from rl_training.cli.output import show
 from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError, RLTrainingError
@@ -49,20 +57,32 @@ Filters = Annotated[
 ]
 OneRun = Annotated[
     Path,
-    typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run folder, a prefix of its name, or @last."),
+    typer.Argument(
+        metavar="RUN",
+        autocompletion=complete_run,
+        help="A run folder, a prefix of its name, or @last.",
+    ),
 ]
-OtherRun = Annotated[Path, typer.Argument(metavar="OTHER", autocompletion=complete_run, help="Another run.")]
+OtherRun = Annotated[
+    Path, typer.Argument(metavar="OTHER", autocompletion=complete_run, help="Another run.")
+]
 
 
 Sort = Annotated[
     str,
-    option("--sort", "KEY", "Order: age (newest first; the default), name, state, done, last, best."),
+    option(
+        "--sort", "KEY", "Order: age (newest first; the default), name, state, done, last, best."
+    ),
 ]
-Limit = Annotated[int | None, option("--limit", NUMBER, "Show the first so many only.", parser=positive_number)]
+Limit = Annotated[
+    int | None, option("--limit", NUMBER, "Show the first so many only.", parser=positive_number)
+]
 All = Annotated[bool, flag("--all", "A line for each run of a study or tuning, too.")]
 Removed = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", autocompletion=complete_run, help="Runs, studies and tunings to remove."),
+    typer.Argument(
+        metavar="RUN...", autocompletion=complete_run, help="Runs, studies and tunings to remove."
+    ),
 ]
 Yes = Annotated[bool, flag("--yes", "Do not ask.")]
 SORTS: dict[str, Callable[[RunInfo], Any]] = {
@@ -85,7 +105,11 @@ def _runs() -> None:
 
 @verb(app, LIST)
 def list_all(
-    words: Filters = None, sort: Sort = "age", limit: Limit = None, every: All = False, as_json: AsJson = False
+    words: Filters = None,
+    sort: Sort = "age",
+    limit: Limit = None,
+    every: All = False,
+    as_json: AsJson = False,
 ) -> None:
     """List runs, newest first: state, share done, scores, speed, age. Those of a study or tuning are one line."""
     from rl_training.studies.catalog import check_filters, list_runs
@@ -94,10 +118,14 @@ def list_all(
         raise ConfigError(f"bad value '{sort}' for --sort: use {', '.join(SORTS)}")
     folder, filters = _split(words or [])
     check_filters(filters)
-    infos = sorted(list_runs(folder, filters), key=SORTS[sort], reverse=sort not in ("name", "state"))
+    infos = sorted(
+        list_runs(folder, filters), key=SORTS[sort], reverse=sort not in ("name", "state")
+    )
     groups: dict[Path, list[RunInfo]] = {}
     for info in infos:
-        together = next((parent for parent in info.run_dir.parents if _is_plan_below(parent, folder)), None)
+        together = next(
+            (parent for parent in info.run_dir.parents if _is_plan_below(parent, folder)), None
+        )
         is_folded = together is not None and not (every or filters)
         groups.setdefault(together if is_folded and together else info.run_dir, []).append(info)
     shown = list(groups.items())[:limit]
@@ -105,14 +133,20 @@ def list_all(
     rows += [_row(path, members, folder) for path, members in shown]
     if is_terminal(sys.stdout):
         rows = shorten_names(rows, shutil.get_terminal_size().columns)
-    lines = table_lines(rows, "llr") if infos else [f"there is no {'such ' if filters else ''}run in '{folder}'"]
+    lines = (
+        table_lines(rows, "llr")
+        if infos
+        else [f"there is no {'such ' if filters else ''}run in '{folder}'"]
+    )
     if len(shown) < len(groups):
         lines.append(f"{len(groups) - len(shown):,} more: leave out --limit")
     show([info.as_dict() for info in infos[:limit]], lines, as_json)
 
 
 def _is_plan_below(path: Path, folder: Path) -> bool:
-    return path != folder and folder in path.parents and any((path / name).is_file() for name in PLANS)
+    return (
+        path != folder and folder in path.parents and any((path / name).is_file() for name in PLANS)
+    )
 
 
 def _row(path: Path, members: list[RunInfo], folder: Path) -> tuple[str, ...]:
@@ -128,7 +162,11 @@ def _row(path: Path, members: list[RunInfo], folder: Path) -> tuple[str, ...]:
     if path != members[0].run_dir:
         counts = Counter(info.state for info in members)
         name, last = f"{name}/ ({len(members):,} runs)", None
-        state = state if len(counts) == 1 else ", ".join(f"{count} {word}" for word, count in counts.most_common(2))
+        state = (
+            state
+            if len(counts) == 1
+            else ", ".join(f"{count} {word}" for word, count in counts.most_common(2))
+        )
         rates = [info.rate for info in members if info.state == "running" and info.rate is not None]
     return (
         name,
@@ -137,7 +175,11 @@ def _row(path: Path, members: list[RunInfo], folder: Path) -> tuple[str, ...]:
         "-" if last is None else f"{last:.1f}",
         f"{max(best):.1f}" if best else "-",
         f"{sum(rates):,.0f}" if rates else "-",
-        format_age(min((info.age_seconds for info in members if info.age_seconds is not None), default=None)),
+        format_age(
+            min(
+                (info.age_seconds for info in members if info.age_seconds is not None), default=None
+            )
+        ),
     )
 
 
@@ -160,7 +202,11 @@ def prune(words: Filters = None, yes: Yes = False, as_json: AsJson = False) -> N
     check_filters(filters)
     infos = [info for info in list_runs(folder, filters) if info.state != "running"]
     infos = [info for info in infos if not any(map(_is_plan, info.run_dir.parents))]
-    _remove([info.run_dir for info in infos if filters or not info.has_checkpoint], yes=yes, as_json=as_json)
+    _remove(
+        [info.run_dir for info in infos if filters or not info.has_checkpoint],
+        yes=yes,
+        as_json=as_json,
+    )
 
 
 def _is_plan(path: Path) -> bool:
@@ -172,7 +218,9 @@ def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:
     from rl_training.experiment.ownership import refuse_owned
     from rl_training.studies.catalog import find_run_folders
 
-    for run_dir in dict.fromkeys(run_dir for path in paths for run_dir in [path, *find_run_folders(path)]):
+    for run_dir in dict.fromkeys(
+        run_dir for path in paths for run_dir in [path, *find_run_folders(path)]
+    ):
         refuse_owned(run_dir)
     if paths and not yes:
         count = f"{len(paths):,} folder{'' if len(paths) == 1 else 's'}"
@@ -188,7 +236,11 @@ def _remove(paths: list[Path], *, yes: bool, as_json: bool) -> None:
             shutil.rmtree(hidden)
         except OSError as error:
             raise RLTrainingError(f"cannot remove '{path}': {error.strerror}") from None
-    show([str(path) for path in paths], [f"removed {path}" for path in paths] or ["nothing to remove"], as_json)
+    show(
+        [str(path) for path in paths],
+        [f"removed {path}" for path in paths] or ["nothing to remove"],
+        as_json,
+    )
 
 
 @verb(app, "show")
@@ -221,7 +273,12 @@ def show_one(run: OneRun, as_json: AsJson = False) -> None:
     rows = [*facts.items(), *(("", reason) for reason in reasons), ("settings", "")]
     rows += [(name, str(value)) for name, value in settings.items()]
     lines = [str(folder), *table_lines(rows, "l", "  ")]
-    values = {**info.as_dict(), "inexact_reasons": reasons, "settings": dict(reader.config), "metadata": metadata}
+    values = {
+        **info.as_dict(),
+        "inexact_reasons": reasons,
+        "settings": dict(reader.config),
+        "metadata": metadata,
+    }
     show(values, lines, as_json)
 
 

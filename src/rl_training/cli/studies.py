@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli.configuration import resolve
-from rl_training.cli.options import AsJson, LaunchOptions, Plugins, SeedOptions, TrainOptions, flag, option, words_of
+from rl_training.cli.options import (
+    AsJson,
+    LaunchOptions,
+    Plugins,
+    SeedOptions,
+    TrainOptions,
+    flag,
+    option,
+    words_of,
+)
 from rl_training.cli.output import SAVED, say, show, with_command
 from rl_training.cli.parsing import verb
 from rl_training.errors import ConfigError, RunExistsError
@@ -29,15 +38,26 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 StudyName = Annotated[
-    str, typer.Argument(metavar="FILE|NAME", help="A study file, or a study that has begun: its folder or its name.")
+    str,
+    typer.Argument(
+        metavar="FILE|NAME", help="A study file, or a study that has begun: its folder or its name."
+    ),
 ]
 StartedStudy = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="The folder or name of a study (default: list the studies).")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", help="The folder or name of a study (default: list the studies)."
+    ),
 ]
-StudiesDir = Annotated[Path | None, option("--output-dir", "FOLDER", "Parent of the study's folder (default: runs).")]
+StudiesDir = Annotated[
+    Path | None, option("--output-dir", "FOLDER", "Parent of the study's folder (default: runs).")
+]
 RUNS = Path("runs")
 DryRun = Annotated[
-    bool, flag("--dry-run", "Check and list the runs, their memory and time as far as known; train none.")
+    bool,
+    flag(
+        "--dry-run", "Check and list the runs, their memory and time as far as known; train none."
+    ),
 ]
 ShardText = Annotated[
     str | None,
@@ -47,8 +67,12 @@ ShardText = Annotated[
         "Train share K of N of the plan (default: by the variables of a Slurm or Grid Engine array, or all).",
     ),
 ]
-Fork = Annotated[str | None, option("--fork", "NAME", "Begin a new study of this name with the plan of FILE.")]
-Extend = Annotated[bool, flag("--extend", "Add the runs that FILE has and the study does not have yet.")]
+Fork = Annotated[
+    str | None, option("--fork", "NAME", "Begin a new study of this name with the plan of FILE.")
+]
+Extend = Annotated[
+    bool, flag("--extend", "Add the runs that FILE has and the study does not have yet.")
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,15 +105,24 @@ def run(study: StudyName, options: StudyOptions) -> None:
         show(values, lines, options.as_json)
         return
     with results_alone():  # Ray prints to standard output
-        driver = found.drive(launcher_in(found.path.parent, options), shard=shard, extend=options.extend)
-    report_study(found.path, driver, [*launch_words(options), *_shard_words(options)], as_json=options.as_json)
+        driver = found.drive(
+            launcher_in(found.path.parent, options), shard=shard, extend=options.extend
+        )
+    report_study(
+        found.path,
+        driver,
+        [*launch_words(options), *_shard_words(options)],
+        as_json=options.as_json,
+    )
 
 
 verb(app, "run")(run)
 
 
 @verb(app, "status")
-def status(study: StartedStudy = None, output_dir: StudiesDir = None, as_json: AsJson = False) -> None:
+def status(
+    study: StartedStudy = None, output_dir: StudiesDir = None, as_json: AsJson = False
+) -> None:
     """Show the runs of a study, or list the studies: `study status NAME`."""
     output_dir = output_dir or RUNS
     from rl_training.studies.plan import find_study, open_study
@@ -113,13 +146,21 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
     if options.seed is not None or any(word.startswith("seed=") for word in words):
         raise ConfigError("the seed is given twice, by --seeds and by --seed or seed=: remove one")
     if options.resume_or_start and options.run_suffix is None:
-        raise ConfigError("--resume-or-start needs --run-suffix NAME, which identifies the runs: add it")
+        raise ConfigError(
+            "--resume-or-start needs --run-suffix NAME, which identifies the runs: add it"
+        )
     config = resolve(options).config
     given = config.model_fields_set - {"seed", "output_dir"}
     values = {key: value for key, value in config.model_dump().items() if key in given}
     name, suffix = _names_of_seeds(config, options.run_suffix)
     study = Study.of_seeds(
-        name, values, many.seeds, suffix, config.output_dir, options.plugin or (), options.callback or ()
+        name,
+        values,
+        many.seeds,
+        suffix,
+        config.output_dir,
+        options.plugin or (),
+        options.callback or (),
     )
     if options.run_suffix is not None and study.path.exists() and not options.resume_or_start:
         raise RunExistsError(
@@ -128,7 +169,9 @@ def train_seeds(options: TrainOptions, many: SeedOptions) -> None:
     words = launch_words(many)
     text = with_command("to continue after a stop:", "study", "run", str(study.path), *words)
     with results_alone():  # Ray prints to standard output
-        driver = study.drive(launcher_in(study.path.parent, many), shard=_shard(None), on_begin=lambda: say(text))
+        driver = study.drive(
+            launcher_in(study.path.parent, many), shard=_shard(None), on_begin=lambda: say(text)
+        )
     report_study(study.path, driver, words, as_json=options.as_json)
 
 
@@ -146,7 +189,11 @@ def report_study(path: Path, driver: Driver, words: Sequence[str], *, as_json: b
         raise typer.Exit(128 + driver.interrupted_by)
     if num_failed:
         plural = "" if num_failed == 1 else "s"
-        say(with_command(f"{num_failed} run{plural} failed; after fixing the cause, continue:", *command))
+        say(
+            with_command(
+                f"{num_failed} run{plural} failed; after fixing the cause, continue:", *command
+            )
+        )
         raise typer.Exit(1)
 
 
@@ -187,9 +234,13 @@ def _open(name: str, options: StudyOptions) -> Study:
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"study file '{path}' does not exist (looked from {Path.cwd()})")
     if options.fork is not None or options.extend:
-        option, word = ("--fork", "--fork NAME") if options.fork is not None else ("--extend", "--extend")
+        option, word = (
+            ("--fork", "--fork NAME") if options.fork is not None else ("--extend", "--extend")
+        )
         raise ConfigError(f"{option} needs a study file: rl-training study run FILE {word}")
-    return Study.open(find_study(name, options.output_dir or RUNS)).with_plugins(options.plugin or ())
+    return Study.open(find_study(name, options.output_dir or RUNS)).with_plugins(
+        options.plugin or ()
+    )
 
 
 def _shard(text: str | None) -> Shard:
@@ -202,7 +253,9 @@ def launcher_in(folder: Path, options: LaunchOptions) -> Launcher:
     """Who starts the runs of studies in a folder."""
     from rl_training.studies.launching.study import make_launcher
 
-    return make_launcher(folder, jobs=options.jobs, backend=options.backend, cluster=_cluster(options))
+    return make_launcher(
+        folder, jobs=options.jobs, backend=options.backend, cluster=_cluster(options)
+    )
 
 
 def launch_words(options: LaunchOptions) -> list[str]:
@@ -221,7 +274,11 @@ def _cluster(options: LaunchOptions) -> ClusterOptions | None:
     from rl_training.studies.launching.launchers import ClusterOptions
 
     names: Sequence[str] = ("address", "cpus_per_run", "gpus_per_run", "like_nodes")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) not in (None, False)}
+    given = {
+        name: getattr(options, name)
+        for name in names
+        if getattr(options, name) not in (None, False)
+    }
     if given and options.backend == "local":
         option = "--" + next(iter(given)).replace("_", "-")
         raise ConfigError(f"{option} needs --backend ray: add it, or remove the option")

@@ -77,7 +77,12 @@ def report_training(
     }
     texts = {**values, "metrics": json.dumps(reduced(result.metrics))}
     try:
-        _print_both(values, [f"{key}={text}" for key, text in texts.items() if text is not None], table, as_json)
+        _print_both(
+            values,
+            [f"{key}={text}" for key, text in texts.items() if text is not None],
+            table,
+            as_json,
+        )
     except RLTrainingError as error:
         if not was_interrupted:
             raise
@@ -98,7 +103,12 @@ def explaining_failure(
         note = failure_note(error)
         if note.run_dir is None:
             raise
-        words = ["resume", str(note.run_dir), *_code_words(config, plugins), *_repeated("--callback", callbacks or [])]
+        words = [
+            "resume",
+            str(note.run_dir),
+            *_code_words(config, plugins),
+            *_repeated("--callback", callbacks or []),
+        ]
         remedy = _resume_hint(note.run_dir, words)
         if note.callback is not None:
             text = f"{note.callback} raised {type(error).__name__}: {error}{note.trace}"
@@ -118,7 +128,9 @@ def _resume_hint(run_dir: Path, words: Sequence[str]) -> str:
     if last is None:
         return ""
     step = checkpoint_order(last.name)[0]
-    return with_command(f"the last checkpoint is of step {step:,}; after fixing the cause, resume:", *words)
+    return with_command(
+        f"the last checkpoint is of step {step:,}; after fixing the cause, resume:", *words
+    )
 
 
 def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]:
@@ -126,7 +138,10 @@ def _code_words(config: TrainConfig, plugins: Sequence[str] | None) -> list[str]
     from rl_training.envs.needs import env_needs
     from rl_training.plugins.gate import flags_for, network_needs
 
-    needs = [*env_needs(config.env_id, config.env_kwargs), *network_needs(config.algo_kwargs.get("network"))]
+    needs = [
+        *env_needs(config.env_id, config.env_kwargs),
+        *network_needs(config.algo_kwargs.get("network")),
+    ]
     return flags_for(needs, plugins or ())
 
 
@@ -136,13 +151,20 @@ def report_evaluation(path: Path, metrics: Mapping[str, float], as_json: bool) -
 
     checkpoint = resolve_checkpoint(path)
     run_dir = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else None
-    places = {"run_dir": None if run_dir is None else str(run_dir), "checkpoint_path": str(checkpoint)}
+    places = {
+        "run_dir": None if run_dir is None else str(run_dir),
+        "checkpoint_path": str(checkpoint),
+    }
     lines = [f"{key}={text}" for key, text in places.items() if text is not None]
     lines.append(f"metrics={json.dumps(reduced(metrics, keep_all=True))}")
-    _print_both({**metrics, **places}, lines, evaluation_lines(metrics, run_dir or checkpoint), as_json)
+    _print_both(
+        {**metrics, **places}, lines, evaluation_lines(metrics, run_dir or checkpoint), as_json
+    )
 
 
-def _print_both(values: Mapping[str, Any], lines: Sequence[str], table: Sequence[str], as_json: bool) -> None:
+def _print_both(
+    values: Mapping[str, Any], lines: Sequence[str], table: Sequence[str], as_json: bool
+) -> None:
     """Print the table to standard error, and the lines to standard output unless that is a terminal, too."""
     if as_json or is_quiet() or not is_terminal(sys.stdout):
         show(dict(values), lines, as_json)
@@ -156,7 +178,9 @@ def _command_rows(commands: Sequence[str]) -> list[tuple[str, str]]:
     return [("" if number else "next", text) for number, text in enumerate(texts)]
 
 
-def _next_commands(result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]) -> list[str]:
+def _next_commands(
+    result: TrainResult, config: TrainConfig, code: Sequence[str], resume: Sequence[str]
+) -> list[str]:
     """Commands to evaluate and extend the run; none if interrupted, since its resume is printed separately."""
     from rl_training.experiment.run_folder import is_interruption
 
@@ -189,7 +213,9 @@ def _evaluations(result: TrainResult, config: TrainConfig) -> list[list[str]]:
         dataset = config.algo_kwargs.get("dataset_path") or config.algo_kwargs.get("dataset_id")
         return [["eval", str(result.run_dir), "--dataset", str(dataset)]] if dataset else []
     metrics = result.metrics
-    is_better = metrics.get("best_eval_return_mean", -math.inf) > metrics.get("eval_return_mean", math.inf)
+    is_better = metrics.get("best_eval_return_mean", -math.inf) > metrics.get(
+        "eval_return_mean", math.inf
+    )
     return [["eval", str(result.run_dir / "checkpoints" / "best" if is_better else result.run_dir)]]
 
 
@@ -217,11 +243,16 @@ def train(options: TrainOptions, many: SeedOptions) -> None:
     from rl_training.experiment.default_manager import DefaultExperimentManager
 
     trainer = DefaultExperimentManager().setup(
-        config, callbacks=callbacks, run_suffix=options.run_suffix, is_restart=options.resume_or_start
+        config,
+        callbacks=callbacks,
+        run_suffix=options.run_suffix,
+        is_restart=options.resume_or_start,
     )
     with explaining_failure(config, options.plugin, options.callback):
         result = trainer.train()
-    report_training(result, config, as_json=options.as_json, plugins=options.plugin, callbacks=options.callback)
+    report_training(
+        result, config, as_json=options.as_json, plugins=options.plugin, callbacks=options.callback
+    )
 
 
 def _find_started(config: TrainConfig, run_suffix: str | None) -> ResumePlan | None:
@@ -229,14 +260,18 @@ def _find_started(config: TrainConfig, run_suffix: str | None) -> ResumePlan | N
     from rl_training.runtime.resuming.plan import plan_restart
 
     if run_suffix is None:
-        raise ConfigError("--resume-or-start needs --run-suffix NAME, which identifies the run: add it")
+        raise ConfigError(
+            "--resume-or-start needs --run-suffix NAME, which identifies the run: add it"
+        )
     try:
         return plan_restart(config, run_suffix)
     except CheckpointError as error:
         if error.fallback is None:
             raise
         run_dir = shlex.quote(str(error.fallback.parent.parent))
-        raise CheckpointError(f"{error}: `rl-training resume {run_dir} --fall-back` resumes from that one") from None
+        raise CheckpointError(
+            f"{error}: `rl-training resume {run_dir} --fall-back` resumes from that one"
+        ) from None
 
 
 def resume(options: ResumeOptions) -> None:
@@ -266,14 +301,22 @@ def _confirm(question: str) -> bool:
     return sys.stdin.isatty() and typer.confirm(printable(question), err=True)
 
 
-def _continue(plan: ResumePlan, callbacks: Iterable[object], options: TrainOptions | ResumeOptions) -> None:
+def _continue(
+    plan: ResumePlan, callbacks: Iterable[object], options: TrainOptions | ResumeOptions
+) -> None:
     """Carry out a resume and report it."""
     from rl_training.runtime.workflows import run_plan
 
     _say_if_over(plan)
     with explaining_failure(plan.config, options.plugin, options.callback):
         result = run_plan(plan, callbacks=callbacks)
-    report_training(result, plan.config, as_json=options.as_json, plugins=options.plugin, callbacks=options.callback)
+    report_training(
+        result,
+        plan.config,
+        as_json=options.as_json,
+        plugins=options.plugin,
+        callbacks=options.callback,
+    )
 
 
 def _say_if_over(plan: ResumePlan) -> None:
@@ -290,7 +333,9 @@ def _say_if_over(plan: ResumePlan) -> None:
 def demo(output_dir: OutputDir = None, total_timesteps: DemoTimesteps = None) -> None:
     """Train PPO on CartPole-v1, evaluate it, and list commands to try next."""
     words = ["ppo", "CartPole-v1"]
-    config = resolve(TrainOptions(words=words, output_dir=output_dir, total_timesteps=total_timesteps)).config
+    config = resolve(
+        TrainOptions(words=words, output_dir=output_dir, total_timesteps=total_timesteps)
+    ).config
     say("Training PPO to balance a pole on a cart. The maximum return is 500.")
     from rl_training.runtime.run import run_training
     from rl_training.runtime.workflows import evaluate_checkpoint
@@ -299,7 +344,9 @@ def demo(output_dir: OutputDir = None, total_timesteps: DemoTimesteps = None) ->
     report_training(result, config, proposes=False)
     metrics = evaluate_checkpoint(result.checkpoint_path, num_episodes=20)
     score, spread = metrics["eval_return_mean"], metrics["eval_return_std"]
-    put(f"\nThe trained policy scores {score:.1f} ± {spread:.1f} of 500 over 20 evaluation episodes.")
+    put(
+        f"\nThe trained policy scores {score:.1f} ± {spread:.1f} of 500 over 20 evaluation episodes."
+    )
     put(_plot_line(result.run_dir))
     say(with_command("\nTry next:", "eval", str(result.run_dir), "--eval-episodes", "100"))
     for words in (["train", "ppo", "Pendulum-v1"], ["presets"], ["algos", "ppo"]):
@@ -318,12 +365,19 @@ def _plot_line(run_dir: Path) -> str:
 
 Dataset = Annotated[
     str | None,
-    option("--dataset", "FILE|MINARI_ID", "Estimate the return from this dataset (fitted Q evaluation)."),
+    option(
+        "--dataset",
+        "FILE|MINARI_ID",
+        "Estimate the return from this dataset (fitted Q evaluation).",
+    ),
 ]
 FQEUpdates = Annotated[
     int | None,
     option(
-        "--fqe-updates", NUMBER, "Gradient updates of fitted Q evaluation (default: 10000).", parser=positive_number
+        "--fqe-updates",
+        NUMBER,
+        "Gradient updates of fitted Q evaluation (default: 10000).",
+        parser=positive_number,
     ),
 ]
 
@@ -348,12 +402,18 @@ def evaluate(
 
     path = find_run(run, checkpoint)
     if dataset is not None and eval_episodes is not None:
-        raise ConfigError("--eval-episodes has no effect with --dataset, which runs no episodes: remove one of them")
+        raise ConfigError(
+            "--eval-episodes has no effect with --dataset, which runs no episodes: remove one of them"
+        )
     if dataset is None and fqe_updates is not None:
-        raise ConfigError("--fqe-updates has no effect without --dataset: add --dataset FILE, or remove it")
+        raise ConfigError(
+            "--fqe-updates has no effect without --dataset: add --dataset FILE, or remove it"
+        )
     if dataset is None:
         metrics = evaluate_checkpoint(path, num_episodes=eval_episodes, device=device or "auto")
     else:
         data, updates = load_source(dataset), fqe_updates or 10_000
-        metrics = evaluate_checkpoint_offline(path, data, num_updates=updates, device=device or "auto")
+        metrics = evaluate_checkpoint_offline(
+            path, data, num_updates=updates, device=device or "auto"
+        )
     report_evaluation(path, metrics, as_json)

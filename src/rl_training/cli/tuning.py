@@ -73,28 +73,47 @@ Fixed = Annotated[
     list[str] | None,
     option("--fix", "KEY=VALUE", "Setting that is not tuned, and its value. Repeatable."),
 ]
-Trials = Annotated[int | None, _count("--trials", "Settings tried in the search; the first is the default (20).")]
-Batch = Annotated[int | None, _count("--batch", "Trials sampled together (4); part of the plan, unlike --jobs.")]
+Trials = Annotated[
+    int | None, _count("--trials", "Settings tried in the search; the first is the default (20).")
+]
+Batch = Annotated[
+    int | None, _count("--batch", "Trials sampled together (4); part of the plan, unlike --jobs.")
+]
 SeedsPerTrial = Annotated[int | None, _count("--seeds-per-trial", "Seeds of each trial (1).")]
 PrunerName = Annotated[
     str | None,
     option(
-        "--pruner", "median|hyperband|none", "Who ends bad trials early, not before a third of their steps (median)."
+        "--pruner",
+        "median|hyperband|none",
+        "Who ends bad trials early, not before a third of their steps (median).",
     ),
 ]
-Finalists = Annotated[int | None, _count("--finalists", "Best settings that race against the default (3).")]
+Finalists = Annotated[
+    int | None, _count("--finalists", "Best settings that race against the default (3).")
+]
 RaceSeeds = Annotated[int | None, _count("--race-seeds", "Fresh seeds of the race (5).")]
-FinalSeeds = Annotated[int | None, _count("--final-seeds", "Untouched seeds of the winner and the default (5).")]
+FinalSeeds = Annotated[
+    int | None, _count("--final-seeds", "Untouched seeds of the winner and the default (5).")
+]
 TuneSeed = Annotated[
     int | None,
-    option("--seed", NUMBER, "Seed of the sampler; it also shifts the runs' seeds (0).", parser=whole_number),
+    option(
+        "--seed",
+        NUMBER,
+        "Seed of the sampler; it also shifts the runs' seeds (0).",
+        parser=whole_number,
+    ),
 ]
 TuneName = Annotated[
     str | None,
     option("--name", "NAME", "Name of the tuning and its folder (tune__ALGO__ENV_ID)."),
 ]
-TuneDir = Annotated[Path | None, option("--output-dir", "FOLDER", "Parent of the tuning's folder (default: runs).")]
-DryRun = Annotated[bool, flag("--dry-run", "List the search space, the runs and their steps; train none.")]
+TuneDir = Annotated[
+    Path | None, option("--output-dir", "FOLDER", "Parent of the tuning's folder (default: runs).")
+]
+DryRun = Annotated[
+    bool, flag("--dry-run", "List the search space, the runs and their steps; train none.")
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +171,11 @@ def tune(options: TuneOptions) -> None:
     values, lines = tune_result_lines(result)
     show(values, lines, options.as_json)
     if result.verdict.is_better:
-        say(with_command("to train with the winner's settings:", "train", "--config", str(result.best)))
+        say(
+            with_command(
+                "to train with the winner's settings:", "train", "--config", str(result.best)
+            )
+        )
 
 
 @contextlib.contextmanager
@@ -230,7 +253,9 @@ def _asked_of_words(options: TuneOptions) -> tuple[TunePlan, Path]:
     from rl_training.studies.tuning.tune_plan import TuneSettings, default_name, plan_tuning
 
     if any(word.startswith("seed=") for word in options.words or ()):
-        raise ConfigError("'seed' of the default configuration has no effect: give --seed, which shifts all seeds")
+        raise ConfigError(
+            "'seed' of the default configuration has no effect: give --seed, which shifts all seeds"
+        )
     shared = {name: getattr(options, name) for name in (*SHARED, "words", "plugin", "callback")}
     config = resolve(TrainOptions(**shared), USAGE).config
     given = config.model_fields_set - {"seed", "output_dir"}
@@ -238,7 +263,9 @@ def _asked_of_words(options: TuneOptions) -> tuple[TunePlan, Path]:
     settings = TuneSettings(**_given(options, TuneSettings))
     name = options.name or default_name(config)
     code = tuple(options.plugin or ()), tuple(options.callback or ())
-    return plan_tuning(name, values, parse_asked(options.tune or []), settings, *code), config.output_dir
+    return plan_tuning(
+        name, values, parse_asked(options.tune or []), settings, *code
+    ), config.output_dir
 
 
 def _asked_of_file(path: Path, options: TuneOptions) -> tuple[TunePlan, Path]:
@@ -249,7 +276,9 @@ def _asked_of_file(path: Path, options: TuneOptions) -> tuple[TunePlan, Path]:
         raise ConfigError(f"study file '{path}' does not exist (looked from {Path.cwd()})")
     for name in SHARED:
         if getattr(options, name) not in (None, False):
-            raise ConfigError(f"--{name.replace('_', '-')} has no effect with a study file: set it in the file's base")
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect with a study file: set it in the file's base"
+            )
     plan, parent = TunePlan.from_file(path)
     settings = plan.settings.model_dump() | _given(options, TuneSettings)
     return (

@@ -40,7 +40,9 @@ PlottedRuns = Annotated[
     ),
 ]
 Metric = Annotated[str, option("--metric", "NAME", "Metric on the y axis.")]
-XAxisOption = Annotated[str, option("--x", "AXIS", "The x axis: steps, time (wall time) or updates (gradient steps).")]
+XAxisOption = Annotated[
+    str, option("--x", "AXIS", "The x axis: steps, time (wall time) or updates (gradient steps).")
+]
 Picture = Annotated[
     Path | None,
     option(
@@ -52,7 +54,9 @@ Picture = Annotated[
 ]
 
 
-Mean = Annotated[bool, flag("--mean", "Draw the mean and its interval (Student's t) of four and more runs.")]
+Mean = Annotated[
+    bool, flag("--mean", "Draw the mean and its interval (Student's t) of four and more runs.")
+]
 
 
 def plot(
@@ -90,12 +94,19 @@ def plot(
 
 Episodes = Annotated[
     int,
-    option("--episodes", NUMBER, "Evaluation episodes to play: the first so many.", parser=positive_number),
+    option(
+        "--episodes",
+        NUMBER,
+        "Evaluation episodes to play: the first so many.",
+        parser=positive_number,
+    ),
 ]
 PickOption = Annotated[
     str | None,
     option(
-        "--pick", "best|median|worst", "Show this one of the episodes, by return (default: all, one after the other)."
+        "--pick",
+        "best|median|worst",
+        "Show this one of the episodes, by return (default: all, one after the other).",
     ),
 ]
 FilmFile = Annotated[
@@ -108,7 +119,9 @@ FilmFile = Annotated[
     ),
 ]
 Overlay = Annotated[bool, flag("--overlay", "Write step and return into the frames.")]
-FramesPerSecond = Annotated[float | None, option("--fps", NUMBER, "Frames per second (default: the environment's).")]
+FramesPerSecond = Annotated[
+    float | None, option("--fps", NUMBER, "Frames per second (default: the environment's).")
+]
 
 
 def video(
@@ -138,7 +151,13 @@ def video(
     if pick is not None and chosen is None:
         raise ConfigError(f"bad value '{pick}' for --pick: use {', '.join(PICKS)}")
     film = record_video(
-        path, num_episodes=episodes, pick=chosen, out=out, overlay=overlay, fps=fps, device=device or "auto"
+        path,
+        num_episodes=episodes,
+        pick=chosen,
+        out=out,
+        overlay=overlay,
+        fps=fps,
+        device=device or "auto",
     )
     show(film.as_dict(), _film_lines(film), as_json)
 
@@ -152,7 +171,9 @@ def _film_lines(film: Film) -> list[str]:
     which = "" if film.pick is None else f" ({film.pick} of {len(film.played)})"
     for episode in film.episodes:
         steps = f"{episode.length:,} step{'' if episode.length == 1 else 's'}"
-        lines.append(f"episode {episode.number}{which}: return {episode.total:,.6g} in {steps}, seed {episode.seed}")
+        lines.append(
+            f"episode {episode.number}{which}: return {episode.total:,.6g} in {steps}, seed {episode.seed}"
+        )
     return lines
 
 
@@ -177,11 +198,18 @@ Force = Annotated[bool, flag("--force", "Replace FILE even if it is not a report
 Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of runs.")]
 Port = Annotated[
     int | None,
-    option("--port", NUMBER, "Port (default: the first free one from 8008; 0: any).", parser=whole_number),
+    option(
+        "--port",
+        NUMBER,
+        "Port (default: the first free one from 8008; 0: any).",
+        parser=whole_number,
+    ),
 ]
 
 
-def report(runs: ReportedRuns, out: Page = None, force: Force = False, as_json: AsJson = False) -> None:
+def report(
+    runs: ReportedRuns, out: Page = None, force: Force = False, as_json: AsJson = False
+) -> None:
     """Write one HTML page about runs: `report runs/STUDY`.
 
     Scores, learning curves, health of learning, speed, events, settings, origin and commands, in one file that
@@ -194,7 +222,11 @@ def report(runs: ReportedRuns, out: Page = None, force: Force = False, as_json: 
     path, size = write_report(groups, runs, out, force=force)
     count = sum(len(group.runs) for group in groups)
     value = {"report": str(path), "runs": count, "bytes": size}
-    show(value, [f"report={path}", f"{count} run{'' if count == 1 else 's'}, {size / 1000:,.0f} kB"], as_json)
+    show(
+        value,
+        [f"report={path}", f"{count} run{'' if count == 1 else 's'}, {size / 1000:,.0f} kB"],
+        as_json,
+    )
 
 
 def ui(folder: Folder = Path("runs"), port: Port = None, as_json: AsJson = False) -> None:
@@ -206,7 +238,11 @@ def ui(folder: Folder = Path("runs"), port: Port = None, as_json: AsJson = False
 
     with make_server(folder, port) as server:
         try:
-            show({"address": server.address, "folder": str(folder)}, [f"address={server.address}"], as_json)
+            show(
+                {"address": server.address, "folder": str(folder)},
+                [f"address={server.address}"],
+                as_json,
+            )
             say("Ctrl-C ends the server")
             server.serve_forever()
         except KeyboardInterrupt:

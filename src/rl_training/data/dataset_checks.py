@@ -102,18 +102,28 @@ class DatasetReport:
         return values
 
 
-def check_dataset(dataset: TransitionDataset, spaces: Spaces | None = None, *, thorough: bool = True) -> DatasetReport:
+def check_dataset(
+    dataset: TransitionDataset, spaces: Spaces | None = None, *, thorough: bool = True
+) -> DatasetReport:
     """Check a dataset as loaded, with actions in the environment's units.
 
     With `spaces`, observations and actions are compared with an environment's. Without `thorough`, each number is read
     about once, which takes a fraction of a second for a million transitions.
     """
-    findings = tuple(sorted(_findings(dataset, spaces, thorough), key=lambda finding: list(Level).index(finding.level)))
+    findings = tuple(
+        sorted(
+            _findings(dataset, spaces, thorough),
+            key=lambda finding: list(Level).index(finding.level),
+        )
+    )
     behaviour = fit_behaviour(dataset) if thorough else None
     return DatasetReport(
         num_transitions=len(dataset),
         num_bytes=dataset.nbytes,
-        shapes={name: f"{array.dtype} {list(array.shape[1:])}" for name, array in dataset.arrays().items()},
+        shapes={
+            name: f"{array.dtype} {list(array.shape[1:])}"
+            for name, array in dataset.arrays().items()
+        },
         episodes=_summarize_episodes(dataset),
         rewards=Summary.of(dataset.rewards),
         behaviour=behaviour,
@@ -124,7 +134,9 @@ def check_dataset(dataset: TransitionDataset, spaces: Spaces | None = None, *, t
     )
 
 
-def _findings(dataset: TransitionDataset, spaces: Spaces | None, thorough: bool) -> Iterator[Finding]:
+def _findings(
+    dataset: TransitionDataset, spaces: Spaces | None, thorough: bool
+) -> Iterator[Finding]:
     for check in integrity_checks.CHECKS:
         yield from check(dataset)
     if spaces is not None:
@@ -138,7 +150,10 @@ def _findings(dataset: TransitionDataset, spaces: Spaces | None, thorough: bool)
 
 def _summarize_episodes(dataset: TransitionDataset) -> EpisodeSummary:
     episodes, returns = dataset.episodes(), dataset.episode_returns()
-    terminated, truncated = dataset.terminated[episodes[:, 1] - 1], dataset.truncated[episodes[:, 1] - 1]
+    terminated, truncated = (
+        dataset.terminated[episodes[:, 1] - 1],
+        dataset.truncated[episodes[:, 1] - 1],
+    )
     return EpisodeSummary(
         count=len(episodes),
         num_terminated=int(terminated.sum()),
@@ -158,7 +173,9 @@ def _histogram(values: Array) -> tuple[Bin, ...]:
     return tuple(Bin(float(low), float(high), int(count)) for low, high, count in bins)
 
 
-def _advise(dataset: TransitionDataset, behaviour: BehaviourFit | None, findings: tuple[Finding, ...]) -> Iterator[str]:
+def _advise(
+    dataset: TransitionDataset, behaviour: BehaviourFit | None, findings: tuple[Finding, ...]
+) -> Iterator[str]:
     """Suggest an algorithm and settings, most important first."""
     if any(finding.level is Level.ERROR for finding in findings):
         yield "Fix the errors first: training on this dataset would learn from wrong values."

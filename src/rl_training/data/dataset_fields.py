@@ -50,7 +50,9 @@ def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
     for field, aliases in FIELD_ALIASES.items():
         present = [alias for alias in aliases if alias in keys]
         if len(present) > 1:
-            raise DatasetError(f"{source} has both '{present[0]}' and '{present[1]}' for {field}: remove one of them")
+            raise DatasetError(
+                f"{source} has both '{present[0]}' and '{present[1]}' for {field}: remove one of them"
+            )
         if present:
             found[field] = present[0]
     for field, aliases in FOREIGN_ALIASES.items():
@@ -68,11 +70,19 @@ def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
     if not has_ends and not cuts and (missing or "rewards" in found):
         missing.append("terminated")
     if "next_masks" in found and "masks" not in found:
-        raise DatasetError(f"{source} has '{found['next_masks']}' and no 'masks': store both, or neither")
+        raise DatasetError(
+            f"{source} has '{found['next_masks']}' and no 'masks': store both, or neither"
+        )
     if missing:
-        wanted = ", ".join(f"{field} (named {' or '.join(map(repr, FIELD_ALIASES[field]))})" for field in missing)
+        wanted = ", ".join(
+            f"{field} (named {' or '.join(map(repr, FIELD_ALIASES[field]))})" for field in missing
+        )
         present_keys = ", ".join(map(repr, sorted(keys)[:12])) or "no field"
-        remedy = "; 'episode_lengths' can cut episodes without end flags" if missing == ["terminated"] else ""
+        remedy = (
+            "; 'episode_lengths' can cut episodes without end flags"
+            if missing == ["terminated"]
+            else ""
+        )
         raise DatasetError(f"{source} lacks {wanted}; it has {present_keys}{remedy}")
     return found
 
@@ -80,7 +90,9 @@ def find_fields(keys: Iterable[str], source: str) -> dict[str, str]:
 def stored_dtype(field: str, dtype: np.dtype[Any], source: str) -> np.dtype[Any]:
     """Dtype in which a field is stored: floats float32, images uint8, categories int64, episode end flags bool."""
     if dtype.hasobject:
-        raise DatasetError(f"{field} of {source} is an object array, which needs pickle to load: {JOIN_EPISODES}")
+        raise DatasetError(
+            f"{field} of {source} is an object array, which needs pickle to load: {JOIN_EPISODES}"
+        )
     if dtype.kind not in "biuf":
         raise DatasetError(f"{field} of {source} has dtype {dtype}: store numbers or booleans")
     if field in CUT_FIELDS:
@@ -101,11 +113,17 @@ def as_stored(field: str, value: Any, source: str) -> Array:
         value = (value.float() if value.is_floating_point() else value).numpy()
     array: Array = np.asarray(value)
     target = stored_dtype(field, array.dtype, source)
-    if target == np.bool_ != array.dtype and len(wrong := np.flatnonzero((array != 0) & (array != 1))):
+    if target == np.bool_ != array.dtype and len(
+        wrong := np.flatnonzero((array != 0) & (array != 1))
+    ):
         value = array.reshape(-1)[wrong[0]]
         what = "an action mask" if field in MASK_FIELDS else "an episode end flag"
         raise DatasetError(f"{field}[{wrong[0]}] of {source} is {value}: {what} is 0 or 1")
-    is_column = array.ndim == 2 and array.size == len(array) and field in ("rewards", *EPISODE_END_FIELDS, *CUT_FIELDS)
+    is_column = (
+        array.ndim == 2
+        and array.size == len(array)
+        and field in ("rewards", *EPISODE_END_FIELDS, *CUT_FIELDS)
+    )
     shape = array.shape[:1] if is_column else array.shape
     return np.ascontiguousarray(array, dtype=target).view(np.ndarray).reshape(shape)
 
@@ -120,14 +138,18 @@ def derive_missing(fields: MutableMapping[str, Array]) -> tuple[dict[str, Any], 
         notes.append(_derive_next_obs(fields))
     if "masks" in fields and "next_masks" not in fields:
         notes.append(_derive_next_masks(fields))
-    return {name: fields.pop(name) for name in (*FIELDS, *MASK_FIELDS) if name in fields}, tuple(notes)
+    return {name: fields.pop(name) for name in (*FIELDS, *MASK_FIELDS) if name in fields}, tuple(
+        notes
+    )
 
 
 def check_lengths(fields: Mapping[str, Array], source: str) -> None:
     """Raise a `DatasetError` unless every field has one row per transition, and there is at least one."""
     for name, array in fields.items():
         if array.ndim == 0:
-            raise DatasetError(f"{name} of {source} is a single number: give one row per transition")
+            raise DatasetError(
+                f"{name} of {source} is a single number: give one row per transition"
+            )
     obs = fields["obs"]
     if not any(map(len, fields.values())):
         raise DatasetError(f"{source} is empty: it has no transitions")
@@ -138,7 +160,9 @@ def check_lengths(fields: Mapping[str, Array], source: str) -> None:
         elif name in ("rewards", *EPISODE_END_FIELDS) and shape:
             fault = f"has shape {array.shape}: give one number per transition"
             if name == "rewards":
-                fault += "; join stacked episodes [E, T] end to end, and store their 'episode_lengths'"
+                fault += (
+                    "; join stacked episodes [E, T] end to end, and store their 'episode_lengths'"
+                )
         elif 0 in shape:
             fault = f"has rows of shape {shape}: store at least one number per row"
         elif name == "next_obs" and shape != obs.shape[1:]:
@@ -163,7 +187,10 @@ def row_blocks(*arrays: Array) -> Iterator[slice]:
 def rows_where(condition: Callable[[Array], Array], array: Array) -> Array:
     """Indices of the rows in which any number satisfies the condition."""
     return np.concatenate(
-        [np.flatnonzero(flat_rows(condition(array[block])).any(1)) + block.start for block in row_blocks(array)]
+        [
+            np.flatnonzero(flat_rows(condition(array[block])).any(1)) + block.start
+            for block in row_blocks(array)
+        ]
     )
 
 
@@ -200,7 +227,9 @@ def _derive_episode_ends(fields: MutableMapping[str, Array]) -> Iterator[str]:
     if "terminated" not in fields:
         fields["terminated"] = dones & ~fields.get("truncated", np.False_)
     if "truncated" not in fields:
-        fields["truncated"] = (fields["terminated"] if dones is None else dones) & ~fields["terminated"]
+        fields["truncated"] = (fields["terminated"] if dones is None else dones) & ~fields[
+            "terminated"
+        ]
 
 
 def _derive_next_obs(fields: MutableMapping[str, Array]) -> str:
@@ -209,7 +238,9 @@ def _derive_next_obs(fields: MutableMapping[str, Array]) -> str:
     keep = ~truncated | terminated
     keep[-1] = terminated[-1]
     if not keep.any():
-        raise DatasetError("'next_obs' is missing and no transition has a next row of its episode: store 'next_obs'")
+        raise DatasetError(
+            "'next_obs' is missing and no transition has a next row of its episode: store 'next_obs'"
+        )
     rows, dropped = np.flatnonzero(keep), np.flatnonzero(~keep)
     before = dropped[dropped > 0] - 1
     truncated[before] |= ~terminated[before]

@@ -18,7 +18,13 @@ import numpy as np
 import torch
 from numpy.lib import format as npy_format
 
-from rl_training.data.dataset_fields import BLOCK_BYTES, JOIN_EPISODES, as_stored, find_fields, stored_dtype
+from rl_training.data.dataset_fields import (
+    BLOCK_BYTES,
+    JOIN_EPISODES,
+    as_stored,
+    find_fields,
+    stored_dtype,
+)
 from rl_training.data.episode_layouts import complete_fields
 from rl_training.data.minari_datasets import read_minari
 from rl_training.data.offline_dataset import TransitionDataset
@@ -30,15 +36,28 @@ from rl_training.replay.transitions import Array
 from rl_training.validation import suggest
 
 KINDS = ("random", "npz", "pt", "minari")
-SMALLER = "keep fewer transitions, or save them with numpy.savez, which is memory-mapped instead of read"
+SMALLER = (
+    "keep fewer transitions, or save them with numpy.savez, which is memory-mapped instead of read"
+)
 DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OSError, EOFError, ValueError),
+    *(
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        tokenize.TokenError,
+        OSError,
+        EOFError,
+        ValueError,
+    ),
     *(SyntaxError, OverflowError, RecursionError, NotImplementedError, RuntimeError),
 )
 """Exceptions of the standard library and NumPy on a truncated, encrypted or hostile archive."""
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Zip local file header: signature, and lengths of the name and extra field before a member's data."""
-HEADER_READERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+HEADER_READERS = {
+    (1, 0): npy_format.read_array_header_1_0,
+    (2, 0): npy_format.read_array_header_2_0,
+}
 OTHER_KINDS = {
     b"\x80": f"a pickle, which can run code and is not opened: {JOIN_EPISODES}",
     b"\x93NUMPY": "a single array (.npy): save all fields in one file with numpy.savez",
@@ -68,7 +87,9 @@ def load_transition_dataset(
         return _record_random(env_id, env_kwargs or {}, size, seed)
     if kind == "minari":
         if dataset_id is None:
-            raise DatasetError("dataset_kind 'minari' needs dataset_id: set it, for example to 'D4RL/door/human-v2'")
+            raise DatasetError(
+                "dataset_kind 'minari' needs dataset_id: set it, for example to 'D4RL/door/human-v2'"
+            )
         fields, notes = read_minari(dataset_id, download=download)
         return TransitionDataset(**fields, notes=notes)
     path = _existing_file(kind, dataset_path, env_id)
@@ -98,21 +119,36 @@ def check_new_file(path: str | Path) -> Path:
     return path
 
 
-def mix_datasets(datasets: Sequence[TransitionDataset], weights: Sequence[float], seed: int) -> TransitionDataset:
+def mix_datasets(
+    datasets: Sequence[TransitionDataset], weights: Sequence[float], seed: int
+) -> TransitionDataset:
     """Concatenate random whole episodes of each dataset, with transitions in proportion to `weights`.
 
     The result is as large as possible without repeating an episode; proportions are met to the nearest episode.
     """
     fractions = np.asarray(weights, np.float64)
-    if len(datasets) == 0 or len(fractions) != len(datasets) or not ((fractions > 0) & np.isfinite(fractions)).all():
+    if (
+        len(datasets) == 0
+        or len(fractions) != len(datasets)
+        or not ((fractions > 0) & np.isfinite(fractions)).all()
+    ):
         given = f"{len(datasets)} datasets with weights {list(weights)}"
         raise DatasetError(f"cannot mix {given}: give one finite weight above 0 per dataset")
     _check_same_fields(datasets)
-    counts = fractions * min(len(dataset) / fraction for dataset, fraction in zip(datasets, fractions, strict=True))
+    counts = fractions * min(
+        len(dataset) / fraction for dataset, fraction in zip(datasets, fractions, strict=True)
+    )
     rng = np.random.default_rng(seed)
-    chosen = [(dataset, _choose_rows(dataset, n, rng)) for dataset, n in zip(datasets, counts, strict=True)]
+    chosen = [
+        (dataset, _choose_rows(dataset, n, rng))
+        for dataset, n in zip(datasets, counts, strict=True)
+    ]
     needed = sum(dataset.nbytes // len(dataset) * len(rows) for dataset, rows in chosen)
-    check_data_fits(needed, f"a mix of {sum(len(rows) for _, rows in chosen):,} transitions", "mix smaller files")
+    check_data_fits(
+        needed,
+        f"a mix of {sum(len(rows) for _, rows in chosen):,} transitions",
+        "mix smaller files",
+    )
     fields: dict[str, Any] = {
         name: np.concatenate([dataset.arrays()[name][rows] for dataset, rows in chosen])
         for name in datasets[0].arrays()
@@ -126,14 +162,20 @@ def _choose_rows(dataset: TransitionDataset, num_wanted: float, rng: np.random.G
     order = rng.permutation(len(episodes))
     sizes = np.cumsum((episodes[:, 1] - episodes[:, 0])[order])
     count = int(np.argmin(np.abs(sizes - num_wanted))) + 1
-    return np.concatenate([np.arange(start, stop) for start, stop in episodes[np.sort(order[:count])]])
+    return np.concatenate(
+        [np.arange(start, stop) for start, stop in episodes[np.sort(order[:count])]]
+    )
 
 
 def _check_same_fields(datasets: Sequence[TransitionDataset]) -> None:
     if len({dataset.masks is None for dataset in datasets}) > 1:
-        raise DatasetError("some datasets have action masks and others have none: mix datasets of one environment")
+        raise DatasetError(
+            "some datasets have action masks and others have none: mix datasets of one environment"
+        )
     if len({dataset.has_rewards for dataset in datasets}) > 1:
-        raise DatasetError("some datasets have rewards and others have none: add them, or remove them everywhere")
+        raise DatasetError(
+            "some datasets have rewards and others have none: add them, or remove them everywhere"
+        )
     for name in datasets[0].arrays():
         arrays = [dataset.arrays()[name] for dataset in datasets]
         kinds = [f"{array.dtype} of shape {array.shape[1:]}" for array in arrays]
@@ -149,11 +191,15 @@ def _existing_file(kind: str, dataset_path: str | Path | None, env_id: str | Non
     path = Path(dataset_path).expanduser()
     if not path.exists():
         out = str(path) if kind == "npz" else "FILE.npz"
-        command = shlex.join(["rl-training", "data", "collect", "RUN", "--steps", "20000", "--out", out])
+        command = shlex.join(
+            ["rl-training", "data", "collect", "RUN", "--steps", "20000", "--out", out]
+        )
         remedy = f"record an .npz file with `{command}`, where RUN is a run folder"
         if env_id is not None:
             remedy += f", for example of `{shlex.join(['rl-training', 'train', 'ppo', env_id])}`"
-        raise DatasetError(f"'{path}' does not exist (looked from {Path.cwd()}): correct the path, or {remedy}")
+        raise DatasetError(
+            f"'{path}' does not exist (looked from {Path.cwd()}): correct the path, or {remedy}"
+        )
     if not path.is_file():
         raise DatasetError(f"'{path}' is not a file: dataset_kind '{kind}' reads one .{kind} file")
     try:
@@ -170,7 +216,9 @@ def _record_random(
     env_id: str | None, env_kwargs: Mapping[str, Any], size: int, seed: int | np.random.SeedSequence
 ) -> TransitionDataset:
     if env_id is None:
-        raise DatasetError("dataset_kind 'random' needs env_id: set it, for example to 'Pendulum-v1'")
+        raise DatasetError(
+            "dataset_kind 'random' needs env_id: set it, for example to 'Pendulum-v1'"
+        )
     if size < 1:
         raise DatasetError(f"size is {size}: record at least 1 step")
     seeds = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
@@ -198,23 +246,37 @@ def _load_pt(path: Path) -> TransitionDataset:
     found, needed = find_fields(tensors, source), 0
     for name, key in found.items():
         tensor = tensors[key]
-        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tensor.layout is not torch.strided
+            or tensor.is_quantized
+        ):
             raise DatasetError(
                 f"'{key}' in {source} is not a dense tensor: save a dict of dense tensors with torch.save"
             )
         if tensor.numel() * tensor.element_size() > path.stat().st_size:
-            raise DatasetError(f"'{key}' in {source} is damaged: it is larger than the file; save the file again")
+            raise DatasetError(
+                f"'{key}' in {source} is damaged: it is larger than the file; save the file again"
+            )
         needed += _converted_bytes(name, tensor, source)
     if "next_obs" not in found:
-        num_copies = 1 if tensors[found["obs"]].shape[:1] == tensors[found["actions"]].shape[:1] else 2
+        num_copies = (
+            1 if tensors[found["obs"]].shape[:1] == tensors[found["actions"]].shape[:1] else 2
+        )
         needed += num_copies * 4 * tensors[found["obs"]].numel()
     check_data_fits(needed, source, SMALLER)
-    return _complete({name: as_stored(name, tensors.pop(key), source) for name, key in found.items()}, source)
+    return _complete(
+        {name: as_stored(name, tensors.pop(key), source) for name, key in found.items()}, source
+    )
 
 
 def _converted_bytes(name: str, tensor: torch.Tensor, source: str) -> int:
     """Memory for a field whose stored dtype or layout differs from the file's; 0 if the tensor can be kept."""
-    dtype = np.dtype(np.float32) if tensor.is_floating_point() else np.dtype(str(tensor.dtype).removeprefix("torch."))
+    dtype = (
+        np.dtype(np.float32)
+        if tensor.is_floating_point()
+        else np.dtype(str(tensor.dtype).removeprefix("torch."))
+    )
     target = stored_dtype(name, dtype, source)
     is_same = tensor.dtype is torch.float32 or (not tensor.is_floating_point() and dtype == target)
     return 0 if is_same and tensor.is_contiguous() else tensor.numel() * target.itemsize
@@ -225,7 +287,9 @@ def _read_tensors(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error below describes the fault
             # weights_only: tensors and plain containers; a pickle with other objects is refused before it runs.
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            content = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
     except Exception as error:  # torch raises many types for a damaged file
         reason = str(error).split("\n")[0][:200]
         if "weights_only" in str(error):
@@ -238,7 +302,9 @@ def _read_tensors(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         more = f", or {JOIN_EPISODES}" if isinstance(content, (list, tuple)) else ""
         kind = type(content).__name__
-        raise DatasetError(f"'{path}' contains a {kind}: save a dict of tensors with torch.save{more}")
+        raise DatasetError(
+            f"'{path}' contains a {kind}: save a dict of tensors with torch.save{more}"
+        )
     return {str(key): value for key, value in content.items()}
 
 
@@ -256,7 +322,11 @@ def read_npz(path: Path) -> Iterator[tuple[str, str, Array]]:
             with _translate_damage(info.filename, path):
                 archive.open(info).close()
         names = [info.filename for info in entries]
-        twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        twice = (
+            next((name for name in names if names.count(name) > 1), None)
+            if len(set(names)) < len(names)
+            else None
+        )
         if twice is not None:
             raise DatasetError(
                 f"'{path}' has the member '{twice}' twice, and readers differ in which counts: save it again"
@@ -312,7 +382,9 @@ def _read_header(path: Path, name: str, info: zipfile.ZipInfo, stream: IO[bytes]
 def _check_fits(path: Path, headers: dict[str, _Header]) -> None:
     """Raise a `DatasetError` if the arrays exceed the free memory, before anything is decompressed."""
     needed = sum(header.memory_bytes for header in headers.values())
-    if "next_obs" not in headers:  # derived from obs, which is copied too if it has final observations
+    if (
+        "next_obs" not in headers
+    ):  # derived from obs, which is copied too if it has final observations
         num_copies = 1 if headers["obs"].shape[:1] == headers["actions"].shape[:1] else 2
         needed += num_copies * math.prod(headers["obs"].shape) * headers["obs"].target.itemsize
     remedy = (
@@ -335,7 +407,11 @@ def _read_member(path: Path, header: _Header, info: zipfile.ZipInfo, stream: IO[
     # Reading to the end checks the CRC; a mapped array is not checked later.
     while stream.read(BLOCK_BYTES):
         pass
-    return np.memmap(path, dtype, "r", _data_start(path, info) + offset, shape, order) if is_mapped else array
+    return (
+        np.memmap(path, dtype, "r", _data_start(path, info) + offset, shape, order)
+        if is_mapped
+        else array
+    )
 
 
 def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
@@ -352,9 +428,13 @@ def _translate_damage(member: str, path: Path) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        raise DatasetError(f"'{member}' in '{path}' is damaged: {error}; save the file again") from None
+        raise DatasetError(
+            f"'{member}' in '{path}' is damaged: {error}; save the file again"
+        ) from None
     except MemoryError:
-        raise DatasetError(f"'{member}' in '{path}' does not fit into memory: keep fewer transitions") from None
+        raise DatasetError(
+            f"'{member}' in '{path}' does not fit into memory: keep fewer transitions"
+        ) from None
 
 
 def _open_archive(path: Path) -> zipfile.ZipFile:

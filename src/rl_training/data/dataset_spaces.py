@@ -52,7 +52,10 @@ def infer_spaces(dataset: Any) -> Spaces:
     low, high = actions.min(0).astype(np.float64), actions.max(0).astype(np.float64)
     if np.all(low >= -1.0 - TOLERANCE) and np.all(high <= 1.0 + TOLERANCE):
         low, high = np.full_like(low, -1.0), np.full_like(high, 1.0)
-    return Spaces(obs_spec, ActionSpec(ActionKind.CONTINUOUS, actions.shape[1:], "float32", low=low, high=high))
+    return Spaces(
+        obs_spec,
+        ActionSpec(ActionKind.CONTINUOUS, actions.shape[1:], "float32", low=low, high=high),
+    )
 
 
 def _count_categories(name: str, *arrays: Array) -> int:
@@ -128,7 +131,9 @@ def shape_actions(actions: Array, spec: ActionSpec) -> Array:
             f"actions have rows of shape {actions.shape[1:]}, which look one-hot: store the index of each action, as"
             " actions.argmax(1) gives it"
         )
-    if actions[0].size != spec.num_components or (actions.ndim > 2 and actions.shape[1:] != spec.shape):
+    if actions[0].size != spec.num_components or (
+        actions.ndim > 2 and actions.shape[1:] != spec.shape
+    ):
         raise DatasetError(
             f"actions have rows of shape {actions.shape[1:]} and the environment's actions have {spec.shape}:"
             f" {OTHER_ENV}"
@@ -140,7 +145,11 @@ def actions_as_floats(actions: Array, spec: ActionSpec) -> bool:
     """Whether discrete actions are stored as floats, without a fraction."""
     if actions.dtype.kind != "f" or spec.kind is ActionKind.CONTINUOUS:
         return False
-    return not len(rows_where(lambda part: ~((np.abs(part) < MAX_CATEGORIES) & (part == np.rint(part))), actions))
+    return not len(
+        rows_where(
+            lambda part: ~((np.abs(part) < MAX_CATEGORIES) & (part == np.rint(part))), actions
+        )
+    )
 
 
 def actions_outside(actions: Array, spec: ActionSpec) -> Array:
@@ -168,7 +177,9 @@ def _bounds(spec: ActionSpec) -> tuple[Array, Array]:
 
 def recorded_spec(spec: ObsSpec) -> ObsSpec:
     """The spec without scaling: observations in the environment's units."""
-    return dataclasses.replace(spec, leaves=tuple(dataclasses.replace(part, scale=1.0) for part in spec.leaves))
+    return dataclasses.replace(
+        spec, leaves=tuple(dataclasses.replace(part, scale=1.0) for part in spec.leaves)
+    )
 
 
 def to_recorded(spec: ObsSpec, rows: Array) -> Array:
@@ -205,7 +216,9 @@ def check_recorded(name: str, rows: Array, spec: ObsSpec) -> None:
             fault = _first_row(spec, rows, columns, _is_not_byte)
             remedy = "the environment has integers from 0 to 255: store them unscaled, or record the dataset again"
         elif part.choices:
-            fault = _first_row(spec, rows, columns, lambda values, part=part: _is_not_one_hot(values, part))
+            fault = _first_row(
+                spec, rows, columns, lambda values, part=part: _is_not_one_hot(values, part)
+            )
             remedy = "the environment has categories: store each one-hot"
         else:
             continue
@@ -233,11 +246,17 @@ def _nested(space: Space[Any], path: LeafPath, found: dict[LeafPath, Array]) -> 
     if isinstance(space, spaces.Dict):
         return {key: _nested(inner, (*path, key), found) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_nested(inner, (*path, index), found) for index, inner in enumerate(space.spaces))
+        return tuple(
+            _nested(inner, (*path, index), found) for index, inner in enumerate(space.spaces)
+        )
     values = found[path]
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         start = np.asarray(space.start).reshape(-1)
-        choices = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.reshape(-1).tolist()
+        choices = (
+            [int(space.n)]
+            if isinstance(space, spaces.Discrete)
+            else space.nvec.reshape(-1).tolist()
+        )
         parts = np.split(values, np.cumsum(choices)[:-1], axis=1)
         values = np.stack([part.argmax(1) for part in parts], 1) + start
     return values.reshape(len(values), *(space.shape or ())).astype(space.dtype)
@@ -256,7 +275,9 @@ def _number_columns(spec: ObsSpec) -> Iterator[tuple[ObsLeaf, slice]]:
             start += part.width
 
 
-def _first_row(spec: ObsSpec, rows: Array, columns: slice, is_wrong: Any) -> tuple[int, Array] | None:
+def _first_row(
+    spec: ObsSpec, rows: Array, columns: slice, is_wrong: Any
+) -> tuple[int, Array] | None:
     for block in row_blocks(rows):
         values = spec.numbers(rows[block])[:, columns]
         wrong = rows_where(is_wrong, values)

@@ -7,17 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.dataset_fields import CUT_FIELDS, EPISODE_END_FIELDS, check_lengths, derive_missing
+from rl_training.data.dataset_fields import (
+    CUT_FIELDS,
+    EPISODE_END_FIELDS,
+    check_lengths,
+    derive_missing,
+)
 from rl_training.errors import DatasetError
 from rl_training.replay.transitions import Array
 
 NO_REWARDS = "'rewards' is missing: the file can be imitated (bc); every other algorithm refuses it"
-ONLY_PAIRS = (
-    "episode ends are missing: each row counts as an episode of one step, which is enough to imitate the actions (bc)"
-)
+ONLY_PAIRS = "episode ends are missing: each row counts as an episode of one step, which is enough to imitate the actions (bc)"
 
 
-def complete_fields(fields: MutableMapping[str, Array], source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def complete_fields(
+    fields: MutableMapping[str, Array], source: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Arguments of `TransitionDataset` from the fields of a file, and notes on what was derived.
 
     `fields` is emptied, so that copied arrays are not held twice.
@@ -94,17 +99,23 @@ def _starts_from_flags(fields: MutableMapping[str, Array]) -> Array:
 
 def _agreed_starts(cuts: Mapping[str, Array], num_steps: int, source: str) -> Array:
     """First row of each episode, by one field or by several that say the same."""
-    (key, starts), *others = ((name, _read_starts(name, values, num_steps, source)) for name, values in cuts.items())
+    (key, starts), *others = (
+        (name, _read_starts(name, values, num_steps, source)) for name, values in cuts.items()
+    )
     for other, others_starts in others:
         if not np.array_equal(starts, others_starts):
-            raise DatasetError(f"{key} and {other} of {source} cut the actions differently: keep one of them")
+            raise DatasetError(
+                f"{key} and {other} of {source} cut the actions differently: keep one of them"
+            )
     return starts
 
 
 def _read_starts(key: str, values: Array, num_steps: int, source: str) -> Array:
     """First row of each episode by the field `key`."""
     if values.ndim != 1:
-        raise DatasetError(f"{key} of {source} has shape {values.shape}: give one number per episode")
+        raise DatasetError(
+            f"{key} of {source} has shape {values.shape}: give one number per episode"
+        )
     is_flags = len(values) == num_steps and bool(np.isin(values, (0, 1)).all())
     if key == "episode_lengths":
         starts, is_valid = np.cumsum(values), bool(np.all((values > 0) & (values <= num_steps)))
@@ -116,13 +127,17 @@ def _read_starts(key: str, values: Array, num_steps: int, source: str) -> Array:
         # The last end is the number of rows, or the last row itself.
         is_last_row = key == "episode_ends" and len(values) > 0 and values[-1] == num_steps - 1
         starts = values + is_last_row
-        is_valid = bool(np.all(starts[1:] > starts[:-1]) and np.all((starts >= 0) & (starts <= num_steps)))
+        is_valid = bool(
+            np.all(starts[1:] > starts[:-1]) and np.all((starts >= 0) & (starts <= num_steps))
+        )
         rule = f"give increasing rows of the actions, from 0 to {num_steps:,}"
         if key == "episode_ends":
             is_valid &= len(starts) > 0 and int(starts[-1]) == num_steps
             rule += f", the last one {num_steps:,}"
     if not is_valid:
-        raise DatasetError(f"{key} of {source} does not cut {num_steps:,} actions into episodes: {rule}")
+        raise DatasetError(
+            f"{key} of {source} does not cut {num_steps:,} actions into episodes: {rule}"
+        )
     return np.union1d([0], starts[starts < num_steps])
 
 
@@ -131,16 +146,24 @@ def _take_next(fields: MutableMapping[str, Array], starts: Array, num_steps: int
     lengths = np.diff(np.append(starts, num_steps))
     before = np.arange(num_steps) + np.repeat(np.arange(len(starts)), lengths)
     for name in ("obs", "masks"):
-        if name in fields and f"next_{name}" not in fields and len(fields[name]) == num_steps + len(starts):
+        if (
+            name in fields
+            and f"next_{name}" not in fields
+            and len(fields[name]) == num_steps + len(starts)
+        ):
             array = fields[name]
             fields[f"next_{name}"] = array[before + 1]
             fields[name] = array[before]
 
 
-def _mark_ends(fields: MutableMapping[str, Array], ends: Array, num_steps: int, source: str) -> Iterator[str]:
+def _mark_ends(
+    fields: MutableMapping[str, Array], ends: Array, num_steps: int, source: str
+) -> Iterator[str]:
     """Flags with one row per transition; an episode that did not terminate was truncated."""
     given = {name: fields.pop(name) for name in EPISODE_END_FIELDS if name in fields}
-    flags = {name: _per_step(name, values, ends, num_steps, source) for name, values in given.items()}
+    flags = {
+        name: _per_step(name, values, ends, num_steps, source) for name, values in given.items()
+    }
     truncated = flags.get("truncated", np.zeros(num_steps, np.bool_))
     terminated = flags.get("terminated", flags.get("dones", np.zeros(num_steps, np.bool_)))
     # A flag of a whole episode, and 'dones', say that it ended; 'truncated' says how.

@@ -33,7 +33,9 @@ def fit_linear_dynamics(dataset: TransitionDataset) -> tuple[Array, Array]:
     of the columns move at least this far.
     """
     residuals, step_lengths = np.zeros(len(dataset)), np.zeros(len(dataset))
-    rows = evenly_spaced_rows(len(dataset), min(NUM_ROWS, max(100, MAX_NUMBERS // dataset.obs[0].size)))
+    rows = evenly_spaced_rows(
+        len(dataset), min(NUM_ROWS, max(100, MAX_NUMBERS // dataset.obs[0].size))
+    )
     rows = rows[~dataset.dones[rows]]
     for array in (dataset.obs, dataset.actions, dataset.next_obs):
         rows = rows[np.isfinite(flat_rows(array[rows])).all(1)]
@@ -72,9 +74,13 @@ def _fit(inputs: Array, steps: Array, std: Array) -> tuple[Array, Array]:
     return weights, scale
 
 
-def _inputs_and_steps(dataset: TransitionDataset, rows: Array | slice, moving: Array) -> tuple[Array, Array]:
+def _inputs_and_steps(
+    dataset: TransitionDataset, rows: Array | slice, moving: Array
+) -> tuple[Array, Array]:
     """Regression inputs (bias, obs, actions), and the change of each moving column."""
-    obs, next_obs, actions = (flat_rows(part[rows]) for part in (dataset.obs, dataset.next_obs, dataset.actions))
+    obs, next_obs, actions = (
+        flat_rows(part[rows]) for part in (dataset.obs, dataset.next_obs, dataset.actions)
+    )
     ones = np.ones((len(obs), 1))
     inputs = ones if obs.shape[1] > MAX_WIDTH else np.hstack([ones, obs, actions])
     return inputs, next_obs[:, moving].astype(np.float64) - obs[:, moving]
@@ -94,7 +100,11 @@ class BehaviourFit:
     def determinism(self) -> float:
         """Score rescaled from the baseline (0) to a perfect prediction (1)."""
         margin = 1.0 - self.baseline
-        return float(np.clip((self.value - self.baseline) / margin, 0.0, 1.0)) if margin > 0.01 else 1.0
+        return (
+            float(np.clip((self.value - self.baseline) / margin, 0.0, 1.0))
+            if margin > 0.01
+            else 1.0
+        )
 
 
 def fit_behaviour(dataset: TransitionDataset) -> BehaviourFit | None:
@@ -107,13 +117,17 @@ def fit_behaviour(dataset: TransitionDataset) -> BehaviourFit | None:
     fit_a, test_a = flat_rows(dataset.actions[fit_rows]), flat_rows(dataset.actions[test_rows])
     if dataset.actions.dtype.kind == "f":
         total = ((test_a - test_a.mean(0)) ** 2).sum()
-        residual = min(((prediction - test_a) ** 2).sum() for prediction in _predictions(fit_x, fit_a, test_x))
+        residual = min(
+            ((prediction - test_a) ** 2).sum() for prediction in _predictions(fit_x, fit_a, test_x)
+        )
         return BehaviourFit("r2", float(max(0.0, 1.0 - residual / total)) if total else 1.0, 0.0)
     accuracies, baselines = [], []
     for fit_column, truth in zip(fit_a.T, test_a.T, strict=True):
         options, codes = np.unique(fit_column, return_inverse=True)
         predictions = _predictions(fit_x, np.eye(len(options), dtype=np.float32)[codes], test_x)
-        accuracies.append(max((options[scores.argmax(1)] == truth).mean() for scores in predictions))
+        accuracies.append(
+            max((options[scores.argmax(1)] == truth).mean() for scores in predictions)
+        )
         baselines.append((options[np.argmax(np.bincount(codes))] == truth).mean())
     return BehaviourFit("accuracy", float(np.mean(accuracies)), float(np.mean(baselines)))
 
@@ -123,10 +137,17 @@ def _split_rows(dataset: TransitionDataset) -> list[Array]:
     rng = np.random.default_rng(0)
     episodes = dataset.episodes()
     numbers = np.repeat(rng.permutation(len(episodes)), episodes[:, 1] - episodes[:, 0])
-    is_test = numbers % 5 == 0 if len(episodes) >= 5 else np.arange(len(dataset)) >= int(0.8 * len(dataset))
+    is_test = (
+        numbers % 5 == 0
+        if len(episodes) >= 5
+        else np.arange(len(dataset)) >= int(0.8 * len(dataset))
+    )
     most = max(200, MAX_BEHAVIOUR_NUMBERS // dataset.obs[0].size)
     parts = []
-    for rows, count in ((np.flatnonzero(~is_test), NUM_FIT_ROWS), (np.flatnonzero(is_test), NUM_TEST_ROWS)):
+    for rows, count in (
+        (np.flatnonzero(~is_test), NUM_FIT_ROWS),
+        (np.flatnonzero(is_test), NUM_TEST_ROWS),
+    ):
         rows = rng.choice(rows, min(len(rows), count, most), replace=False)
         for array in (dataset.obs, dataset.actions):
             rows = rows[np.isfinite(flat_rows(array[rows])).all(1)]
@@ -138,7 +159,9 @@ def _standardize(obs: Array) -> Array:
     """Flatten to mean 0 and standard deviation 1; wide observations are randomly projected to fewer columns."""
     flat = flat_rows(obs).astype(np.float32)
     if flat.shape[1] > NUM_FEATURES:
-        flat = flat @ np.random.default_rng(0).normal(size=(flat.shape[1], NUM_FEATURES)).astype(np.float32)
+        flat = flat @ np.random.default_rng(0).normal(size=(flat.shape[1], NUM_FEATURES)).astype(
+            np.float32
+        )
     standard: Array = (flat - flat.mean(0)) / np.maximum(flat.std(0), 1e-6)
     return standard
 
@@ -146,9 +169,14 @@ def _standardize(obs: Array) -> Array:
 def _predictions(fit_x: Array, fit_y: Array, test_x: Array) -> tuple[Array, Array]:
     """Ridge regression on linear and random tanh features, and the mean of the nearest neighbours."""
     rng = np.random.default_rng(0)
-    weights = rng.normal(size=(fit_x.shape[1], NUM_FEATURES)).astype(np.float32) / np.sqrt(fit_x.shape[1])
+    weights = rng.normal(size=(fit_x.shape[1], NUM_FEATURES)).astype(np.float32) / np.sqrt(
+        fit_x.shape[1]
+    )
     biases = rng.uniform(-2, 2, NUM_FEATURES).astype(np.float32)
-    inputs = [np.hstack([np.ones_like(x[:, :1]), x, np.tanh(x @ weights + biases)]) for x in (fit_x, test_x)]
+    inputs = [
+        np.hstack([np.ones_like(x[:, :1]), x, np.tanh(x @ weights + biases)])
+        for x in (fit_x, test_x)
+    ]
     nearest = []
     for start in range(0, len(test_x), 100):
         distances = (fit_x**2).sum(1) - 2.0 * test_x[start : start + 100] @ fit_x.T

@@ -42,9 +42,13 @@ SHIFTS = {0: "obs of the same row", 2: "obs two rows later", -1: "obs of the pre
 
 def check_finite(dataset: TransitionDataset) -> Iterator[Finding]:
     """NaN and infinite values, per field."""
-    remedy = "drop these episodes and check the recorder: one such value makes every weight non-finite"
+    remedy = (
+        "drop these episodes and check the recorder: one such value makes every weight non-finite"
+    )
     for name, array in dataset.arrays().items():
-        if array.dtype.kind == "f" and len(rows := rows_where(lambda part: ~np.isfinite(part), array)):
+        if array.dtype.kind == "f" and len(
+            rows := rows_where(lambda part: ~np.isfinite(part), array)
+        ):
             kinds = "NaN" if np.isnan(array[rows]).any() else "infinite values"
             found = f"{name} has {kinds} in {len(rows):,} of {len(array):,} rows"
             yield Finding(Level.ERROR, f"{name}_not_finite", found, remedy, int(rows[0]))
@@ -52,7 +56,10 @@ def check_finite(dataset: TransitionDataset) -> Iterator[Finding]:
 
 def check_episode_ends(dataset: TransitionDataset) -> Iterator[Finding]:
     """Episode end flags that contradict each other or the rows around them."""
-    both, num_ends = np.flatnonzero(dataset.terminated & dataset.truncated), int(dataset.dones.sum())
+    both, num_ends = (
+        np.flatnonzero(dataset.terminated & dataset.truncated),
+        int(dataset.dones.sum()),
+    )
     if num_ends == 0:
         found = f"none of the {len(dataset):,} transitions ends an episode"
         remedy = "store 'terminated' and 'truncated', unless the task is one endless episode"
@@ -61,7 +68,9 @@ def check_episode_ends(dataset: TransitionDataset) -> Iterator[Finding]:
         # A time limit can coincide with termination, but rarely does.
         level = Level.INFO if len(both) <= max(1, 0.02 * num_ends) else Level.WARNING
         found = f"{len(both):,} of {num_ends:,} episode ends are both terminated and truncated"
-        remedy = "they count as terminated; where the time limit ended the episode, clear 'terminated'"
+        remedy = (
+            "they count as terminated; where the time limit ended the episode, clear 'terminated'"
+        )
         yield Finding(level, "terminated_and_truncated", found, remedy, int(both[0]))
     continued = np.flatnonzero(dataset.dones[:-1] & dataset.follows)
     if len(continued):
@@ -86,10 +95,10 @@ def check_time_limits(dataset: TransitionDataset) -> Iterator[Finding]:
     longest = stops[lengths == lengths.max()]
     if len(longest) >= SAME_LENGTH_FRACTION * len(lengths):
         found = f"{len(longest):,} of {len(lengths):,} terminated episodes last exactly {lengths.max():,} steps"
-        remedy = (
-            "if that is a time limit, set truncated instead: a terminated step does not bootstrap from the next state"
+        remedy = "if that is a time limit, set truncated instead: a terminated step does not bootstrap from the next state"
+        yield Finding(
+            Level.WARNING, "time_limit_as_termination", found, remedy, int(longest[0] - 1)
         )
-        yield Finding(Level.WARNING, "time_limit_as_termination", found, remedy, int(longest[0] - 1))
 
 
 def check_constants(dataset: TransitionDataset) -> Iterator[Finding]:
@@ -105,7 +114,9 @@ def check_constants(dataset: TransitionDataset) -> Iterator[Finding]:
             remedy = "check that the sensor or actuator was recorded, or drop these columns"
             # Some environments have constant observations; the effect of a constant action is unknown.
             is_natural = name == "obs" and len(columns) < flat.shape[1]
-            yield Finding(Level.INFO if is_natural else Level.WARNING, f"{name}_constant", found, remedy)
+            yield Finding(
+                Level.INFO if is_natural else Level.WARNING, f"{name}_constant", found, remedy
+            )
 
 
 def check_rewards(dataset: TransitionDataset) -> Iterator[Finding]:
@@ -118,7 +129,11 @@ def check_rewards(dataset: TransitionDataset) -> Iterator[Finding]:
     if len(rewards) < 2:
         return
     sizes, common = np.abs(rewards), float(np.median(rewards))
-    size, mean_size, fraction = float(sizes.max()), float(sizes.mean()), float(np.mean(rewards != common))
+    size, mean_size, fraction = (
+        float(sizes.max()),
+        float(sizes.mean()),
+        float(np.mean(rewards != common)),
+    )
     if fraction == 0.0:
         level, remedy = Level.WARNING, "use bc: constant rewards cannot rank actions"
         if common != 0.0:
@@ -128,13 +143,22 @@ def check_rewards(dataset: TransitionDataset) -> Iterator[Finding]:
         yield Finding(level, "reward_constant", f"every reward is {common:g}", remedy)
     elif size < TINY_REWARD:
         remedy = f"set reward_scale to about {_power_of_ten(1 / size)}: small rewards are lost in rounding"
-        yield Finding(Level.WARNING, "reward_tiny", f"the largest absolute reward is {size:.3g}", remedy)
+        yield Finding(
+            Level.WARNING, "reward_tiny", f"the largest absolute reward is {size:.3g}", remedy
+        )
     elif fraction < SPARSE_FRACTION:
         remedy = "use iql with expectile 0.9 and a gamma near 1, which propagate sparse rewards further back"
-        yield Finding(Level.INFO, "reward_sparse", f"only {fraction:.2%} of the rewards differ from {common:g}", remedy)
+        yield Finding(
+            Level.INFO,
+            "reward_sparse",
+            f"only {fraction:.2%} of the rewards differ from {common:g}",
+            remedy,
+        )
     if mean_size > HUGE_REWARD:
         remedy = f"set reward_scale to about {_power_of_ten(1 / mean_size)}: critic gradients grow with the reward"
-        yield Finding(Level.WARNING, "reward_huge", f"the mean absolute reward is {mean_size:,.0f}", remedy)
+        yield Finding(
+            Level.WARNING, "reward_huge", f"the mean absolute reward is {mean_size:,.0f}", remedy
+        )
 
 
 CHECKS = (check_finite, check_episode_ends, check_time_limits, check_constants, check_rewards)
@@ -169,11 +193,15 @@ def _check_actions(actions: Array, spec: ActionSpec) -> Iterator[Finding]:
         return
     if spec.kind is not ActionKind.CONTINUOUS:
         return
-    at_bound = flat_rows((actions <= spec.low.astype(np.float32)) | (actions >= spec.high.astype(np.float32)))
+    at_bound = flat_rows(
+        (actions <= spec.low.astype(np.float32)) | (actions >= spec.high.astype(np.float32))
+    )
     if at_bound.mean() > AT_BOUND_FRACTION:
         found = f"{at_bound.mean():.1%} of the action components lie exactly at a bound"
         remedy = "normal for a bang-bang policy or clipped noise; otherwise check the scale of the actions"
-        yield Finding(Level.INFO, "actions_at_bounds", found, remedy, int(np.argmax(at_bound.any(1))))
+        yield Finding(
+            Level.INFO, "actions_at_bounds", found, remedy, int(np.argmax(at_bound.any(1)))
+        )
     some = actions[evenly_spaced_rows(len(actions), 20_000)]
     used = float(np.max(np.ptp(some, axis=0) / np.maximum(spec.high - spec.low, 1e-12)))
     if spec.is_bounded and used < 0.1:
@@ -197,11 +225,17 @@ def _check_masks(dataset: TransitionDataset, actions: Array, spaces: Spaces) -> 
     level = Level.ERROR if spaces.has_masks else Level.WARNING
     for name, is_right, fault in (
         ("masks_forbid_actions", is_permitted, "masks forbid the recorded action"),
-        ("next_masks_forbid_all", has_option, "next_masks permit no action, though the episode did not terminate"),
+        (
+            "next_masks_forbid_all",
+            has_option,
+            "next_masks permit no action, though the episode did not terminate",
+        ),
     ):
         if len(wrong := np.flatnonzero(~is_right)):
             remedy = "correct the masks, or remove them from the file"
-            yield Finding(level, name, f"{len(wrong):,} of {len(masks):,} {fault}", remedy, int(wrong[0]))
+            yield Finding(
+                level, name, f"{len(wrong):,} of {len(masks):,} {fault}", remedy, int(wrong[0])
+            )
 
 
 def _power_of_ten(value: float) -> str:
@@ -245,10 +279,18 @@ def _describe_unordered(dataset: TransitionDataset, breaks: Array) -> Finding:
     return Finding(Level.WARNING, "rows_not_in_order", found, remedy, int(breaks[0]))
 
 
-def check_jumps(dataset: TransitionDataset, residuals: Array, step_lengths: Array) -> Iterator[Finding]:
+def check_jumps(
+    dataset: TransitionDataset, residuals: Array, step_lengths: Array
+) -> Iterator[Finding]:
     """Steps with a far larger residual than their neighbours: probably a reset without an episode end flag."""
-    neighbours = np.maximum(np.append(residuals[:1], residuals[:-1]), np.append(residuals[1:], residuals[-1:]))
-    is_jump = (residuals > JUMP_RESIDUAL) & (residuals > JUMP_RATIO * (neighbours + 0.3)) & (step_lengths > JUMP_LENGTH)
+    neighbours = np.maximum(
+        np.append(residuals[:1], residuals[:-1]), np.append(residuals[1:], residuals[-1:])
+    )
+    is_jump = (
+        (residuals > JUMP_RESIDUAL)
+        & (residuals > JUMP_RATIO * (neighbours + 0.3))
+        & (step_lengths > JUMP_LENGTH)
+    )
     rows = np.flatnonzero(is_jump & ~dataset.dones)
     if len(rows):
         found = f"{len(rows):,} steps inside episodes jump: they do not fit the dynamics of the steps around them"
@@ -264,10 +306,16 @@ def check_repeats(dataset: TransitionDataset) -> Iterator[Finding]:
     if not is_repeat.any():
         return
     # With few states, equal transitions are normal.
-    is_expected = dataset.obs.dtype.kind != "f" or len(np.unique(_row_hashes(dataset.obs))) < 0.1 * len(dataset)
+    is_expected = dataset.obs.dtype.kind != "f" or len(
+        np.unique(_row_hashes(dataset.obs))
+    ) < 0.1 * len(dataset)
     fraction = is_repeat.mean()
     found = f"{is_repeat.sum():,} transitions ({fraction:.1%}) repeat an earlier one exactly"
-    remedy = "normal with few states" if is_expected else "drop them if a file was joined twice: they count double"
+    remedy = (
+        "normal with few states"
+        if is_expected
+        else "drop them if a file was joined twice: they count double"
+    )
     level = Level.INFO if is_expected or fraction < MANY_REPEATS else Level.WARNING
     yield Finding(level, "repeated_transitions", found, remedy, int(np.argmax(is_repeat)))
 

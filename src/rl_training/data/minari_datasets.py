@@ -62,7 +62,9 @@ def _open(dataset_id: str, source: str, download: bool) -> Any:
     for name in ("observation_space", "action_space"):
         # Without stored spaces Minari would import and build the environment that the file names.
         if not isinstance(metadata.get(name), str):
-            raise DatasetError(f"'{folder}' lacks its {name}: record it again with Minari 0.5 or later")
+            raise DatasetError(
+                f"'{folder}' lacks its {name}: record it again with Minari 0.5 or later"
+            )
     return minari.load_dataset(dataset_id)
 
 
@@ -73,7 +75,9 @@ def _folder_of(dataset_id: str) -> Path:
     try:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError):
-        raise DatasetError(f"'{dataset_id}' is not a Minari id: write it like 'D4RL/door/human-v2'") from None
+        raise DatasetError(
+            f"'{dataset_id}' is not a Minari id: write it like 'D4RL/door/human-v2'"
+        ) from None
     return Path(get_dataset_path(dataset_id))
 
 
@@ -82,7 +86,9 @@ def _download(minari: Any, dataset_id: str, folder: str) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             minari.download_dataset(dataset_id)
     except ImportError:
-        raise DatasetError('downloading needs huggingface_hub: pip install "rl-training[offline]"') from None
+        raise DatasetError(
+            'downloading needs huggingface_hub: pip install "rl-training[offline]"'
+        ) from None
     except Exception as error:  # network, server and client libraries raise many types
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
         raise DatasetError(
@@ -95,12 +101,18 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
     if not isinstance(dataset.action_space, ACTION_SPACES):
         kinds = "Box, Discrete, MultiDiscrete or MultiBinary"
         raise DatasetError(f"{source} has actions of {dataset.action_space}: use {kinds}")
-    description = json.loads(dataset.storage.read_raw_metadata(dataset.storage.data_path)["observation_space"])
+    description = json.loads(
+        dataset.storage.read_raw_metadata(dataset.storage.data_path)["observation_space"]
+    )
     spec = _nested_spec(_in_order(dataset.observation_space, description))
     fields: dict[str, Any] = {}
     total, start, num_unflagged = dataset.total_steps, 0, 0
     for episode in dataset.iterate_episodes():
-        obs = np.asarray(episode.observations) if spec is None else spec.as_stored(episode.observations)
+        obs = (
+            np.asarray(episode.observations)
+            if spec is None
+            else spec.as_stored(episode.observations)
+        )
         count = len(episode.rewards)
         if len(obs) != count + 1 or len(episode.actions) != count or start + count > total:
             raise DatasetError(
@@ -111,7 +123,14 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
         if count and not (truncated[-1] or episode.terminations[-1]):
             truncated[-1] = True
             num_unflagged += 1
-        values = (obs[:-1], episode.actions, episode.rewards, obs[1:], episode.terminations, truncated)
+        values = (
+            obs[:-1],
+            episode.actions,
+            episode.rewards,
+            obs[1:],
+            episode.terminations,
+            truncated,
+        )
         arrays = dict(zip(FIELDS, map(np.asarray, values), strict=True))
         if not fields:
             fields = _allocate(arrays, total, source)
@@ -122,19 +141,29 @@ def _read_episodes(dataset: Any, source: str) -> tuple[dict[str, Any], tuple[str
         raise DatasetError(f"{source} is empty: it has no transitions")
     if start != total:
         raise DatasetError(f"{source} announces {total:,} steps and has {start:,}: {DAMAGED}")
-    unflagged = f"{num_unflagged:,} episodes end without a flag and are taken as truncated" if num_unflagged else ""
+    unflagged = (
+        f"{num_unflagged:,} episodes end without a flag and are taken as truncated"
+        if num_unflagged
+        else ""
+    )
     return fields, tuple(text for text in (_describe_rows(spec), unflagged) if text)
 
 
 def _nested_spec(space: Space[Any]) -> ObsSpec | None:
     """Spec that flattens nested observations to rows in the environment's units; None for Box and Discrete."""
-    return None if isinstance(space, (spaces.Box, spaces.Discrete)) else recorded_spec(describe_observation(space))
+    return (
+        None
+        if isinstance(space, (spaces.Box, spaces.Discrete))
+        else recorded_spec(describe_observation(space))
+    )
 
 
 def _describe_rows(spec: ObsSpec | None) -> str:
     if spec is None or not spec.leaves:
         return ""
-    order = ", ".join(f"{'.'.join(map(str, part.path)) or 'obs'} ({part.width})" for part in spec.leaves)
+    order = ", ".join(
+        f"{'.'.join(map(str, part.path)) or 'obs'} ({part.width})" for part in spec.leaves
+    )
     if spec.image_shapes:
         return f"observations are uint8 rows, first the float32 numbers, then the images, in this order: {order}"
     wrapper = "gymnasium.wrappers.FlattenObservation does the same in the environment"
@@ -146,7 +175,9 @@ def _allocate(first: dict[str, Array], total: int, source: str) -> dict[str, Any
     dtypes = {name: stored_dtype(name, array.dtype, source) for name, array in first.items()}
     shapes = {name: (total, *array.shape[1:]) for name, array in first.items()}
     needed = sum(math.prod(shapes[name]) * dtypes[name].itemsize for name in first)
-    check_data_fits(needed, f"{source} of {total:,} steps", "keep fewer episodes with minari's filter_episodes")
+    check_data_fits(
+        needed, f"{source} of {total:,} steps", "keep fewer episodes with minari's filter_episodes"
+    )
     return {name: np.empty(shapes[name], dtypes[name]) for name in first}
 
 
@@ -175,7 +206,9 @@ def check_new_id(dataset_id: str) -> None:
         )
 
 
-def write_minari(dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]) -> None:
+def write_minari(
+    dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]
+) -> None:
     """Write a new local Minari dataset in the environment's spaces, and verify it by reading it back.
 
     On any error the new folder is removed.
@@ -187,22 +220,34 @@ def write_minari(dataset_id: str, dataset: Any, observation_space: Space[Any], a
         _write_episodes(dataset_id, dataset, observation_space, action_space)
         fields, _ = read_minari(dataset_id, download=False)
         for name, array in dataset.arrays().items():
-            if not np.array_equal(fields[name].reshape(array.shape), array, equal_nan=array.dtype.kind == "f"):
+            if not np.array_equal(
+                fields[name].reshape(array.shape), array, equal_nan=array.dtype.kind == "f"
+            ):
                 raise DatasetError(f"{name} differs when read back")
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, Exception):
-            reason = f"{type(error).__name__}: {error}" if not isinstance(error, DatasetError) else str(error)
+            reason = (
+                f"{type(error).__name__}: {error}"
+                if not isinstance(error, DatasetError)
+                else str(error)
+            )
             remedy = "write an .npz file instead"
-            raise DatasetError(f"cannot write Minari dataset '{dataset_id}': {reason}; {remedy}") from None
+            raise DatasetError(
+                f"cannot write Minari dataset '{dataset_id}': {reason}; {remedy}"
+            ) from None
         raise
 
 
-def _write_episodes(dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]) -> None:
+def _write_episodes(
+    dataset_id: str, dataset: Any, observation_space: Space[Any], action_space: Space[Any]
+) -> None:
     import minari
     from minari.data_collector import EpisodeBuffer
 
-    actions = dataset.actions.reshape(len(dataset), *(action_space.shape or ())).astype(action_space.dtype)
+    actions = dataset.actions.reshape(len(dataset), *(action_space.shape or ())).astype(
+        action_space.dtype
+    )
     buffers = []
     for number, (start, stop) in enumerate(dataset.episodes()):
         rows = np.concatenate([dataset.obs[start:stop], dataset.next_obs[stop - 1 : stop]])
@@ -219,7 +264,15 @@ def _write_episodes(dataset_id: str, dataset: Any, observation_space: Space[Any]
         )
     create = minari.create_dataset_from_buffers
     # JPEG changes pixels. Before Minari 0.5.4 it cannot be turned off: reading back then fails for images.
-    options = {"jpeg_encoding": False} if "jpeg_encoding" in inspect.signature(create).parameters else {}
+    options = (
+        {"jpeg_encoding": False} if "jpeg_encoding" in inspect.signature(create).parameters else {}
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing author, description and similar metadata
-        create(dataset_id, buffers, observation_space=observation_space, action_space=action_space, **options)
+        create(
+            dataset_id,
+            buffers,
+            observation_space=observation_space,
+            action_space=action_space,
+            **options,
+        )

@@ -60,7 +60,9 @@ class TransitionDataset:
         has_rewards: bool = True,
     ) -> None:
         values = (obs, actions, rewards, next_obs, terminated, truncated)
-        fields = {name: as_stored(name, value, SOURCE) for name, value in zip(FIELDS, values, strict=True)}
+        fields = {
+            name: as_stored(name, value, SOURCE) for name, value in zip(FIELDS, values, strict=True)
+        }
         if (masks is None) is not (next_masks is None):
             raise DatasetError("masks and next_masks belong together: give both, or neither")
         if masks is not None:
@@ -122,20 +124,32 @@ class TransitionDataset:
         """Sample steps that follow one another in an episode, [L, batch_size, ...], with replacement."""
         is_last = np.zeros(len(self), np.bool_)
         is_last[self._episodes[:, 1] - 1] = True
-        starts = choose_starts(lambda: self._episodes[:, 0], len(self), batch_size, sampling, self._rng)
+        starts = choose_starts(
+            lambda: self._episodes[:, 0], len(self), batch_size, sampling, self._rng
+        )
         slots, valid = follow(starts, is_last, 1, sampling)
-        return gather(lambda rows: {name: self._take(name, rows) for name in self._rows}, slots, valid)
+        return gather(
+            lambda rows: {name: self._take(name, rows) for name in self._rows}, slots, valid
+        )
 
-    def with_sampler(self, *, rng: np.random.Generator, device: torch.device | str = "cpu") -> TransitionDataset:
+    def with_sampler(
+        self, *, rng: np.random.Generator, device: torch.device | str = "cpu"
+    ) -> TransitionDataset:
         """The same dataset, sampled by `rng` onto `device`."""
         return self._changed(rng=rng, device=device)
 
     def with_reward_transform(
-        self, scale: float = 1.0, shift: float = 0.0, clip_min: float | None = None, clip_max: float | None = None
+        self,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        clip_min: float | None = None,
+        clip_max: float | None = None,
     ) -> TransitionDataset:
         """The same dataset with each reward scaled, then shifted, then clipped."""
         try:
-            transform = RewardTransformConfig(scale=scale, shift=shift, clip_min=clip_min, clip_max=clip_max)
+            transform = RewardTransformConfig(
+                scale=scale, shift=shift, clip_min=clip_min, clip_max=clip_max
+            )
         except ConfigError as error:
             raise DatasetError(str(error)) from None
         return self._changed(rewards=transform_rewards(self.rewards, transform))
@@ -178,7 +192,9 @@ class TransitionDataset:
         returns: Array = np.add.reduceat(self.rewards, self._episodes[:, 0], dtype=np.float64)
         return returns
 
-    def split_episodes(self, fraction: float, seed: int) -> tuple[TransitionDataset, TransitionDataset]:
+    def split_episodes(
+        self, fraction: float, seed: int
+    ) -> tuple[TransitionDataset, TransitionDataset]:
         """Split by whole episodes: a training part, and about `fraction` of the episodes held out (both copies)."""
         count = len(self._episodes)
         if not 0.0 < fraction < 1.0 or count < 2:
@@ -242,7 +258,12 @@ class TransitionDataset:
         }
 
     def _changed(self, **changes: Any) -> TransitionDataset:
-        options = {"rng": self._rng, "device": self._device, "notes": self.notes, "has_rewards": self.has_rewards}
+        options = {
+            "rng": self._rng,
+            "device": self._device,
+            "notes": self.notes,
+            "has_rewards": self.has_rewards,
+        }
         return TransitionDataset(**{**self.arrays(), **options, **changes})
 
     def _take(self, name: str, index: Array) -> torch.Tensor:

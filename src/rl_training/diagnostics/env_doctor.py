@@ -51,7 +51,12 @@ class EnvReport:
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON-compatible values."""
         findings = [
-            {"check": row.name, "level": row.level.value, "finding": row.found, "remedy": row.remedy}
+            {
+                "check": row.name,
+                "level": row.level.value,
+                "finding": row.found,
+                "remedy": row.remedy,
+            }
             for row in self.findings
         ]
         return {"env_id": self.env_id, "exactness": self.exactness, "findings": findings}
@@ -70,11 +75,17 @@ def check_environment(
         check = "spaces"
         source = EnvSource.parse(env_id, env_kwargs)
         masks = source.find_reading(env, make).masks
-        spaces = describe_spaces(env.observation_space, env.action_space, has_masks=masks is not None)
+        spaces = describe_spaces(
+            env.observation_space, env.action_space, has_masks=masks is not None
+        )
         findings += [*_check_spaces(env, spaces), *_check_actions(spaces)]
         make_training: MakeEnv = source.training_maker()
         if masks is not None:
-            findings.append(Finding(Level.OK, "masks", f"action masks from {masks.value}; random actions obey them"))
+            findings.append(
+                Finding(
+                    Level.OK, "masks", f"action masks from {masks.value}; random actions obey them"
+                )
+            )
             make = functools.partial(make_valid, make, masks)
             env.close()
             env = make()
@@ -82,7 +93,11 @@ def check_environment(
         check = "runs"
         actions = sample_actions(env.action_space, steps, seed)
         result = probe(env, actions, seed)
-        findings += [*_check_answers(result), *_check_episodes(env, result), *_check_size(spaces, result)]
+        findings += [
+            *_check_answers(result),
+            *_check_episodes(env, result),
+            *_check_size(spaces, result),
+        ]
         if check not in result.faults:
             findings += _check_seeding(make, result, actions, seed)
             if source.settings.steps_all_at_once:
@@ -102,7 +117,9 @@ def check_environment(
 
 def _check_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
     names = [
-        f"Box{list(space.shape)} of {space.dtype}" if isinstance(space, gym.spaces.Box) else str(space)
+        f"Box{list(space.shape)} of {space.dtype}"
+        if isinstance(space, gym.spaces.Box)
+        else str(space)
         for space in (env.observation_space, env.action_space)
     ]
     yield Finding(Level.OK, "spaces", f"observations {names[0]}, actions {names[1]}")
@@ -112,7 +129,10 @@ def _check_spaces(env: Env, spaces: Spaces) -> Iterator[Finding]:
         yield Finding(Level.OK, "algorithms", f"supported by {', '.join(fitting)}")
     else:
         yield Finding(
-            Level.ERROR, "algorithms", "no algorithm supports its spaces", "; ".join(filter(None, refusals.values()))
+            Level.ERROR,
+            "algorithms",
+            "no algorithm supports its spaces",
+            "; ".join(filter(None, refusals.values())),
         )
 
 
@@ -122,7 +142,10 @@ def _check_actions(spaces: Spaces) -> Iterator[Finding]:
         return
     if not (low < high).all():
         yield Finding(
-            Level.ERROR, "actions", "a lower bound is not below its upper bound", "set low < high in every dimension"
+            Level.ERROR,
+            "actions",
+            "a lower bound is not below its upper bound",
+            "set low < high in every dimension",
         )
     elif not spaces.action.is_bounded:
         remedy = "set finite bounds, so that actions can be scaled to them"
@@ -149,7 +172,9 @@ def _check_answers(result: ProbeResult) -> Iterator[Finding]:
         found = f"observations, rewards and episode ends were valid in {result.steps:,} steps"
         yield Finding(Level.OK, "answers", found)
     if result.reuses_array:
-        yield Finding(Level.OK, "arrays", "every observation is the same array; rl_training copies it")
+        yield Finding(
+            Level.OK, "arrays", "every observation is the same array; rl_training copies it"
+        )
 
 
 def _check_episodes(env: Env, result: ProbeResult) -> Iterator[Finding]:
@@ -161,12 +186,19 @@ def _check_episodes(env: Env, result: ProbeResult) -> Iterator[Finding]:
         limited = f"it truncates them itself, the longest after {result.truncated_at:,} steps"
     if result.episode_lengths:
         count, mean = len(result.episode_lengths), np.mean(result.episode_lengths)
-        yield Finding(Level.OK, "episodes", f"{count:,} ended, mean length {mean:,.0f} steps; {limited}")
+        yield Finding(
+            Level.OK, "episodes", f"{count:,} ended, mean length {mean:,.0f} steps; {limited}"
+        )
     elif limit:
         yield Finding(Level.OK, "episodes", f"none ended in {result.steps:,} steps; {limited}")
     elif "runs" not in result.faults:
         found = f"none ended in {result.steps:,} steps, and no time limit is known: a resume replays an episode's steps"
-        yield Finding(Level.WARNING, "episodes", found, "set env_kwargs.max_episode_steps, or see that it ends itself")
+        yield Finding(
+            Level.WARNING,
+            "episodes",
+            found,
+            "set env_kwargs.max_episode_steps, or see that it ends itself",
+        )
 
 
 def _check_size(spaces: Spaces, result: ProbeResult) -> Iterator[Finding]:
@@ -174,7 +206,9 @@ def _check_size(spaces: Spaces, result: ProbeResult) -> Iterator[Finding]:
         found = f"observations reach {result.largest_obs:,.4g} in absolute value"
         yield Finding(Level.WARNING, "scale", found, _remedy_for_scale(spaces))
     if result.seconds > 0:
-        yield Finding(Level.OK, "speed", f"{result.steps / result.seconds:,.0f} steps a second in one process")
+        yield Finding(
+            Level.OK, "speed", f"{result.steps / result.seconds:,.0f} steps a second in one process"
+        )
     needed, available = replay_bytes(spaces, REPLAY_SIZE), available_memory()
     found = f"a replay buffer of {REPLAY_SIZE:,} transitions takes {needed / 1e9:,.2f} GB"
     if available is None or needed <= available:
@@ -192,18 +226,37 @@ def _remedy_for_scale(spaces: Spaces) -> str:
         for spec in list_algorithm_specs()
         if spec.refusal_of(spaces) is None and "normalize_obs" in spec.config_class().model_fields
     ]
-    return f"set algo_kwargs.normalize_obs=true ({', '.join(names)}), or {by_wrapper}" if names else by_wrapper
+    return (
+        f"set algo_kwargs.normalize_obs=true ({', '.join(names)}), or {by_wrapper}"
+        if names
+        else by_wrapper
+    )
 
 
-def _check_seeding(make: Callable[[], Env], result: ProbeResult, actions: list[Any], seed: int) -> Iterator[Finding]:
-    again, other = (probe(make(), actions[:STEPS_TRACED], number).trace for number in (seed, seed + 1))
+def _check_seeding(
+    make: Callable[[], Env], result: ProbeResult, actions: list[Any], seed: int
+) -> Iterator[Finding]:
+    again, other = (
+        probe(make(), actions[:STEPS_TRACED], number).trace for number in (seed, seed + 1)
+    )
     pairs = enumerate(zip(result.trace, again, strict=False))
     first = next((index for index, pair in pairs if not is_same(*pair)), None)
-    faults = [] if first is None else [f"the same seed and actions gave different results at step {first}"]
+    faults = (
+        []
+        if first is None
+        else [f"the same seed and actions gave different results at step {first}"]
+    )
     if result.global_generators:
-        faults.append(f"it samples from the global generator of {' and '.join(result.global_generators)}")
+        faults.append(
+            f"it samples from the global generator of {' and '.join(result.global_generators)}"
+        )
     if faults:
-        yield Finding(Level.WARNING, "seeds", "; ".join(faults), "sample every random number from self.np_random")
+        yield Finding(
+            Level.WARNING,
+            "seeds",
+            "; ".join(faults),
+            "sample every random number from self.np_random",
+        )
     else:
         yield Finding(Level.OK, "seeds", "the same seed and actions give the same steps")
     if first is not None:
@@ -211,20 +264,34 @@ def _check_seeding(make: Callable[[], Env], result: ProbeResult, actions: list[A
     beside = probe(make(), actions[:STEPS_TRACED], seed, neighbour=make()).trace
     if not is_same(again, beside):
         found = "its steps change when another environment of its class is stepped in between"
-        yield Finding(Level.WARNING, "instances", found, "keep its state in self, not in the class or the module")
+        yield Finding(
+            Level.WARNING,
+            "instances",
+            found,
+            "keep its state in self, not in the class or the module",
+        )
     if is_same(again, other):
         found = "another seed changes nothing: every evaluation episode starts the same"
-        yield Finding(Level.WARNING, "other seeds", found, "use self.np_random in reset, if it should be random")
+        yield Finding(
+            Level.WARNING,
+            "other seeds",
+            found,
+            "use self.np_random in reset, if it should be random",
+        )
     env = make()
     env.reset(seed=seed)
     env.step(actions[0])
     if not is_same(env.reset(seed=seed)[0], again[0]):
         found = "reset(seed=...) after a step differs from reset(seed=...) of a new environment"
-        yield Finding(Level.WARNING, "reset", found, "call super().reset(seed=seed) and reset all state")
+        yield Finding(
+            Level.WARNING, "reset", found, "call super().reset(seed=seed) and reset all state"
+        )
     env.close()
 
 
-def _check_resume(make: Callable[[], Env], steps: int, seed: int, result: ProbeResult) -> tuple[str, Finding]:
+def _check_resume(
+    make: Callable[[], Env], steps: int, seed: int, result: ProbeResult
+) -> tuple[str, Finding]:
     try:
         outcome = check_resume(make, steps=steps, seed=seed, in_new_process=True)
     except KeyboardInterrupt:
@@ -237,10 +304,15 @@ def _check_resume(make: Callable[[], Env], steps: int, seed: int, result: ProbeR
     how = f"{outcome.num_points} states in {outcome.num_episodes:,} episodes{cut}, restored by {outcome.method}"
     named = " ".join(outcome.inexact_reasons)
     changes = dict.fromkeys([*result.shared_changes, *shared_changes(result.env_class)])
-    inexact_reasons = [*outcome.inexact_reasons, *(f"it changes the {name}" for name in changes if name not in named)]
+    inexact_reasons = [
+        *outcome.inexact_reasons,
+        *(f"it changes the {name}" for name in changes if name not in named),
+    ]
     if not inexact_reasons:
         return "exact", Finding(Level.OK, "resume", f"exact: {how}, continued identically")
-    remedy = "add get_state() and set_state(state), and sample every random number from self.np_random"
+    remedy = (
+        "add get_state() and set_state(state), and sample every random number from self.np_random"
+    )
     found = f"approximate: {'; '.join(inexact_reasons)} ({how})"
     return "approximate", Finding(Level.WARNING, "resume", found, remedy)
 
@@ -253,4 +325,6 @@ def _check_vector_backend(env_id: str, env_kwargs: Mapping[str, Any] | None) -> 
         return "approximate", Finding(
             Level.WARNING, "resume", f"approximate: {inexact_reasons}", "use backend: sync or async"
         )
-    return "exact", Finding(Level.OK, "resume", "exact: a restored vectorized environment continued identically")
+    return "exact", Finding(
+        Level.OK, "resume", "exact: a restored vectorized environment continued identically"
+    )

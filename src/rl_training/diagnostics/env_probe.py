@@ -69,7 +69,9 @@ def probe(env: Env, actions: Sequence[Any], seed: int, neighbour: Env | None = N
     return result
 
 
-def _take_actions(env: Env, actions: Sequence[Any], seed: int, neighbour: Env | None, result: ProbeResult) -> None:
+def _take_actions(
+    env: Env, actions: Sequence[Any], seed: int, neighbour: Env | None, result: ProbeResult
+) -> None:
     obs = _check_reset(env, env.reset(seed=seed), result)
     length, neighbour_ended = 0, True
     for action in actions:
@@ -117,7 +119,9 @@ def _check_step(env: Env, answer: Any, result: ProbeResult) -> tuple[Any, bool]:
         result.faults.setdefault("reward", f"it is {reward} in {where}")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, (bool, np.bool_)):
-            result.warnings.setdefault("endings", f"{name} is {short(value)} in {where}, not a bool")
+            result.warnings.setdefault(
+                "endings", f"{name} is {short(value)} in {where}, not a bool"
+            )
     return obs, bool(terminated) or bool(truncated)
 
 
@@ -126,7 +130,9 @@ def _check_obs(space: gym.Space[Any], obs: Any, result: ProbeResult) -> None:
     if fault is not None:
         result.faults.setdefault("observations", f"{result.where} returned {fault}")
     elif isinstance(space, gym.spaces.Box):
-        result.largest_obs = max(result.largest_obs, float(np.abs(np.asarray(obs, np.float64)).max(initial=0.0)))
+        result.largest_obs = max(
+            result.largest_obs, float(np.abs(np.asarray(obs, np.float64)).max(initial=0.0))
+        )
         warning = _find_deviation(space, obs)
         if warning is not None:
             result.warnings.setdefault("observations", f"{result.where} returned {warning}")

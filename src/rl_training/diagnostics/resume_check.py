@@ -52,7 +52,12 @@ class ResumeCheck:
 
 
 def check_resume(
-    make: MakeEnv, *, steps: int, seed: int, num_points: int = NUM_POINTS, in_new_process: bool = False
+    make: MakeEnv,
+    *,
+    steps: int,
+    seed: int,
+    num_points: int = NUM_POINTS,
+    in_new_process: bool = False,
 ) -> ResumeCheck:
     """Save the state at about `num_points` steps of an episode sequence, restore each, and compare the next steps.
 
@@ -82,7 +87,9 @@ def check_resume(
     for after, point, what in sorted(differences)[:1]:
         count = "1 step" if after == 1 else f"{after} steps"
         inexact_reasons.append(f"{what} differs {count} after a restore at step {point}")
-    return ResumeCheck(len(points), len(ends), length_limit, method, tuple(dict.fromkeys(inexact_reasons)))
+    return ResumeCheck(
+        len(points), len(ends), length_limit, method, tuple(dict.fromkeys(inexact_reasons))
+    )
 
 
 def _restore_elsewhere(
@@ -123,7 +130,9 @@ def choose_points(ends: Sequence[int], steps: int, num_points: int = NUM_POINTS)
 
 def _find_ends(make: MakeEnv, actions: Sequence[Any], seed: int) -> list[int]:
     return [
-        index for index, step in enumerate(_take_actions(make, actions, seed)[0]) if step.terminated or step.truncated
+        index
+        for index, step in enumerate(_take_actions(make, actions, seed)[0])
+        if step.terminated or step.truncated
     ]
 
 
@@ -139,9 +148,17 @@ def _take_actions(
             if index in points:
                 tensors: dict[str, torch.Tensor] = {}
                 text = json.dumps(pack(env.state(), tensors))
-                states.append(unpack(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}))
+                states.append(
+                    unpack(
+                        json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}
+                    )
+                )
             taken.append(copy.deepcopy(env.step(action)))  # the environment may reuse its arrays
-        method = "its own get_state and set_state" if env.has_custom_state else "replaying the episode's actions"
+        method = (
+            "its own get_state and set_state"
+            if env.has_custom_state
+            else "replaying the episode's actions"
+        )
     return taken, states, method
 
 

@@ -35,8 +35,19 @@ from rl_training.envs.rewards import apply_reward_wrappers
 from rl_training.envs.single.construction import construct, translate_construction_errors
 from rl_training.envs.single.episodes import EpisodeEnv
 from rl_training.envs.single.masks import NOTHING, StepReading, find_mask_source
-from rl_training.envs.wrapping.atari import GAME_KWARGS, AtariConfig, EpisodicLife, clip_rewards, preprocess
-from rl_training.envs.wrapping.wrapper_list import WrapperCall, apply_wrappers, find_wrappers, read_wrappers
+from rl_training.envs.wrapping.atari import (
+    GAME_KWARGS,
+    AtariConfig,
+    EpisodicLife,
+    clip_rewards,
+    preprocess,
+)
+from rl_training.envs.wrapping.wrapper_list import (
+    WrapperCall,
+    apply_wrappers,
+    find_wrappers,
+    read_wrappers,
+)
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import import_known_packages
 from rl_training.plugins.gate import ship
@@ -111,7 +122,11 @@ class EnvSettings(FrozenConfig):
     @property
     def unsupported_by_given(self) -> tuple[str, ...]:
         """Keys that were set and that a user-defined vector environment does not support."""
-        keys = self.model_fields_set - {"wrappers", "action_masks"} - ({"backend"} if self.backend == "sync" else set())
+        keys = (
+            self.model_fields_set
+            - {"wrappers", "action_masks"}
+            - ({"backend"} if self.backend == "sync" else set())
+        )
         wrappers = {f"wrappers.{key}" for key in ("atari", "list") if getattr(self.wrappers, key)}
         return tuple(sorted(keys | wrappers))
 
@@ -161,14 +176,21 @@ class EnvSource:
         vector = None if self.is_single else find_vector(self.env_id)
         if vector is not None:
             unsupported = [*self.arguments, *settings.unsupported_by_given]
-            reading = self._read_example(functools.partial(self.make, with_wrappers=False), tuple(info_keys))
+            reading = self._read_example(
+                functools.partial(self.make, with_wrappers=False), tuple(info_keys)
+            )
             return make_given_vector(vector, num_envs, unsupported, transform, reading)
         if settings.steps_all_at_once:
             return self._make_native(num_envs, info_keys)
-        make, find_reading = self.training_maker(), functools.partial(self.find_reading, info_keys=tuple(info_keys))
+        make, find_reading = (
+            self.training_maker(),
+            functools.partial(self.find_reading, info_keys=tuple(info_keys)),
+        )
         if settings.backend == "sync":
             return make_sync(make, num_envs, settings.max_restarts, transform, find_reading)
-        return make_async(make, num_envs, settings.max_restarts, settings.worker_timeout, transform, find_reading)
+        return make_async(
+            make, num_envs, settings.max_restarts, settings.worker_timeout, transform, find_reading
+        )
 
     def find_reading(self, env: Env, make: MakeEnv, info_keys: tuple[str, ...] = ()) -> StepReading:
         """What to read from the environment at each step beside its observation."""
@@ -180,7 +202,9 @@ class EnvSource:
         make = functools.partial(self.make, with_wrappers=False)
         with contextlib.closing(make()) as env:
             reading = self.find_reading(env, make)
-            return describe_spaces(env.observation_space, env.action_space, has_masks=reading.masks is not None)
+            return describe_spaces(
+                env.observation_space, env.action_space, has_masks=reading.masks is not None
+            )
 
     def _read_example(self, make: MakeEnv, info_keys: tuple[str, ...]) -> StepReading:
         with contextlib.closing(make()) as example:
@@ -190,7 +214,9 @@ class EnvSource:
         """Make the pool that runs evaluation episodes; with `backend: async`, each member in its own process."""
         make = functools.partial(_make_evaluation_env, self, self._worker_code())
         has_own_process = self.settings.backend == "async"
-        make_member = functools.partial(EpisodeEnv, make, has_own_process=has_own_process, reading=reading)
+        make_member = functools.partial(
+            EpisodeEnv, make, has_own_process=has_own_process, reading=reading
+        )
         if has_own_process:
             return AsyncPool(make_member, size, self.settings.worker_timeout)
         return SyncPool(make_member, size)
@@ -231,8 +257,12 @@ class EnvSource:
         try:
             env = preprocess(construct(self.env_id, {**self.arguments, **GAME_KWARGS}, None), atari)
         except ConfigError as error:
-            raise ConfigError(f"env_kwargs.wrappers.atari is for the games of ale-py: {error}") from error
-        return env if limit is None else gym.wrappers.TimeLimit(env, limit)  # in actions, not in frames
+            raise ConfigError(
+                f"env_kwargs.wrappers.atari is for the games of ale-py: {error}"
+            ) from error
+        return (
+            env if limit is None else gym.wrappers.TimeLimit(env, limit)
+        )  # in actions, not in frames
 
     def _worker_code(self) -> WorkerCode:
         wrappers = [call.name for call in self.settings.wrappers.list]
@@ -245,19 +275,25 @@ class EnvSource:
     def _make_native(self, num_envs: int, info_keys: Sequence[str]) -> TrainingEnv:
         settings, arguments = self.settings, dict(self.arguments)
         if find_maker(self.env_id) is not None:
-            raise EnvError(f"backend: {settings.backend} takes registered ids, not '{self.env_id}' (use sync or async)")
+            raise EnvError(
+                f"backend: {settings.backend} takes registered ids, not '{self.env_id}' (use sync or async)"
+            )
         env_id = self.env_id.rpartition(":")[2]
         import_known_packages(env_id)
         check_has_batch(env_id, settings.backend)
         example = construct(env_id, arguments, settings.max_episode_steps)
-        reading = self.find_reading(example, functools.partial(self.make, with_wrappers=False), tuple(info_keys))
+        reading = self.find_reading(
+            example, functools.partial(self.make, with_wrappers=False), tuple(info_keys)
+        )
         if reading.masks is not None:
             raise EnvError(
                 f"backend: {settings.backend} does not read the action masks of '{env_id}' from {reading.masks.value}:"
                 " use sync or async, or set env_kwargs.action_masks=false"
             )
         if info_keys:
-            raise EnvError(f"backend: {settings.backend} gives no info, and the algorithm reads {info_keys[0]!r} of it")
+            raise EnvError(
+                f"backend: {settings.backend} gives no info, and the algorithm reads {info_keys[0]!r} of it"
+            )
         make_batch = make_gymnasium_batch if settings.backend == "vector" else EnvPoolNativeEnv
         with translate_construction_errors(env_id, arguments):
             batch = make_batch(env_id, arguments, example, num_envs)
@@ -267,11 +303,15 @@ class EnvSource:
 def split_env_kwargs(env_kwargs: Mapping[str, Any]) -> tuple[EnvSettings, dict[str, Any]]:
     """Separate the reserved keys from the arguments of the environment."""
     settings = {key: value for key, value in env_kwargs.items() if key in EnvSettings.model_fields}
-    env_arguments = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
+    env_arguments = {
+        key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields
+    }
     return parse_config(EnvSettings, settings, "env_kwargs"), env_arguments
 
 
-def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_wrappers: bool = True) -> Env:
+def make_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_wrappers: bool = True
+) -> Env:
     """Make one environment: a Gymnasium id, `module:ClassName` or `path/to/file.py:ClassName`.
 
     The name may also be a factory function. Both are called with the unreserved keys of `env_kwargs`. Without
@@ -280,7 +320,9 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, with_w
     return EnvSource.parse(env_id, env_kwargs).make(with_wrappers=with_wrappers)
 
 
-def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, num_envs: int = 1) -> TrainingEnv:
+def make_vector_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, *, num_envs: int = 1
+) -> TrainingEnv:
     """Make the training environments; an environment is reset within the step that ends its episode."""
     return EnvSource.parse(env_id, env_kwargs).make_vector(num_envs)
 

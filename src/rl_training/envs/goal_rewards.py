@@ -40,7 +40,9 @@ class GoalRewards:
         except Exception as error:
             self.close()
             reason = str(error) if isinstance(error, EnvError) else describe_error(error)
-            raise EnvError(f"HER cannot compute the rewards of '{source.env_id}': {reason}") from error
+            raise EnvError(
+                f"HER cannot compute the rewards of '{source.env_id}': {reason}"
+            ) from error
         self._rewards = rewards
 
     def __call__(self, achieved: Array, desired: Array) -> tuple[Array, Array | None]:
@@ -48,7 +50,9 @@ class GoalRewards:
         space: Any = self._env.observation_space["desired_goal"]  # type: ignore[index]
         goals = [rows.reshape(-1, *space.shape).astype(space.dtype) for rows in (achieved, desired)]
         terminated = None if self._terminated is None else self._terminated(*goals).astype(np.bool_)
-        return transform_rewards(self._rewards(*goals), self._transform).astype(np.float32), terminated
+        return transform_rewards(self._rewards(*goals), self._transform).astype(
+            np.float32
+        ), terminated
 
     def close(self) -> None:
         """Close the environment."""
@@ -57,8 +61,12 @@ class GoalRewards:
     def _some_goals(self) -> tuple[Array, Array]:
         """Achieved and desired goals; some pairs are equal."""
         starts = [self._env.reset(seed=seed)[0] for seed in range(NUM_TRIED)]
-        achieved, desired = (np.stack([obs[key] for obs in starts]) for key in ("achieved_goal", "desired_goal"))
-        return np.concatenate([achieved, achieved, desired]), np.concatenate([desired, desired[::-1], desired])
+        achieved, desired = (
+            np.stack([obs[key] for obs in starts]) for key in ("achieved_goal", "desired_goal")
+        )
+        return np.concatenate([achieved, achieved, desired]), np.concatenate(
+            [desired, desired[::-1], desired]
+        )
 
     def _try_out(self, name: str, goals: tuple[Array, Array]) -> OnRows | None:
         if not self._env.has_wrapper_attr(name):
@@ -81,4 +89,6 @@ def _row_by_row(function: Any, achieved: Array, desired: Array) -> Array:
 
 
 def _at_once(function: Any, achieved: Array, desired: Array) -> Array:
-    return np.asarray(function(achieved, desired, [{}] * len(achieved)), np.float64).reshape(len(achieved))
+    return np.asarray(function(achieved, desired, [{}] * len(achieved)), np.float64).reshape(
+        len(achieved)
+    )

@@ -17,12 +17,16 @@ class _GoalEnv(gym.Env[Any, Any]):
     """A position and a goal of the same space; reward 0 and termination where they agree, else reward -1."""
 
     def __init__(self, positions: gym.Space[Any], actions: gym.Space[Any], max_steps: int) -> None:
-        self.observation_space = Dict(observation=positions, achieved_goal=positions, desired_goal=positions)
+        self.observation_space = Dict(
+            observation=positions, achieved_goal=positions, desired_goal=positions
+        )
         self.action_space = actions
         self.max_steps = max_steps
         self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
         """Sample a position and a goal that it has not reached."""
         super().reset(seed=seed)
         self._steps = 0
@@ -44,7 +48,9 @@ class _GoalEnv(gym.Env[Any, Any]):
         """0 where the goal is reached, else -1; for one pair or a batch."""
         return self.compute_terminated(achieved_goal, desired_goal, info).astype(np.float32) - 1.0
 
-    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
+    def compute_terminated(
+        self, achieved_goal: Array, desired_goal: Array, info: Any = None
+    ) -> Any:
         """Whether the goal is reached; for one pair or a batch."""
         raise NotImplementedError
 
@@ -57,7 +63,11 @@ class _GoalEnv(gym.Env[Any, Any]):
         raise NotImplementedError
 
     def _obs(self) -> Obs:
-        return {"observation": self._position, "achieved_goal": self._position, "desired_goal": self._goal}
+        return {
+            "observation": self._position,
+            "achieved_goal": self._position,
+            "desired_goal": self._goal,
+        }
 
 
 class BitFlipEnv(_GoalEnv):
@@ -66,7 +76,9 @@ class BitFlipEnv(_GoalEnv):
     def __init__(self, num_bits: int = 10) -> None:
         super().__init__(MultiBinary(num_bits), Discrete(num_bits), num_bits)
 
-    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
+    def compute_terminated(
+        self, achieved_goal: Array, desired_goal: Array, info: Any = None
+    ) -> Any:
         """Whether all bits agree; for one pair or a batch."""
         return (achieved_goal == desired_goal).all(-1)
 
@@ -88,7 +100,9 @@ class PointGoalEnv(_GoalEnv):
     def __init__(self) -> None:
         super().__init__(Box(-1.0, 1.0, (2,), np.float32), Box(-1.0, 1.0, (2,), np.float32), 50)
 
-    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
+    def compute_terminated(
+        self, achieved_goal: Array, desired_goal: Array, info: Any = None
+    ) -> Any:
         """Whether the goal is within `radius`; for one pair or a batch."""
         return np.linalg.norm(achieved_goal - desired_goal, axis=-1) < self.radius
 
@@ -96,5 +110,7 @@ class PointGoalEnv(_GoalEnv):
         return self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
 
     def _move(self, action: Any) -> Array:
-        position: Array = np.clip(self._position + self.speed * np.asarray(action), -1.0, 1.0, dtype=np.float32)
+        position: Array = np.clip(
+            self._position + self.speed * np.asarray(action), -1.0, 1.0, dtype=np.float32
+        )
         return position

@@ -15,7 +15,9 @@ def env_needs(env_id: str | None, env_kwargs: Mapping[str, Any]) -> list[Need]:
     calls = listed_wrappers(env_kwargs)
     needs = [] if env_id is None else [Need(Kind.CODE, f"environment '{env_id}'", env_id)]
     needs += [Need(Kind.CODE, f"wrapper '{call.name}'", call.name) for call in calls]
-    arguments = {key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields}
+    arguments = {
+        key: value for key, value in env_kwargs.items() if key not in EnvSettings.model_fields
+    }
     needs += paths_in(arguments, "env_kwargs")
     for index, call in enumerate(calls):
         needs += paths_in(call.arguments, f"env_kwargs.wrappers.list.{index}")

@@ -36,14 +36,22 @@ class RewardShiftWrapper(TransformReward[Any, Any]):
 class RewardClipWrapper(TransformReward[Any, Any]):
     """Clip each reward to [`clip_min`, `clip_max`]; None leaves that side unbounded."""
 
-    def __init__(self, env: gym.Env[Any, Any], *, clip_min: float | None = None, clip_max: float | None = None) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        *,
+        clip_min: float | None = None,
+        clip_max: float | None = None,
+    ) -> None:
         check_bounds(clip_min, clip_max)
         low = -math.inf if clip_min is None else clip_min
         high = math.inf if clip_max is None else clip_max
         super().__init__(env, lambda reward: min(max(float(reward), low), high))
 
 
-def apply_reward_wrappers(env: gym.Env[Any, Any], config: RewardTransformConfig | None) -> gym.Env[Any, Any]:
+def apply_reward_wrappers(
+    env: gym.Env[Any, Any], config: RewardTransformConfig | None
+) -> gym.Env[Any, Any]:
     """Wrap `env` with the transforms that change rewards; without any, return it unchanged."""
     if config is None:
         return env

@@ -60,7 +60,9 @@ class MostlyInvalid(gym.Env[Obs, np.int64]):
         self._mask = np.ones(num_actions, np.bool_)
         self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
         """Start an episode."""
         super().reset(seed=seed)
         self._steps = 0
@@ -104,10 +106,14 @@ class HiddenTarget(gym.Env[Obs, np.int64]):
         self._place = self._target = self._steps = 0
         self._mask = np.ones(3 * num_copies, np.bool_)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
         """Place the agent and the target."""
         super().reset(seed=seed)
-        self._place, self._target = (int(place) for place in self.np_random.integers(0, self._size, 2))
+        self._place, self._target = (
+            int(place) for place in self.np_random.integers(0, self._size, 2)
+        )
         self._steps = 0
         return self._observe(), self._info()
 

@@ -78,7 +78,10 @@ class EpisodeRunner:
         reading = source.find_reading(example, make)
         self.has_masks = reading.masks is not None
         self._make_pool = partial(source.make_episode_pool, num_members, reading)
-        self.obs_space, self.action_space = example.observation_space, copy.deepcopy(example.action_space)
+        self.obs_space, self.action_space = (
+            example.observation_space,
+            copy.deepcopy(example.action_space),
+        )
         close_example(example)
         self._class = type(example.unwrapped)
         self._changes_in_workers: set[str] = set()
@@ -109,10 +112,13 @@ class EpisodeRunner:
             seeds[episode.member] = (episode.seed,)
         made = self._pool.run("make", seeds, SECONDS_TO_START)
         started = self._pool.run(
-            "reset", [seed if fault is None else None for fault, seed in zip(made, seeds, strict=True)]
+            "reset",
+            [seed if fault is None else None for fault, seed in zip(made, seeds, strict=True)],
         )
         for episode in episodes:
-            answer = started[episode.member] if made[episode.member] is None else made[episode.member]
+            answer = (
+                started[episode.member] if made[episode.member] is None else made[episode.member]
+            )
             if isinstance(answer, Fault):
                 self._retry(episode, answer, "at reset")
             else:
@@ -123,7 +129,9 @@ class EpisodeRunner:
         try:
             batch = batch_observations(self.obs_space, [episode.obs for episode in active])
         except Exception:
-            misfits = {episode.member: find_misfit(self.obs_space, episode.obs) for episode in active}
+            misfits = {
+                episode.member: find_misfit(self.obs_space, episode.obs) for episode in active
+            }
             if not any(misfits.values()):
                 raise
         else:
@@ -153,7 +161,9 @@ class EpisodeRunner:
             if step is not None:
                 episode.add(step)
                 if not math.isfinite(step.reward):
-                    raise NonFiniteError(f"the reward of {episode.name} is {step.reward} at step {episode.length:,}")
+                    raise NonFiniteError(
+                        f"the reward of {episode.name} is {step.reward} at step {episode.length:,}"
+                    )
             steps.append(step)
         return steps
 
@@ -168,7 +178,9 @@ class EpisodeRunner:
         """Close the environments; raise the first failure afterwards."""
         if self._started_pool is not None:
             for _, fault in self._started_pool.close():
-                raise EnvError(f"an evaluation environment failed in close: {fault.what}\n{fault.trace}".rstrip())
+                raise EnvError(
+                    f"an evaluation environment failed in close: {fault.what}\n{fault.trace}".rstrip()
+                )
 
     @property
     def _pool(self) -> Pool:
@@ -187,7 +199,9 @@ class EpisodeRunner:
             self.num_restarts += 1
             episode.attempts += 1
             if episode.attempts > ATTEMPTS_WITH_ITS_SEED:
-                episode.seed = int(np.random.SeedSequence([episode.seed, episode.attempts]).generate_state(1)[0])
+                episode.seed = int(
+                    np.random.SeedSequence([episode.seed, episode.attempts]).generate_state(1)[0]
+                )
                 episode.actions.clear()
             answer: Any = self._pool.replace(episode.member)
             if answer is None:
@@ -213,7 +227,9 @@ class EpisodeRunner:
             return fault
         if episode.actions:
             if not has_ended and again.total == episode.total and is_same(again.obs, episode.obs):
-                last: EpisodeStep | Fault = self._pool.run_one(again.member, "step", episode.actions[-1])
+                last: EpisodeStep | Fault = self._pool.run_one(
+                    again.member, "step", episode.actions[-1]
+                )
                 return last
             fault = self._start_one(again)
         episode.begin(EpisodeStep(again.obs, 0.0, False, None, again.mask))
@@ -234,7 +250,9 @@ class EpisodeRunner:
         lines = [f"the environment of {episode.name} failed {where}:"]
         lines[0] += f" {fault.what}"
         if self.max_restarts:
-            lines.append(f"restarts used: {self.num_restarts} of {self.max_restarts} (env_kwargs.max_restarts)")
+            lines.append(
+                f"restarts used: {self.num_restarts} of {self.max_restarts} (env_kwargs.max_restarts)"
+            )
         if fault.trace:
             lines.append(f"its own traceback:\n{fault.trace.rstrip()}")
         error = EnvError("\n".join(lines))
@@ -250,4 +268,6 @@ def _check_finite(batch: Any, active: Sequence[Episode]) -> None:
     elif batch.dtype.kind == "f" and not np.isfinite(batch).all():
         row = int(np.argwhere(~np.isfinite(batch))[0, 0])
         episode = active[row]
-        raise NonFiniteError(f"the observation of {episode.name} is not finite after {episode.length:,} steps")
+        raise NonFiniteError(
+            f"the observation of {episode.name} is not finite after {episode.length:,} steps"
+        )

@@ -98,7 +98,10 @@ class Evaluator:
         return metrics | success_metrics(successes)
 
     def run_episodes(
-        self, algorithm: Algorithm[Any], on_progress: OnProgress, on_observations: OnObservations | None = None
+        self,
+        algorithm: Algorithm[Any],
+        on_progress: OnProgress,
+        on_observations: OnObservations | None = None,
     ) -> tuple[list[float], list[int], list[bool | None]]:
         """Return, length and success (None if not reported) of each episode, in the order of the seeds."""
         runner = self._runner
@@ -107,7 +110,10 @@ class Evaluator:
         successes: list[bool | None] = [None] * len(self.seeds)
         with runner.running(self.seeds[0]):
             waiting = iter(range(len(self.seeds)))
-            active = [Episode(next(waiting), member, self.seeds[member]) for member in range(runner.num_members)]
+            active = [
+                Episode(next(waiting), member, self.seeds[member])
+                for member in range(runner.num_members)
+            ]
             runner.start(active)
             num_done = 0
             while active:
@@ -134,7 +140,11 @@ class Evaluator:
 
     def reports_success(self) -> bool:
         """Whether a random episode reports success in its last info."""
-        runner, space, rng = self._runner, copy.deepcopy(self._runner.action_space), np.random.default_rng(0)
+        runner, space, rng = (
+            self._runner,
+            copy.deepcopy(self._runner.action_space),
+            np.random.default_rng(0),
+        )
         space.seed(0)
         with runner.running(self.seeds[0]):
             episode = Episode(0, 0, self.seeds[0])
@@ -175,7 +185,9 @@ def act_in(algorithm: Algorithm[Any], active: Sequence[Episode], obs: Any) -> Ar
     state = algorithm.initial_state(len(active))
     if state is not None:
         pairs = zip(active, state, strict=True)
-        state = torch.stack([row if item.policy_state is None else item.policy_state for item, row in pairs])
+        state = torch.stack(
+            [row if item.policy_state is None else item.policy_state for item, row in pairs]
+        )
     masks = np.stack([episode.mask for episode in active]) if active[0].mask is not None else None
     actions, state = act_on(algorithm, obs, state, masks, deterministic=True)
     if state is not None:
@@ -193,7 +205,9 @@ def act_on(
     deterministic: bool,
 ) -> tuple[Array, Tensor | None]:
     """Environment actions for a batch of environment observations, and the next policy state."""
-    stored = np.require(algorithm.spaces.obs.as_stored(obs), requirements=("C", "W"))  # torch takes no read-only array
+    stored = np.require(
+        algorithm.spaces.obs.as_stored(obs), requirements=("C", "W")
+    )  # torch takes no read-only array
     inputs = torch.from_numpy(stored).to(algorithm.device)
     mask = None if masks is None else torch.from_numpy(masks).to(algorithm.device)
     acted = algorithm.act(inputs, state, explore=not deterministic, mask=mask)
@@ -204,13 +218,22 @@ def act_on(
 def reference_scores() -> dict[str, tuple[float, float]]:
     """Returns of random actions and of an expert, by environment id; reference_scores.yaml names their sources."""
     text = resources.files(__package__).joinpath("reference_scores.yaml").read_text()
-    return {env_id: tuple(pair) for group in yaml.safe_load(text) for env_id, pair in group["scores"].items()}
+    return {
+        env_id: tuple(pair)
+        for group in yaml.safe_load(text)
+        for env_id, pair in group["scores"].items()
+    }
 
 
 def normalized_score(source: EnvSource, score: float) -> float | None:
     """The score from 0 (random) to 100 (expert); None if there is no reference for the environment and its settings."""
     env_id, limit = source.env_id, source.settings.max_episode_steps
-    if env_id not in reference_scores() or source.arguments or limit is not None or source.settings.wrappers.list:
+    if (
+        env_id not in reference_scores()
+        or source.arguments
+        or limit is not None
+        or source.settings.wrappers.list
+    ):
         return None
     random, expert = reference_scores()[env_id]
     return 100.0 * (score - random) / (expert - random)

@@ -63,9 +63,13 @@ class _QFunction(nn.Module):
     def __init__(self, spaces: Spaces, obs: Tensor, generator: torch.Generator) -> None:
         super().__init__()
         if spaces.action.kind is ActionKind.MULTI_DISCRETE:
-            raise DatasetError("fitted Q evaluation does not support MultiDiscrete actions: evaluate in an environment")
+            raise DatasetError(
+                "fitted Q evaluation does not support MultiDiscrete actions: evaluate in an environment"
+            )
         if spaces.obs.image_shapes:
-            raise DatasetError("fitted Q evaluation does not support images: evaluate in an environment")
+            raise DatasetError(
+                "fitted Q evaluation does not support images: evaluate in an environment"
+            )
         self._is_discrete = spaces.action.kind is ActionKind.DISCRETE
         encoder = make_preprocessor(spaces.obs, normalize=spaces.obs.num_categories is None)
         assert encoder is not None  # observations are normalized or one-hot encoded
@@ -73,7 +77,9 @@ class _QFunction(nn.Module):
         self.encoder.update_statistics(obs)
         mlp_spec = MLPSpec((256, 256), "relu", generator)
         self.network: nn.Module = (
-            QNetwork(spaces, mlp_spec) if self._is_discrete else EnsembleCritic(spaces, mlp_spec, num_members=1)
+            QNetwork(spaces, mlp_spec)
+            if self._is_discrete
+            else EnsembleCritic(spaces, mlp_spec, num_members=1)
         )
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -88,10 +94,14 @@ class _QFunction(nn.Module):
 class _Fit:
     """The Q-function of a policy, learned from transitions."""
 
-    def __init__(self, algorithm: Algorithm[Any], data: TransitionDataset, learning_rate: float, seed: int) -> None:
+    def __init__(
+        self, algorithm: Algorithm[Any], data: TransitionDataset, learning_rate: float, seed: int
+    ) -> None:
         self._algorithm, self._data = algorithm, data
         generator = torch.Generator().manual_seed(seed)
-        self._q = _QFunction(algorithm.spaces, torch.from_numpy(data.obs.copy()), generator).to(algorithm.device)
+        self._q = _QFunction(algorithm.spaces, torch.from_numpy(data.obs.copy()), generator).to(
+            algorithm.device
+        )
         self._target = frozen_copy(self._q)
         self._optimizer = Adam(self._q.network.parameters(), learning_rate)
 
@@ -138,7 +148,9 @@ def fitted_q_evaluation(
     first_rows = held_out.episodes()[:, 0]
     first_obs = torch.from_numpy(held_out.obs[first_rows]).to(algorithm.device)
     masks = held_out.masks
-    first_masks = None if masks is None else torch.from_numpy(masks[first_rows]).to(algorithm.device)
+    first_masks = (
+        None if masks is None else torch.from_numpy(masks[first_rows]).to(algorithm.device)
+    )
     fit = _Fit(algorithm, training, learning_rate, seed)
     earlier = 0.0
     for update in counting(num_updates, "fitted Q evaluation"):
@@ -153,15 +165,24 @@ def fitted_q_evaluation(
 
 
 def _score(
-    estimates: Array, earlier: float, held_out: TransitionDataset, gamma: float, seed: int, num_updates: int
+    estimates: Array,
+    earlier: float,
+    held_out: TransitionDataset,
+    gamma: float,
+    seed: int,
+    num_updates: int,
 ) -> OfflineScore:
     """The score from the estimates at the first states, and their mean `earlier` in the fit."""
     starts, stops = held_out.episodes().T
     mean = float(estimates.mean())
-    resampled = np.random.default_rng(seed).choice(estimates, (BOOTSTRAP_SAMPLES, len(estimates))).mean(1)
+    resampled = (
+        np.random.default_rng(seed).choice(estimates, (BOOTSTRAP_SAMPLES, len(estimates))).mean(1)
+    )
     low, high = (float(bound) for bound in np.quantile(resampled, (0.025, 0.975)))
     drift = mean - earlier
-    recorded = np.mean([discounted_return(held_out.rewards[rows], gamma) for rows in map(slice, starts, stops)])
+    recorded = np.mean(
+        [discounted_return(held_out.rewards[rows], gamma) for rows in map(slice, starts, stops)]
+    )
     tail_weight = np.where(held_out.terminated[stops - 1], 0.0, gamma ** (stops - starts)).mean()
     return OfflineScore(
         fqe_return_mean=mean,

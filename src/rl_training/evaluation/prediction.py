@@ -48,11 +48,15 @@ def predict(
     return answer, next_state if is_batch or next_state is None else next_state[0]
 
 
-def _state_before(algorithm: Algorithm[Any], state: Any, count: int, *, is_batch: bool) -> Tensor | None:
+def _state_before(
+    algorithm: Algorithm[Any], state: Any, count: int, *, is_batch: bool
+) -> Tensor | None:
     first = algorithm.initial_state(count)
     if first is None:
         if state is not NO_STATE and state is not None:
-            raise ConfigError("this policy has no memory, so it has no state: pass state=None or leave it out")
+            raise ConfigError(
+                "this policy has no memory, so it has no state: pass state=None or leave it out"
+            )
         return None
     if state is NO_STATE:
         raise ConfigError(
@@ -65,7 +69,9 @@ def _state_before(algorithm: Algorithm[Any], state: Any, count: int, *, is_batch
     return torch.from_numpy(given).to(first)
 
 
-def _masks(algorithm: Algorithm[Any], obs: Any, mask: Any, count: int, *, is_batch: bool) -> Array | None:
+def _masks(
+    algorithm: Algorithm[Any], obs: Any, mask: Any, count: int, *, is_batch: bool
+) -> Array | None:
     spaces = algorithm.spaces
     if mask is None and spaces.has_masks:
         mask = mask_in(obs, spaces.obs.parts)

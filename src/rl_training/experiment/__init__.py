@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from rl_training.experiment.checkpointing import load_checkpoint as load_checkpoint
     from rl_training.experiment.checkpointing import save_checkpoint as save_checkpoint
     from rl_training.experiment.config import TrainConfig as TrainConfig
-    from rl_training.experiment.default_manager import DefaultExperimentManager as DefaultExperimentManager
+    from rl_training.experiment.default_manager import (
+        DefaultExperimentManager as DefaultExperimentManager,
+    )
     from rl_training.experiment.registry import AlgorithmSpec as AlgorithmSpec
     from rl_training.experiment.registry import Loop as Loop
     from rl_training.experiment.registry import get_algorithm_spec as get_algorithm_spec

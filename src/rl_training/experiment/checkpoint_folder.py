@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rl_training.errors import CheckpointError
-from rl_training.files import TEMPORARY, read_limited, remove, replace_synced, translate_write_errors
+from rl_training.files import (
+    TEMPORARY,
+    read_limited,
+    remove,
+    replace_synced,
+    translate_write_errors,
+)
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 26
@@ -44,7 +50,9 @@ def checkpoint_order(name: str) -> tuple[int, int]:
     """Step and revision in a checkpoint's name: `step_64` is revision 0, `step_64_r1` was written after it."""
     match = CHECKPOINT_NAME.fullmatch(name)
     if match is None:
-        raise CheckpointError(f"'{name}' is not the name of a checkpoint, which is like step_000000000064")
+        raise CheckpointError(
+            f"'{name}' is not the name of a checkpoint, which is like step_000000000064"
+        )
     return int(match[1]), int(match[2] or 0)
 
 
@@ -57,7 +65,9 @@ def read_pointer(pointer: Path) -> list[str]:
     if is_cut or (len(words) > num_words and words[-1] != _checksum(" ".join(words[:-1]))):
         raise CheckpointError(f"'{pointer}' is damaged: its checksum differs")
     if not words or not CHECKPOINT_NAME.fullmatch(words[0]):
-        raise CheckpointError(f"'{pointer}' points at '{text.strip():.100}', which is not a checkpoint beside it")
+        raise CheckpointError(
+            f"'{pointer}' points at '{text.strip():.100}', which is not a checkpoint beside it"
+        )
     return words[:num_words]  # the checksum is optional: a pointer written by hand has none
 
 
@@ -68,7 +78,9 @@ def _checksum(text: str) -> str:
 class CheckpointFolder:
     """Writes checkpoints, and removes old ones: the best and the newest `keep` (a number or `all`) stay."""
 
-    def __init__(self, folder: Path, keep: int | Literal["all"] = 2, workspace: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, keep: int | Literal["all"] = 2, workspace: Path | None = None
+    ) -> None:
         """Manage `folder`; files are written to, and removed from, `workspace` (default: the folder itself)."""
         self._folder = folder
         self._workspace = workspace

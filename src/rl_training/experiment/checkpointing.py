@@ -41,7 +41,14 @@ from rl_training.experiment.codec import (
     unpack_section,
     without_python_types,
 )
-from rl_training.files import atomic_write, open_regular, read_limited, sync, translate_write_errors, write_new
+from rl_training.files import (
+    atomic_write,
+    open_regular,
+    read_limited,
+    sync,
+    translate_write_errors,
+    write_new,
+)
 from rl_training.replay.transitions import Segment
 
 SCHEMA_VERSION = 4
@@ -63,7 +70,11 @@ class CheckpointState:
 
 
 def save_checkpoint(
-    path: str | Path, state: CheckpointState, *, base: Path | None = None, workspace: Path | None = None
+    path: str | Path,
+    state: CheckpointState,
+    *,
+    base: Path | None = None,
+    workspace: Path | None = None,
 ) -> Path:
     """Write `state` to a new folder `path`; segments unchanged since the checkpoint `base` are linked, not copied.
 
@@ -72,7 +83,10 @@ def save_checkpoint(
     path = Path(path)
     if path.exists():
         raise CheckpointError(f"'{path}' exists already and is not overwritten")
-    with translate_write_errors(path, CheckpointError, "checkpoint "), atomic_write(path, workspace) as temporary:
+    with (
+        translate_write_errors(path, CheckpointError, "checkpoint "),
+        atomic_write(path, workspace) as temporary,
+    ):
         temporary.mkdir(parents=workspace is None)
         _write_files(temporary, state, base)
     return path
@@ -107,10 +121,14 @@ def resolve_checkpoint(path: str | Path) -> Path:
     if not path.exists():
         raise CheckpointError(f"'{path}' does not exist (looked from {Path.cwd()})")
     if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
-        raise _with_fallback(f"'{path / MANIFEST}' is missing, or is not a regular file", path.parent, damaged=path)
+        raise _with_fallback(
+            f"'{path / MANIFEST}' is missing, or is not a regular file", path.parent, damaged=path
+        )
     if any(list_checkpoints(folder)):
         raise _with_fallback(f"'{folder / 'last'}' is missing", folder)
-    raise CheckpointError(f"'{path}' is neither a checkpoint nor a run folder with one{_restart_remedy(path)}")
+    raise CheckpointError(
+        f"'{path}' is neither a checkpoint nor a run folder with one{_restart_remedy(path)}"
+    )
 
 
 def _restart_remedy(path: Path) -> str:
@@ -135,7 +153,9 @@ def _follow_pointer(pointer: Path) -> Path:
     try:
         target = pointer.parent / read_pointer(pointer)[0]
         if target.is_symlink() or not (target / MANIFEST).is_file():
-            raise CheckpointError(f"'{pointer}' points at '{target.name}', which is not a checkpoint beside it")
+            raise CheckpointError(
+                f"'{pointer}' points at '{target.name}', which is not a checkpoint beside it"
+            )
     except CheckpointError as error:
         raise _with_fallback(str(error), pointer.parent) from None
     return target
@@ -171,7 +191,9 @@ def _write_files(folder: Path, state: CheckpointState, base: Path | None) -> Non
             sync(path)
 
 
-def _pack_state(state: CheckpointState) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+def _pack_state(
+    state: CheckpointState,
+) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
     """The manifest without its file entries, and the tensors of each section."""
     manifest: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "sections": {}, "segments": []}
     for name, values in (("config", state.config), ("metadata", state.metadata)):
@@ -180,7 +202,11 @@ def _pack_state(state: CheckpointState) -> tuple[dict[str, Any], dict[str, dict[
         except UnsavableStateError as error:
             raise error.within(name) from None
     tensors = {}
-    trees = {"algorithm": state.algorithm_state, "buffer": state.buffer_state, "trainer": state.trainer_state}
+    trees = {
+        "algorithm": state.algorithm_state,
+        "buffer": state.buffer_state,
+        "trainer": state.trainer_state,
+    }
     for name, tree in trees.items():
         if tree is not None:
             rest = {key: value for key, value in tree.items() if key != "segments"}
@@ -203,7 +229,10 @@ def _known_segments(base: Path | None) -> Known:
     if base is not None:
         with contextlib.suppress(CheckpointError):  # an unreadable base is not linked to
             entries = enumerate(_read_manifest(base)["segments"])
-            return {(entry["version"], entry["rows"]): (base / _segment_file(index), entry) for index, entry in entries}
+            return {
+                (entry["version"], entry["rows"]): (base / _segment_file(index), entry)
+                for index, entry in entries
+            }
     return {}
 
 
@@ -211,7 +240,9 @@ def _write_segment(path: Path, segment: Segment, earlier: Known) -> dict[str, An
     rows = len(next(iter(segment.arrays.values())))
     known = earlier.get((segment.version, rows)) if segment.version else None
     if known is not None:
-        with contextlib.suppress(OSError):  # no hard links here, or the file is gone: write it below
+        with contextlib.suppress(
+            OSError
+        ):  # no hard links here, or the file is gone: write it below
             os.link(known[0], path)
             return known[1]
     tensors: dict[str, torch.Tensor] = {}
@@ -229,7 +260,9 @@ def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, An
 def _read(folder: Path, include_buffer: bool) -> CheckpointState:
     manifest = _read_manifest(folder)
     sections = {
-        name: unpack_section(name, entry["plain"], _read_tensors(folder / f"{name}.safetensors", entry))
+        name: unpack_section(
+            name, entry["plain"], _read_tensors(folder / f"{name}.safetensors", entry)
+        )
         for name, entry in manifest["sections"].items()
         if include_buffer or name != "buffer"
     }
@@ -287,7 +320,11 @@ def _find_wrong_entry(manifest: dict[str, Any]) -> str | None:
     for name, entry in sections.items():
         if not isinstance(entry.get("plain"), dict):
             return f"the state in {name}"
-    if any(type(entry.get(key)) is not int for entry in manifest["segments"] for key in ("version", "rows")):
+    if any(
+        type(entry.get(key)) is not int
+        for entry in manifest["segments"]
+        for key in ("version", "rows")
+    ):
         return "the versions of the segments"
     return None
 
@@ -302,16 +339,26 @@ def _files_of(manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _read_segment(path: Path, entry: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     tensors = _read_tensors(path, entry, is_mapped=True)
     arrays = {name.removeprefix("/"): as_array(tensor, name) for name, tensor in tensors.items()}
-    if not arrays or {len(array) if array.ndim else 0 for array in arrays.values()} != {entry["rows"]}:
-        raise CheckpointError(f"'{path}' is damaged: it does not hold {entry['rows']} rows of each field")
+    if not arrays or {len(array) if array.ndim else 0 for array in arrays.values()} != {
+        entry["rows"]
+    }:
+        raise CheckpointError(
+            f"'{path}' is damaged: it does not hold {entry['rows']} rows of each field"
+        )
     return arrays
 
 
-def _read_tensors(path: Path, entry: dict[str, Any], *, is_mapped: bool = False) -> dict[str, torch.Tensor]:
+def _read_tensors(
+    path: Path, entry: dict[str, Any], *, is_mapped: bool = False
+) -> dict[str, torch.Tensor]:
     """Tensors of a file; memory-mapped if `is_mapped`, since a replay buffer can be as large as the memory."""
     with _open_checked(path, entry) as file:
         try:
-            return safetensors.torch.load_file(path) if is_mapped else safetensors.torch.load(file.read())
+            return (
+                safetensors.torch.load_file(path)
+                if is_mapped
+                else safetensors.torch.load(file.read())
+            )
         except Exception as error:  # the library raises many types of errors for damaged files
             raise CheckpointError(f"'{path}' is not a safetensors file: {error!s:.300}") from None
 
@@ -322,9 +369,13 @@ def _open_checked(path: Path, entry: dict[str, Any]) -> Iterator[BinaryIO]:
     with open_regular(path) as file:
         size, expected = os.fstat(file.fileno()).st_size, entry["bytes"]
         if size != expected:
-            raise CheckpointError(f"'{path}' is damaged: it has {size:,} bytes, the manifest says {expected:,}")
+            raise CheckpointError(
+                f"'{path}' is damaged: it has {size:,} bytes, the manifest says {expected:,}"
+            )
         if _sha(file) != entry["sha256"]:
-            raise CheckpointError(f"'{path}' is damaged: its checksum is not the one in the manifest")
+            raise CheckpointError(
+                f"'{path}' is damaged: its checksum is not the one in the manifest"
+            )
         file.seek(0)
         yield file
 

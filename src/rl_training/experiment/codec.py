@@ -104,11 +104,18 @@ class _Packer:
         if len(path) >= MAX_DEPTH:
             raise UnsavableStateError(path, f"is nested deeper than {MAX_DEPTH} levels")
         if self._num_values > MAX_VALUES:
-            raise UnsavableStateError(path, f"has more than {MAX_VALUES:,} values: keep numbers in NumPy arrays")
+            raise UnsavableStateError(
+                path, f"has more than {MAX_VALUES:,} values: keep numbers in NumPy arrays"
+            )
         if isinstance(tree, dict):
-            if type(tree) is dict and all(type(key) is str and not key.startswith("$") for key in tree):
+            if type(tree) is dict and all(
+                type(key) is str and not key.startswith("$") for key in tree
+            ):
                 return {key: self.pack(value, (*path, key)) for key, value in tree.items()}
-            pairs = [[self.pack(key, (*path, key)), self.pack(value, (*path, key))] for key, value in tree.items()]
+            pairs = [
+                [self.pack(key, (*path, key)), self.pack(value, (*path, key))]
+                for key, value in tree.items()
+            ]
             return {"$dict" if type(tree) is dict else "$ordered": pairs}
         items = self._pack_items(tree, path)
         if isinstance(tree, deque):
@@ -118,7 +125,9 @@ class _Packer:
     def _pack_items(self, tree: Any, path: tuple[Any, ...]) -> Any:
         if self._tensors is not None and len(tree) >= MIN_PACKED:
             kinds = set(map(type, tree))
-            tag, dtype = PACKED_LISTS.get(next(iter(kinds)), ("", None)) if len(kinds) == 1 else ("", None)
+            tag, dtype = (
+                PACKED_LISTS.get(next(iter(kinds)), ("", None)) if len(kinds) == 1 else ("", None)
+            )
             if tag:
                 try:
                     return {tag: self._store(torch.from_numpy(np.array(list(tree), dtype)), path)}
@@ -127,10 +136,12 @@ class _Packer:
         return [self.pack(value, (*path, index)) for index, value in enumerate(tree)]
 
     def _pack_tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> Any:
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype not in TENSOR_DTYPES:
-            problem = (
-                f"is a tensor of {tensor.dtype} and layout {tensor.layout}: save a dense tensor of a standard dtype"
-            )
+        if (
+            tensor.layout is not torch.strided
+            or tensor.is_meta
+            or tensor.dtype not in TENSOR_DTYPES
+        ):
+            problem = f"is a tensor of {tensor.dtype} and layout {tensor.layout}: save a dense tensor of a standard dtype"
             raise UnsavableStateError(path, problem)
         return {"$tensor": self._store(tensor.detach().cpu().contiguous(), path)}
 
@@ -143,11 +154,15 @@ class _Packer:
         ):  # kept, since the order of a sum changes its last bits
             return {"$fortran": self._pack_array(array.T, path)}
         shape = array.shape
-        array = np.array(array, order="C", copy=None if array.flags.writeable else True).reshape(shape)
+        array = np.array(array, order="C", copy=None if array.flags.writeable else True).reshape(
+            shape
+        )
         if array.dtype.kind in NUMBERS and array.dtype.itemsize <= 8 and array.dtype.isnative:
             return {"$array": self._store(torch.from_numpy(array), path)}
         data = np.frombuffer(bytearray(array.tobytes()), np.uint8)
-        return {"$raw_array": [self._store(torch.from_numpy(data), path), array.dtype.str, list(shape)]}
+        return {
+            "$raw_array": [self._store(torch.from_numpy(data), path), array.dtype.str, list(shape)]
+        }
 
     def _pack_leaf(self, tree: Any, path: tuple[Any, ...]) -> Any:
         kind = type(tree)
@@ -156,20 +171,34 @@ class _Packer:
         if kind is bytes:
             if self._tensors is None or len(tree) < MIN_PACKED:
                 return {"$bytes": _encode(tree)}
-            return {"$raw_bytes": self._store(torch.from_numpy(np.frombuffer(bytearray(tree), np.uint8)), path)}
+            return {
+                "$raw_bytes": self._store(
+                    torch.from_numpy(np.frombuffer(bytearray(tree), np.uint8)), path
+                )
+            }
         if kind is bytearray:
             return {"$bytearray": self.pack(bytes(tree), path)}
         if kind is datetime.date:
             return {"$date": tree.isoformat()}
-        if kind is datetime.datetime and tree.fold == 0 and type(tree.tzinfo) in (type(None), datetime.timezone):
+        if (
+            kind is datetime.datetime
+            and tree.fold == 0
+            and type(tree.tzinfo) in (type(None), datetime.timezone)
+        ):
             return {"$datetime": tree.isoformat()}
-        remedy = next((text for known, text in REMEDIES.items() if isinstance(tree, known)), SAVABLE_TYPES)
-        raise UnsavableStateError(path, f"has type {kind.__name__}, which cannot be saved: {remedy}")
+        remedy = next(
+            (text for known, text in REMEDIES.items() if isinstance(tree, known)), SAVABLE_TYPES
+        )
+        raise UnsavableStateError(
+            path, f"has type {kind.__name__}, which cannot be saved: {remedy}"
+        )
 
     def _store(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
         """Add a tensor under a unique name made from its path; returns the name."""
         if self._tensors is None:
-            raise UnsavableStateError(path, "is an array or tensor: save numbers, strings or lists here")
+            raise UnsavableStateError(
+                path, "is an array or tensor: save numbers, strings or lists here"
+            )
         name = _join(path)[:MAX_NAME].encode("ascii", "backslashreplace").decode()
         if name in self._tensors or len(name) >= MAX_NAME:
             name = f"{name}~{len(self._tensors)}"
@@ -206,7 +235,9 @@ def unpack(packed: Any, tensors: Tensors, depth: int = 0) -> Any:
             except CheckpointError:
                 raise
             except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
-                raise CheckpointError(f"the manifest holds an invalid value: {tag!r:.40} {value!r:.100}") from None
+                raise CheckpointError(
+                    f"the manifest holds an invalid value: {tag!r:.40} {value!r:.100}"
+                ) from None
     return {key: unpack(value, tensors, depth + 1) for key, value in packed.items()}
 
 
@@ -214,7 +245,9 @@ def unpack_dict(packed: Any, tensors: Tensors, what: str) -> dict[str, Any]:
     """Like `unpack`, for a value that must be a dictionary; `what` names it in the error."""
     tree = unpack(packed, tensors)
     if not isinstance(tree, dict):
-        raise CheckpointError(f"the manifest's {what} must be a dictionary, not {type(tree).__name__}")
+        raise CheckpointError(
+            f"the manifest's {what} must be a dictionary, not {type(tree).__name__}"
+        )
     return tree
 
 
@@ -232,7 +265,9 @@ def as_array(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
     try:
         return tensor.numpy()
     except (TypeError, ValueError):
-        raise CheckpointError(f"the array '{name}' has an unsupported type or shape: {tensor.dtype}") from None
+        raise CheckpointError(
+            f"the array '{name}' has an unsupported type or shape: {tensor.dtype}"
+        ) from None
 
 
 def tensors_in(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -248,13 +283,17 @@ def stored_bytes(name: Any, tensors: Tensors) -> bytes:
     """Content of a tensor that stores bytes."""
     tensor = _tensor(name, tensors)
     if tensor.dtype is not torch.uint8 or tensor.dim() != 1:
-        raise CheckpointError(f"the manifest names {name!r:.100} as bytes, but it is {tensor.dtype}")
+        raise CheckpointError(
+            f"the manifest names {name!r:.100} as bytes, but it is {tensor.dtype}"
+        )
     return tensor.numpy().tobytes()
 
 
 def _tensor(name: Any, tensors: Tensors) -> torch.Tensor:
     if not isinstance(name, str) or name not in tensors:
-        raise CheckpointError(f"the manifest names the tensor {name!r:.100}, which its file does not hold")
+        raise CheckpointError(
+            f"the manifest names the tensor {name!r:.100}, which its file does not hold"
+        )
     return tensors[name]
 
 
@@ -292,7 +331,9 @@ def _read_int(value: Any, tensors: Any, depth: int) -> int:
 
 
 def _read_complex(value: Any, tensors: Any, depth: int) -> complex:
-    real, imaginary = (_inner(part, tensors, "$float") if isinstance(part, dict) else part for part in value)
+    real, imaginary = (
+        _inner(part, tensors, "$float") if isinstance(part, dict) else part for part in value
+    )
     if type(real) is not float or type(imaginary) is not float:
         raise TypeError
     return complex(real, imaginary)
@@ -396,7 +437,9 @@ def pack_section(name: str, state: dict[str, Any]) -> tuple[Any, dict[str, torch
         tensors[JSON_TENSOR] = torch.from_numpy(np.frombuffer(bytearray(text), np.uint8))
         json_state = {JSON_TAG: JSON_TENSOR}
     # A header entry has a name, a dtype, a shape and two offsets.
-    header_bytes = sum(len(json.dumps(key)) + 100 + 22 * tensor.dim() for key, tensor in tensors.items())
+    header_bytes = sum(
+        len(json.dumps(key)) + 100 + 22 * tensor.dim() for key, tensor in tensors.items()
+    )
     if header_bytes > MAX_HEADER_BYTES:
         raise CheckpointError(
             f"the {name} state has {len(tensors):,} arrays, tensors and long lists, more than a file's header can list:"
@@ -411,8 +454,12 @@ def unpack_section(name: str, json_state: Any, tensors: dict[str, torch.Tensor])
         try:
             text = stored_bytes(json_state[JSON_TAG], tensors)
             if len(text) > MAX_JSON_BYTES:
-                raise CheckpointError(f"the checkpoint's {name} state is damaged: it has {len(text):,} bytes of JSON")
+                raise CheckpointError(
+                    f"the checkpoint's {name} state is damaged: it has {len(text):,} bytes of JSON"
+                )
             json_state = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"the checkpoint's {name} state is damaged: {error!s:.200}") from None
+            raise CheckpointError(
+                f"the checkpoint's {name} state is damaged: {error!s:.200}"
+            ) from None
     return unpack_dict(json_state, tensors, name)

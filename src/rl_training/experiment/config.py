@@ -71,7 +71,9 @@ class TrainConfig(FrozenConfig):
 
     def __init__(self, /, **values: Any) -> None:
         env = values.get("env_id")
-        if callable(env) or hasattr(env, "reset"):  # a class, a function or an environment, as a Python script has it
+        if callable(env) or hasattr(
+            env, "reset"
+        ):  # a class, a function or an environment, as a Python script has it
             from rl_training.envs.given.objects import env_settings
 
             values |= env_settings(env, values.get("num_envs"))
@@ -102,7 +104,9 @@ class TrainConfig(FrozenConfig):
     def required_env_id(self) -> str:
         """`env_id`; a `ConfigError` if it is not set."""
         if self.env_id is None:
-            raise ConfigError("missing key 'env_id' for the configuration: set it, since this needs an environment")
+            raise ConfigError(
+                "missing key 'env_id' for the configuration: set it, since this needs an environment"
+            )
         return self.env_id
 
     @property
@@ -124,7 +128,9 @@ def config_values(settings: FrozenConfig, algo: str) -> dict[str, Any]:
     """The values that were set in a config object of the algorithm, such as `PPOConfig(gamma=0.9)`."""
     expected = get_algorithm_spec(algo).config_class()
     if not isinstance(settings, expected):
-        raise ConfigError(f"algo_kwargs is a {type(settings).__name__}, but {algo} has {expected.__name__}: use that")
+        raise ConfigError(
+            f"algo_kwargs is a {type(settings).__name__}, but {algo} has {expected.__name__}: use that"
+        )
     return settings.model_dump(exclude_unset=True)
 
 
@@ -132,7 +138,9 @@ def _with_names(algo_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an algorithm with `network` as a name, also where the class itself is given."""
     if not isinstance(algo_kwargs.get("network"), type):
         return dict(algo_kwargs)
-    from rl_training.plugins.user_code import name_of_class  # imports Gymnasium, which readers of runs do not need
+    from rl_training.plugins.user_code import (
+        name_of_class,
+    )  # imports Gymnasium, which readers of runs do not need
 
     return {**algo_kwargs, "network": name_of_class(algo_kwargs["network"])}
 
@@ -140,7 +148,9 @@ def _with_names(algo_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
     """The configuration as a JSON-compatible dictionary with derived defaults filled in."""
     values = config.model_dump(mode="json", exclude={"env_kwargs"})
-    values["env_kwargs"] = json_copy(config.env_kwargs, "env_kwargs")  # pydantic would write infinity as null
+    values["env_kwargs"] = json_copy(
+        config.env_kwargs, "env_kwargs"
+    )  # pydantic would write infinity as null
     values["log_interval"] = config.log_every_steps
     values["checkpoint_interval"] = config.checkpoint_every_steps
     return values
@@ -159,21 +169,33 @@ def json_copy(value: Any, place: str) -> Any:
                 if depth <= MAX_DEPTH
                 else f"is nested deeper than {MAX_DEPTH} levels"
             )
-            raise ConfigError(f"'{place:.100}' of the configuration {limit}: put it in a file and pass its path")
+            raise ConfigError(
+                f"'{place:.100}' of the configuration {limit}: put it in a file and pass its path"
+            )
         kind = type(item)
         if kind is dict:
             for key in (key for key in item if type(key) is not str):
                 raise ConfigError(
                     f"key {key!r:.40} of '{place}' is not text: write it in quotes, or pass a list of pairs"
                 )
-            return {key: copy(inner, f"{place}.{key:.40}", depth + 1) for key, inner in item.items()}
+            return {
+                key: copy(inner, f"{place}.{key:.40}", depth + 1) for key, inner in item.items()
+            }
         if kind is list:
             return [copy(inner, f"{place}.{index}", depth + 1) for index, inner in enumerate(item)]
-        if kind in (str, bool, float, type(None)) or (kind is int and item.bit_length() <= MAX_BITS):
+        if kind in (str, bool, float, type(None)) or (
+            kind is int and item.bit_length() <= MAX_BITS
+        ):
             return item
-        fault = f"is an integer of more than {MAX_BITS} bits" if kind is int else f"has type {_type_name(kind)}"
+        fault = (
+            f"is an integer of more than {MAX_BITS} bits"
+            if kind is int
+            else f"has type {_type_name(kind)}"
+        )
         remedy = "write a list" if kind in (tuple, set, frozenset) else OTHER_OBJECTS
-        raise ConfigError(f"'{place}' of the configuration {fault}, which JSON does not have: {remedy}")
+        raise ConfigError(
+            f"'{place}' of the configuration {fault}, which JSON does not have: {remedy}"
+        )
 
     return copy(value, place, 0)
 
@@ -196,7 +218,9 @@ def resolve_config(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedC
     return ResolvedConfig(TrainConfig(**merged), sources)
 
 
-def merge_layers(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], dict[str, str]]:
+def merge_layers(
+    layers: Sequence[tuple[str, Mapping[str, Any]]],
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The values of named layers, of which later ones override earlier ones, and the layer of each dotted key."""
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -205,14 +229,24 @@ def merge_layers(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[
     return merged, sources
 
 
-def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: dict[str, str], prefix: str) -> None:
+def _merge(
+    into: dict[str, Any], values: Mapping[str, Any], name: str, sources: dict[str, str], prefix: str
+) -> None:
     for key, value in values.items():
-        if not isinstance(key, str) and prefix.count(".") < 2:  # deeper keys are arguments of the environment
+        if (
+            not isinstance(key, str) and prefix.count(".") < 2
+        ):  # deeper keys are arguments of the environment
             raise ConfigError(f"key {key!r} of {name} is not a string")
         path = f"{prefix}{key}"
         # A schedule is replaced, not merged: its start and end belong together.
-        is_schedule = prefix.startswith("algo_kwargs.") and isinstance(value, Mapping) and "kind" in value
-        if isinstance(value, Mapping) and not is_schedule and (not prefix or isinstance(into.get(key), dict)):
+        is_schedule = (
+            prefix.startswith("algo_kwargs.") and isinstance(value, Mapping) and "kind" in value
+        )
+        if (
+            isinstance(value, Mapping)
+            and not is_schedule
+            and (not prefix or isinstance(into.get(key), dict))
+        ):
             nested = into.get(key)
             into[key] = dict(nested) if isinstance(nested, dict) else {}
             _merge(into[key], value, name, sources, f"{path}.")
@@ -223,7 +257,9 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any], name: str, sources: 
             sources[path] = name
 
 
-def leaves(values: Mapping[str, Any], prefix: str = "", value_key: str | None = None) -> Iterator[tuple[str, Any]]:
+def leaves(
+    values: Mapping[str, Any], prefix: str = "", value_key: str | None = None
+) -> Iterator[tuple[str, Any]]:
     """Dotted key and value of every entry of nested mappings that is no mapping.
 
     A mapping is a value if it is empty, or has the key `value_key`, as `kind` of a schedule.
@@ -277,7 +313,9 @@ def nearest_algorithm_key(key: str, algo: Any) -> str | None:
     """
     names = [spec.name for spec in list_algorithm_specs()]
     algos = [algo.lower()] if isinstance(algo, str) and algo.lower() in names else names
-    own = {name for found in algos for name in get_algorithm_spec(found).config_class().model_fields}
+    own = {
+        name for found in algos for name in get_algorithm_spec(found).config_class().model_fields
+    }
     near = nearest(key, [*own, *TrainConfig.model_fields])
     return near if near in own else None
 
@@ -288,12 +326,16 @@ def load_config_file(path: Path) -> dict[str, Any]:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"config file '{path}' does not exist (looked from {Path.cwd()})") from None
+        raise ConfigError(
+            f"config file '{path}' does not exist (looked from {Path.cwd()})"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file '{path}' cannot be read: {error}") from None
     values = parse_yaml(text, f"config file '{path}'")
     if not isinstance(values, dict):
-        raise ConfigError(f"config file '{path}' must be a mapping of keys to values, not {type(values).__name__}")
+        raise ConfigError(
+            f"config file '{path}' must be a mapping of keys to values, not {type(values).__name__}"
+        )
     return values
 
 

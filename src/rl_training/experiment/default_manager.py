@@ -45,7 +45,9 @@ class DefaultExperimentManager:
         """
         callbacks = CallbackList(callbacks)
         get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs)
-        start = partial(run_training, config, run_suffix=run_suffix, callbacks=callbacks, is_restart=is_restart)
+        start = partial(
+            run_training, config, run_suffix=run_suffix, callbacks=callbacks, is_restart=is_restart
+        )
         return PreparedRun(start)
 
     def resume_or_start(
@@ -92,5 +94,7 @@ class DefaultExperimentManager:
             "eval_episodes": eval_episodes,
         }
         given = {"env": env, "eval_env": eval_env}
-        plan = plan_resume(checkpoint_path, rewind=rewind, schedules=schedules, changes=changes, **given, **flags)
+        plan = plan_resume(
+            checkpoint_path, rewind=rewind, schedules=schedules, changes=changes, **given, **flags
+        )
         return PreparedRun(partial(run_plan, plan, callbacks=callbacks))

@@ -124,9 +124,13 @@ def _parse(item: Any) -> LoggerSettings:
             " settings, such as {wandb: {project: my-project}}"
         )
     if name not in LOGGERS:
-        raise ConfigError(f"unknown logger '{name}' in 'loggers' of the configuration{suggest(name, LOGGERS)}")
+        raise ConfigError(
+            f"unknown logger '{name}' in 'loggers' of the configuration{suggest(name, LOGGERS)}"
+        )
     if values is not None and not isinstance(values, Mapping):
-        raise ConfigError(f"bad value {values!r:.80} for logger {name}: should be a mapping of keys to values")
+        raise ConfigError(
+            f"bad value {values!r:.80} for logger {name}: should be a mapping of keys to values"
+        )
     return parse_config(LOGGERS[name], values or {}, f"logger {name}")
 
 
@@ -140,7 +144,9 @@ def check_installed(loggers: PlainLoggers) -> None:
     for settings in parse_loggers(loggers):
         missing = settings.missing_modules()
         if missing:
-            raise ConfigError(f"logger {settings.logger} needs {missing[0]}: {install_extra(settings.logger)}")
+            raise ConfigError(
+                f"logger {settings.logger} needs {missing[0]}: {install_extra(settings.logger)}"
+            )
 
 
 def _missing(modules: list[str]) -> list[str]:

@@ -50,7 +50,9 @@ class JsonlSink(JsonlFile):
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Append a line; NaN and infinity become null."""
-        self.append_line({key: value if math.isfinite(value) else None for key, value in metrics.items()})
+        self.append_line(
+            {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        )
 
 
 class EvaluationFile(JsonlFile):
@@ -65,8 +67,17 @@ class EvaluationFile(JsonlFile):
         successes: Sequence[bool | None],
     ) -> None:
         """Append an evaluation; `successes` is omitted if no episode reports success."""
-        reported = {"successes": list(successes)} if any(success is not None for success in successes) else {}
-        episodes = {"seeds": list(seeds), "returns": list(returns), "lengths": list(lengths), **reported}
+        reported = (
+            {"successes": list(successes)}
+            if any(success is not None for success in successes)
+            else {}
+        )
+        episodes = {
+            "seeds": list(seeds),
+            "returns": list(returns),
+            "lengths": list(lengths),
+            **reported,
+        }
         self.append_line({"global_step": step, **episodes})
 
 
@@ -101,14 +112,18 @@ class TensorboardSink(AppendedFile):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         points = [
-            Summary.Value(tag=f"{'eval' if name.startswith('eval_') else 'train'}/{name}", simple_value=value)
+            Summary.Value(
+                tag=f"{'eval' if name.startswith('eval_') else 'train'}/{name}", simple_value=value
+            )
             for name, value in metrics.items()
             if name != "global_step"
         ]
         times = self._read_times()
         shown = {name: times.get(name) for name in ("wall_time", "steps_per_second")}
         points += [
-            Summary.Value(tag=f"time/{name}", simple_value=value) for name, value in shown.items() if value is not None
+            Summary.Value(tag=f"time/{name}", simple_value=value)
+            for name, value in shown.items()
+            if value is not None
         ]
         self._append_event(step=int(metrics["global_step"]), summary=Summary(value=points))
 
@@ -172,7 +187,9 @@ class PhaseTimes:
 class TimingFile(JsonlFile):
     """`timing.jsonl`: the time at each line of `metrics.jsonl`, in the same order."""
 
-    def __init__(self, path: Path, metrics: Path, first_step: int = 0, workspace: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, metrics: Path, first_step: int = 0, workspace: Path | None = None
+    ) -> None:
         """Continue `path` after as many lines as the file `metrics` has; time starts to count.
 
         Lines that are missing or damaged, as in a run that began without the file, are replaced by lines without times.
@@ -182,7 +199,9 @@ class TimingFile(JsonlFile):
         super().__init__(path, num_bytes, workspace)
         for step in steps[len(kept) :]:
             self.append_line({"global_step": step, **dict.fromkeys(TIMES)})
-        last: dict[str, Any] = next((line for line in reversed(kept) if line.get("wall_time") is not None), {})
+        last: dict[str, Any] = next(
+            (line for line in reversed(kept) if line.get("wall_time") is not None), {}
+        )
         self.times = PhaseTimes(**{name: last.get(name) or 0.0 for name in PHASES})
         self.latest: dict[str, float | None] = {}
         """The times of the last line that this process wrote."""
@@ -250,7 +269,9 @@ class RunLogHandler(logging.Handler):
         super().__init__()
         self._path, self._workspace = path, workspace
         self._file: AppendedFile | None = None
-        formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S+00:00")
+        formatter = logging.Formatter(
+            "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S+00:00"
+        )
         formatter.converter = time.gmtime
         self.setFormatter(formatter)
 

@@ -89,13 +89,19 @@ def read_owner(run_dir: Path) -> Owner | None:
         return None
     attempt = max(files)
     values: Any = None
-    with contextlib.suppress(CheckpointError, ValueError, RecursionError):  # being written, or damaged
+    with contextlib.suppress(
+        CheckpointError, ValueError, RecursionError
+    ):  # being written, or damaged
         values = json.loads(read_limited(files[attempt], MAX_BYTES))
     types = {"host": str, "pid": int, "machine": str, "started": str, "since": str, "folder": str}
     known = values if isinstance(values, dict) else {}
-    found: dict[str, Any] = {name: known[name] for name, kind in types.items() if isinstance(known.get(name), kind)}
+    found: dict[str, Any] = {
+        name: known[name] for name, kind in types.items() if isinstance(known.get(name), kind)
+    }
     is_copy = _is_copy(run_dir, files[attempt], found)
-    return Owner(attempt, **found, has_ended=".ended" in files[attempt].name, is_of_original=is_copy)
+    return Owner(
+        attempt, **found, has_ended=".ended" in files[attempt].name, is_of_original=is_copy
+    )
 
 
 def _is_copy(run_dir: Path, file: Path, owner: Mapping[str, Any]) -> bool:
@@ -140,7 +146,10 @@ def is_alive(run_dir: Path, owner: Owner | None, now: float | None = None) -> bo
 
 def heartbeat_age(run_dir: Path, owner: Owner, now: float | None = None) -> float:
     """Seconds since the owner's last heartbeat, or since it took the run if it has given none."""
-    for path in (workspace_of(run_dir, owner.attempt) / HEARTBEAT, owner_file(run_dir, owner.attempt)):
+    for path in (
+        workspace_of(run_dir, owner.attempt) / HEARTBEAT,
+        owner_file(run_dir, owner.attempt),
+    ):
         with contextlib.suppress(OSError):
             return max(0.0, (time.time() if now is None else now) - path.stat().st_mtime)
     return float("inf")
@@ -149,7 +158,9 @@ def heartbeat_age(run_dir: Path, owner: Owner, now: float | None = None) -> floa
 def read_heartbeat(run_dir: Path, owner: Owner) -> dict[str, Any]:
     """Step, total and steps per second in the owner's last heartbeat; empty if there is none."""
     with contextlib.suppress(CheckpointError, ValueError, RecursionError):
-        values = json.loads(read_limited(workspace_of(run_dir, owner.attempt) / HEARTBEAT, MAX_BYTES))
+        values = json.loads(
+            read_limited(workspace_of(run_dir, owner.attempt) / HEARTBEAT, MAX_BYTES)
+        )
         if isinstance(values, dict):
             return values
     return {}
@@ -158,7 +169,11 @@ def read_heartbeat(run_dir: Path, owner: Owner) -> dict[str, Any]:
 def refuse_owned(run_dir: Path) -> None:
     """Raise a `RunOwnedError` if a live process owns the run."""
     owner = read_owner(run_dir)
-    if owner is not None and not owner.is_gone and is_alive(run_dir, owner, file_clock(run_dir / OWNER_FOLDER)):
+    if (
+        owner is not None
+        and not owner.is_gone
+        and is_alive(run_dir, owner, file_clock(run_dir / OWNER_FOLDER))
+    ):
         raise RunOwnedError(run_dir, owner)
 
 
@@ -181,7 +196,11 @@ def wait_until_free(run_dir: Path, seconds: float, last_attempt: int) -> None:
 def owner_files(folder: Path) -> dict[int, Path]:
     """The files that name owners, by attempt."""
     with contextlib.suppress(OSError):
-        return {int(match[1]): path for path in folder.iterdir() if (match := OWNER_FILE.fullmatch(path.name))}
+        return {
+            int(match[1]): path
+            for path in folder.iterdir()
+            if (match := OWNER_FILE.fullmatch(path.name))
+        }
     return {}
 
 
@@ -374,6 +393,11 @@ def _now() -> str:
 
 def _this_process(run_dir: Path, attempt: int) -> dict[str, Any]:
     """What the file of an owner says of this process."""
-    values = {"attempt": attempt, "host": socket.gethostname(), "pid": os.getpid(), "machine": this_machine()}
+    values = {
+        "attempt": attempt,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "machine": this_machine(),
+    }
     _, started = process_status(os.getpid())
     return {**values, "started": started, "since": _now(), "folder": str(run_dir.absolute())}

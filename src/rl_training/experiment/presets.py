@@ -90,7 +90,9 @@ def preset_of(values: Mapping[str, Any], wanted: Any, where: str) -> tuple[Path 
     if wanted and path is None:
         if isinstance(algo, str):
             get_algorithm_spec(algo)  # the error about an unknown name suggests one
-        raise ConfigError(f"'preset: true' of {where}: there is no preset for its algo and env_id; leave it out")
+        raise ConfigError(
+            f"'preset: true' of {where}: there is no preset for its algo and env_id; leave it out"
+        )
     if path is None or wanted is not None:
         return (path if wanted else None), None
     known = dict(leaves(values))
@@ -116,5 +118,10 @@ def preset_layers(algo: str, env_id: str) -> list[tuple[str, dict[str, Any]]]:
 
 def _read_scores() -> dict[str, PresetScore]:
     """The scores that benchmarks/proof.py wrote, by preset name."""
-    records: dict[str, Any] = json.loads((presets_dir() / "scores.json").read_text(encoding="utf-8"))
-    return {name: PresetScore(**{**record, "scores": tuple(record["scores"])}) for name, record in records.items()}
+    records: dict[str, Any] = json.loads(
+        (presets_dir() / "scores.json").read_text(encoding="utf-8")
+    )
+    return {
+        name: PresetScore(**{**record, "scores": tuple(record["scores"])})
+        for name, record in records.items()
+    }

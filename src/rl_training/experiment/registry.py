@@ -73,7 +73,9 @@ class AlgorithmSpec:
         if refusal is not None:
             others = [spec for spec in list_algorithm_specs() if spec.is_offline is self.is_offline]
             fitting = [spec.name for spec in others if spec.refusal_of(spaces) is None]
-            raise EnvError(f"{refusal}; algorithms for these spaces: {', '.join(fitting) or 'none'}")
+            raise EnvError(
+                f"{refusal}; algorithms for these spaces: {', '.join(fitting) or 'none'}"
+            )
 
     def refusal_of(self, spaces: Spaces) -> str | None:
         """Why the algorithm cannot act in these spaces; None if it can."""
@@ -106,9 +108,24 @@ _BUILT_IN = (
         Loop.ON_POLICY,
         "proximal policy optimization; Box, Discrete, MultiDiscrete and MultiBinary actions",
     ),
-    ("a2c", "A2C", Loop.ON_POLICY, "advantage actor-critic; Box, Discrete, MultiDiscrete and MultiBinary actions"),
-    ("dqn", "DQN", Loop.OFF_POLICY, "deep Q-learning with double, dueling and n-step options; Discrete actions"),
-    ("c51", "C51", Loop.OFF_POLICY, "categorical DQN, a distribution of the return on fixed atoms; Discrete actions"),
+    (
+        "a2c",
+        "A2C",
+        Loop.ON_POLICY,
+        "advantage actor-critic; Box, Discrete, MultiDiscrete and MultiBinary actions",
+    ),
+    (
+        "dqn",
+        "DQN",
+        Loop.OFF_POLICY,
+        "deep Q-learning with double, dueling and n-step options; Discrete actions",
+    ),
+    (
+        "c51",
+        "C51",
+        Loop.OFF_POLICY,
+        "categorical DQN, a distribution of the return on fixed atoms; Discrete actions",
+    ),
     ("qrdqn", "QRDQN", Loop.OFF_POLICY, "quantile-regression DQN; Discrete actions"),
     (
         "sac",
@@ -117,11 +134,31 @@ _BUILT_IN = (
         "soft actor-critic with a learned entropy temperature; bounded Box and Discrete actions",
     ),
     ("tqc", "TQC", Loop.OFF_POLICY, "SAC with truncated quantile critics; bounded Box actions"),
-    ("td3", "TD3", Loop.OFF_POLICY, "twin delayed deep deterministic policy gradient; bounded Box actions"),
+    (
+        "td3",
+        "TD3",
+        Loop.OFF_POLICY,
+        "twin delayed deep deterministic policy gradient; bounded Box actions",
+    ),
     ("ddpg", "DDPG", Loop.OFF_POLICY, "deep deterministic policy gradient; bounded Box actions"),
-    ("her", "HER", Loop.OFF_POLICY, "SAC with hindsight experience replay (HER); bounded Box and Discrete actions"),
-    ("crossq", "CrossQ", Loop.OFF_POLICY, "SAC with batch normalization and no target networks; bounded Box actions"),
-    ("bc", "BC", Loop.OFFLINE, "behaviour cloning; bounded Box, Discrete, MultiDiscrete and MultiBinary actions"),
+    (
+        "her",
+        "HER",
+        Loop.OFF_POLICY,
+        "SAC with hindsight experience replay (HER); bounded Box and Discrete actions",
+    ),
+    (
+        "crossq",
+        "CrossQ",
+        Loop.OFF_POLICY,
+        "SAC with batch normalization and no target networks; bounded Box actions",
+    ),
+    (
+        "bc",
+        "BC",
+        Loop.OFFLINE,
+        "behaviour cloning; bounded Box, Discrete, MultiDiscrete and MultiBinary actions",
+    ),
     ("td3_bc", "TD3BC", Loop.OFFLINE, "TD3 with behaviour cloning; bounded Box actions"),
     ("iql", "IQL", Loop.OFFLINE, "implicit Q-learning; bounded Box actions"),
     ("awac", "AWAC", Loop.OFFLINE, "advantage-weighted actor-critic; bounded Box actions"),
@@ -189,7 +226,9 @@ def _check_config_base(spec: AlgorithmSpec, config: type[AlgorithmConfig]) -> No
     home = CONFIG_BASES[spec.loop]
     if not issubclass(config, _load(home)):
         base = home.partition(":")[2]
-        fitting = [str(loop) for loop, other in CONFIG_BASES.items() if issubclass(config, _load(other))]
+        fitting = [
+            str(loop) for loop, other in CONFIG_BASES.items() if issubclass(config, _load(other))
+        ]
         remedy = f"derive it from {base}" + "".join(f", or set loop={loop}" for loop in fitting)
         fault = f"config class {config.__name__} does not inherit {base}, which {spec.loop} reads"
         raise ConfigError(f"algorithm '{spec.name}': {fault}: {remedy}")

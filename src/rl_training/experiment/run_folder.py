@@ -20,11 +20,24 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunExistsError, RunOwnedError
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    RLTrainingError,
+    RunExistsError,
+    RunOwnedError,
+)
 from rl_training.experiment.checkpoint_folder import list_checkpoints
 from rl_training.experiment.config import TrainConfig, load_config_file, serialize_train_config
 from rl_training.experiment.logs import LOG_NAME, TIMING_NAME, close_run_logger, make_run_logger
-from rl_training.experiment.ownership import OWNER_FOLDER, REPLACED, STOP_FILE, STOP_REQUEST, Lease, acquire
+from rl_training.experiment.ownership import (
+    OWNER_FOLDER,
+    REPLACED,
+    STOP_FILE,
+    STOP_REQUEST,
+    Lease,
+    acquire,
+)
 from rl_training.experiment.yaml_text import dump_yaml, is_unedited, sign
 from rl_training.files import read_limited, remove, replace_synced, translate_write_errors
 
@@ -115,7 +128,9 @@ class TrainingRun:
     def was_cut_short(self) -> bool:
         """Whether the last process of the run was killed, failed or was interrupted."""
         metadata = self.metadata()
-        return metadata.get("status") not in ("finished", "stopped") or is_interruption(metadata.get("stop_reason"))
+        return metadata.get("status") not in ("finished", "stopped") or is_interruption(
+            metadata.get("stop_reason")
+        )
 
     def resume(self, config: TrainConfig, **metadata: Any) -> None:
         """Record that a new process continues the run."""
@@ -217,7 +232,9 @@ def _own_new_folder(config: TrainConfig, suffix: str | None, *, is_restart: bool
         raise
     if has_checkpoint(folder):
         run.close()
-        raise RunExistsError(f"run '{folder}' was started by another process meanwhile: repeat the command")
+        raise RunExistsError(
+            f"run '{folder}' was started by another process meanwhile: repeat the command"
+        )
     return run
 
 
@@ -229,9 +246,15 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 def refuse_other_files(run_dir: Path) -> None:
     """Raise a `ConfigError` if a run folder that is to be cleared holds files that no run writes."""
-    others = sorted(path.name for path in run_dir.iterdir() if path.name not in RUN_FILES and path.name[0] != ".")
+    others = sorted(
+        path.name
+        for path in run_dir.iterdir()
+        if path.name not in RUN_FILES and path.name[0] != "."
+    )
     if others:
-        raise ConfigError(f"'{run_dir}' has no checkpoint and holds '{others[0]}', which no run writes: move it away")
+        raise ConfigError(
+            f"'{run_dir}' has no checkpoint and holds '{others[0]}', which no run writes: move it away"
+        )
 
 
 def _clear(run: TrainingRun) -> None:
@@ -244,11 +267,15 @@ def _clear(run: TrainingRun) -> None:
 def is_interruption(stop_reason: object) -> bool:
     """Whether a run was interrupted, by a signal or a stop file: it has more to do, and resuming continues it."""
     reason = stop_reason.removeprefix(INTERRUPTED) if isinstance(stop_reason, str) else None
-    return reason != stop_reason and (reason in signal.Signals.__members__ or reason in (STOP_REQUEST, REPLACED))
+    return reason != stop_reason and (
+        reason in signal.Signals.__members__ or reason in (STOP_REQUEST, REPLACED)
+    )
 
 
 def _loaded_code() -> list[str]:
-    from rl_training.plugins.user_code import loaded_code  # imports Gymnasium, which readers of runs do not need
+    from rl_training.plugins.user_code import (
+        loaded_code,
+    )  # imports Gymnasium, which readers of runs do not need
 
     return loaded_code()
 
@@ -268,7 +295,9 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
 
 
-def _make_new_folder(config: TrainConfig, suffix: str | None, *, is_restart: bool) -> tuple[Path, bool]:
+def _make_new_folder(
+    config: TrainConfig, suffix: str | None, *, is_restart: bool
+) -> tuple[Path, bool]:
     """The run's folder, and whether it was made here."""
     parent = config.output_dir
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
@@ -285,7 +314,9 @@ def _make_new_folder(config: TrainConfig, suffix: str | None, *, is_restart: boo
                 refuse_other_files(folder)
                 return folder, False
         except OSError as error:
-            raise RLTrainingError(f"cannot create run folder '{folder}': {error.strerror}") from None
+            raise RLTrainingError(
+                f"cannot create run folder '{folder}': {error.strerror}"
+            ) from None
     raise RunExistsError(
         f"run folder '{folder}' exists already: add --resume-or-start to continue it (in Python:"
         " DefaultExperimentManager().resume_or_start), or choose another suffix"
@@ -318,13 +349,18 @@ def _version(package: str) -> str:
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect results."""
-    return {"python": platform.python_version(), **installed_versions(("rl-training", "torch", "gymnasium", "numpy"))}
+    return {
+        "python": platform.python_version(),
+        **installed_versions(("rl-training", "torch", "gymnasium", "numpy")),
+    }
 
 
 def _git_commit() -> str | None:
     """Git commit of the working directory; None outside a repository."""
     try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None if answer.returncode == 0 else None

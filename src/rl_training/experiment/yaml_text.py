@@ -19,7 +19,16 @@ CHARACTERS_PER_VALUE = 64
 PREFIX = "tag:yaml.org,2002:"
 CHECKSUM_LINE = "# as written by rl-training; checksum "
 LEADING_ZERO = "!leading_zero"
-DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+DAMAGE = (
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 """Exceptions of PyYAML for invalid YAML, or for an explicit tag that does not fit its value."""
 
 
@@ -29,11 +38,19 @@ def parse_yaml(text: str, what: str, *, with_tuples: bool = False) -> Any:
     Files of older versions may hold tuples: they are read as lists, or `with_tuples` as what they were.
     """
     if len(text) > MAX_BYTES:
-        raise ConfigError(f"{what} has {len(text):,} characters, more than the limit of {MAX_BYTES:,}")
+        raise ConfigError(
+            f"{what} has {len(text):,} characters, more than the limit of {MAX_BYTES:,}"
+        )
     try:
-        return yaml.load(text, Loader=_TupleLoader) if with_tuples else yaml.load(text, Loader=_Loader)
+        return (
+            yaml.load(text, Loader=_TupleLoader) if with_tuples else yaml.load(text, Loader=_Loader)
+        )
     except DAMAGE as error:
-        reason = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else "a value does not fit its tag"
+        reason = (
+            str(error)
+            if isinstance(error, (yaml.YAMLError, ValueError))
+            else "a value does not fit its tag"
+        )
         raise ConfigError(f"{what} is not valid YAML: {reason}") from None
 
 
@@ -80,7 +97,9 @@ class _Loader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             known = super().compose_node(parent, index)
             if id(known) not in self._sizes:
-                raise yaml.composer.ComposerError(None, None, "an alias refers to a node that contains it", mark)
+                raise yaml.composer.ComposerError(
+                    None, None, "an alias refers to a node that contains it", mark
+                )
             self._count(self._sizes[id(known)], event)
             return known
         if self._depth >= MAX_DEPTH:
@@ -141,7 +160,11 @@ def _read_tuple(loader: _Loader, node: yaml.SequenceNode) -> tuple[Any, ...]:
 RESOLVERS = (
     (LEADING_ZERO, r"[-+]?0[0-9_]+", "-+0"),
     (f"{PREFIX}int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0o[0-7]+|0b[01_]+)", "-+0123456789"),
-    (f"{PREFIX}float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+0123456789."),
+    (
+        f"{PREFIX}float",
+        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
+        "-+0123456789.",
+    ),
     (f"{PREFIX}float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
 )
 """Numbers: as in PyYAML, and 1e-3; without minutes (1:30 is text) and octal 010."""

@@ -63,7 +63,9 @@ def read_archive(path: Path) -> Archive:
             raise CheckpointError(f"'{path}' is not a readable zip file: {error!s:.200}") from None
     for name in ("data", "policy.pth"):
         if name not in contents:
-            raise CheckpointError(f"'{path}' is not a model of Stable-Baselines3: it has no member '{name}'")
+            raise CheckpointError(
+                f"'{path}' is not a model of Stable-Baselines3: it has no member '{name}'"
+            )
     variables: dict[str, Tensor] = {}
     optimizers = {}
     for name, data in contents.items():
@@ -76,7 +78,11 @@ def read_archive(path: Path) -> Archive:
         _read_settings(path, contents["data"]),
         _read_tensors(path, "policy.pth", contents["policy.pth"]),
     )
-    version = contents.get("_stable_baselines3_version", b"before 1.0")[:32].decode("ascii", "replace").strip()
+    version = (
+        contents.get("_stable_baselines3_version", b"before 1.0")[:32]
+        .decode("ascii", "replace")
+        .strip()
+    )
     version = version if re.fullmatch(r"[\w. ]+", version) else "unknown"
     return Archive(path, settings, weights, variables, optimizers, version)
 
@@ -84,23 +90,31 @@ def read_archive(path: Path) -> Archive:
 def _check_members(path: Path, infos: list[zipfile.ZipInfo]) -> None:
     """Refuse members that are too large, encrypted, doubled or named like a path."""
     if len(infos) > MAX_MEMBERS:
-        raise CheckpointError(f"'{path}' has {len(infos):,} members, more than the {MAX_MEMBERS} of a model")
+        raise CheckpointError(
+            f"'{path}' has {len(infos):,} members, more than the {MAX_MEMBERS} of a model"
+        )
     names = set()
     for info in infos:
         name = info.filename
         if not MEMBER_NAME.fullmatch(name):
-            raise CheckpointError(f"'{path}' has a member named {name!r:.100}, which no model of SB3 has")
+            raise CheckpointError(
+                f"'{path}' has a member named {name!r:.100}, which no model of SB3 has"
+            )
         if name in names:
             raise CheckpointError(f"'{path}' has two members named '{name}'")
         if info.flag_bits & 1:
             raise CheckpointError(f"member '{name}' of '{path}' is encrypted")
         limit = MAX_JSON_BYTES if name == "data" else MAX_BYTES
         if info.file_size > min(limit, MAX_RATIO * max(1, info.compress_size)):
-            raise CheckpointError(f"member '{name}' of '{path}' would unpack to {info.file_size:,} bytes: refused")
+            raise CheckpointError(
+                f"member '{name}' of '{path}' would unpack to {info.file_size:,} bytes: refused"
+            )
         names.add(name)
     total = sum(info.file_size for info in infos)
     if total > MAX_BYTES:
-        raise CheckpointError(f"'{path}' would unpack to {total:,} bytes, more than the limit of {MAX_BYTES:,}")
+        raise CheckpointError(
+            f"'{path}' would unpack to {total:,} bytes, more than the limit of {MAX_BYTES:,}"
+        )
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
@@ -142,7 +156,9 @@ def _read_tensors(path: Path, name: str, data: bytes) -> dict[str, Tensor]:
         if value is None:
             continue
         if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise CheckpointError(f"'{name}' of '{path}' holds {key!r:.100}, which is not a tensor with a name")
+            raise CheckpointError(
+                f"'{name}' of '{path}' holds {key!r:.100}, which is not a tensor with a name"
+            )
         tensors[key] = _checked_tensor(path, name, key, value)
     return tensors
 
@@ -150,7 +166,9 @@ def _read_tensors(path: Path, name: str, data: bytes) -> dict[str, Tensor]:
 def _read_optimizer(path: Path, name: str, data: bytes) -> dict[str, Any]:
     state = _load(path, name, data)
     entries, groups = state.get("state"), state.get("param_groups")
-    parts = entries.items() if isinstance(entries, dict) and isinstance(groups, list) else [("", None)]
+    parts = (
+        entries.items() if isinstance(entries, dict) and isinstance(groups, list) else [("", None)]
+    )
     for key, entry in parts:
         if not isinstance(entry, dict):
             raise CheckpointError(f"'{name}' of '{path}' is not the state of an optimizer")
@@ -164,13 +182,22 @@ def _load(path: Path, name: str, data: bytes) -> dict[Any, Any]:
     _refuse_compressed(path, name, data)
     try:
         loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many types of errors for damaged and for hostile files
-        lines = [line.strip() for line in str(error).partition("Please file an issue")[0].strip().splitlines()]
+    except (
+        Exception
+    ) as error:  # torch raises many types of errors for damaged and for hostile files
+        lines = [
+            line.strip()
+            for line in str(error).partition("Please file an issue")[0].strip().splitlines()
+        ]
         named = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
         detail = " ".join(named or lines[:1]) or type(error).__name__
-        raise CheckpointError(f"'{name}' of '{path}' holds more than tensors, or is damaged: {detail:.300}") from None
+        raise CheckpointError(
+            f"'{name}' of '{path}' holds more than tensors, or is damaged: {detail:.300}"
+        ) from None
     if loaded is not None and not isinstance(loaded, dict):
-        raise CheckpointError(f"'{name}' of '{path}' holds a {type(loaded).__name__}, not tensors by name")
+        raise CheckpointError(
+            f"'{name}' of '{path}' holds a {type(loaded).__name__}, not tensors by name"
+        )
     return loaded or {}
 
 
@@ -185,7 +212,9 @@ def _refuse_compressed(path: Path, name: str, data: bytes) -> None:
         raise CheckpointError(f"'{name}' of '{path}' is damaged: {error!s:.200}") from None
     is_compressed = any(info.compress_type != zipfile.ZIP_STORED for info in infos)
     if is_compressed or sum(info.file_size for info in infos) > len(data):
-        raise CheckpointError(f"'{name}' of '{path}' is compressed inside, which torch never does: refused")
+        raise CheckpointError(
+            f"'{name}' of '{path}' is compressed inside, which torch never does: refused"
+        )
 
 
 def _checked_tensor(path: Path, name: str, key: str, tensor: Tensor) -> Tensor:

@@ -80,7 +80,9 @@ class Model:
         for stem, kinds in self._numbered(prefix).items():
             is_linear = kinds == {"weight", "bias"} and self.weights[f"{stem}.weight"].dim() == 2
             if not is_linear and kinds != {"scale", "bias", *BUFFERS}:
-                raise CheckpointError(f"layer '{stem}' of the model is not a linear layer: no counterpart")
+                raise CheckpointError(
+                    f"layer '{stem}' of the model is not a linear layer: no counterpart"
+                )
             if is_linear:
                 stems.append(stem)
         return stems
@@ -99,13 +101,17 @@ class Model:
         shapes = [self.weights[f"{stem}.weight"].shape for stem in stems]
         for before, after in pairwise(shapes):
             if before[0] != after[1]:
-                raise CheckpointError(f"a layer of the model reads {after[1]} of {before[0]} outputs: it is damaged")
+                raise CheckpointError(
+                    f"a layer of the model reads {after[1]} of {before[0]} outputs: it is damaged"
+                )
         return [shape[0] for shape in shapes]
 
     def trained(self, *prefixes: str) -> list[str]:
         """Names of the trained tensors with one of these prefixes, in the order of SB3's optimizer."""
         names = [name for name in self.weights if name.startswith(prefixes)]
-        return [name for name in names if not name.startswith(ALIASES) and not name.endswith(BUFFERS)]
+        return [
+            name for name in names if not name.startswith(ALIASES) and not name.endswith(BUFFERS)
+        ]
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Center and half width of the actions in the environment's units; 0 and 1 where they are not bounded."""
@@ -148,10 +154,14 @@ class Model:
         weight_index: Index = (outputs,) if member is None else (member, ALL, outputs)
         bias_index: Index = (outputs,) if member is None else (member, 0, outputs)
         names = f"{target}.weight_{number}", f"{target}.bias_{number}"
-        weight = Placement(f"{stem}.weight", names[0], weight_index, is_member, weight_scale, rows=rows)
+        weight = Placement(
+            f"{stem}.weight", names[0], weight_index, is_member, weight_scale, rows=rows
+        )
         return [weight, Placement(f"{stem}.bias", names[1], bias_index, False, scale, offset, rows)]
 
-    def layers(self, stems: Sequence[str], target: str, member: int | None = None, **options: Any) -> list[Placement]:
+    def layers(
+        self, stems: Sequence[str], target: str, member: int | None = None, **options: Any
+    ) -> list[Placement]:
         """Placements of consecutive layers."""
         placed: list[Placement] = []
         for number, stem in enumerate(stems):
@@ -163,7 +173,11 @@ class Model:
         placed = []
         for number, stem in enumerate(CONVOLUTIONS if self.has(f"{prefix}cnn.0") else ()):
             scale = self.pixel_scale if number == 0 else 1.0
-            placed.append(Placement(f"{prefix}{stem}.weight", f"features.images.0.weights.{number}", scale=scale))
+            placed.append(
+                Placement(
+                    f"{prefix}{stem}.weight", f"features.images.0.weights.{number}", scale=scale
+                )
+            )
             placed.append(Placement(f"{prefix}{stem}.bias", f"features.images.0.biases.{number}"))
         return placed
 
@@ -188,26 +202,41 @@ def _place_actor_critic(model: Model, prefix: str) -> Placed:
     """PPO and A2C: one network with policy and value function."""
     policy, value, shared = _actor_critic_stems(model)
     is_stacked = model.widths(policy[:-1]) == model.widths(value[:-1])
-    name, value_name = ("networks", "networks") if is_stacked else ("networks.policy", "networks.value")
+    name, value_name = (
+        ("networks", "networks") if is_stacked else ("networks.policy", "networks.value")
+    )
     member, value_member = (0, 1) if is_stacked else (None, None)
     placed = model.cnn("features_extractor.")
-    placed += model.layers(policy[:-1], name, member) + model.layers(value[:-1], value_name, value_member)
+    placed += model.layers(policy[:-1], name, member) + model.layers(
+        value[:-1], value_name, value_member
+    )
     outputs = slice(0, 1) if is_stacked else ALL
-    placed += model.layer("value_net", value_name, len(value) - 1, member=value_member, outputs=outputs)
+    placed += model.layer(
+        "value_net", value_name, len(value) - 1, member=value_member, outputs=outputs
+    )
     action, number = model.spaces.action, len(policy) - 1
     head: dict[str, Any] = {"member": member}
     constants: list[Constant] = []
-    if action.kind is ActionKind.CONTINUOUS:  # [-1, 1] is mapped onto the bounds, in whose units SB3's means are
+    if (
+        action.kind is ActionKind.CONTINUOUS
+    ):  # [-1, 1] is mapped onto the bounds, in whose units SB3's means are
         center, half = model.bounds()
         head |= {"scale": 1.0 / half, "offset": -center / half}
         constants.append(("head.log_std", (), model.settings.get("log_std_init", 0.0) - half.log()))
         if model.weights["log_std"].dim() == 1:  # with gSDE it depends on the observation
             placed.append(Placement("log_std", "head.log_std", offset=-half.log()))
-    elif action.kind is ActionKind.MULTI_DISCRETE and len(model.weights["action_net.weight"]) == action.num_components:
-        head["outputs"] = slice(1, None, 2)  # MultiBinary: one logit for each bit, and 0 for its absence
+    elif (
+        action.kind is ActionKind.MULTI_DISCRETE
+        and len(model.weights["action_net.weight"]) == action.num_components
+    ):
+        head["outputs"] = slice(
+            1, None, 2
+        )  # MultiBinary: one logit for each bit, and 0 for its absence
         off = () if member is None else (member,)
         constants += [(f"{name}.{kind}_{number}", off, 0.0) for kind in ("weight", "bias")]
-    return Placed([*placed, *model.layer("action_net", name, number, **head)], constants, not shared)
+    return Placed(
+        [*placed, *model.layer("action_net", name, number, **head)], constants, not shared
+    )
 
 
 def _place_q_network(model: Model, prefix: str) -> Placed:
@@ -256,17 +285,25 @@ def _place_gaussian(model: Model, prefix: str) -> Placed:
     weight = torch.zeros(2 * count, 2 * count)
     weight[:count] = torch.cat([torch.eye(count), -torch.eye(count)], 1)
     bias = torch.cat([torch.full((count,), -clip), torch.full((count,), log_std)])
-    constants = [(f"network.weight_{number + 1}", (), weight), (f"network.bias_{number + 1}", (), bias)]
+    constants = [
+        (f"network.weight_{number + 1}", (), weight),
+        (f"network.bias_{number + 1}", (), bias),
+    ]
     return Placed(placed, constants, False)
 
 
 def _place_critics(model: Model, prefix: str) -> Placed:
     """An ensemble of critics with its CNN; batch normalizations (CrossQ) have a place of their own."""
-    placed, num_actions = model.cnn(f"{prefix}features_extractor."), model.spaces.action.num_components
+    placed, num_actions = (
+        model.cnn(f"{prefix}features_extractor."),
+        model.spaces.action.num_components,
+    )
     eps = model.settings.get("batch_norm_eps", EPSILON)
     for member, critic in enumerate(model.critics(prefix)):
         norms = model.norms(critic)
-        reader = replace(model, feature_scale=None) if norms else model  # the first normalization reads the features
+        reader = (
+            replace(model, feature_scale=None) if norms else model
+        )  # the first normalization reads the features
         placed += reader.layers(model.stems(critic), "networks", member, num_actions=num_actions)
         for number, norm in enumerate(norms):
             scale: Tensor | float = 1.0
@@ -277,7 +314,9 @@ def _place_critics(model: Model, prefix: str) -> Placed:
             placed.append(Placement(f"{norm}.bias", f"{target}.offset", index))
             placed.append(Placement(f"{norm}.ra_mean", f"{target}.mean", index, scale=1.0 / scale))
             offset = eps * power - EPSILON
-            placed.append(Placement(f"{norm}.ra_var", f"{target}.variance", index, False, power, offset))
+            placed.append(
+                Placement(f"{norm}.ra_var", f"{target}.variance", index, False, power, offset)
+            )
     return Placed(placed)
 
 
@@ -331,13 +370,17 @@ def _gaussian_sizes(model: Model, prefix: str) -> dict[str, Any]:
             f" for {model.settings.activation}"
         )
     latent = model.widths(model.stems("actor.latent_pi."))
-    return _sizes_with_critics(model, [*latent, 2 * len(model.weights[f"{mean}.weight"])] if clip else latent)
+    return _sizes_with_critics(
+        model, [*latent, 2 * len(model.weights[f"{mean}.weight"])] if clip else latent
+    )
 
 
 def _sizes_with_critics(model: Model, actor: list[int]) -> dict[str, Any]:
     critics = [model.widths(model.stems(critic)) for critic in model.critics("critic.")]
     if not critics or any(critic[:-1] != critics[0][:-1] for critic in critics):
-        raise CheckpointError("'policy.pth' of the model has no critics, or critics of several shapes")
+        raise CheckpointError(
+            "'policy.pth' of the model has no critics, or critics of several shapes"
+        )
     *critic, outputs = critics[0]
     return {**_hidden_sizes(actor, critic), "num_critics": len(critics), "num_quantiles": outputs}
 
@@ -346,7 +389,9 @@ POLICY = Part("policy", "", _place_actor_critic, "optimizer", "policy", ("",))
 CRITIC = Part("critic", "critic.", _place_critics, "critic_optimizer", "critic", ("critic.",))
 TARGET_CRITIC = Part("target_critic", "critic_target.", _place_critics)
 GAUSSIAN = Part("actor", "actor.", _place_gaussian, "actor_optimizer", "actor", ("actor.",))
-DETERMINISTIC = Part("actor", "actor.", _place_deterministic, "actor_optimizer", "actor", ("actor.",))
+DETERMINISTIC = Part(
+    "actor", "actor.", _place_deterministic, "actor_optimizer", "actor", ("actor.",)
+)
 TARGET_ACTOR = Part("target_actor", "actor_target.", _place_deterministic)
 
 
@@ -372,7 +417,11 @@ class Networks:
     def read_sizes(self, model: Model) -> dict[str, Any]:
         """Settings of our algorithm that follow from the shapes of the weights."""
         found = self.sizes(model, self.parts[0].prefix)
-        return {name: value for name, value in found.items() if name.endswith("hidden_sizes") or name in self.counts}
+        return {
+            name: value
+            for name, value in found.items()
+            if name.endswith("hidden_sizes") or name in self.counts
+        }
 
     def has_cnn(self, model: Model) -> bool:
         """Whether the policy reads an image."""
@@ -390,7 +439,9 @@ class Networks:
     def refuse_unused(self, model: Model, used: set[str]) -> None:
         """Refuse a model whose acting network has a tensor that was not taken."""
         for name in model.weights.keys() - used:
-            is_known = name.startswith((*ALIASES, "log_std", "actor.log_std")) or name.endswith(BUFFERS)
+            is_known = name.startswith((*ALIASES, "log_std", "actor.log_std")) or name.endswith(
+                BUFFERS
+            )
             if name.startswith(self.parts[0].prefix) and not is_known:
                 raise CheckpointError(
                     f"the policy has '{name:.100}', which has no counterpart here: it would act differently"
@@ -417,7 +468,9 @@ def refuse_two_cnns(weights: Weights) -> None:
     for name, tensor in weights.items():
         alias = name.removeprefix("vf_")
         if alias != name and alias in weights and not torch.equal(tensor, weights[alias]):
-            raise CheckpointError("policy and value function read images with two CNNs: no counterpart")
+            raise CheckpointError(
+                "policy and value function read images with two CNNs: no counterpart"
+            )
 
 
 def fold_norms(model: Model) -> Model:

@@ -52,7 +52,11 @@ def read_vecnormalize(path: Path) -> VecNormalizeState:
     source = f"'{path}'"
     record = read_pickle(read_limited(path, MAX_BYTES), source)
     # `copyreg.__newobj__` and the like have the class among their arguments.
-    names = [record.name, *(getattr(one, "path", "") for one in record.arguments)] if isinstance(record, Record) else []
+    names = (
+        [record.name, *(getattr(one, "path", "") for one in record.arguments)]
+        if isinstance(record, Record)
+        else []
+    )
     if VECNORMALIZE not in names:
         raise CheckpointError(f"{source} is not a file of VecNormalize")
     is_on = {name: record.get(name) for name in ("norm_obs", "norm_reward")}
@@ -70,7 +74,9 @@ def read_vecnormalize(path: Path) -> VecNormalizeState:
     elif not isinstance(obs, dict):
         obs = {"": obs}
     return VecNormalizeState(
-        {str(key): _statistics(value, source) for key, value in obs.items()} if is_on["norm_obs"] else {},
+        {str(key): _statistics(value, source) for key, value in obs.items()}
+        if is_on["norm_obs"]
+        else {},
         _statistics(record.get("ret_rms"), source) if is_on["norm_reward"] else None,
         **{name: float(number) for name, number in numbers.items()},
     )
@@ -79,7 +85,9 @@ def read_vecnormalize(path: Path) -> VecNormalizeState:
 def _statistics(rms: Any, source: str) -> Statistics:
     if not isinstance(rms, Record):
         raise CheckpointError(f"{source} has no running mean and variance")
-    mean, variance, count = (np.asarray(rms.get(name), dtype=np.float64) for name in ("mean", "var", "count"))
+    mean, variance, count = (
+        np.asarray(rms.get(name), dtype=np.float64) for name in ("mean", "var", "count")
+    )
     is_finite = all(np.isfinite(value).all() for value in (mean, variance, count))
     if mean.shape != variance.shape or count.shape != () or not is_finite:
         raise CheckpointError(f"{source} has statistics that are not finite, or of two shapes")
@@ -93,7 +101,9 @@ def read_normalization(
 ) -> tuple[dict[str, dict[str, Tensor]], Model]:
     """Our normalizers' statistics by the setting that switches them on, and the model with the scale of its inputs."""
     if spec.dtype == "uint8" and not spec.leaves and len(spec.shape) > 1 and not spec.image_shapes:
-        raise CheckpointError(f"bytes of shape {spec.shape} are an image for SB3 and a vector here: no counterpart")
+        raise CheckpointError(
+            f"bytes of shape {spec.shape} are an image for SB3 and a vector here: no counterpart"
+        )
     model = replace(model, pixel_scale=1.0 if model.settings.normalize_images else BYTES)
     found: dict[str, dict[str, Tensor]] = {}
     scales = _our_scales(spec)
@@ -116,7 +126,10 @@ def read_normalization(
     if state is not None and state.returns is not None:
         report.take("VecNormalize, rewards", "normalize_reward")
         if state.clip_reward != CLIP:
-            report.leave("clip_reward", f"{state.clip_reward:g}: normalized rewards are clipped to ±{CLIP:g} here")
+            report.leave(
+                "clip_reward",
+                f"{state.clip_reward:g}: normalized rewards are clipped to ±{CLIP:g} here",
+            )
         mean = torch.from_numpy(state.returns.mean.reshape(-1).copy())
         variance = torch.from_numpy((state.returns.variance + state.epsilon).reshape(-1).copy())
         found["normalize_reward"] = _normalizer(mean, variance - EPSILON, state.returns.count)
@@ -132,7 +145,11 @@ def _our_scales(spec: ObsSpec) -> Tensor:
     if not spec.leaves:
         scale = 1.0 / BYTES if spec.dtype == "uint8" and not spec.image_shapes else 1.0
         return torch.full((spec.num_features,), scale, dtype=torch.float64)
-    parts = [torch.full((leaf.width,), leaf.scale, dtype=torch.float64) for leaf in spec.leaves if not leaf.is_image]
+    parts = [
+        torch.full((leaf.width,), leaf.scale, dtype=torch.float64)
+        for leaf in spec.leaves
+        if not leaf.is_image
+    ]
     return torch.cat(parts) if parts else torch.ones(0, dtype=torch.float64)
 
 
@@ -148,7 +165,9 @@ def _flat_statistics(spec: ObsSpec, state: VecNormalizeState) -> tuple[Tensor, T
             mean, variance = np.zeros(width), np.full(width, 1.0 - state.epsilon)
         else:
             what = f"part '{key}' of the observation" if key else "the observation"
-            raise CheckpointError(f"VecNormalize does not have {width} statistics for {what} of this environment")
+            raise CheckpointError(
+                f"VecNormalize does not have {width} statistics for {what} of this environment"
+            )
         means.append(torch.from_numpy(mean.copy()))
         variances.append(torch.from_numpy(variance.copy()))
     return torch.cat(means), torch.cat(variances), next(iter(state.obs.values())).count

@@ -17,9 +17,24 @@ import numpy as np
 from rl_training.errors import CheckpointError
 
 MAX_OPCODES = 1_000_000
-KNOWN_PACKAGES = {"numpy", "gym", "gymnasium", "stable_baselines3", "sb3_contrib", "collections", "copyreg", "_codecs"}
+KNOWN_PACKAGES = {
+    "numpy",
+    "gym",
+    "gymnasium",
+    "stable_baselines3",
+    "sb3_contrib",
+    "collections",
+    "copyreg",
+    "_codecs",
+}
 """Packages whose names a file of VecNormalize holds; any other is refused."""
-BUILTINS = {"builtins.set", "builtins.frozenset", "builtins.bytearray", "builtins.object", "builtins.dict"}
+BUILTINS = {
+    "builtins.set",
+    "builtins.frozenset",
+    "builtins.bytearray",
+    "builtins.object",
+    "builtins.dict",
+}
 DTYPES = {"b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8"}
 MARK = object()
 
@@ -57,13 +72,25 @@ def read_pickle(data: bytes, source: str) -> Any:
                 raise CheckpointError(f"{source} is larger than any file of VecNormalize")
             run = ACTIONS.get(opcode.name)
             if run is None:
-                raise CheckpointError(f"{source} uses the opcode {opcode.name}, which no file of VecNormalize needs")
+                raise CheckpointError(
+                    f"{source} uses the opcode {opcode.name}, which no file of VecNormalize needs"
+                )
             run(machine, argument)
         return plain(machine.pop())
     except CheckpointError:
         raise
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
-        raise CheckpointError(f"{source} is not a readable pickle: {type(error).__name__}: {error!s:.200}") from None
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
+    ) as error:
+        raise CheckpointError(
+            f"{source} is not a readable pickle: {type(error).__name__}: {error!s:.200}"
+        ) from None
 
 
 def plain(value: Any) -> Any:
@@ -90,7 +117,9 @@ def _make_array(dtype: Any, data: Any, shape: Any, order: Any) -> Any:
     """An array of booleans, integers or floats."""
     code = dtype.arguments[0] if isinstance(dtype, Record) and dtype.name == "numpy.dtype" else None
     if code not in DTYPES:
-        raise CheckpointError(f"an array of the file is of type {code!r:.50}: only numbers are read")
+        raise CheckpointError(
+            f"an array of the file is of type {code!r:.50}: only numbers are read"
+        )
     if not isinstance(data, (bytes, bytearray)) or order not in ("C", "F"):
         raise CheckpointError("an array of the file does not hold its numbers as bytes")
     is_big_endian = isinstance(dtype.state, tuple) and dtype.state[1] == ">"
@@ -138,7 +167,9 @@ class _Machine:
 
     def set_state(self, state: Any) -> None:
         if not isinstance(self.stack[-1], Record):
-            raise CheckpointError(f"{self._source} sets the state of something that is not an object")
+            raise CheckpointError(
+                f"{self._source} sets the state of something that is not an object"
+            )
         self.stack[-1].state = state
 
     def extend(self, items: list[Any]) -> None:
@@ -152,7 +183,9 @@ class _Machine:
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     """A dictionary: keys that are not texts or numbers are of no interest, and stay unhashed."""
-    keys = [key if isinstance(key, (str, int, float, bytes)) else repr(type(key)) for key in items[::2]]
+    keys = [
+        key if isinstance(key, (str, int, float, bytes)) else repr(type(key)) for key in items[::2]
+    ]
     return dict(zip(keys, items[1::2], strict=True))
 
 
@@ -184,20 +217,32 @@ ACTIONS: dict[str, Action] = {
     "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_to_mark())),
     **dict.fromkeys(("LIST", "FROZENSET"), lambda machine, _: machine.push(machine.pop_to_mark())),
     "DICT": lambda machine, _: machine.push(_pairs(machine.pop_to_mark())),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, key: m.memo.update({int(key): m.stack[-1]})),
+    **dict.fromkeys(
+        ("PUT", "BINPUT", "LONG_BINPUT"), lambda m, key: m.memo.update({int(key): m.stack[-1]})
+    ),
     "MEMOIZE": lambda machine, _: machine.memo.update({len(machine.memo): machine.stack[-1]}),
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, key: machine.push(machine.memo[int(key)])),
+    **dict.fromkeys(
+        ("GET", "BINGET", "LONG_BINGET"), lambda machine, key: machine.push(machine.memo[int(key)])
+    ),
     "POP": lambda machine, _: machine.pop(),
     "POP_MARK": lambda machine, _: machine.pop_to_mark(),
     "DUP": lambda machine, _: machine.push(machine.stack[-1]),
     "APPEND": lambda machine, _: machine.extend([machine.pop()]),
-    **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda machine, _: machine.extend(machine.pop_to_mark())),
-    "SETITEM": lambda machine, _: _push_popped(machine, lambda *pair: machine.update(list(pair)), 2),
+    **dict.fromkeys(
+        ("APPENDS", "ADDITEMS"), lambda machine, _: machine.extend(machine.pop_to_mark())
+    ),
+    "SETITEM": lambda machine, _: _push_popped(
+        machine, lambda *pair: machine.update(list(pair)), 2
+    ),
     "SETITEMS": lambda machine, _: machine.update(machine.pop_to_mark()),
     "GLOBAL": lambda machine, names: machine.push_name(*str(names).split(" ", 1)),
     "STACK_GLOBAL": lambda machine, _: _push_popped(machine, machine.push_name, 2),
-    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _: _push_popped(machine, machine.push_record, 2)),
-    "NEWOBJ_EX": lambda machine, _: _push_popped(machine, lambda cls, given, _: machine.push_record(cls, given), 3),
+    **dict.fromkeys(
+        ("REDUCE", "NEWOBJ"), lambda machine, _: _push_popped(machine, machine.push_record, 2)
+    ),
+    "NEWOBJ_EX": lambda machine, _: _push_popped(
+        machine, lambda cls, given, _: machine.push_record(cls, given), 3
+    ),
     "BUILD": lambda machine, _: machine.set_state(machine.pop()),
 }
 """What each opcode does; any other is refused."""

@@ -23,7 +23,12 @@ def main(folder: Path) -> None:
         arrays = {name: file[name] for name in file.files}
     obs: Any = arrays if values["is_dict"] else arrays["obs"]
     custom: dict[str, Any] = dict.fromkeys(CODE, _nothing)
-    custom |= {"learning_rate": 0.0, "replay_buffer_class": None, "replay_buffer_kwargs": {}, "buffer_size": 1}
+    custom |= {
+        "learning_rate": 0.0,
+        "replay_buffer_class": None,
+        "replay_buffer_kwargs": {},
+        "buffer_size": 1,
+    }
     if values["old_spaces"]:
         _alias_gym()
         custom |= {name: _make_space(space) for name, space in values["old_spaces"].items()}
@@ -31,7 +36,9 @@ def main(folder: Path) -> None:
         import sb3_contrib as package
     else:
         import stable_baselines3 as package
-    model = getattr(package, values["name"]).load(values["model"], device="cpu", custom_objects=custom)
+    model = getattr(package, values["name"]).load(
+        values["model"], device="cpu", custom_objects=custom
+    )
     if values["vecnormalize"]:
         obs = _normalized(values["vecnormalize"], model, obs)
     actions, _ = model.predict(obs, deterministic=True)

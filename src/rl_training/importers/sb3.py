@@ -31,7 +31,11 @@ from rl_training.importers.networks import (
     fold_norms,
     refuse_two_cnns,
 )
-from rl_training.importers.normalization import VecNormalizeState, read_normalization, read_vecnormalize
+from rl_training.importers.normalization import (
+    VecNormalizeState,
+    read_normalization,
+    read_vecnormalize,
+)
 from rl_training.importers.settings import (
     ALGORITHMS,
     Report,
@@ -54,7 +58,15 @@ from rl_training.spaces.spec import Spaces
 from rl_training.terminal.streams import quieted
 
 NETWORK_SETTINGS = frozenset(
-    ("activation", "layer_norm", "hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "network", "memory")
+    (
+        "activation",
+        "layer_norm",
+        "hidden_sizes",
+        "actor_hidden_sizes",
+        "critic_hidden_sizes",
+        "network",
+        "memory",
+    )
 ) | {"normalize_obs", "dueling", "num_quantiles", "num_critics"}
 """Settings on which the action for an observation depends: they are the model's."""
 MAX_ENVS = 64
@@ -120,11 +132,15 @@ def import_sb3(
     conversion = convert(archive, statistics, {**(changes or {}), "env_id": env_id})
     verified = None
     if verify_with_sb3:
-        found = verify(conversion.algorithm, conversion.config, archive, statistics_file, sb3_python)
+        found = verify(
+            conversion.algorithm, conversion.config, archive, statistics_file, sb3_python
+        )
         verified = vars(found)
     with quieted():
         callbacks = [_Load(conversion)]
-        result = run_training(conversion.config, run_suffix=run_suffix or Path(path).stem, callbacks=callbacks)
+        result = run_training(
+            conversion.config, run_suffix=run_suffix or Path(path).stem, callbacks=callbacks
+        )
     facts = {"file": archive.path.name, "package": "stable-baselines3", "version": archive.version}
     origin = {**facts, **conversion.report.as_dict(), "verified": verified}
     # Written without owning the folder again, which would count as another attempt at the run.
@@ -143,22 +159,31 @@ class _Load(Callback):
         state = copy.deepcopy(self._conversion.algorithm.state_dict())
         own = trainer.algorithm.state_dict()
         trainer.algorithm.load_state_dict({**state, "generator": own["generator"], "progress": 1.0})
-        trainer.global_step, trainer.update_count = self._conversion.global_step, self._conversion.num_updates
+        trainer.global_step, trainer.update_count = (
+            self._conversion.global_step,
+            self._conversion.num_updates,
+        )
         # No update is due for steps that are not in the replay buffer.
         trainer.warm_start_step = trainer.update_calls = trainer.global_step
         trainer.request_stop(STOP_REASON)
 
 
-def convert(archive: Archive, statistics: VecNormalizeState | None, changes: Mapping[str, Any]) -> Conversion:
+def convert(
+    archive: Archive, statistics: VecNormalizeState | None, changes: Mapping[str, Any]
+) -> Conversion:
     """Convert a model; `changes` are settings of the run, `env_id` among them, which win over the model's."""
     for key in sorted(NETWORK_SETTINGS & changes.get("algo_kwargs", {}).keys()):
-        raise ConfigError(f"'algo_kwargs.{key}' follows from the model, which would act differently: remove it")
+        raise ConfigError(
+            f"'algo_kwargs.{key}' follows from the model, which would act differently: remove it"
+        )
     report = Report()
     algo = find_algorithm(archive)
     networks, policy = NETWORKS[algo], read_policy_settings(archive, algo)
     _check_statistics(archive, statistics)
     spaces = _spaces_of(changes)
-    normalizers, model = read_normalization(spaces.obs, statistics, Model(archive.weights, policy, spaces), report)
+    normalizers, model = read_normalization(
+        spaces.obs, statistics, Model(archive.weights, policy, spaces), report
+    )
     with _translate_errors(archive):
         model = fold_norms(model)
         refuse_two_cnns(archive.weights)
@@ -166,19 +191,37 @@ def convert(archive: Archive, statistics: VecNormalizeState | None, changes: Map
         _check_spaces(archive, networks.has_cnn(model), spaces)
     step = whole(archive.settings.get("num_timesteps"))
     hyperparameters = read_hyperparameters(archive, algo, report)
-    hyperparameters |= {**dict.fromkeys(normalizers, True), "activation": policy.activation, **sizes}
+    hyperparameters |= {
+        **dict.fromkeys(normalizers, True),
+        "activation": policy.activation,
+        **sizes,
+    }
     if ALGORITHMS[algo].acts_on_values:
         hyperparameters["learning_starts"] = _refill(hyperparameters, step, report)
-    if "normalize_reward" in normalizers and statistics and statistics.gamma != hyperparameters.get("gamma"):
-        report.leave("gamma of VecNormalize", f"{statistics.gamma:g}: rewards are normalized with the algorithm's here")
-    run = {"algo": algo, "total_timesteps": max(1, step), "num_envs": _num_envs(archive, report), "tags": ["sb3"]}
+    if (
+        "normalize_reward" in normalizers
+        and statistics
+        and statistics.gamma != hyperparameters.get("gamma")
+    ):
+        report.leave(
+            "gamma of VecNormalize",
+            f"{statistics.gamma:g}: rewards are normalized with the algorithm's here",
+        )
+    run = {
+        "algo": algo,
+        "total_timesteps": max(1, step),
+        "num_envs": _num_envs(archive, report),
+        "tags": ["sb3"],
+    }
     layers = [("the model", {**run, "algo_kwargs": hyperparameters}), ("the command line", changes)]
     config = resolve_config(layers).config
     report.take("settings", ", ".join(sorted(hyperparameters)))
     spec = get_algorithm_spec(algo)
     algo_config = spec.parse_kwargs(config.algo_kwargs)
     spec.check_spaces(spaces)
-    algorithm = make_algorithm(config.replace(device="cpu"), algo_config, spaces, RunSeeds.from_seed(config.seed))
+    algorithm = make_algorithm(
+        config.replace(device="cpu"), algo_config, spaces, RunSeeds.from_seed(config.seed)
+    )
     with _translate_errors(archive):
         num_updates = _fill(algorithm, model, networks, archive, report)
     _load_normalizers(algorithm, normalizers)
@@ -209,7 +252,11 @@ def _check_statistics(archive: Archive, statistics: VecNormalizeState | None) ->
     if "gae_lambda" not in archive.settings:
         return
     is_normalized = archive.settings.get("_last_original_obs") is not None
-    if not is_normalized and statistics is not None and archive.settings.get("_last_obs") is not None:
+    if (
+        not is_normalized
+        and statistics is not None
+        and archive.settings.get("_last_obs") is not None
+    ):
         raise CheckpointError(
             f"'{archive.path}' was trained without VecNormalize, with whose statistics it acts differently: leave"
             " --vecnormalize out"
@@ -233,7 +280,9 @@ def _check_spaces(archive: Archive, reads_images: bool, spaces: Spaces) -> None:
     """Refuse spaces in which the policy would act differently, or not at all."""
     action, obs = spaces.action, spaces.obs
     if any(".extractors." in name for name in archive.weights):
-        raise CheckpointError("the policy reads images within a Dict by CNNs of 256 features: no counterpart")
+        raise CheckpointError(
+            "the policy reads images within a Dict by CNNs of 256 features: no counterpart"
+        )
     shape = read_shape(archive.settings)
     if shape is not None and not obs.leaves and sorted(shape) != sorted(obs.shape):
         raise CheckpointError(
@@ -242,17 +291,23 @@ def _check_spaces(archive: Archive, reads_images: bool, spaces: Spaces) -> None:
         )
     if reads_images is not bool(obs.image_shapes):
         ways = ("with a CNN", "as vectors") if reads_images else ("as vectors", "with a CNN")
-        raise CheckpointError(f"the model reads observations {ways[0]}; this environment's are read {ways[1]}")
+        raise CheckpointError(
+            f"the model reads observations {ways[0]}; this environment's are read {ways[1]}"
+        )
     if action.kind is not ActionKind.CONTINUOUS:
         if np.any(action.start != 0):
-            raise CheckpointError("SB3 counts actions from 0, and this environment's start elsewhere")
+            raise CheckpointError(
+                "SB3 counts actions from 0, and this environment's start elsewhere"
+            )
         return
     bounds = read_bounds(archive.settings)
     if bounds is None or len(bounds[0]) != action.num_components:
         return
     for own, theirs in zip((action.low, action.high), bounds, strict=True):
         if not np.allclose(own.reshape(-1), theirs, rtol=1e-4, atol=1e-6):
-            raise CheckpointError(f"the model's actions are bounded by {theirs}, this environment's by {own.tolist()}")
+            raise CheckpointError(
+                f"the model's actions are bounded by {theirs}, this environment's by {own.tolist()}"
+            )
 
 
 def _refill(hyperparameters: Mapping[str, Any], step: int, report: Report) -> int:
@@ -262,7 +317,9 @@ def _refill(hyperparameters: Mapping[str, Any], step: int, report: Report) -> in
     """
     held = min(step, int(hyperparameters.get("buffer_capacity", step)))
     needed = max(held, int(hyperparameters.get("learning_starts", 0)))
-    report.take("learning_starts", f"{needed:,}: the replay buffer is refilled before the first update")
+    report.take(
+        "learning_starts", f"{needed:,}: the replay buffer is refilled before the first update"
+    )
     return needed
 
 
@@ -274,7 +331,9 @@ def _num_envs(archive: Archive, report: Report) -> int:
     return 1
 
 
-def _fill(algorithm: Algorithm[Any], model: Model, networks: Networks, archive: Archive, report: Report) -> int:
+def _fill(
+    algorithm: Algorithm[Any], model: Model, networks: Networks, archive: Archive, report: Report
+) -> int:
     """Load networks and optimizers; returns the gradient steps that the optimizers count."""
     members: dict[str, Any] = algorithm.stateful_members()
     unfit = networks.unfit_critics(model)
@@ -286,7 +345,9 @@ def _fill(algorithm: Algorithm[Any], model: Model, networks: Networks, archive: 
         placed, module = part.place(model, part.prefix), members[part.member]
         sources = {one.source for one in placed.placements}
         module.load_state_dict(_filled(placed, module.state_dict(), model.weights))
-        report.take(part.member, f"{sum(model.weights[name].numel() for name in sources):,} numbers")
+        report.take(
+            part.member, f"{sum(model.weights[name].numel() for name in sources):,} numbers"
+        )
         used |= sources
         if part.optimizer is not None:
             steps.append(_load_moments(part, placed, model, members, archive, report))
@@ -308,16 +369,29 @@ def _filled(placed: Placed, state: Weights, weights: Weights) -> dict[str, Tenso
 
 
 def _load_moments(
-    part: Part, placed: Placed, model: Model, members: Mapping[str, Any], archive: Archive, report: Report
+    part: Part,
+    placed: Placed,
+    model: Model,
+    members: Mapping[str, Any],
+    archive: Archive,
+    report: Report,
 ) -> int:
     """Load Adam's moments and step count; returns the count."""
-    optimizer, module, what = members[str(part.optimizer)], members[part.member], f"optimizer of {part.member}"
+    optimizer, module, what = (
+        members[str(part.optimizer)],
+        members[part.member],
+        f"optimizer of {part.member}",
+    )
     found = None
     if placed.is_trained_alike and isinstance(optimizer, Adam):
         found = _moments_of(part, model, archive)
     if found is None:
         has_state = placed.is_trained_alike or part.source_optimizer in archive.optimizers
-        reason = "its state is not Adam's, or does not fit" if placed.is_trained_alike else "its layers differ here"
+        reason = (
+            "its state is not Adam's, or does not fit"
+            if placed.is_trained_alike
+            else "its layers differ here"
+        )
         if has_state:
             report.leave(what, f"{reason}: Adam begins anew")
         return 0
@@ -348,7 +422,10 @@ def _moments_of(part: Part, model: Model, archive: Archive) -> tuple[int, Weight
             continue
         mean = entry.get("exp_avg", torch.zeros_like(model.weights[name]))  # RMSprop has none
         square = entry.get("exp_avg_sq", entry.get("square_avg"))
-        if not all(isinstance(one, Tensor) and one.shape == model.weights[name].shape for one in (mean, square)):
+        if not all(
+            isinstance(one, Tensor) and one.shape == model.weights[name].shape
+            for one in (mean, square)
+        ):
             return None
         first[name], second[name] = mean, square
         steps.add(_step_of(entry))
@@ -365,9 +442,15 @@ def _load_temperature(members: Mapping[str, Any], archive: Archive, report: Repo
     state = archive.optimizers.get("ent_coef")
     entry: dict[str, Any] = next(iter(state["state"].values()), {}) if state else {}
     first, second = entry.get("exp_avg"), entry.get("exp_avg_sq")
-    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.numel() == second.numel() == 1):
+    if not (
+        isinstance(first, Tensor)
+        and isinstance(second, Tensor)
+        and first.numel() == second.numel() == 1
+    ):
         return 0
-    _set_moments(members["alpha_optimizer"], [first.reshape(())], [second.reshape(())], _step_of(entry))
+    _set_moments(
+        members["alpha_optimizer"], [first.reshape(())], [second.reshape(())], _step_of(entry)
+    )
     return _step_of(entry)
 
 

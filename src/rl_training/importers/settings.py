@@ -59,8 +59,15 @@ def _is_ddpg(settings: Plain) -> bool:
     return settings.get("policy_delay") == 1 and settings.get("target_noise_clip") == 0
 
 
-ON_POLICY = {**_same("gamma gae_lambda ent_coef vf_coef max_grad_norm normalize_advantage"), "n_steps": "num_steps"}
-OFF_POLICY = {**_same("gamma batch_size learning_starts"), "buffer_size": "buffer_capacity", "n_steps": "n_step"}
+ON_POLICY = {
+    **_same("gamma gae_lambda ent_coef vf_coef max_grad_norm normalize_advantage"),
+    "n_steps": "num_steps",
+}
+OFF_POLICY = {
+    **_same("gamma batch_size learning_starts"),
+    "buffer_size": "buffer_capacity",
+    "n_steps": "n_step",
+}
 DQN = {
     **OFF_POLICY,
     **_same("target_update_interval exploration_fraction max_grad_norm"),
@@ -75,18 +82,34 @@ TD3 = {
     "target_policy_noise": "policy_noise",
     "target_noise_clip": "noise_clip",
 }
-PPO = {**ON_POLICY, "batch_size": "minibatch_size", "n_epochs": "update_epochs", "target_kl": "target_kl"}
+PPO = {
+    **ON_POLICY,
+    "batch_size": "minibatch_size",
+    "n_epochs": "update_epochs",
+    "target_kl": "target_kl",
+}
 WHOLE_COPIES = {"tau": (1.0, "target networks are copied as a whole here")}
 EVERY_UPDATE = {"target_update_interval": (1, "target networks follow at every update here")}
 TOGETHER = {"policy_delay": (1, "the actor is updated with the critics here")}
 ACTOR_CRITICS = "stable_baselines3.common"
 ALGORITHMS = {
-    "ppo": Row(ACTOR_CRITICS, "PPO", PPO, activation="Tanh", is_model=lambda settings: "clip_range" in settings),
+    "ppo": Row(
+        ACTOR_CRITICS,
+        "PPO",
+        PPO,
+        activation="Tanh",
+        is_model=lambda settings: "clip_range" in settings,
+    ),
     "a2c": Row(ACTOR_CRITICS, "A2C", ON_POLICY, activation="Tanh"),
     "dqn": Row("stable_baselines3.dqn", "DQN", DQN, WHOLE_COPIES, acts_on_values=True),
     "qrdqn": Row("sb3_contrib.qrdqn", "QRDQN", DQN, WHOLE_COPIES, acts_on_values=True),
     "sac": Row("stable_baselines3.sac", "SAC", SAC, EVERY_UPDATE),
-    "tqc": Row("sb3_contrib.tqc", "TQC", {**SAC, "top_quantiles_to_drop_per_net": "quantiles_to_drop"}, EVERY_UPDATE),
+    "tqc": Row(
+        "sb3_contrib.tqc",
+        "TQC",
+        {**SAC, "top_quantiles_to_drop_per_net": "quantiles_to_drop"},
+        EVERY_UPDATE,
+    ),
     "crossq": Row("sb3_contrib.crossq", "CrossQ", CROSSQ, TOGETHER),
     "ddpg": Row("stable_baselines3.td3", "DDPG", TD3, is_model=_is_ddpg),
     "td3": Row("stable_baselines3.td3", "TD3", TD3),
@@ -115,7 +138,10 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Both lists, JSON-compatible."""
-        return {name: [{"part": part, "detail": text} for part, text in rows] for name, rows in vars(self).items()}
+        return {
+            name: [{"part": part, "detail": text} for part, text in rows]
+            for name, rows in vars(self).items()
+        }
 
 
 @dataclass(frozen=True)
@@ -171,7 +197,11 @@ def find_algorithm(archive: Archive) -> str:
     """Our name of the model's algorithm, or a `CheckpointError` that says why it is not imported."""
     settings = archive.settings
     module = part_of(settings, "policy_class").get("__module__")
-    found = [name for name, row in ALGORITHMS.items() if f"{row.package}.policies" == module and row.is_model(settings)]
+    found = [
+        name
+        for name, row in ALGORITHMS.items()
+        if f"{row.package}.policies" == module and row.is_model(settings)
+    ]
     if not found:
         known = "PPO, A2C, DQN, QR-DQN, SAC, TQC, CrossQ, TD3 and DDPG"
         raise CheckpointError(
@@ -185,18 +215,32 @@ def find_algorithm(archive: Archive) -> str:
 
 def read_policy_settings(archive: Archive, algo: str) -> PolicySettings:
     """Read `policy_kwargs`; a key that may change how the policy acts is refused."""
-    values = {key: value for key, value in part_of(archive.settings, "policy_kwargs").items() if key != ":type:"}
+    values = {
+        key: value
+        for key, value in part_of(archive.settings, "policy_kwargs").items()
+        if key != ":type:"
+    }
     for key in values.keys() - POLICY_KWARGS:
-        raise CheckpointError(f"policy_kwargs of '{archive.path}' has {key!r:.80}, which may change how it acts")
+        raise CheckpointError(
+            f"policy_kwargs of '{archive.path}' has {key!r:.80}, which may change how it acts"
+        )
     if values.get("squash_output") is True and "clip_range" in archive.settings:
-        raise CheckpointError("the policy squashes its actions (squash_output), which ppo does not do here")
+        raise CheckpointError(
+            "the policy squashes its actions (squash_output), which ppo does not do here"
+        )
     extractor = class_name(values.get("features_extractor_class"))
     if extractor is not None and extractor not in EXTRACTORS:
-        raise CheckpointError(f"the policy reads observations with {extractor:.80}, a class of its own")
+        raise CheckpointError(
+            f"the policy reads observations with {extractor:.80}, a class of its own"
+        )
     name = class_name(values.get("activation_fn")) or ALGORITHMS[algo].activation
     if name not in ACTIVATIONS:
-        raise CheckpointError(f"the policy's activation {name:.80} is none of {', '.join(ACTIVATIONS)}")
-    return PolicySettings(values, ACTIVATIONS[name], values.get("normalize_images", True) is not False)
+        raise CheckpointError(
+            f"the policy's activation {name:.80} is none of {', '.join(ACTIVATIONS)}"
+        )
+    return PolicySettings(
+        values, ACTIVATIONS[name], values.get("normalize_images", True) is not False
+    )
 
 
 def read_hyperparameters(archive: Archive, algo: str, report: Report) -> dict[str, Any]:
@@ -215,7 +259,10 @@ def read_hyperparameters(archive: Archive, algo: str, report: Report) -> dict[st
         values["alpha"] = settings["ent_coef"] if is_number(settings.get("ent_coef")) else "auto"
     if "target_policy_noise" in row.keys:
         values |= _noise(settings, report)
-    if part_of(settings, "replay_buffer_class").get("__module__") == "stable_baselines3.her.her_replay_buffer":
+    if (
+        part_of(settings, "replay_buffer_class").get("__module__")
+        == "stable_baselines3.her.her_replay_buffer"
+    ):
         values["replay"] = _hindsight(part_of(settings, "replay_buffer_kwargs"))
     for key, (neutral, reason) in {**LEFT_OF_ALL, **row.left}.items():
         if key in settings and settings[key] != neutral:
@@ -227,15 +274,22 @@ def _schedules(archive: Archive, report: Report) -> dict[str, Any]:
     """Learning rate and clip range: numbers, constant schedules, or the last value of a function."""
     settings, values = archive.settings, {}
     groups = [group for state in archive.optimizers.values() for group in state["param_groups"]]
-    last = next((group["lr"] for group in groups if isinstance(group, dict) and is_number(group.get("lr"))), 0)
+    last = next(
+        (group["lr"] for group in groups if isinstance(group, dict) and is_number(group.get("lr"))),
+        0,
+    )
     rate = settings.get("learning_rate")
     if is_number(rate) and rate > 0:
         values["learning_rate"] = rate
     elif last > 0:
         values["learning_rate"] = last
-        report.leave("learning_rate schedule", f"stored as code; the last value {last:g} is constant here")
+        report.leave(
+            "learning_rate schedule", f"stored as code; the last value {last:g} is constant here"
+        )
     else:
-        report.leave("learning_rate", "a schedule that ended at 0, or is not known: the default here")
+        report.leave(
+            "learning_rate", "a schedule that ended at 0, or is not known: the default here"
+        )
     if "clip_range" in settings:
         clip = settings["clip_range"]
         match = CONSTANT.search(str(part_of(settings, "clip_range").get("value_schedule")))
@@ -248,12 +302,20 @@ def _schedules(archive: Archive, report: Report) -> dict[str, Any]:
 
 def _update_ratio(settings: Plain, report: Report) -> dict[str, Any]:
     """Updates, and environment steps between them: both as SB3 had them, or else one update per step."""
-    found, updates, num_envs = settings.get("train_freq"), settings.get("gradient_steps"), settings.get("n_envs")
+    found, updates, num_envs = (
+        settings.get("train_freq"),
+        settings.get("gradient_steps"),
+        settings.get("n_envs"),
+    )
     frequency, unit = found if isinstance(found, list) and len(found) == 2 else (found, "step")
     if unit == "step" and is_count(frequency) and is_count(updates) and is_count(num_envs):
         return {"train_frequency": int(frequency * num_envs), "gradient_steps": int(updates)}
     if updates != -1:  # as many as steps
-        given = "train_freq is stored as code" if found is None else f"train_freq is {frequency!r:.20} {unit!s:.20}s"
+        given = (
+            "train_freq is stored as code"
+            if found is None
+            else f"train_freq is {frequency!r:.20} {unit!s:.20}s"
+        )
         remedy = "import with algo_kwargs.train_frequency and gradient_steps for another ratio"
         report.leave("train_freq, gradient_steps", f"{given}: one update per step here; {remedy}")
     return {"train_frequency": 1, "gradient_steps": 1}
@@ -276,14 +338,20 @@ def _hindsight(given: Plain) -> dict[str, Any]:
     values: dict[str, Any] = {"kind": "her"}
     if is_number(given.get("n_sampled_goal")):
         values["goals_per_step"] = given["n_sampled_goal"]
-    match = re.search(r"future|final|episode", str(given.get("goal_selection_strategy", "future")).lower())
+    match = re.search(
+        r"future|final|episode", str(given.get("goal_selection_strategy", "future")).lower()
+    )
     return {**values, "strategy": match[0]} if match else values
 
 
 def _optimizer(archive: Archive, report: Report) -> dict[str, Any]:
     """Adam's or RMSprop's betas, epsilon and weight decay; RMSprop is Adam with beta1 = 0."""
     name = class_name(part_of(archive.settings, "policy_kwargs").get("optimizer_class")) or "Adam"
-    groups = [archive.optimizers[key]["param_groups"][:1] for key in ("policy", "actor") if key in archive.optimizers]
+    groups = [
+        archive.optimizers[key]["param_groups"][:1]
+        for key in ("policy", "actor")
+        if key in archive.optimizers
+    ]
     group = groups[0][0] if groups and groups[0] else {}
     if name not in ("Adam", "AdamW", RMSPROP, RMSPROP_OF_SB3) or not isinstance(group, dict):
         report.leave("optimizer", f"{name} has no counterpart: Adam here, which begins anew")
@@ -302,7 +370,9 @@ def _optimizer(archive: Archive, report: Report) -> dict[str, Any]:
         if name == "AdamW":
             values["weight_decay"] = decay
         else:
-            report.leave("weight_decay", "Adam adds it to the gradient, which has no counterpart here")
+            report.leave(
+                "weight_decay", "Adam adds it to the gradient, which has no counterpart here"
+            )
     return values
 
 

@@ -61,14 +61,18 @@ def verify(
     actions = np.asarray(predict(algorithm, obs))
     spec = algorithm.spaces.action
     if actions.shape != expected.shape:
-        raise CheckpointError(f"SB3 gives actions of shape {expected.shape}, the import {actions.shape}")
+        raise CheckpointError(
+            f"SB3 gives actions of shape {expected.shape}, the import {actions.shape}"
+        )
     if spec.kind is ActionKind.CONTINUOUS:
         half = (spec.high - spec.low) / 2
         unit = np.maximum(1.0, np.where(np.isfinite(half), half, 1.0))
         differences = np.abs(actions.astype(np.float64) - expected) / unit
     else:
         differences = (actions != expected).astype(np.float64)
-    found = Verification(len(actions), float(differences.max()), int((differences > TOLERANCE).sum()))
+    found = Verification(
+        len(actions), float(differences.max()), int((differences > TOLERANCE).sum())
+    )
     if found.num_different:
         raise CheckpointError(
             f"the import acts differently from SB3 in {found.num_different:,} of {differences.size:,} actions"
@@ -89,7 +93,9 @@ def _observations(env: Any) -> Any:
     return np.stack([np.asarray(obs) for obs in seen])
 
 
-def _request(algo: str, archive: Archive, vecnormalize: Path | None, env: Any, *, is_dict: bool) -> dict[str, Any]:
+def _request(
+    algo: str, archive: Archive, vecnormalize: Path | None, env: Any, *, is_dict: bool
+) -> dict[str, Any]:
     """What the script of the reference is told, except for the files that it reads and writes."""
     row = ALGORITHMS[algo]
     spaces = None
@@ -111,8 +117,15 @@ def _described(space: Any) -> dict[str, Any]:
     if isinstance(space, Discrete):
         return {"n": int(space.n)}
     if not isinstance(space, Box):
-        raise ConfigError(f"--verify cannot give SB3 the space {space} for a model that was written with gym")
-    return {"n": None, "low": space.low.tolist(), "high": space.high.tolist(), "dtype": str(space.dtype)}
+        raise ConfigError(
+            f"--verify cannot give SB3 the space {space} for a model that was written with gym"
+        )
+    return {
+        "n": None,
+        "low": space.low.tolist(),
+        "high": space.high.tolist(),
+        "dtype": str(space.dtype),
+    }
 
 
 def _actions_of_sb3(request: dict[str, Any], obs: Any, python: str) -> Any:
@@ -123,7 +136,9 @@ def _actions_of_sb3(request: dict[str, Any], obs: Any, python: str) -> Any:
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         command = [python, reference.__file__, name]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"--verify cannot run '{python}': {error!s:.200}") from None
         if done.returncode == 0:

@@ -32,7 +32,9 @@ def executed(spec: ActionSpec, actions: Tensor) -> Tensor:
     return actions.clamp(low, high)
 
 
-def random_actions(spec: ActionSpec, count: int, generator: Generator, masks: Tensor | None = None) -> Tensor:
+def random_actions(
+    spec: ActionSpec, count: int, generator: Generator, masks: Tensor | None = None
+) -> Tensor:
     """Model actions [count, ...] sampled uniformly: Box actions from `random_range`, others from all options.
 
     With `masks` [count, num_options], from the valid options only.
@@ -42,11 +44,18 @@ def random_actions(spec: ActionSpec, count: int, generator: Generator, masks: Te
         if spec.is_bounded:
             return actions
         center, half_width = spec.random_range
-        return torch.from_numpy(center).to(actions) + torch.from_numpy(half_width).to(actions) * actions
+        return (
+            torch.from_numpy(center).to(actions)
+            + torch.from_numpy(half_width).to(actions) * actions
+        )
     if masks is None:
         columns = [_sample_integers(generator, n, count) for n in spec.choices]
     else:  # the largest of uniform numbers, one for each option
-        keys = _sample_uniform(generator, (count, spec.num_options)).to(masks.device).masked_fill(~masks, -2.0)
+        keys = (
+            _sample_uniform(generator, (count, spec.num_options))
+            .to(masks.device)
+            .masked_fill(~masks, -2.0)
+        )
         columns = [part.argmax(-1) for part in torch.split(keys, list(spec.choices), -1)]
     return columns[0] if spec.kind is ActionKind.DISCRETE else torch.stack(columns, -1)
 

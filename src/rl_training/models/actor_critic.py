@@ -46,7 +46,9 @@ class CategoricalHead(nn.Module):
         """The component-wise argmax."""
         if self._is_single:
             return outputs.argmax(-1)
-        return torch.stack([part.argmax(-1) for part in torch.split(outputs, self._choices, -1)], -1)
+        return torch.stack(
+            [part.argmax(-1) for part in torch.split(outputs, self._choices, -1)], -1
+        )
 
     def log_prob_and_entropy(self, outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [B], summed over the independent components."""
@@ -54,7 +56,9 @@ class CategoricalHead(nn.Module):
             return _categorical(outputs, actions)
         pairs = [
             _categorical(part, action)
-            for part, action in zip(torch.split(outputs, self._choices, -1), actions.unbind(-1), strict=True)
+            for part, action in zip(
+                torch.split(outputs, self._choices, -1), actions.unbind(-1), strict=True
+            )
         ]
         log_probs, entropies = zip(*pairs, strict=True)
         return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
@@ -93,7 +97,9 @@ class StackedPolicyAndValue(EnsembleMLP):
 
     def __init__(self, num_inputs: int, num_outputs: int, spec: MLPSpec) -> None:
         super().__init__(2, num_inputs, num_outputs, spec, output_gains=(POLICY_GAIN, VALUE_GAIN))
-        with torch.no_grad():  # orthogonal initialization normalizes the columns of a tall layer only
+        with (
+            torch.no_grad()
+        ):  # orthogonal initialization normalizes the columns of a tall layer only
             value_output = self.weights[-1][1, :, 0]
             value_output /= value_output.norm()
 
@@ -106,7 +112,9 @@ class StackedPolicyAndValue(EnsembleMLP):
 class PolicyAndValue(nn.Module):
     """Policy and value function: two MLPs, each with its own hidden layers."""
 
-    def __init__(self, num_inputs: int, num_outputs: int, policy_spec: MLPSpec, value_spec: MLPSpec) -> None:
+    def __init__(
+        self, num_inputs: int, num_outputs: int, policy_spec: MLPSpec, value_spec: MLPSpec
+    ) -> None:
         super().__init__()
         self.policy = MLP(num_inputs, num_outputs, policy_spec, POLICY_GAIN)
         self.value = MLP(num_inputs, 1, value_spec, VALUE_GAIN)
@@ -148,7 +156,11 @@ class ActorCritic(ObsNetwork):
             self.networks = PolicyAndValue(*sizes, mlp_spec, value_spec)
 
     def forward(
-        self, obs: Tensor, mask: Tensor | None = None, state: Tensor | None = None, starts: Tensor | None = None
+        self,
+        obs: Tensor,
+        mask: Tensor | None = None,
+        state: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The policy's raw outputs [B, num_outputs], invalid options masked, and the state values [B].
 

@@ -18,7 +18,9 @@ EPSILON = 1e-3
 class EnsembleCritic(ObsNetwork):
     """Q-values of continuous actions by several critics, evaluated as one batched network."""
 
-    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, *, num_members: int = 2, num_outputs: int = 1) -> None:
+    def __init__(
+        self, spaces: Spaces, mlp_spec: MLPSpec, *, num_members: int = 2, num_outputs: int = 1
+    ) -> None:
         super().__init__(spaces.obs, mlp_spec)
         num_inputs = self.num_features + spaces.action.num_components
         self.networks = self._make_networks(num_members, num_inputs, num_outputs, mlp_spec)
@@ -32,14 +34,18 @@ class EnsembleCritic(ObsNetwork):
         """The first critic's Q-values, [B], without evaluating the others."""
         return self.networks.member(0, torch.cat([self.features(obs), actions], -1)).squeeze(-1)
 
-    def _make_networks(self, num_members: int, num_inputs: int, num_outputs: int, mlp_spec: MLPSpec) -> EnsembleMLP:
+    def _make_networks(
+        self, num_members: int, num_inputs: int, num_outputs: int, mlp_spec: MLPSpec
+    ) -> EnsembleMLP:
         return EnsembleMLP(num_members, num_inputs, num_outputs, mlp_spec)
 
 
 class QuantileCritic(EnsembleCritic):
     """Quantiles of the return of continuous actions by several critics."""
 
-    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, num_quantiles: int, *, num_members: int = 2) -> None:
+    def __init__(
+        self, spaces: Spaces, mlp_spec: MLPSpec, num_quantiles: int, *, num_members: int = 2
+    ) -> None:
         super().__init__(spaces, mlp_spec, num_members=num_members, num_outputs=num_quantiles)
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -53,12 +59,18 @@ class EnsembleQNetwork(ObsNetwork):
 
     def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, *, num_members: int = 2) -> None:
         super().__init__(spaces.obs, mlp_spec)
-        self.networks = EnsembleMLP(num_members, self.num_features, spaces.action.choices[0], mlp_spec)
+        self.networks = EnsembleMLP(
+            num_members, self.num_features, spaces.action.choices[0], mlp_spec
+        )
 
     def forward(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
         """Each critic's Q-values of `actions`, [members, B], or without them of all, [members, B, num_actions]."""
         values: Tensor = self.networks(self.features(obs))
-        return values if actions is None else values.take_along_dim(actions.view(1, -1, 1), -1).squeeze(-1)
+        return (
+            values
+            if actions is None
+            else values.take_along_dim(actions.view(1, -1, 1), -1).squeeze(-1)
+        )
 
 
 class ValueNetwork(ObsNetwork):
@@ -77,11 +89,15 @@ class ValueNetwork(ObsNetwork):
 class QNetwork(ObsNetwork):
     """Q-values of every discrete action, [B, num_actions]; with `dueling`, as state value plus advantages."""
 
-    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, *, dueling: bool = False, action_outputs: int = 1) -> None:
+    def __init__(
+        self, spaces: Spaces, mlp_spec: MLPSpec, *, dueling: bool = False, action_outputs: int = 1
+    ) -> None:
         super().__init__(spaces.obs, mlp_spec)
         self._dueling = dueling
         # A dueling network has one more output: the state value.
-        self.network = mlp_spec.make(self.num_features, (spaces.action.choices[0] + int(dueling)) * action_outputs)
+        self.network = mlp_spec.make(
+            self.num_features, (spaces.action.choices[0] + int(dueling)) * action_outputs
+        )
 
     def forward(self, obs: Tensor) -> Tensor:
         """The Q-value of each action."""
@@ -97,7 +113,9 @@ class QNetwork(ObsNetwork):
 class QuantileQNetwork(QNetwork):
     """Quantiles of the return of every discrete action; with `dueling`, each as state value plus advantage."""
 
-    def __init__(self, spaces: Spaces, mlp_spec: MLPSpec, num_quantiles: int, *, dueling: bool = False) -> None:
+    def __init__(
+        self, spaces: Spaces, mlp_spec: MLPSpec, num_quantiles: int, *, dueling: bool = False
+    ) -> None:
         super().__init__(spaces, mlp_spec, dueling=dueling, action_outputs=num_quantiles)
         self._num_quantiles = num_quantiles
 
@@ -107,7 +125,9 @@ class QuantileQNetwork(QNetwork):
 
     def distribution(self, obs: Tensor) -> Tensor:
         """Quantiles of each action's return, [B, num_actions, num_quantiles]."""
-        return self._combined(self.network(self.features(obs)).unflatten(-1, (-1, self._num_quantiles)))
+        return self._combined(
+            self.network(self.features(obs)).unflatten(-1, (-1, self._num_quantiles))
+        )
 
 
 def of_actions(distributions: Tensor, actions: Tensor) -> Tensor:
@@ -143,7 +163,9 @@ class BatchNorm(nn.Module):
 class BatchNormEnsembleMLP(EnsembleMLP):
     """An ensemble of MLPs with batch normalization before each layer."""
 
-    def __init__(self, num_members: int, num_inputs: int, num_outputs: int, mlp_spec: MLPSpec) -> None:
+    def __init__(
+        self, num_members: int, num_inputs: int, num_outputs: int, mlp_spec: MLPSpec
+    ) -> None:
         super().__init__(num_members, num_inputs, num_outputs, mlp_spec)
         sizes: Sequence[int] = (num_inputs, *mlp_spec.hidden_sizes)
         self.norms = nn.ModuleList(BatchNorm(num_members, size) for size in sizes)
@@ -164,8 +186,12 @@ class BatchNormCritic(EnsembleCritic):
 
     def forward(self, obs: Tensor, actions: Tensor, use_batch_stats: bool = False) -> Tensor:
         """Each critic's Q-values, [members, B]."""
-        values: Tensor = self.networks(torch.cat([self.features(obs), actions], -1), use_batch_stats)
+        values: Tensor = self.networks(
+            torch.cat([self.features(obs), actions], -1), use_batch_stats
+        )
         return values.squeeze(-1)
 
-    def _make_networks(self, num_members: int, num_inputs: int, num_outputs: int, mlp_spec: MLPSpec) -> EnsembleMLP:
+    def _make_networks(
+        self, num_members: int, num_inputs: int, num_outputs: int, mlp_spec: MLPSpec
+    ) -> EnsembleMLP:
         return BatchNormEnsembleMLP(num_members, num_inputs, num_outputs, mlp_spec)

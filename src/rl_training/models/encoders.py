@@ -56,7 +56,9 @@ def split_leaves(obs: Tensor, spec: ObsSpec) -> dict[str, Tensor]:
 def make_preprocessor(spec: ObsSpec, *, normalize: bool) -> ObsPreprocessor | None:
     """The preprocessing between stored observations and networks; None if networks read them as stored."""
     if normalize and spec.image_shapes:
-        raise ConfigError("normalize_obs is for vectors; images are scaled to [0, 1] already: set it to false")
+        raise ConfigError(
+            "normalize_obs is for vectors; images are scaled to [0, 1] already: set it to false"
+        )
     is_flat = bool(spec.image_shapes) or (spec.dtype == "float32" and len(spec.shape) == 1)
     return None if is_flat and not normalize else ObsPreprocessor(spec, normalize=normalize)
 
@@ -106,7 +108,9 @@ class CNNEncoder(nn.Module):
     def __init__(self, spec: ObsSpec, generator: torch.Generator, *, orthogonal: bool) -> None:
         super().__init__()
         self._spec = spec
-        self.images = nn.ModuleList(NatureCNN(shape, generator, orthogonal) for shape in spec.image_shapes)
+        self.images = nn.ModuleList(
+            NatureCNN(shape, generator, orthogonal) for shape in spec.image_shapes
+        )
 
     def forward(self, obs: Tensor) -> Tensor:
         """Turn stored observations [B, *shape] into [B, features]."""
@@ -115,7 +119,9 @@ class CNNEncoder(nn.Module):
             return features
         num_bytes = FLOAT_BYTES * self._spec.num_features
         read = [obs[:, :num_bytes].contiguous().view(torch.float32)] if num_bytes else []
-        images = torch.split(obs[:, num_bytes:], [part.width for part in self._spec.leaves if part.is_image], 1)
+        images = torch.split(
+            obs[:, num_bytes:], [part.width for part in self._spec.leaves if part.is_image], 1
+        )
         read += [module(image) for module, image in zip(self.images, images, strict=True)]
         return torch.cat(read, 1)
 
@@ -123,13 +129,17 @@ class CNNEncoder(nn.Module):
 class NatureCNN(nn.Module):
     """Three convolutions and a linear layer (Mnih et al. 2015)."""
 
-    def __init__(self, shape: tuple[int, ...], generator: torch.Generator, orthogonal: bool) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], generator: torch.Generator, orthogonal: bool
+    ) -> None:
         super().__init__()
         self._shape = shape
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for size in layer_sizes(shape):
             weight, bias = torch.empty(size), torch.empty(size[0])
-            init_layer(weight, bias, weight[0].numel(), generator, HIDDEN_GAIN if orthogonal else None)
+            init_layer(
+                weight, bias, weight[0].numel(), generator, HIDDEN_GAIN if orthogonal else None
+            )
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(bias))
 
@@ -137,10 +147,14 @@ class NatureCNN(nn.Module):
         """Turn bytes [B, ...] into [B, IMAGE_FEATURES]."""
         x = self._planes(image.reshape(len(image), *self._shape))
         # With channels last, backward takes three quarters of the time, but forward alone a little more.
-        x = x.to(torch.float32, memory_format=torch.channels_last if torch.is_grad_enabled() else torch.preserve_format)
+        x = x.to(
+            torch.float32,
+            memory_format=torch.channels_last if torch.is_grad_enabled() else torch.preserve_format,
+        )
         # Read from the parameter tables: indexing a ParameterList takes longer than a small matrix product.
         weights, biases = (
-            cast("list[Tensor]", list(part._parameters.values())) for part in (self.weights, self.biases)
+            cast("list[Tensor]", list(part._parameters.values()))
+            for part in (self.weights, self.biases)
         )
         weights[0] = weights[0] * (1.0 / 255.0)  # cheaper than scaling the pixels
         for weight, bias, (_, _, stride) in zip(weights, biases, CONVOLUTIONS, strict=False):
@@ -173,12 +187,16 @@ def find_network(name: str) -> type[nn.Module]:
     except EnvError as error:
         raise ConfigError(f"bad value '{name}' for {KEY}: {error}") from None
     if not _is_network(found):
-        raise ConfigError(f"bad value '{name}' for {KEY}: it is not a class that inherits torch.nn.Module")
+        raise ConfigError(
+            f"bad value '{name}' for {KEY}: it is not a class that inherits torch.nn.Module"
+        )
     network: type[nn.Module] = found
     return network
 
 
-def make_encoder(encoder_class: type[nn.Module], spec: ObsSpec, generator: torch.Generator) -> nn.Module:
+def make_encoder(
+    encoder_class: type[nn.Module], spec: ObsSpec, generator: torch.Generator
+) -> nn.Module:
     """An encoder of a user-defined class in evaluation mode, with initial weights that depend on `generator` only.
 
     The global generator, from which torch's layers are initialized, is seeded from `generator` meanwhile and restored.
@@ -190,8 +208,14 @@ def make_encoder(encoder_class: type[nn.Module], spec: ObsSpec, generator: torch
         encoder: nn.Module = _call(f"{name}(obs) with obs = {spec}", encoder_class, spec).eval()
         num_features = getattr(encoder, "num_features", None)
         if type(num_features) is not int or num_features < 1:
-            fault = "has no attribute num_features" if num_features is None else f"has num_features {num_features!r}"
-            raise ConfigError(f"{KEY}: {name} {fault}: set self.num_features to the number of outputs, an int")
+            fault = (
+                "has no attribute num_features"
+                if num_features is None
+                else f"has num_features {num_features!r}"
+            )
+            raise ConfigError(
+                f"{KEY}: {name} {fault}: set self.num_features to the number of outputs, an int"
+            )
         _settle_parameters(encoder)
         output = _call(f"forward of {name}", encoder, _example(spec))
         _check_output(name, output, num_features)
@@ -209,7 +233,9 @@ def _call(what: str, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{KEY}: {what:.300} raised {detail:.1000}{frames_of_user(error)}") from error
+        raise ConfigError(
+            f"{KEY}: {what:.300} raised {detail:.1000}{frames_of_user(error)}"
+        ) from error
 
 
 def _example(spec: ObsSpec) -> Tensor:
@@ -221,7 +247,10 @@ def _example(spec: ObsSpec) -> Tensor:
 
 def _check_is_pure(name: str, encoder: nn.Module, spec: ObsSpec, output: Tensor) -> None:
     """Raise unless `forward` leaves its input and the module as they are, and gives the same output again."""
-    example, before = _example(spec), {key: value.clone() for key, value in encoder.state_dict().items()}
+    example, before = (
+        _example(spec),
+        {key: value.clone() for key, value in encoder.state_dict().items()},
+    )
     again = _call(f"forward of {name}", encoder, example)
     fault = None
     if not torch.equal(example, _example(spec)):
@@ -251,8 +280,14 @@ def _check_output(name: str, output: Any, num_features: int) -> None:
     if is_tensor and output.shape == (BATCH, num_features) and output.dtype == torch.float32:
         return
     kind = type(output).__name__
-    got = f"{str(output.dtype).removeprefix('torch.')} {list(output.shape)}" if is_tensor else f"a {kind}"
-    raise ConfigError(f"{KEY}: forward of {name} returned {got}: return {expected}, as num_features says")
+    got = (
+        f"{str(output.dtype).removeprefix('torch.')} {list(output.shape)}"
+        if is_tensor
+        else f"a {kind}"
+    )
+    raise ConfigError(
+        f"{KEY}: forward of {name} returned {got}: return {expected}, as num_features says"
+    )
 
 
 def _check_gradients(name: str, encoder: nn.Module, output: Tensor) -> None:
@@ -262,11 +297,15 @@ def _check_gradients(name: str, encoder: nn.Module, output: Tensor) -> None:
         return
     for path, parameter in named.items():
         if parameter.dtype != torch.float32:
-            raise ConfigError(f"{KEY}: parameter '{path}' of {name} is {parameter.dtype}: make it float32")
+            raise ConfigError(
+                f"{KEY}: parameter '{path}' of {name} is {parameter.dtype}: make it float32"
+            )
     grads: Any = [None] * len(named)
     if output.requires_grad:
         grads = torch.autograd.grad(output.sum(), list(named.values()), allow_unused=True)
     for path, gradient in zip(named, grads, strict=True):
         if gradient is None:
             fault = f"the output of {name} does not depend on its parameter '{path}'"
-            raise ConfigError(f"{KEY}: {fault}: remove it, use it in forward, or set requires_grad=False on it")
+            raise ConfigError(
+                f"{KEY}: {fault}: remove it, use it in forward, or set requires_grad=False on it"
+            )

@@ -36,16 +36,25 @@ class EnsembleMemory(nn.Module):
     bias: Tensor
     recurrent_bias: Tensor
 
-    def __init__(self, num_members: int, num_inputs: int, spec: MemorySpec, generator: torch.Generator) -> None:
+    def __init__(
+        self, num_members: int, num_inputs: int, spec: MemorySpec, generator: torch.Generator
+    ) -> None:
         super().__init__()
         self._spec = spec
         self._num_members = num_members
         width, bound = NUM_GATES[spec.kind] * spec.size, spec.size**-0.5
-        shapes = {"input_weight": num_inputs, "recurrent_weight": spec.size, "bias": 1, "recurrent_bias": 1}
+        shapes = {
+            "input_weight": num_inputs,
+            "recurrent_weight": spec.size,
+            "bias": 1,
+            "recurrent_bias": 1,
+        }
         if spec.kind == "lstm":
             del shapes["recurrent_bias"]  # it would be added to the other bias
         for name, rows in shapes.items():
-            values = torch.empty(num_members, rows, width).uniform_(-bound, bound, generator=generator)
+            values = torch.empty(num_members, rows, width).uniform_(
+                -bound, bound, generator=generator
+            )
             self.register_parameter(name, nn.Parameter(values))
 
     @property
@@ -53,14 +62,18 @@ class EnsembleMemory(nn.Module):
         """Length of a state row: the hidden vectors of all members, for an LSTM their cells too."""
         return self._num_members * self._spec.size * (2 if self._spec.kind == "lstm" else 1)
 
-    def forward(self, inputs: Tensor, state: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, inputs: Tensor, state: Tensor, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Outputs [E, L, B, size] for inputs [L, B, in], and the state after the last step.
 
         `state` [B, state_size] is the state before the first step; where `starts` [L, B], it is zeros.
         """
         length, batch, _ = inputs.shape
         flat = inputs.reshape(1, length * batch, -1).expand(self._num_members, -1, -1)
-        projected = torch.baddbmm(self.bias, flat, self.input_weight).view(-1, length, batch, self.bias.shape[-1])
+        projected = torch.baddbmm(self.bias, flat, self.input_weight).view(
+            -1, length, batch, self.bias.shape[-1]
+        )
         hidden, *cell = self._unpack(state)
         outputs = []
         for t in range(length):
@@ -76,7 +89,9 @@ class EnsembleMemory(nn.Module):
         rows = state.view(len(state), -1, self._spec.size).transpose(0, 1)
         return torch.split(rows, self._num_members)
 
-    def _step(self, projected: Tensor, hidden: Tensor, cell: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _step(
+        self, projected: Tensor, hidden: Tensor, cell: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """One step from projected inputs [E, B, gates * size]."""
         if self._spec.kind == "lstm":
             gates = torch.baddbmm(projected, hidden, self.recurrent_weight)
@@ -84,7 +99,10 @@ class EnsembleMemory(nn.Module):
             memory = forget_gate.sigmoid() * cell[0] + input_gate.sigmoid() * candidate.tanh()
             return output_gate.sigmoid() * memory.tanh(), [memory]
         recurrent = torch.baddbmm(self.recurrent_bias, hidden, self.recurrent_weight)
-        (reset, update, new), (reset_h, update_h, new_h) = projected.chunk(3, -1), recurrent.chunk(3, -1)
+        (reset, update, new), (reset_h, update_h, new_h) = (
+            projected.chunk(3, -1),
+            recurrent.chunk(3, -1),
+        )
         keep = (update + update_h).sigmoid()
         candidate = (new + (reset + reset_h).sigmoid() * new_h).tanh()
         return candidate + keep * (hidden - candidate), []
@@ -122,7 +140,11 @@ class RecurrentActorCritic(ActorCritic):
         return torch.zeros(count, self.state_size, device=next(self.parameters()).device)
 
     def forward(
-        self, obs: Tensor, mask: Tensor | None = None, state: Tensor | None = None, starts: Tensor | None = None
+        self,
+        obs: Tensor,
+        mask: Tensor | None = None,
+        state: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The policy's raw outputs [S, L, num_outputs] and values [S, L] of sequences [S, L, ...].
 
@@ -130,11 +152,15 @@ class RecurrentActorCritic(ActorCritic):
         at which another episode begins.
         """
         assert state is not None
-        outputs, values, _ = self._remember(obs.transpose(0, 1), state, None if starts is None else starts.T)
+        outputs, values, _ = self._remember(
+            obs.transpose(0, 1), state, None if starts is None else starts.T
+        )
         outputs = outputs.transpose(0, 1)
         return outputs if mask is None else masked(outputs, mask), values.T
 
-    def step(self, obs: Tensor, state: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def step(
+        self, obs: Tensor, state: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The policy's raw outputs [B, num_outputs], values [B] and the next state for observations [B, ...]."""
         outputs, values, next_state = self._remember(obs.unsqueeze(0), state, None)
         return masked(outputs[0], mask), values[0], next_state
@@ -143,18 +169,26 @@ class RecurrentActorCritic(ActorCritic):
         """Values [B] of the observations that follow `obs`, before which the state was `state`."""
         return self.step(next_obs, self.step(obs, state)[2])[1]
 
-    def _remember(self, obs: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _remember(
+        self, obs: Tensor, state: Tensor, starts: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs [L, B, num_outputs], values [L, B] and the last state for observations [L, B, ...]."""
         length, batch = obs.shape[:2]
         flat = obs.flatten(0, 1)
         features = self.features(flat if self.preprocessor is None else self.preprocessor(flat))
         inputs = features.unflatten(0, (length, batch))
         states = torch.split(state, self._state_sizes(), 1)
-        pairs = [memory(inputs, part, starts) for memory, part in zip(self.memories, states, strict=True)]
+        pairs = [
+            memory(inputs, part, starts) for memory, part in zip(self.memories, states, strict=True)
+        ]
         remembered = torch.cat([outputs for outputs, _ in pairs])  # [2, L, B, size]
         outputs, values = self.networks(remembered.flatten(1, 2))
         next_state = torch.cat([part for _, part in pairs], 1)
-        return outputs.unflatten(0, (length, batch)), values.unflatten(0, (length, batch)), next_state
+        return (
+            outputs.unflatten(0, (length, batch)),
+            values.unflatten(0, (length, batch)),
+            next_state,
+        )
 
     def _state_sizes(self) -> list[int]:
         return [memory.state_size for memory in self.memories]  # type: ignore[misc]

@@ -75,7 +75,11 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor, member: int | None = None) -> Tensor:
         """Normalize each row to mean 0 and standard deviation 1, then scale and shift it (`member`: of one only)."""
-        scale, offset = (self.scale, self.offset) if member is None else (self.scale[member], self.offset[member])
+        scale, offset = (
+            (self.scale, self.offset)
+            if member is None
+            else (self.scale[member], self.offset[member])
+        )
         return torch.addcmul(offset, F.layer_norm(x, x.shape[-1:]), scale)
 
 
@@ -91,7 +95,9 @@ class _Layers(nn.Module):
         self._activation = _ACTIVATIONS[spec.activation]
         self.layer_norms: nn.ModuleList | None = None
         if spec.layer_norm:
-            self.layer_norms = nn.ModuleList(LayerNorm(*norm_shape, size) for size in spec.hidden_sizes)
+            self.layer_norms = nn.ModuleList(
+                LayerNorm(*norm_shape, size) for size in spec.hidden_sizes
+            )
 
     @property
     def weights(self) -> list[Tensor]:
@@ -121,7 +127,12 @@ class EnsembleMLP(_Layers):
     """
 
     def __init__(
-        self, num_members: int, num_inputs: int, num_outputs: int, spec: MLPSpec, output_gains: Sequence[float] = ()
+        self,
+        num_members: int,
+        num_inputs: int,
+        num_outputs: int,
+        spec: MLPSpec,
+        output_gains: Sequence[float] = (),
     ) -> None:
         super().__init__(spec, num_members, 1)
         self.num_members = num_members
@@ -150,14 +161,18 @@ class EnsembleMLP(_Layers):
         *hidden, (last_weight, last_bias) = self._layers()
         for layer, (weight, bias) in enumerate(hidden):
             x = torch.addmm(bias[index], x, weight[index])
-            x = self._activation(x if self.layer_norms is None else self.layer_norms[layer](x, index))
+            x = self._activation(
+                x if self.layer_norms is None else self.layer_norms[layer](x, index)
+            )
         return torch.addmm(last_bias[index], x, last_weight[index])
 
 
 class MLP(_Layers):
     """One MLP: [B, in] becomes [B, out]; initialized like a member of an ensemble, with or without `output_gain`."""
 
-    def __init__(self, num_inputs: int, num_outputs: int, spec: MLPSpec, output_gain: float | None = None) -> None:
+    def __init__(
+        self, num_inputs: int, num_outputs: int, spec: MLPSpec, output_gain: float | None = None
+    ) -> None:
         super().__init__(spec)
         sizes = [num_inputs, *spec.hidden_sizes, num_outputs]
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):

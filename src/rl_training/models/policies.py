@@ -155,4 +155,6 @@ def make_imitation_policy(kind: PolicyKind, spaces: Spaces, mlp_spec: MLPSpec) -
     """The policy of that kind for Box actions, a categorical policy for discrete actions."""
     if spaces.action.kind is not ActionKind.CONTINUOUS:
         return CategoricalPolicy(spaces, mlp_spec)
-    return (DeterministicPolicy if kind == "deterministic" else TanhMeanGaussianPolicy)(spaces, mlp_spec)
+    return (DeterministicPolicy if kind == "deterministic" else TanhMeanGaussianPolicy)(
+        spaces, mlp_spec
+    )

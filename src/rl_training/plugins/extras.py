@@ -26,9 +26,14 @@ EXTRA_OF_PACKAGE = {
     "matplotlib": "plot",
 }
 """The extra that installs a package, by import name."""
-FAMILIES = (("gymnasium.envs.mujoco", "MuJoCo", "mujoco"), ("gymnasium.envs.box2d", "Box2D", "box2d"))
+FAMILIES = (
+    ("gymnasium.envs.mujoco", "MuJoCo", "mujoco"),
+    ("gymnasium.envs.box2d", "Box2D", "box2d"),
+)
 """Module prefix of the registered classes, the package they need, and its extra."""
-ROBOTS = re.compile(r"(Fetch|HandReach|HandManipulate|AdroitHand|FrankaKitchen|PointMaze_|AntMaze_)")
+ROBOTS = re.compile(
+    r"(Fetch|HandReach|HandManipulate|AdroitHand|FrankaKitchen|PointMaze_|AntMaze_)"
+)
 ATARI_GAMES = (
     "Adventure|AirRaid|Alien|Amidar|Assault|Asterix|Asteroids|Atlantis|BankHeist|BattleZone|BeamRider|Berzerk|"
     "Bowling|Boxing|Breakout|Carnival|Centipede|ChopperCommand|CrazyClimber|Defender|DemonAttack|DoubleDunk|"

@@ -23,7 +23,13 @@ from typing import Any
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.extras import KNOWN_PACKAGES
 from rl_training.plugins.given import is_given_id
-from rl_training.plugins.user_code import find_file, is_allowed, is_of_program, module_name, split_source
+from rl_training.plugins.user_code import (
+    find_file,
+    is_allowed,
+    is_of_program,
+    module_name,
+    split_source,
+)
 
 GYMNASIUM = "gymnasium.wrappers"
 WRITE_FILES = ("RecordVideo",)
@@ -107,13 +113,18 @@ def code_in(needs: Iterable[Need]) -> list[str]:
     """The code among the needs, as `source:name`, without what is shipped with packages."""
     names = dict.fromkeys(need.name for need in needs if need.kind is Kind.CODE)
     parts = {name: split_source(name) for name in names if not is_given_id(name)}
-    return [name for name, (source, attribute) in parts.items() if attribute and not is_shipped(source)]
+    return [
+        name for name, (source, attribute) in parts.items() if attribute and not is_shipped(source)
+    ]
 
 
 def flags_for(needs: Iterable[Need], plugins: Iterable[str] = ()) -> list[str]:
     """The command line options that allow another process the same; `plugins` come first."""
     needs = list(needs)
-    places = [*plugins, *(name if is_allowed(name) else split_source(name)[0] for name in code_in(needs))]
+    places = [
+        *plugins,
+        *(name if is_allowed(name) else split_source(name)[0] for name in code_in(needs)),
+    ]
     words = [("--plugin", place) for place in places]
     words += [("--allow-path", need.name) for need in needs if need.kind is Kind.PATH]
     return [word for pair in dict.fromkeys(words) for word in pair]
@@ -129,7 +140,9 @@ def unknown_code(name: str) -> str | None:
         return None
     if attribute in WRITE_FILES:
         return None if is_allowed(name) else name
-    with contextlib.suppress(ImportError, OSError, ValueError, RuntimeError):  # not installed, or not a path
+    with contextlib.suppress(
+        ImportError, OSError, ValueError, RuntimeError
+    ):  # not installed, or not a path
         if is_shipped(source):
             importlib.import_module(source)
         elif source.endswith(".py"):
@@ -161,7 +174,14 @@ def network_needs(network: Any) -> list[Need]:
     """The code of the setting `network`; none for a class of the running program, for which nothing is imported."""
     if not isinstance(network, str) or is_of_program(network):
         return []
-    return [Need(Kind.CODE, f"network '{network}'", network, ", or the class itself: load(path, network=...)")]
+    return [
+        Need(
+            Kind.CODE,
+            f"network '{network}'",
+            network,
+            ", or the class itself: load(path, network=...)",
+        )
+    ]
 
 
 def recorded_plugins(metadata: Mapping[str, Any]) -> list[str]:
@@ -184,7 +204,11 @@ def _refuse_code(need: Need, metadata: Mapping[str, Any]) -> None:
 
 
 def _refuse_path(need: Need, needs: list[Need]) -> None:
-    unknown = [other.name for other in needs if other.kind is Kind.PATH and not _is_allowed_path(other.name)]
+    unknown = [
+        other.name
+        for other in needs
+        if other.kind is Kind.PATH and not _is_allowed_path(other.name)
+    ]
     if need.name not in unknown:
         return
     flags = shlex.join(word for path in dict.fromkeys(unknown) for word in ("--allow-path", path))
@@ -200,7 +224,9 @@ def _recorded_plugin(name: str, metadata: Mapping[str, Any]) -> str | None:
     path = Path(place)
     for known in recorded_plugins(metadata):
         known_place, function = split_source(known)
-        is_moved = path.suffix == ".py" and not path.is_file() and Path(known_place).name == path.name
+        is_moved = (
+            path.suffix == ".py" and not path.is_file() and Path(known_place).name == path.name
+        )
         is_same = known_place in (place, str(path.absolute())) or is_moved
         if is_same and function in ("", attribute):
             return known

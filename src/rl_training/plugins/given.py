@@ -58,7 +58,9 @@ def find_vector(env_id: str) -> Any:
 def put_given(env_id: str, given: GivenEnv) -> None:
     """Put an object into the table, in place of one that had its id."""
     if not ID.fullmatch(env_id):
-        raise ConfigError(f"bad environment id {env_id!r:.100}: write '{PREFIX}' and letters, digits, _, . or -")
+        raise ConfigError(
+            f"bad environment id {env_id!r:.100}: write '{PREFIX}' and letters, digits, _, . or -"
+        )
     _table[env_id] = given
 
 

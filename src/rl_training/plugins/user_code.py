@@ -66,16 +66,29 @@ def load_code(source: str) -> ModuleType:
         if not hasattr(module, name):
             raise EnvError(f"'{source}' has no '{name}'{suggest(name, _environments_of(module))}")
         _allowed_functions.add((source, name))
-    changed = {env_id: spec for env_id, spec in gym.registry.items() if before.get(env_id) is not spec}
+    changed = {
+        env_id: spec for env_id, spec in gym.registry.items() if before.get(env_id) is not spec
+    }
     _registered.update({env_id: (source, spec) for env_id, spec in changed.items()})
     return module
 
 
 def loaded_code() -> list[str]:
     """The --plugin arguments that load the same code again, for a run's metadata."""
-    sources = [source for source in _loaded if source.partition(".")[0] not in NOT_THE_USERS and _is_available(source)]
-    functions = {source: sorted(name for where, name in _allowed_functions if where == source) for source in sources}
-    return [plugin for source in sources for plugin in [f"{source}:{name}" for name in functions[source]] or [source]]
+    sources = [
+        source
+        for source in _loaded
+        if source.partition(".")[0] not in NOT_THE_USERS and _is_available(source)
+    ]
+    functions = {
+        source: sorted(name for where, name in _allowed_functions if where == source)
+        for source in sources
+    }
+    return [
+        plugin
+        for source in sources
+        for plugin in [f"{source}:{name}" for name in functions[source]] or [source]
+    ]
 
 
 def code_for(env_id: str) -> str | None:
@@ -83,7 +96,9 @@ def code_for(env_id: str) -> str | None:
     source, name = split_source(env_id)
     if name:
         # An absolute path: the file may have been found among the plugins, which the worker process does not know.
-        return str(path) if source.endswith(".py") and (path := find_file(source)).is_file() else None
+        return (
+            str(path) if source.endswith(".py") and (path := find_file(source)).is_file() else None
+        )
     spec = gym.registry.get(env_id)
     if spec is None:
         return None
@@ -91,8 +106,14 @@ def code_for(env_id: str) -> str | None:
     if known_spec is spec:
         return source
     entry_point = spec.entry_point
-    module = entry_point.partition(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", None)
-    return None if module is None or module == "__main__" or module.startswith(FILE_MODULE) else module
+    module = (
+        entry_point.partition(":")[0]
+        if isinstance(entry_point, str)
+        else getattr(entry_point, "__module__", None)
+    )
+    return (
+        None if module is None or module == "__main__" or module.startswith(FILE_MODULE) else module
+    )
 
 
 def fingerprints(names: Iterable[str]) -> dict[str, str]:
@@ -118,7 +139,10 @@ def _fingerprint(source: str) -> str:
 def is_allowed(name: str) -> bool:
     """Whether the user has named this function, as `source:function`, so that a checkpoint may call it."""
     source, attribute = split_source(name)
-    return (str(find_file(source)) if source.endswith(".py") else source, attribute) in _allowed_functions
+    return (
+        str(find_file(source)) if source.endswith(".py") else source,
+        attribute,
+    ) in _allowed_functions
 
 
 def find_maker(env_id: str) -> Maker | None:
@@ -127,11 +151,15 @@ def find_maker(env_id: str) -> Maker | None:
         return find_given(env_id).make
     source, name = split_source(env_id)
     if ":" in env_id and (not source or not name or source.endswith(":")):
-        raise EnvError(f"'{env_id}' is incomplete: write module:ClassName or path/to/file.py:ClassName")
+        raise EnvError(
+            f"'{env_id}' is incomplete: write module:ClassName or path/to/file.py:ClassName"
+        )
     if not name:
         return None
     if "/" in source and not source.endswith(".py"):
-        raise EnvError(f"'{source}' is neither a module nor a file: write package.module or path/to/file.py")
+        raise EnvError(
+            f"'{source}' is neither a module nor a file: write package.module or path/to/file.py"
+        )
     module = load_code(source)
     candidate: Any = getattr(module, name, None)
     if inspect.isclass(candidate) and issubclass(candidate, gym.Env):
@@ -141,10 +169,16 @@ def find_maker(env_id: str) -> Maker | None:
         maker: Maker = candidate
         return maker
     if not source.endswith(".py") and name in gym.registry:
-        return None  # Gymnasium's own `module:Id`, whose module registered the id when it was imported
+        return (
+            None  # Gymnasium's own `module:Id`, whose module registered the id when it was imported
+        )
     if inspect.isclass(candidate):
-        raise EnvError(f"'{source}' has no environment class '{name}': let the class inherit from gymnasium.Env")
-    raise EnvError(f"'{source}' has no environment class '{name}'{suggest(name, _environments_of(module))}")
+        raise EnvError(
+            f"'{source}' has no environment class '{name}': let the class inherit from gymnasium.Env"
+        )
+    raise EnvError(
+        f"'{source}' has no environment class '{name}'{suggest(name, _environments_of(module))}"
+    )
 
 
 def name_of_class(given: type) -> str:
@@ -189,7 +223,9 @@ def find_file(source: str) -> Path:
     path = Path(source).resolve()
     if str(path) in _loaded or path.is_file():
         return path
-    same_name = [known for known in _loaded if Path(known).name == path.name and _is_available(known)]
+    same_name = [
+        known for known in _loaded if Path(known).name == path.name and _is_available(known)
+    ]
     return Path(same_name[0]) if len(same_name) == 1 else path
 
 
@@ -209,14 +245,20 @@ def frames_of_user(error: BaseException) -> str:
     """The traceback lines of the user's code, after a line break; empty if there are none."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in NOT_THE_USERS)
-    lines = traceback.format_list([frame for frame in frames if not frame.filename.startswith((*ours, "<frozen"))])
+    lines = traceback.format_list(
+        [frame for frame in frames if not frame.filename.startswith((*ours, "<frozen"))]
+    )
     return "\nits own traceback:\n" + "".join(lines).rstrip() if lines else ""
 
 
 def trace_from_user(error: BaseException) -> str:
     """The traceback from the first frame outside this package and Gymnasium's wrappers; if none, all of it."""
     gymnasium = Path(gym.__file__).parent
-    skipped = (str(Path(__file__).parents[1]), str(gymnasium / "wrappers"), str(gymnasium / "core.py"))
+    skipped = (
+        str(Path(__file__).parents[1]),
+        str(gymnasium / "wrappers"),
+        str(gymnasium / "core.py"),
+    )
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(skipped):
         trace = trace.tb_next
@@ -276,7 +318,9 @@ def _modules_of_other_files(folder: str) -> dict[str, ModuleType]:
         top = name.partition(".")[0]
         file = getattr(sys.modules.get(top), "__file__", None)
         home = None if file is None else Path(file).parent
-        return top in names_here and home is not None and bool({str(home), str(home.parent)} & others)
+        return (
+            top in names_here and home is not None and bool({str(home), str(home.parent)} & others)
+        )
 
     return {name: module for name, module in sys.modules.items() if is_others(name)}
 
@@ -289,16 +333,26 @@ def _translate_import_errors(source: str) -> Iterator[None]:
         raise
     except SyntaxError as error:
         where = f"line {error.lineno} of '{error.filename}'"
-        raise EnvError(f"cannot import '{source}': {where} is not valid Python: {error.msg}") from None
+        raise EnvError(
+            f"cannot import '{source}': {where} is not valid Python: {error.msg}"
+        ) from None
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if source == missing or source.startswith(f"{missing}."):
             hint = f"no such module is installed or in {Path.cwd()}; for a file write path/to/file.py:ClassName"
             raise EnvError(f"cannot import '{source}': {error} ({hint})") from None
-        hint = remedy_for(missing) or "install it, or put it in the folder of the file that imports it"
-        raise EnvError(f"cannot import '{source}': {error} ({hint}){frames_of_user(error)}") from error
+        hint = (
+            remedy_for(missing) or "install it, or put it in the folder of the file that imports it"
+        )
+        raise EnvError(
+            f"cannot import '{source}': {error} ({hint}){frames_of_user(error)}"
+        ) from error
     except (Exception, SystemExit) as error:
-        hint = " (name a module of a package as package.module:ClassName)" if "relative import" in str(error) else ""
+        hint = (
+            " (name a module of a package as package.module:ClassName)"
+            if "relative import" in str(error)
+            else ""
+        )
         detail = f"it raised {type(error).__name__}: {error}{hint}"
         raise EnvError(f"cannot import '{source}': {detail}{frames_of_user(error)}") from error
 
@@ -309,7 +363,13 @@ def _environments_of(module: ModuleType) -> list[str]:
     def is_candidate(name: str, value: Any) -> bool:
         if inspect.isclass(value):
             return issubclass(value, gym.Env) and not value.__module__.startswith("gymnasium")
-        is_defined_here = getattr(value, "__module__", None) == module.__name__ or isinstance(value, functools.partial)
-        return callable(value) and is_defined_here and ("env" in name.lower() or "make" in name.lower())
+        is_defined_here = getattr(value, "__module__", None) == module.__name__ or isinstance(
+            value, functools.partial
+        )
+        return (
+            callable(value)
+            and is_defined_here
+            and ("env" in name.lower() or "make" in name.lower())
+        )
 
     return [name for name, value in vars(module).items() if is_candidate(name, value)]

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from rl_training.replay.replay_buffer import ReplayBuffer
-from rl_training.replay.transitions import Array, Segment, Storage, as_index, copy_rows, rows_per_segment, storage_bytes
+from rl_training.replay.transitions import (
+    Array,
+    Segment,
+    Storage,
+    as_index,
+    copy_rows,
+    rows_per_segment,
+    storage_bytes,
+)
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import Spaces
 
@@ -53,17 +61,30 @@ class FrameReplayBuffer(ReplayBuffer):
         shifted = np.concatenate([obs_indices[:, 1:], obs_indices[:, -1:]], 1)
         next_indices = self._store_stacks(step["next_obs"], shifted)
         added = np.concatenate([obs_indices, next_indices], None)
-        released = self._references(slice(row, row + 1)) if self._rows_stored == self.num_rows else added[:0]
+        released = (
+            self._references(slice(row, row + 1))
+            if self._rows_stored == self.num_rows
+            else added[:0]
+        )
         np.add.at(self._ref_counts, added, 1)
         np.subtract.at(self._ref_counts, released, 1)
-        self._free_frames += [int(index) for index in np.unique(released)[::-1] if not self._ref_counts[index]]
+        self._free_frames += [
+            int(index) for index in np.unique(released)[::-1] if not self._ref_counts[index]
+        ]
         super().add({**step, "obs": obs_indices, "next_obs": next_indices})
 
     def state_dict(self) -> dict[str, Any]:
         """State of the rows, and the frames in segments of their own."""
         state, size = super().state_dict(), self._frames_per_segment
         frames = [
-            Segment(version, {"frames": self._frames[index * size : min((index + 1) * size, self._num_allocated)]})
+            Segment(
+                version,
+                {
+                    "frames": self._frames[
+                        index * size : min((index + 1) * size, self._num_allocated)
+                    ]
+                },
+            )
             for index, version in enumerate(self._frame_versions)
         ]
         free_frames = np.array(self._free_frames, np.int64)
@@ -72,25 +93,36 @@ class FrameReplayBuffer(ReplayBuffer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         segments = state.get("segments", ())
-        super().load_state_dict({**state, "segments": [part for part in segments if "frames" not in part.arrays]})
+        super().load_state_dict(
+            {**state, "segments": [part for part in segments if "frames" not in part.arrays]}
+        )
         self._num_allocated, self._frame_versions = 0, []
         for segment in segments:
             if "frames" in segment.arrays:
                 self._load_frames(segment)
         indices = self._references(slice(0, self._rows_stored))
         if len(indices) and not 0 <= indices.min() <= indices.max() < self._num_allocated:
-            raise ValueError(f"rows refer to frames outside the {self._num_allocated} that are saved")
+            raise ValueError(
+                f"rows refer to frames outside the {self._num_allocated} that are saved"
+            )
         self._ref_counts = np.bincount(indices, minlength=len(self._frames))
         saved = np.asarray(state["free_frames"]).tolist()
         self._free_frames = [as_index(index, self._num_allocated - 1) for index in saved]
-        if sorted(self._free_frames) != np.flatnonzero(self._ref_counts[: self._num_allocated] == 0).tolist():
+        if (
+            sorted(self._free_frames)
+            != np.flatnonzero(self._ref_counts[: self._num_allocated] == 0).tolist()
+        ):
             raise ValueError("the saved free_frames differ from the frames that no row refers to")
 
     def _take(self, field: Tensor, index: Tensor) -> Tensor:
         if field is not self._flat["obs"] and field is not self._flat["next_obs"]:
             return super()._take(field, index)
         frame_indices = field.index_select(0, index).view(-1)
-        return self._frame_tensor.index_select(0, frame_indices).view(-1, *self._obs_shape).to(self._device)
+        return (
+            self._frame_tensor.index_select(0, frame_indices)
+            .view(-1, *self._obs_shape)
+            .to(self._device)
+        )
 
     def _store_stacks(self, obs: Array, expected: Array) -> Array:
         """Frame indices [N, frames] of the observations: the expected ones where equal, otherwise newly stored."""
@@ -120,7 +152,9 @@ class FrameReplayBuffer(ReplayBuffer):
     def _grow(self, count: int) -> None:
         if count <= len(self._frames):
             return
-        larger = np.zeros((max(count, len(self._frames) * 3 // 2), *self._frames.shape[1:]), np.uint8)
+        larger = np.zeros(
+            (max(count, len(self._frames) * 3 // 2), *self._frames.shape[1:]), np.uint8
+        )
         larger[: len(self._frames)] = self._frames
         self._set_frames(larger)
         new_counts = np.zeros(len(larger) - len(self._ref_counts), np.int64)
@@ -135,7 +169,9 @@ class FrameReplayBuffer(ReplayBuffer):
         self._grow(self._num_allocated)
         copy_rows("frames", saved, self._frames[start : self._num_allocated])
         last = (self._num_allocated - 1) // self._frames_per_segment
-        while len(self._frame_versions) <= last:  # segments saved with another size get version 0: written again
+        while (
+            len(self._frame_versions) <= last
+        ):  # segments saved with another size get version 0: written again
             self._frame_versions.append(0)
         if start % self._frames_per_segment == 0 and len(saved) <= self._frames_per_segment:
             self._frame_versions[last] = segment.version
@@ -165,7 +201,9 @@ def replay_bytes(spaces: Spaces, count: int) -> int:
 
 def frame_shape(obs: ObsSpec) -> tuple[int, ...]:
     """Shape of one frame: the observation's without its first axis, unless that axis is not a stack."""
-    is_stack = len(obs.shape) == 4 or (len(obs.shape) == 3 and obs.shape[-1] >= obs.shape[0] != NUM_COLOURS)
+    is_stack = len(obs.shape) == 4 or (
+        len(obs.shape) == 3 and obs.shape[-1] >= obs.shape[0] != NUM_COLOURS
+    )
     return obs.shape[1:] if is_stack else obs.shape
 
 

@@ -23,12 +23,20 @@ GoalRewardFn = Callable[[Array, Array], tuple[Array, Array | None]]
 def find_goals(spec: ObsSpec) -> tuple[slice, slice]:
     """Columns of the achieved and desired goal in a stored observation; an `EnvError` if HER cannot use them."""
     if not {(key,) for key in GOAL_KEYS} <= {part.path[:1] for part in spec.leaves}:
-        raise EnvError(f"replay kind her needs a Dict observation with the keys {', '.join(GOAL_KEYS)}")
+        raise EnvError(
+            f"replay kind her needs a Dict observation with the keys {', '.join(GOAL_KEYS)}"
+        )
     if spec.image_shapes:
-        raise EnvError("replay kind her needs observations without images: remove them, or use another replay kind")
+        raise EnvError(
+            "replay kind her needs observations without images: remove them, or use another replay kind"
+        )
     goals = [part for part in spec.leaves if part.path in (("achieved_goal",), ("desired_goal",))]
-    if len({part.shape for part in goals}) != 1 or any(part.choices or part.scale != 1.0 for part in goals):
-        raise EnvError("replay kind her needs achieved_goal and desired_goal to be Box or MultiBinary, of one shape")
+    if len({part.shape for part in goals}) != 1 or any(
+        part.choices or part.scale != 1.0 for part in goals
+    ):
+        raise EnvError(
+            "replay kind her needs achieved_goal and desired_goal to be Box or MultiBinary, of one shape"
+        )
     return spec.columns("achieved_goal"), spec.columns("desired_goal")
 
 
@@ -67,7 +75,9 @@ class HindsightReplay(ReplayBuffer):
     def add(self, step: Storage) -> None:
         """Store one step of every environment, by field."""
         row, previous = self._position, self._position - 1
-        self._steps_before[row] = np.where(self._dones(previous), 0, self._steps_before[previous] + 1)
+        self._steps_before[row] = np.where(
+            self._dones(previous), 0, self._steps_before[previous] + 1
+        )
         self._episode_lengths[row] = 0
         super().add(step)
         self._end_episodes(row, self._dones(row))
@@ -82,7 +92,9 @@ class HindsightReplay(ReplayBuffer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; episode boundaries are derived from the flags."""
         super().load_state_dict(state)
-        rows = np.arange(self._position - self._rows_stored, self._position) % self.num_rows  # oldest first
+        rows = (
+            np.arange(self._position - self._rows_stored, self._position) % self.num_rows
+        )  # oldest first
         steps, dones = np.arange(len(rows))[:, None], self._dones(rows)
         begins = np.zeros_like(dones)
         begins[1:] = dones[:-1]
@@ -113,14 +125,20 @@ class HindsightReplay(ReplayBuffer):
     def _sample_goal_slots(self, slots: Array) -> Tensor:
         """For each step, the slot of a step in its episode whose achieved goal becomes the relabelled goal."""
         rows = slots // self.num_envs
-        before, length = (steps.reshape(-1)[slots] for steps in (self._steps_before, self._episode_lengths))
-        after = np.where(length > 0, length - 1 - before, (self._position - 1 - rows) % self.num_rows)
+        before, length = (
+            steps.reshape(-1)[slots] for steps in (self._steps_before, self._episode_lengths)
+        )
+        after = np.where(
+            length > 0, length - 1 - before, (self._position - 1 - rows) % self.num_rows
+        )
         if self._strategy == "future":
             offset = self._rng.integers(0, after, endpoint=True)
         elif self._strategy == "final":
             offset = after
         else:
-            age = (rows - self._position + self._rows_stored) % self.num_rows  # rows since the oldest
+            age = (
+                rows - self._position + self._rows_stored
+            ) % self.num_rows  # rows since the oldest
             offset = self._rng.integers(-np.minimum(before, age), after, endpoint=True)
         return torch.from_numpy((slots + offset * self.num_envs) % (self.num_rows * self.num_envs))
 

@@ -37,7 +37,11 @@ class MixedReplay:
     """
 
     def __init__(
-        self, dataset: RecordedTransitions, replay: ReplayBuffer, offline_ratio: float, transform: RewardTransformConfig
+        self,
+        dataset: RecordedTransitions,
+        replay: ReplayBuffer,
+        offline_ratio: float,
+        transform: RewardTransformConfig,
     ) -> None:
         self.dataset = dataset
         self._replay = replay
@@ -70,7 +74,8 @@ class MixedReplay:
         if num_offline == 0:
             return online
         return (
-            _concatenate(*pair) for pair in zip(self.dataset.sample_batches(num_offline, count), online, strict=True)
+            _concatenate(*pair)
+            for pair in zip(self.dataset.sample_batches(num_offline, count), online, strict=True)
         )
 
     def sample_sequences(self, batch_size: int, sampling: Sampling) -> Transitions:
@@ -78,7 +83,10 @@ class MixedReplay:
         num_offline = round(self._offline_ratio * batch_size) if len(self._replay) else batch_size
         parts = [
             source.sample_sequences(count, sampling)
-            for source, count in ((self.dataset, num_offline), (self._replay, batch_size - num_offline))
+            for source, count in (
+                (self.dataset, num_offline),
+                (self._replay, batch_size - num_offline),
+            )
             if count
         ]
         return parts[0] if len(parts) == 1 else _concatenate(*pad_to_one_length(*parts), dim=1)
@@ -96,5 +104,9 @@ class MixedReplay:
 def _concatenate(first: Transitions, second: Transitions, dim: int = 0) -> Transitions:
     others = second.tensors()
     return Transitions.from_tensors(
-        {name: torch.cat([value, others[name]], dim) for name, value in first.tensors().items() if name in others}
+        {
+            name: torch.cat([value, others[name]], dim)
+            for name, value in first.tensors().items()
+            if name in others
+        }
     )

@@ -60,15 +60,21 @@ class ReplayBuffer:
         self._device = device
         self._storage = allocate(spaces, self.num_rows, num_envs, fields=fields)
         self._extra_names = tuple(fields or ())
-        self._flat = {name: torch.from_numpy(array).flatten(0, 1) for name, array in self._storage.items()}
+        self._flat = {
+            name: torch.from_numpy(array).flatten(0, 1) for name, array in self._storage.items()
+        }
         self._position = 0
         self._rows_stored = 0
-        self._segment_rows = rows_per_segment(self.num_rows, sum(array[0].nbytes for array in self._storage.values()))
+        self._segment_rows = rows_per_segment(
+            self.num_rows, sum(array[0].nbytes for array in self._storage.values())
+        )
         num_segments = -(-self.num_rows // self._segment_rows)
         self._versions = [0] * num_segments
         self._writes = 0
         num_slots = self.num_rows * num_envs
-        self._priorities = None if priority_alpha is None else PrioritizedSampler(num_slots, priority_alpha, rng)
+        self._priorities = (
+            None if priority_alpha is None else PrioritizedSampler(num_slots, priority_alpha, rng)
+        )
 
     def __len__(self) -> int:
         """Number of transitions stored."""
@@ -106,7 +112,9 @@ class ReplayBuffer:
         if first < 0:
             yield {name: array[first:] for name, array in self._storage.items()}
         if self._position:
-            yield {name: array[max(0, first) : self._position] for name, array in self._storage.items()}
+            yield {
+                name: array[max(0, first) : self._position] for name, array in self._storage.items()
+            }
 
     def newest_step(self) -> Transitions | None:
         """The newest step of all environments as tensors, [1, N]; None if the buffer is empty."""
@@ -114,7 +122,9 @@ class ReplayBuffer:
             return None
         start = (self._position - 1) % self.num_rows * self.num_envs
         index = torch.arange(start, start + self.num_envs)
-        tensors = {name: self._take(field, index).unsqueeze(0) for name, field in self._flat.items()}
+        tensors = {
+            name: self._take(field, index).unsqueeze(0) for name, field in self._flat.items()
+        }
         return Transitions.from_tensors(tensors)
 
     def sample(self, batch_size: int) -> Transitions:
@@ -177,7 +187,9 @@ class ReplayBuffer:
         """Rewards and termination flags of the steps at these slots."""
         return self._flat["rewards"][index], self._flat["terminated"][index]
 
-    def _n_step_transitions(self, first: Tensor, outcome: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Transitions:
+    def _n_step_transitions(
+        self, first: Tensor, outcome: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> Transitions:
         """Transitions over up to n steps from each slot of `first` on, in the same environment's column."""
         newest = (self._position - 1) % self.num_rows
         rewards = torch.zeros(len(first))
@@ -192,7 +204,9 @@ class ReplayBuffer:
             discounts = torch.where(running, discounts * self._gamma, discounts)
             last = torch.where(running, index, last)
             terminated = torch.where(running, step_terminated, terminated)
-            ended = step_terminated | self._flat["terminated"][index] | self._flat["truncated"][index]
+            ended = (
+                step_terminated | self._flat["terminated"][index] | self._flat["truncated"][index]
+            )
             running = running & ~ended & (index // self.num_envs != newest)
             index = (index + self.num_envs) % (self.num_rows * self.num_envs)
         tensors = {
@@ -201,7 +215,9 @@ class ReplayBuffer:
             if name not in ("rewards", "terminated")
         }
         computed = {"rewards": rewards, "terminated": terminated, "discounts": discounts}
-        return Transitions.from_tensors(tensors | {name: tensor.to(self._device) for name, tensor in computed.items()})
+        return Transitions.from_tensors(
+            tensors | {name: tensor.to(self._device) for name, tensor in computed.items()}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The stored rows in segments, the write position and the generator."""
@@ -240,7 +256,10 @@ class ReplayBuffer:
             raise ValueError(f"the segments hold {start} rows where {self._rows_stored} are stored")
 
     def _rows(self, start: int, stop: int) -> Storage:
-        return {name: array[start : min(stop, self._rows_stored)] for name, array in self._storage.items()}
+        return {
+            name: array[start : min(stop, self._rows_stored)]
+            for name, array in self._storage.items()
+        }
 
 
 class SumTree:
@@ -279,7 +298,9 @@ class SumTree:
             children = level[node]
             sums = children.cumsum(1)
             choice = np.count_nonzero(sums <= rest[:, None], axis=1)
-            if choice.max() == BRANCHES:  # rounding put the target past the last sum: take the last non-zero child
+            if (
+                choice.max() == BRANCHES
+            ):  # rounding put the target past the last sum: take the last non-zero child
                 choice = np.minimum(choice, BRANCHES - 1 - (children[:, ::-1] > 0.0).argmax(1))
             rest -= sums[rows, choice] - children[rows, choice]
             node = node * BRANCHES + choice

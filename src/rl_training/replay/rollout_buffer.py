@@ -59,7 +59,9 @@ class RolloutBuffer:
 
     def rollout(self) -> Transitions:
         """The complete rollout, [T, N], which shares the buffer's memory until the next `add`; another one begins."""
-        tensors = {name: torch.from_numpy(array).to(self._device) for name, array in self._storage.items()}
+        tensors = {
+            name: torch.from_numpy(array).to(self._device) for name, array in self._storage.items()
+        }
         extras = {name: tensors.pop(name) for name in self._extra_names}
         self._position = 0
         return Transitions(**tensors, extras=extras)

@@ -33,9 +33,13 @@ class Sampling:
         """Raise a `ConfigError` for an unknown kind, or a length below 1."""
         kinds = ("transitions", "sequences", "episodes")
         if self.kind not in kinds:
-            raise ConfigError(f"unknown kind '{self.kind}' of Sampling{suggest(str(self.kind), kinds)}")
+            raise ConfigError(
+                f"unknown kind '{self.kind}' of Sampling{suggest(str(self.kind), kinds)}"
+            )
         if type(self.length) is not int or self.length < 1:
-            raise ConfigError(f"length of Sampling is {self.length!r}: give a number of steps, at least 1")
+            raise ConfigError(
+                f"length of Sampling is {self.length!r}: give a number of steps, at least 1"
+            )
 
 
 class Source(Protocol):
@@ -52,11 +56,17 @@ def sampler_of(source: Source, sampling: Sampling) -> Callable[[int, int], Itera
     """The function that samples `count` batches of `batch_size`, as an algorithm's `sampling` asks for."""
     if sampling.kind == "transitions":
         return source.sample_batches
-    return lambda batch_size, count: (source.sample_sequences(batch_size, sampling) for _ in range(count))
+    return lambda batch_size, count: (
+        source.sample_sequences(batch_size, sampling) for _ in range(count)
+    )
 
 
 def choose_starts(
-    first_steps: Callable[[], Array], num_steps: int, size: int, sampling: Sampling, rng: np.random.Generator
+    first_steps: Callable[[], Array],
+    num_steps: int,
+    size: int,
+    sampling: Sampling,
+    rng: np.random.Generator,
 ) -> Array:
     """Where `size` samples begin: at any of `num_steps` steps, or at one of `first_steps`, uniformly."""
     if sampling.kind == "sequences":
@@ -73,11 +83,16 @@ def follow(starts: Array, is_last: Array, stride: int, sampling: Sampling) -> tu
     apart, in a ring. After its last step a sequence repeats it.
     """
     length = sampling.length
-    slots, valid = np.empty((length, len(starts)), np.int64), np.ones((length, len(starts)), np.bool_)
+    slots, valid = (
+        np.empty((length, len(starts)), np.int64),
+        np.ones((length, len(starts)), np.bool_),
+    )
     slots[0] = starts
     for number in range(1, length):
         ended = is_last[slots[number - 1]] | ~valid[number - 1]
-        slots[number] = np.where(ended, slots[number - 1], (slots[number - 1] + stride) % len(is_last))
+        slots[number] = np.where(
+            ended, slots[number - 1], (slots[number - 1] + stride) % len(is_last)
+        )
         valid[number] = ~ended
     used = length if sampling.kind == "sequences" else int(valid.any(1).sum())
     return slots[:used], valid[:used]
@@ -85,7 +100,9 @@ def follow(starts: Array, is_last: Array, stride: int, sampling: Sampling) -> tu
 
 def gather(take: Callable[[Array], dict[str, Tensor]], slots: Array, valid: Array) -> Transitions:
     """The steps at slots [L, B] as one batch, [L, B, ...]; `take` reads flat slots."""
-    tensors = {name: tensor.unflatten(0, slots.shape) for name, tensor in take(slots.reshape(-1)).items()}  # type: ignore[no-untyped-call]
+    tensors = {
+        name: tensor.unflatten(0, slots.shape) for name, tensor in take(slots.reshape(-1)).items()
+    }  # type: ignore[no-untyped-call]
     device = tensors["rewards"].device
     return Transitions.from_tensors({**tensors, "valid": torch.from_numpy(valid).to(device)})
 
@@ -100,6 +117,8 @@ def _padded(batch: Transitions, length: int) -> Transitions:
     missing = length - len(batch.rewards)
     if not missing:
         return batch
-    tensors = {name: torch.cat([value, *[value[-1:]] * missing]) for name, value in batch.tensors().items()}
+    tensors = {
+        name: torch.cat([value, *[value[-1:]] * missing]) for name, value in batch.tensors().items()
+    }
     tensors["valid"][-missing:] = False
     return Transitions.from_tensors(tensors)

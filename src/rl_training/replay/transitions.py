@@ -73,7 +73,11 @@ class Transitions:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every field that is present, further ones included, by name."""
-        known = {name: value for name, value in vars(self).items() if value is not None and name != "extras"}
+        known = {
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and name != "extras"
+        }
         return {**known, **self.extras} if self.extras else known
 
     @classmethod
@@ -82,7 +86,9 @@ class Transitions:
         if tensors.keys() <= KNOWN_FIELDS:
             return cls(**tensors)
         known = {name: tensors[name] for name in tensors.keys() & KNOWN_FIELDS}
-        return cls(**known, extras={name: tensors[name] for name in tensors if name not in KNOWN_FIELDS})
+        return cls(
+            **known, extras={name: tensors[name] for name in tensors if name not in KNOWN_FIELDS}
+        )
 
 
 KNOWN_FIELDS = Transitions.__dataclass_fields__.keys() - {"extras"}
@@ -100,7 +106,10 @@ def allocate(spaces: Spaces, *leading: int, fields: StepFields | None = None) ->
         "terminated": np.zeros(leading, np.bool_),
         "truncated": np.zeros(leading, np.bool_),
         **{name: np.zeros((*leading, action.num_options), np.bool_) for name in mask_names},
-        **{name: np.zeros((*leading, *part.shape), part.dtype) for name, part in (fields or {}).items()},
+        **{
+            name: np.zeros((*leading, *part.shape), part.dtype)
+            for name, part in (fields or {}).items()
+        },
     }
 
 
@@ -114,7 +123,9 @@ def as_index(value: Any, largest: int) -> int:
 def copy_rows(name: str, saved: Array, target: Array) -> None:
     """Copy saved rows of a field into the buffer; shapes and types must be equal."""
     if saved.shape != target.shape or saved.dtype != target.dtype:
-        raise ValueError(f"saved '{name}' {saved.dtype}{saved.shape} does not fit {target.dtype}{target.shape}")
+        raise ValueError(
+            f"saved '{name}' {saved.dtype}{saved.shape} does not fit {target.dtype}{target.shape}"
+        )
     target[:] = saved
 
 

@@ -81,17 +81,25 @@ class RunSetup:
         """The run's algorithm for these spaces, checked."""
         get_algorithm_spec(self.config.algo).check_spaces(spaces)
         compile_updates = self.execution.compile
-        return make_algorithm(self.config, self.algo_config, spaces, self.seeds, compile_updates=compile_updates)
+        return make_algorithm(
+            self.config, self.algo_config, spaces, self.seeds, compile_updates=compile_updates
+        )
 
     def make_evaluator(self) -> Evaluator | None:
         """The run's evaluator; None without an environment."""
-        return None if self.env is None else Evaluator(self.env, self.seeds.eval_seeds(self.config.eval_episodes))
+        return (
+            None
+            if self.env is None
+            else Evaluator(self.env, self.seeds.eval_seeds(self.config.eval_episodes))
+        )
 
     @property
     def required_env(self) -> EnvSource:
         """The environment, where it is needed."""
         if self.env is None:
-            raise ConfigError("missing key 'env_id' for the configuration: this needs an environment")
+            raise ConfigError(
+                "missing key 'env_id' for the configuration: this needs an environment"
+            )
         return self.env
 
     def warnings(self) -> list[str]:
@@ -153,7 +161,9 @@ class RunComponents:
 
     def close(self) -> list[str]:
         """Close all environments; returns the failures."""
-        failures = [try_to_close(owner) for owner in (self.collector, self.evaluator, self.goal_rewards)]
+        failures = [
+            try_to_close(owner) for owner in (self.collector, self.evaluator, self.goal_rewards)
+        ]
         return [failure for failure in failures if failure is not None]
 
 
@@ -179,14 +189,23 @@ def check_watched_metric(algo_config: AlgorithmConfig, evaluator: Evaluator | No
         return
     if evaluator is None:
         remedy = "remove early_stopping or give env_id"
-        raise ConfigError(f"early_stopping watches evaluations, and there are none without env_id: {remedy}")
+        raise ConfigError(
+            f"early_stopping watches evaluations, and there are none without env_id: {remedy}"
+        )
     metric, known = algo_config.early_stopping.metric, evaluator.metric_names
     if metric not in known and not (metric == SUCCESS_RATE and evaluator.reports_success()):
-        raise ConfigError(f"early_stopping watches unknown metric '{metric}'{suggest(metric, known)}")
+        raise ConfigError(
+            f"early_stopping watches unknown metric '{metric}'{suggest(metric, known)}"
+        )
 
 
 def make_algorithm(
-    config: TrainConfig, algo_config: AlgorithmConfig, spaces: Spaces, seeds: RunSeeds, *, compile_updates: bool = False
+    config: TrainConfig,
+    algo_config: AlgorithmConfig,
+    spaces: Spaces,
+    seeds: RunSeeds,
+    *,
+    compile_updates: bool = False,
 ) -> Algorithm[Any]:
     """The algorithm of a run with its initial weights; state that no checkpoint would hold is an error here."""
     device = resolve_device(config.device)
@@ -202,8 +221,12 @@ def make_algorithm(
 def _refuse_unused_network(config: AlgorithmConfig, algorithm: Algorithm[Any]) -> None:
     """Raise if no network of the algorithm contains the user's own one."""
     encoder_class = algorithm.mlp_spec.encoder_class
-    networks = [member for member in algorithm.stateful_members().values() if isinstance(member, nn.Module)]
-    if encoder_class is None or any(type(part) is encoder_class for one in networks for part in one.modules()):
+    networks = [
+        member for member in algorithm.stateful_members().values() if isinstance(member, nn.Module)
+    ]
+    if encoder_class is None or any(
+        type(part) is encoder_class for one in networks for part in one.modules()
+    ):
         return
     raise ConfigError(
         f"{type(algorithm).__name__} does not use algo_kwargs.network '{config.network}': build its networks on"
@@ -226,7 +249,9 @@ def check_replay_fits(
     return _check_fits(needed, count, "replay", key)
 
 
-def check_rollout_fits(spaces: Spaces, num_steps: int, num_envs: int, fields: StepFields | None = None) -> int:
+def check_rollout_fits(
+    spaces: Spaces, num_steps: int, num_envs: int, fields: StepFields | None = None
+) -> int:
     """Bytes of `num_steps` steps of every environment; refuses more than the available memory."""
     needed = storage_bytes(spaces, num_steps * num_envs, fields)
     return _check_fits(needed, num_steps, f"rollout of {num_envs:,} x {num_steps:,}", "num_steps")
@@ -248,18 +273,32 @@ def _largest_network(config: AlgorithmConfig, spaces: Spaces) -> tuple[str, tupl
     inputs = spaces.obs.num_features + IMAGE_FEATURES * len(images)
     convolutions = sum(prod(size) for shape in images for size in layer_sizes(shape))
     actions = sum(spaces.action.choices) or spaces.action.num_components
-    has_own_input = config.network is not None or getattr(config, "memory", None) is not None  # of a size unknown here
+    has_own_input = (
+        config.network is not None or getattr(config, "memory", None) is not None
+    )  # of a size unknown here
     found = []
     for place, (key, hidden_sizes) in enumerate(config.network_sizes().items()):
-        sizes = (inputs, *hidden_sizes, 1 if place else actions)  # the first acts, the second is a critic
+        sizes = (
+            inputs,
+            *hidden_sizes,
+            1 if place else actions,
+        )  # the first acts, the second is a critic
         if has_own_input:
             sizes = sizes[1:]
-        found.append((key, sizes, convolutions + sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))))
+        found.append(
+            (
+                key,
+                sizes,
+                convolutions + sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes)),
+            )
+        )
     return max(found, key=lambda network: network[-1])
 
 
 @contextlib.contextmanager
-def check_networks_fit(config: AlgorithmConfig, spaces: Spaces, device: torch.device) -> Iterator[None]:
+def check_networks_fit(
+    config: AlgorithmConfig, spaces: Spaces, device: torch.device
+) -> Iterator[None]:
     """Refuse networks that exceed the memory: on the CPU before they are created, elsewhere when allocation fails."""
     key, sizes, count = _largest_network(config, spaces)
     needed, available = count * BYTES_OF_A_WEIGHT, available_memory()
@@ -272,7 +311,9 @@ def check_networks_fit(config: AlgorithmConfig, spaces: Spaces, device: torch.de
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # on the CPU torch raises a RuntimeError
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "memory" not in str(error):
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "memory" not in str(
+            error
+        ):
             raise
         raise ConfigError(
             f"the networks do not fit into the memory of '{device}'; one has {count:,} weights, which"

@@ -81,7 +81,10 @@ def _naming_callback(callback: object, method: str) -> Iterator[None]:
         raise
     except Exception as error:
         note = failure_note(error)
-        note.callback, note.trace = f"callback {type(callback).__name__} in {method}", frames_of_user(error)
+        note.callback, note.trace = (
+            f"callback {type(callback).__name__} in {method}",
+            frames_of_user(error),
+        )
         raise
 
 
@@ -92,19 +95,25 @@ def _check(callback: object, title: str) -> None:
     except RLTrainingError:
         raise
     except Exception as error:
-        raise ConfigError(f"{title} cannot be used: it raised {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{title} cannot be used: it raised {type(error).__name__}: {error}"
+        ) from error
 
 
 class CallbackList(Callback):
     """Calls every event of each callback, in order. An exception in a callback ends the run."""
 
-    def __init__(self, callbacks: Iterable[AnyCallback] | None = None, titles: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, callbacks: Iterable[AnyCallback] | None = None, titles: Sequence[str] | None = None
+    ) -> None:
         """Check each callback that another `CallbackList` has not checked. `titles` name them in errors."""
         try:
             self.callbacks = list(callbacks or [])
         except TypeError:
             name = type(callbacks).__name__
-            raise ConfigError(f"callbacks must be a list, not one {name}: write callbacks=[...]") from None
+            raise ConfigError(
+                f"callbacks must be a list, not one {name}: write callbacks=[...]"
+            ) from None
         if not isinstance(callbacks, CallbackList):
             for index, callback in enumerate(self.callbacks):
                 _check(callback, titles[index] if titles else self._title(index))
@@ -123,7 +132,10 @@ class CallbackList(Callback):
     def listens_to(self, event: str) -> bool:
         """Whether any callback has this event, other than the empty one of `Callback`."""
         empty = getattr(Callback, event)
-        return any(hasattr(item, event) and getattr(type(item), event, None) is not empty for item in self.callbacks)
+        return any(
+            hasattr(item, event) and getattr(type(item), event, None) is not empty
+            for item in self.callbacks
+        )
 
     on_train_start = _to_each("on_train_start")
     on_collect_end = _to_each("on_collect_end")
@@ -134,13 +146,19 @@ class CallbackList(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Non-empty states of the callbacks, keyed by index and class name."""
-        states = {self._key(i): savable_state(c, self._title(i)) for i, c in enumerate(self.callbacks)}
+        states = {
+            self._key(i): savable_state(c, self._title(i)) for i, c in enumerate(self.callbacks)
+        }
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore each callback by index and class name, else by the next saved state of its class."""
         remaining = dict(state)
-        restorable = [index for index, callback in enumerate(self.callbacks) if hasattr(callback, "load_state_dict")]
+        restorable = [
+            index
+            for index, callback in enumerate(self.callbacks)
+            if hasattr(callback, "load_state_dict")
+        ]
         for index in (index for index in restorable if self._key(index) in state):
             self._restore(index, remaining.pop(self._key(index)))
         for index in (index for index in restorable if self._key(index) not in state):
@@ -174,7 +192,11 @@ def check_callback(callback: object, title: str) -> None:
     if inspect.isclass(callback):
         raise ConfigError(f"{title} is a class: pass an instance, such as {callback.__name__}()")
     _refuse_misspelt_events(callback, title)
-    methods = {name: arguments for name, arguments in (EVENTS | STATE_METHODS).items() if hasattr(callback, name)}
+    methods = {
+        name: arguments
+        for name, arguments in (EVENTS | STATE_METHODS).items()
+        if hasattr(callback, name)
+    }
     for name, arguments in methods.items():
         _check_method(getattr(callback, name), name, arguments, title)
     if not methods.keys() & EVENTS.keys():
@@ -182,7 +204,9 @@ def check_callback(callback: object, title: str) -> None:
     missing = STATE_METHODS.keys() - methods.keys()
     if len(missing) == 1:
         (present,) = STATE_METHODS.keys() & methods.keys()
-        raise ConfigError(f"{title} has {present} but no {missing.pop()}: define both, or its state is lost on resume")
+        raise ConfigError(
+            f"{title} has {present} but no {missing.pop()}: define both, or its state is lost on resume"
+        )
     if not missing:
         _try_state(callback, title)
 
@@ -218,9 +242,13 @@ def _refuse_misspelt_events(callback: object, title: str) -> None:
     )
 
 
-def _check_method(method: Callable[..., Any], name: str, arguments: tuple[str, ...], title: str) -> None:
+def _check_method(
+    method: Callable[..., Any], name: str, arguments: tuple[str, ...], title: str
+) -> None:
     if not callable(method):
-        raise ConfigError(f"{name} of {title} is {method!r:.80}, not a method: define it as a method")
+        raise ConfigError(
+            f"{name} of {title} is {method!r:.80}, not a method: define it as a method"
+        )
     wanted = f"{name}({', '.join(arguments)})"
     if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
         raise ConfigError(
@@ -233,7 +261,9 @@ def _check_method(method: Callable[..., Any], name: str, arguments: tuple[str, .
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        raise ConfigError(f"{name} of {title} cannot be called as {wanted}: {error}; it takes {signature}") from None
+        raise ConfigError(
+            f"{name} of {title} cannot be called as {wanted}: {error}; it takes {signature}"
+        ) from None
 
 
 def _try_state(callback: object, title: str) -> None:
@@ -252,7 +282,9 @@ def load_callbacks(names: Sequence[str] | None) -> CallbackList:
     NAME is a class or a factory function, called without arguments, or an object with callback methods.
     """
     names = names or ()
-    return CallbackList([_load_callback(name) for name in names], [f"callback '{name}'" for name in names])
+    return CallbackList(
+        [_load_callback(name) for name in names], [f"callback '{name}'" for name in names]
+    )
 
 
 def _load_callback(name: str) -> object:
@@ -261,7 +293,9 @@ def _load_callback(name: str) -> object:
         raise ConfigError(f"--callback '{name}' names no object: write FILE.py:NAME or MODULE:NAME")
     module = load_code(place)
     if not hasattr(module, attribute):
-        raise ConfigError(f"'{place}' has no '{attribute}'{suggest(attribute, _candidates(vars(module)))}")
+        raise ConfigError(
+            f"'{place}' has no '{attribute}'{suggest(attribute, _candidates(vars(module)))}"
+        )
     try:
         found = getattr(module, attribute)
         is_made = not inspect.isclass(found) and any(hasattr(found, event) for event in EVENTS)
@@ -269,7 +303,9 @@ def _load_callback(name: str) -> object:
     except RLTrainingError:
         raise
     except Exception as error:
-        raise ConfigError(f"callback '{name}' cannot be used: it raised {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"callback '{name}' cannot be used: it raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def _make(maker: Callable[[], object], name: str) -> object:
@@ -287,4 +323,8 @@ def _make(maker: Callable[[], object], name: str) -> object:
 
 def _candidates(names: dict[str, Any]) -> list[str]:
     """Names in a module that --callback could refer to."""
-    return [name for name, value in names.items() if not name.startswith("_") and not inspect.ismodule(value)]
+    return [
+        name
+        for name, value in names.items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    ]

@@ -13,7 +13,14 @@ from torch import Tensor
 from rl_training.algorithms.base import ActResult, Algorithm
 from rl_training.envs.parallel.vector import TrainingEnv
 from rl_training.errors import ConfigError, EnvError, NonFiniteError
-from rl_training.replay.transitions import FIELDS, KNOWN_FIELDS, Array, StepField, StepFields, Storage
+from rl_training.replay.transitions import (
+    FIELDS,
+    KNOWN_FIELDS,
+    Array,
+    StepField,
+    StepFields,
+    Storage,
+)
 from rl_training.runtime.trainer import CollectResult, TrainerState
 from rl_training.spaces.observations import ObsSpec
 from rl_training.spaces.spec import Spaces
@@ -85,24 +92,35 @@ class Collector:
         self._masks = self._envs.current_masks()
         self._policy_state = self._initial_state
 
-    def collect(self, act: Act, buffer: StepBuffer, num_steps: int, state: TrainerState) -> CollectResult:
+    def collect(
+        self, act: Act, buffer: StepBuffer, num_steps: int, state: TrainerState
+    ) -> CollectResult:
         """Take `num_steps` steps in every environment, or fewer if a stop is requested."""
         returns: list[float] = []
         lengths: list[int] = []
         first_step = state.global_step
-        stored, is_local = 0, self._device.type == "cpu"  # moving a tensor to its own device takes a microsecond
+        stored, is_local = (
+            0,
+            self._device.type == "cpu",
+        )  # moving a tensor to its own device takes a microsecond
         while stored < num_steps and not (stored and state.should_stop):
             masks = None if self._masks is None else torch.from_numpy(self._masks).to(self._device)
             obs_tensor = torch.from_numpy(self._obs)
-            acted = act(obs_tensor if is_local else obs_tensor.to(self._device), self._policy_state, masks)
+            acted = act(
+                obs_tensor if is_local else obs_tensor.to(self._device), self._policy_state, masks
+            )
             if self._unchecked is not None:
                 check_acted(acted, self._unchecked, self.num_envs)
                 self._unchecked = None
             actions = (acted.actions if is_local else acted.actions.cpu()).numpy()
             try:
-                env_obs, rewards, terminated, truncated, info = self._envs.step(self._spaces.action.to_env(actions))
+                env_obs, rewards, terminated, truncated, info = self._envs.step(
+                    self._spaces.action.to_env(actions)
+                )
             except EnvError:
-                self._check_finite(buffer, stored, first_step, actions)  # non-finite actions may be the cause
+                self._check_finite(
+                    buffer, stored, first_step, actions
+                )  # non-finite actions may be the cause
                 raise
             obs = self._spaces.obs.as_stored(env_obs)
             for episode_return, length in info.get("episodes", ()):
@@ -111,10 +129,17 @@ class Collector:
             if "restarted" in info:
                 buffer.truncate_newest()  # the row of this step is incomplete and not stored
                 self._obs, self._masks = obs, self._envs.current_masks()
-                self._policy_state = self._initial_state  # also of the others: their stored sequence is interrupted
+                self._policy_state = (
+                    self._initial_state
+                )  # also of the others: their stored sequence is interrupted
                 continue
             next_obs = self._with_final_obs(obs, info) if "final_obs" in info else obs
-            step: Storage = {"obs": self._obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
+            step: Storage = {
+                "obs": self._obs,
+                "actions": actions,
+                "rewards": rewards,
+                "next_obs": next_obs,
+            }
             step["terminated"], step["truncated"] = terminated, truncated
             for name, field in acted.fields.items():
                 step[name] = (field if is_local else field.cpu()).numpy()
@@ -128,12 +153,16 @@ class Collector:
             stored += 1
             state.global_step += self.num_envs
         self._check_finite(buffer, stored, first_step)
-        return CollectResult(state.global_step - first_step, returns, lengths, self._envs.num_restarts)
+        return CollectResult(
+            state.global_step - first_step, returns, lengths, self._envs.num_restarts
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the environments, and the policy state where there is one."""
         state = {"envs": self._envs.state(), "inexact_reasons": list(self.inexact_reasons)}
-        return state if self._policy_state is None else {**state, "policy_state": self._policy_state}
+        return (
+            state if self._policy_state is None else {**state, "policy_state": self._policy_state}
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Restore the environments; returns why they may not be in the exact state."""
@@ -142,7 +171,9 @@ class Collector:
         self._masks = self._envs.current_masks()
         if self._initial_state is not None:
             saved = self._saved_policy_state(state)
-            self._policy_state = self._initial_state if reasons else saved  # the stored episodes end here as well
+            self._policy_state = (
+                self._initial_state if reasons else saved
+            )  # the stored episodes end here as well
         self.inexact_reasons = list(dict.fromkeys([*state["inexact_reasons"], *reasons]))
         return reasons
 
@@ -172,7 +203,9 @@ class Collector:
         saved, expected = state["policy_state"], self._initial_state
         assert expected is not None
         if saved.shape != expected.shape or saved.dtype != expected.dtype:
-            raise ValueError(f"the saved policy state {tuple(saved.shape)} is not of shape {tuple(expected.shape)}")
+            raise ValueError(
+                f"the saved policy state {tuple(saved.shape)} is not of shape {tuple(expected.shape)}"
+            )
         restored: Tensor = saved.to(self._device)
         return restored
 
@@ -182,7 +215,9 @@ class Collector:
             next_obs[index] = self._spaces.obs.one_as_stored(info["final_obs"][index])
         return next_obs
 
-    def _check_finite(self, buffer: StepBuffer, stored: int, first_step: int, actions: Array | None = None) -> None:
+    def _check_finite(
+        self, buffer: StepBuffer, stored: int, first_step: int, actions: Array | None = None
+    ) -> None:
         """Raise if anything collected since `first_step` is NaN or infinite."""
         row = 0
         for rows in buffer.newest(stored):
@@ -196,16 +231,23 @@ class Collector:
                 )
             row += len(rows["rewards"])
         if actions is not None and actions.dtype.kind == "f" and not np.isfinite(actions).all():
-            raise NonFiniteError(f"the policy's actions are not finite after step {first_step + row}: {actions}")
+            raise NonFiniteError(
+                f"the policy's actions are not finite after step {first_step + row}: {actions}"
+            )
 
 
 def find_non_finite(rows: Mapping[str, Array], obs_spec: ObsSpec) -> tuple[str, int, int] | None:
     """Field, row and environment of the first NaN or infinity in rows [rows, envs, ...]; None if all are finite."""
-    numbers = {name: obs_spec.numbers(rows[name]) if name.endswith("obs") else rows[name] for name in FIELDS[:4]}
+    numbers = {
+        name: obs_spec.numbers(rows[name]) if name.endswith("obs") else rows[name]
+        for name in FIELDS[:4]
+    }
     floats = {name: array for name, array in numbers.items() if array.dtype.kind == "f"}
     with np.errstate(over="ignore", invalid="ignore"):
         # The sum of squares is the cheapest number that any NaN or infinity spoils.
-        if math.isfinite(sum(flat.dot(flat) for flat in (array.reshape(-1) for array in floats.values()))):
+        if math.isfinite(
+            sum(flat.dot(flat) for flat in (array.reshape(-1) for array in floats.values()))
+        ):
             return None
     found = []
     for order, (name, array) in enumerate(floats.items()):
@@ -219,15 +261,23 @@ def find_non_finite(rows: Mapping[str, Array], obs_spec: ObsSpec) -> tuple[str, 
 
 def stored_fields(algorithm: Algorithm[Any]) -> dict[str, StepField]:
     """Further fields of the step record: what the algorithm returns from `act`, and the info it asks for."""
-    owner, declared, asked = type(algorithm).__name__, algorithm.step_fields(), algorithm.info_fields
+    owner, declared, asked = (
+        type(algorithm).__name__,
+        algorithm.step_fields(),
+        algorithm.info_fields,
+    )
     for name in declared.keys() & asked.keys():
-        raise ConfigError(f"{owner} declares '{name}' in step_fields and in info_fields: rename one of them")
+        raise ConfigError(
+            f"{owner} declares '{name}' in step_fields and in info_fields: rename one of them"
+        )
     fields = {**declared, **asked}
     for name, field in fields.items():
         if name in KNOWN_FIELDS or name == "extras":
             raise ConfigError(f"{owner} declares the step field '{name}', which exists: rename it")
         if not isinstance(field, StepField) or not _is_dtype(field.dtype):
-            raise ConfigError(f"the step field '{name}' of {owner} is {field!r:.100}: write StepField((3,), 'float32')")
+            raise ConfigError(
+                f"the step field '{name}' of {owner} is {field!r:.100}: write StepField((3,), 'float32')"
+            )
     return fields
 
 
@@ -236,10 +286,14 @@ def initial_state_of(algorithm: Algorithm[Any], num_envs: int) -> Tensor | None:
     state = algorithm.initial_state(num_envs)
     owner = type(algorithm).__name__
     if state is not None and not isinstance(state, Tensor):
-        raise ConfigError(f"initial_state of {owner} returns a {type(state).__name__}: return one tensor, or None")
+        raise ConfigError(
+            f"initial_state of {owner} returns a {type(state).__name__}: return one tensor, or None"
+        )
     if state is not None and (state.dim() == 0 or len(state) != num_envs):
         shape = tuple(state.shape)
-        raise ConfigError(f"initial_state({num_envs}) of {owner} has shape {shape}: return {num_envs} rows")
+        raise ConfigError(
+            f"initial_state({num_envs}) of {owner} has shape {shape}: return {num_envs} rows"
+        )
     return state
 
 
@@ -263,10 +317,15 @@ def check_acted(acted: Any, algorithm: Algorithm[Any], num_envs: int) -> None:
             " return those, [B, ...] each, when exploring"
         )
     for name, field in declared.items():
-        expected[f"field '{name}'"], found[f"field '{name}'"] = (num_envs, *field.shape), acted.fields[name]
+        expected[f"field '{name}'"], found[f"field '{name}'"] = (
+            (num_envs, *field.shape),
+            acted.fields[name],
+        )
     for name, shape in expected.items():
         if _shape_of(found[name]) != str(shape):
-            raise ConfigError(f"{owner} returns {name} of shape {_shape_of(found[name])}: return shape {shape}")
+            raise ConfigError(
+                f"{owner} returns {name} of shape {_shape_of(found[name])}: return shape {shape}"
+            )
 
 
 def check_info(values: dict[str, Array], fields: StepFields) -> None:
@@ -280,7 +339,9 @@ def check_info(values: dict[str, Array], fields: StepFields) -> None:
             )
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             env = int(np.argwhere(~np.isfinite(value))[0, 0])
-            raise EnvError(f"info['{name}'] of environment {env} is {value[env]}: the algorithm reads finite numbers")
+            raise EnvError(
+                f"info['{name}'] of environment {env} is {value[env]}: the algorithm reads finite numbers"
+            )
 
 
 def _shape_of(value: Any) -> str:

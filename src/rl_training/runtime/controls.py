@@ -60,7 +60,9 @@ class EarlyStoppingCallback(Callback):
         if trainer.global_step < config.min_steps:
             return
         if config.target_value is not None and sign * (value - config.target_value) >= 0:
-            self.stop_reason = f"{config.metric} {value:g} reached the target {config.target_value:g}"
+            self.stop_reason = (
+                f"{config.metric} {value:g} reached the target {config.target_value:g}"
+            )
         elif self.evaluations_without_gain >= config.patience:
             count = f"{config.patience} evaluation{'' if config.patience == 1 else 's'}"
             self.stop_reason = f"{config.metric} has not improved on {self.best:g} for {count}"
@@ -142,7 +144,10 @@ class TrainingProgress:
         """Fraction of each schedule done at `step`, 0 to 1."""
         left = self.total - self.from_step
         fraction = (step - self.from_step) / left if left > 0 else 0.0
-        return min(self.to_progress, self.from_progress + (self.to_progress - self.from_progress) * fraction)
+        return min(
+            self.to_progress,
+            self.from_progress + (self.to_progress - self.from_progress) * fraction,
+        )
 
     def extended(self, step: int, total: int, schedules: Schedules = "stretch") -> TrainingProgress:
         """Progress of a run resumed at `step` that now ends at `total`; no schedule jumps, unless it restarts."""
@@ -158,7 +163,9 @@ class TrainingProgress:
 
 
 @contextlib.contextmanager
-def stop_on_signals(state: TrainerState, on_request: Callable[[], None] | None = None) -> Iterator[None]:
+def stop_on_signals(
+    state: TrainerState, on_request: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Turn signals into `state.request_stop` inside the block. Does nothing outside the main thread.
 
     The first signal calls `on_request`, which must not print: the signal may have interrupted a print.
@@ -193,4 +200,8 @@ def _signals_to_handle() -> list[signal.Signals]:
     """Signals that stop a run. SIGHUP, sent when a terminal closes, is left alone if `nohup` ignores it."""
     hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)
     is_handled = hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([hang_up] if hang_up is not None and is_handled else [])]
+    return [
+        signal.SIGINT,
+        signal.SIGTERM,
+        *([hang_up] if hang_up is not None and is_handled else []),
+    ]

@@ -57,7 +57,9 @@ class SettingsChecker:
             check_dataset_settings(setup)
             path = setup.algo_config.dataset_path
             if path is not None and not path.is_file():
-                raise ConfigError(f"dataset_path '{path}' does not exist (looked from {Path.cwd()})")
+                raise ConfigError(
+                    f"dataset_path '{path}' does not exist (looked from {Path.cwd()})"
+                )
         evaluator = self._evaluator(setup)
         check_watched_metric(setup.algo_config, evaluator)
         num_threads = setup.execution.num_threads

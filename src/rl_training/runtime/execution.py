@@ -76,7 +76,9 @@ class Execution:
     def from_metadata(cls, values: Any) -> Execution:
         """Read the `execution` entry of a checkpoint's metadata."""
         match values:
-            case {"num_threads": int(threads), "compile": bool(compiled)} if 1 <= threads <= MAX_THREADS:
+            case {"num_threads": int(threads), "compile": bool(compiled)} if (
+                1 <= threads <= MAX_THREADS
+            ):
                 return cls(threads, compiled)
         raise CheckpointError(
             f"bad value {values!r:.100} for the checkpoint's 'execution': should be num_threads (1 to"
@@ -115,7 +117,11 @@ def choose_execution(
         return Execution.choose(config, algo_config)
     saved = Execution.from_metadata(checkpoint_state.metadata["execution"])
     before = TrainConfig(**checkpoint_state.config)
-    changed = [name for name in ("num_threads", "compile") if getattr(before, name) != getattr(config, name)]
+    changed = [
+        name
+        for name in ("num_threads", "compile")
+        if getattr(before, name) != getattr(config, name)
+    ]
     chosen = Execution.choose(config, algo_config) if changed else saved
     return dataclasses.replace(saved, **{name: getattr(chosen, name) for name in changed})
 
@@ -140,7 +146,9 @@ def end_openmp_threads() -> bool:
 
     torch loads its libraries with RTLD_GLOBAL, so the symbol is found in the process itself.
     """
-    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None) if os.name == "posix" else None
+    pause = (
+        getattr(ctypes.CDLL(None), "omp_pause_resource_all", None) if os.name == "posix" else None
+    )
     return pause is not None and pause(OMP_PAUSE_HARD) == 0
 
 
@@ -216,7 +224,9 @@ def code_differences(saved: object, now: Mapping[str, str]) -> list[str]:
     """The code that is not the same as when the checkpoint was written, as reasons why a run is not bit-exact."""
     known = saved if isinstance(saved, Mapping) else {}
     changed = [name for name in now if name in known and known[name] != now[name]]
-    return [f"other code: the file of '{name}' has changed since the checkpoint" for name in changed]
+    return [
+        f"other code: the file of '{name}' has changed since the checkpoint" for name in changed
+    ]
 
 
 @functools.cache
@@ -232,5 +242,7 @@ def _processor_name() -> str:
             fields[key.strip()] = value.strip()
     words = [fields["model name"] or platform.processor() or platform.machine()]
     if fields["model"]:
-        words.append(f"({fields['vendor_id']} family {fields['cpu family']} model {fields['model']})")
+        words.append(
+            f"({fields['vendor_id']} family {fields['cpu family']} model {fields['model']})"
+        )
     return " ".join(words)

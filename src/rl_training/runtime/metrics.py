@@ -143,18 +143,30 @@ class MetricAccumulator:
 def _check_names(names: Names) -> None:
     """Raise a `ConfigError` for a metric that would replace a value of the log line."""
     for name in names:
-        if name in RESERVED or name.startswith(tuple(start for start in RESERVED if start.endswith("_"))):
-            raise ConfigError(f"metric '{name}' of an update has the name of a value that the run logs: rename it")
+        if name in RESERVED or name.startswith(
+            tuple(start for start in RESERVED if start.endswith("_"))
+        ):
+            raise ConfigError(
+                f"metric '{name}' of an update has the name of a value that the run logs: rename it"
+            )
 
 
 def _stack_any(metrics: Mapping[str, Any]) -> Tensor:
     """Stack metrics that are not all scalar tensors: numbers are converted, anything else is named in an error."""
     values = []
     for name, value in metrics.items():
-        is_scalar = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+        is_scalar = isinstance(value, (int, float)) or (
+            isinstance(value, Tensor) and value.numel() == 1
+        )
         if not is_scalar:
-            shape = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ConfigError(f"metric '{name}' of an update is a {shape}: report scalar tensors or numbers")
+            shape = (
+                f"tensor of shape {tuple(value.shape)}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            raise ConfigError(
+                f"metric '{name}' of an update is a {shape}: report scalar tensors or numbers"
+            )
         values.append(torch.as_tensor(value, dtype=torch.float32).reshape(()).detach())
     device = next((value.device for value in values), torch.device("cpu"))
     return torch.stack([value.to(device) for value in values])
@@ -169,8 +181,17 @@ class ParameterGuard:
 
     def __init__(self, algorithm: Algorithm[Any]) -> None:
         self._algorithm = algorithm
-        modules = [member for member in algorithm.stateful_members().values() if isinstance(member, nn.Module)]
-        trained = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+        modules = [
+            member
+            for member in algorithm.stateful_members().values()
+            if isinstance(member, nn.Module)
+        ]
+        trained = [
+            parameter
+            for module in modules
+            for parameter in module.parameters()
+            if parameter.requires_grad
+        ]
         self._flat = [parameter.detach().view(-1) for parameter in trained]
         # On an accelerator each check would synchronize the device, so there only `check_all` checks, before a save.
         self._is_cheap = all(flat.device.type == "cpu" for flat in self._flat)
@@ -183,7 +204,9 @@ class ParameterGuard:
 
     def check_all(self, step: int) -> None:
         """Raise a `NonFiniteError` that names the first bad tensor of the networks and optimizers."""
-        states = {name: member.state_dict() for name, member in self._algorithm.stateful_members().items()}
+        states = {
+            name: member.state_dict() for name, member in self._algorithm.stateful_members().items()
+        }
         for path, tensor in tensors_in(states):
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 raise NonFiniteError(f"parameter '{path[1:]}' is not finite at step {step:,}")
@@ -192,7 +215,9 @@ class ParameterGuard:
 class RunLog:
     """Writes the metrics and evaluations of a run to its files and trackers, once `opened`."""
 
-    def __init__(self, setup: RunSetup, folder: TrainingRun, view: ProgressView, tracking: Tracking) -> None:
+    def __init__(
+        self, setup: RunSetup, folder: TrainingRun, view: ProgressView, tracking: Tracking
+    ) -> None:
         self._setup, self._folder, self._view, self._tracking = setup, folder, view, tracking
         self._metrics: JsonlSink | None = None
         self._evaluations: EvaluationFile | None = None
@@ -205,20 +230,31 @@ class RunLog:
     @contextlib.contextmanager
     def opened(self, kept: Mapping[str, Any], first_step: int) -> Iterator[None]:
         """Open the files, cut to the lines that `kept`, the trainer state of the restored checkpoint, counts."""
-        run_dir, workspace, config = self._folder.run_dir, self._folder.workspace, self._setup.config
-        metrics_bytes, evaluations_bytes = kept.get("metrics_bytes", 0), kept.get("evaluations_bytes", 0)
+        run_dir, workspace, config = (
+            self._folder.run_dir,
+            self._folder.workspace,
+            self._setup.config,
+        )
+        metrics_bytes, evaluations_bytes = (
+            kept.get("metrics_bytes", 0),
+            kept.get("evaluations_bytes", 0),
+        )
         all_settings = self._setup.algo_config.model_dump(mode="json")
         trackers = self._tracking.open(all_settings, metrics_bytes, first_step)
         with contextlib.ExitStack() as stack:
             self._metrics = JsonlSink(run_dir / "metrics.jsonl", metrics_bytes, workspace)
             stack.callback(self._metrics.close)
-            self._evaluations = EvaluationFile(run_dir / "evaluations.jsonl", evaluations_bytes, workspace)
+            self._evaluations = EvaluationFile(
+                run_dir / "evaluations.jsonl", evaluations_bytes, workspace
+            )
             stack.callback(self._evaluations.close)
             timing = TimingFile(run_dir / TIMING_NAME, self._metrics.path, first_step, workspace)
             stack.callback(timing.close)
             self._sinks = [self._metrics, timing]
             if "tensorboard" in config.loggers:
-                tensorboard = TensorboardSink(run_dir / "tensorboard", first_step, workspace, lambda: timing.latest)
+                tensorboard = TensorboardSink(
+                    run_dir / "tensorboard", first_step, workspace, lambda: timing.latest
+                )
                 stack.callback(tensorboard.close)
                 self._sinks.append(tensorboard)
             self._sinks += trackers
@@ -254,7 +290,11 @@ class RunLog:
         return self._metrics, self._evaluations
 
     def _report_lost_lines(self) -> None:
-        lost = [f"{file.path.name} ({file.num_lost_bytes:,} bytes)" for file in self._files() if file.num_lost_bytes]
+        lost = [
+            f"{file.path.name} ({file.num_lost_bytes:,} bytes)"
+            for file in self._files()
+            if file.num_lost_bytes
+        ]
         if lost:
             self._view.message(
                 f"shorter than at the checkpoint: {' and '.join(lost)}; the run resumes without the missing lines"

@@ -54,22 +54,31 @@ def record_transitions(
     device = torch.device("cpu")
     try:
         spaces = envs.spaces
-        needed, remedy = storage_bytes(spaces, num_steps), "record fewer (algo_kwargs.dataset_size, --steps)"
+        needed, remedy = (
+            storage_bytes(spaces, num_steps),
+            "record fewer (algo_kwargs.dataset_size, --steps)",
+        )
         check_data_fits(needed, f"a recording of {num_steps:,} transitions", remedy)
         buffer = ReplayBuffer(spaces, num_steps, 1, rng=np.random.default_rng(0), device=device)
         collector = Collector(envs, spaces, device, initial_state)
         collector.reset([seed])
         act, state = make_act(spaces), TrainerState(None, Path())  # type: ignore[arg-type]
         for chunk in counting(-(-num_steps // STEPS_AT_ONCE), "recording"):
-            collector.collect(act, buffer, min(STEPS_AT_ONCE, num_steps - chunk * STEPS_AT_ONCE), state)
+            collector.collect(
+                act, buffer, min(STEPS_AT_ONCE, num_steps - chunk * STEPS_AT_ONCE), state
+            )
         buffer.truncate_newest()  # the last episode ends with the recording
     finally:
         envs.close()
     (rows,) = buffer.newest(num_steps)
-    fields = {name: rows[name][:, 0] for name in (*FIELDS, *(MASK_FIELDS if spaces.has_masks else ()))}
+    fields = {
+        name: rows[name][:, 0] for name in (*FIELDS, *(MASK_FIELDS if spaces.has_masks else ()))
+    }
     fields["actions"] = spaces.action.to_env(fields["actions"])
     fields |= {name: to_recorded(spaces.obs, fields[name]) for name in ("obs", "next_obs")}
-    return Recording(TransitionDataset.from_dict(fields), envs.single_observation_space, envs.single_action_space)
+    return Recording(
+        TransitionDataset.from_dict(fields), envs.single_observation_space, envs.single_action_space
+    )
 
 
 def record_random(
@@ -104,6 +113,8 @@ def noisy_policy(algorithm: Algorithm[Any], epsilon: float, noise: float, seed: 
         actions = acted.actions
         if noise:
             actions = algorithm.add_exploration_noise(actions, noise, mask)
-        return acted._replace(actions=algorithm.replace_at_random(actions, epsilon, mask) if epsilon else actions)
+        return acted._replace(
+            actions=algorithm.replace_at_random(actions, epsilon, mask) if epsilon else actions
+        )
 
     return act

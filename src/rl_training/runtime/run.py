@@ -73,12 +73,16 @@ def _run(
         stack.callback(folder.close)
         state = TrainerState(components.algorithm, folder.run_dir, config=config)
         view = make_view(first_step)
-        tracking = stack.enter_context(Tracking(config, folder, view.message, lambda: state.stop_reason))
+        tracking = stack.enter_context(
+            Tracking(config, folder, view.message, lambda: state.stop_reason)
+        )
         with _recording_failure(folder), contextlib.closing(view):
             if setup.execution.compile:
                 stack.enter_context(watch_compilation(view.compiling))
             early_stopping = setup.algo_config.early_stopping
-            callbacks = callbacks.after([EarlyStoppingCallback(early_stopping)] if early_stopping else [])
+            callbacks = callbacks.after(
+                [EarlyStoppingCallback(early_stopping)] if early_stopping else []
+            )
             log = RunLog(setup, folder, view, tracking)
             session = Session(setup, components, folder, state, callbacks, view, log)
             _watch_ownership(session)
@@ -88,7 +92,10 @@ def _run(
             seconds = time.monotonic() - started
             session.callbacks.on_train_end(state, result)
         # Before the environments are closed, which may fail or hang: the run is complete.
-        status, rate = "finished" if result.stop_reason is None else "stopped", _rate(state, first_step, seconds)
+        status, rate = (
+            "finished" if result.stop_reason is None else "stopped",
+            _rate(state, first_step, seconds),
+        )
         folder.finish(status, result.stop_reason, exactness=session.exactness, **rate)
     return result
 
@@ -107,7 +114,9 @@ def _set_up(config: TrainConfig, plan: ResumePlan | None) -> RunSetup:
     warm_start_step = plan.state.trainer_state["session"].get("warm_start_step") or 0
     setup = dataclasses.replace(RunSetup.parse(config, plan.state), warm_start_step=warm_start_step)
     if setup.env is not None and not read_spaces(plan.state.algorithm_state).has_masks:
-        return dataclasses.replace(setup, env=setup.env.without_masks())  # it may have begun before masks were read
+        return dataclasses.replace(
+            setup, env=setup.env.without_masks()
+        )  # it may have begun before masks were read
     return setup
 
 
@@ -135,7 +144,9 @@ def _open_folder(
     metadata = plan.metadata() if plan else {}
     if weights is not None:
         metadata["init_from"] = weights.metadata()
-    return create_training_run(config, run_suffix=run_suffix, is_restart=is_restart, **metadata), None
+    return create_training_run(
+        config, run_suffix=run_suffix, is_restart=is_restart, **metadata
+    ), None
 
 
 def _watch_ownership(session: Session) -> None:
@@ -156,21 +167,28 @@ def _watch_ownership(session: Session) -> None:
 def _announce(session: Session, plan: ResumePlan | None, weights: InitialWeights | None) -> None:
     """Show where and how the run computes, and warnings about its settings."""
     setup, components, view = session.setup, session.components, session.view
-    view.message(f"{session.folder.run_dir}: {components.algorithm.device}, {setup.execution.describe()}")
+    view.message(
+        f"{session.folder.run_dir}: {components.algorithm.device}, {setup.execution.describe()}"
+    )
     if plan is not None:
         first, total = f"{plan.global_step:,}", f"{setup.config.total_timesteps:,}"
         session.folder.logger.info("resumed at step %s of %s", first, total)
         view.message(f"resumed at step {first} of {total}")
         first_update = setup.warm_start_step + getattr(setup.algo_config, "learning_starts", 0)
         if setup.warm_start_step and plan.global_step < first_update:
-            view.message(f"the policy refills the replay buffer until step {first_update:,}, where updates begin")
+            view.message(
+                f"the policy refills the replay buffer until step {first_update:,}, where updates begin"
+            )
     taken = weights.describe() if weights else []
     for note in collapsed([*taken, *setup.warnings(), *components.notes, *components.env_reasons]):
         view.message(note)
 
 
 def _train(
-    session: Session, plan: ResumePlan | None, weights: InitialWeights | None, stop_reason: str | None
+    session: Session,
+    plan: ResumePlan | None,
+    weights: InitialWeights | None,
+    stop_reason: str | None,
 ) -> TrainResult:
     """Train to the end; `stop_reason` ends the run at once, as its killed process had decided."""
     components, folder = session.components, session.folder
@@ -178,14 +196,18 @@ def _train(
     with stop_on_signals(session.state, session.view.stopping):
         if plan is None:
             components.begin(session.setup.seeds)
-            if weights is not None:  # after `begin`: networks keep the normalizer they were trained with
+            if (
+                weights is not None
+            ):  # after `begin`: networks keep the normalizer they were trained with
                 weights.load_into(components.algorithm)
                 session.state.warm_start_step = 0 if weights.has_policy else None
         else:
             restore(plan, session)
         if components.dataset_facts:
             folder.update_metadata(dataset=dict(components.dataset_facts))
-        kept: Mapping[str, Any] = plan.state.trainer_state if plan is not None and not is_fork else {}
+        kept: Mapping[str, Any] = (
+            plan.state.trainer_state if plan is not None and not is_fork else {}
+        )
         with session.log.opened(kept, session.state.global_step):
             if is_fork:  # a fork can be resumed from its first moment on
                 session.offer_best(session.save())
@@ -207,7 +229,11 @@ def _naming_last_checkpoint(checkpoints: CheckpointFolder) -> Iterator[None]:
         yield
     except NonFiniteError as error:
         last = checkpoints.last
-        where = f"the last good checkpoint is '{last}'" if last else "no checkpoint had been written yet"
+        where = (
+            f"the last good checkpoint is '{last}'"
+            if last
+            else "no checkpoint had been written yet"
+        )
         raise NonFiniteError(f"{error}; {where}") from error
 
 
@@ -221,7 +247,9 @@ def _recording_failure(folder: TrainingRun) -> Iterator[None]:
         with contextlib.suppress(RLTrainingError):
             folder.finish("failed", f"{type(error).__name__}: {error}")
         if isinstance(error, SystemExit):
-            told = RLTrainingError(f"the run did not finish: a callback or a package called sys.exit({error.code!r})")
+            told = RLTrainingError(
+                f"the run did not finish: a callback or a package called sys.exit({error.code!r})"
+            )
             failure_note(told).run_dir = folder.run_dir
             raise told from error
         failure_note(error).run_dir = folder.run_dir
@@ -255,7 +283,11 @@ def resume_training(
     ends the name of a new run folder (with `output_dir`). `env` (and `eval_env`) give an environment again whose id
     begins with `python:`. `plan_resume` documents the other arguments.
     """
-    flags: dict[str, Any] = {"total_timesteps": total_timesteps, "output_dir": output_dir, "device": device}
+    flags: dict[str, Any] = {
+        "total_timesteps": total_timesteps,
+        "output_dir": output_dir,
+        "device": device,
+    }
     plan = plan_resume(
         path,
         fall_back=fall_back,
@@ -287,10 +319,19 @@ def run_plan(plan: ResumePlan, *, callbacks: Iterable[AnyCallback] | None = None
 def _ended_result(plan: ResumePlan) -> TrainResult:
     """The result of a run that is over, from its checkpoint and its logged metrics."""
     run_dir, session = plan.checkpoint_path.parent.parent, plan.state.trainer_state["session"]
-    counts: dict[str, float] = {"global_step": plan.global_step, "gradient_steps": session["update_count"]}
-    evaluated = {**session["last_eval"], "eval_step": session["last_eval_step"]} if session["last_eval"] else {}
+    counts: dict[str, float] = {
+        "global_step": plan.global_step,
+        "gradient_steps": session["update_count"],
+    }
+    evaluated = (
+        {**session["last_eval"], "eval_step": session["last_eval_step"]}
+        if session["last_eval"]
+        else {}
+    )
     metrics = {**counts, **evaluated, **latest_metrics(run_dir / "metrics.jsonl"), **counts}
     best = CheckpointFolder(plan.checkpoint_path.parent).best
     if best is not None:
         metrics["best_eval_return_mean"] = best.score
-    return TrainResult(run_dir, plan.checkpoint_path, metrics, None if plan.is_finished else plan.early_stop)
+    return TrainResult(
+        run_dir, plan.checkpoint_path, metrics, None if plan.is_finished else plan.early_stop
+    )

@@ -15,7 +15,12 @@ from rl_training.errors import ConfigError, EnvError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
 from rl_training.experiment.codec import UnsavableStateError
 from rl_training.experiment.config import TrainConfig, serialize_train_config
-from rl_training.experiment.run_folder import TrainingRun, create_training_run, now, package_versions
+from rl_training.experiment.run_folder import (
+    TrainingRun,
+    create_training_run,
+    now,
+    package_versions,
+)
 from rl_training.plugins.user_code import loaded_code
 
 ENVIRONMENTS = ("trainer", "collector", "envs", "environments")
@@ -42,7 +47,9 @@ def resolve_device(device: str) -> torch.device:
             torch.Generator(torch.zeros(1, device=resolved).device)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"device '{device}' cannot be used: {reason}; use auto or cpu") from None
+            raise ConfigError(
+                f"device '{device}' cannot be used: {reason}; use auto or cpu"
+            ) from None
         return resolved
     for name, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps)):
         with contextlib.suppress(RuntimeError, AssertionError):
@@ -77,7 +84,9 @@ class RunSeeds:
 
     def policy_generator(self, device: torch.device) -> torch.Generator:
         """Generator of initial weights, actions and noise."""
-        return torch.Generator(device).manual_seed(int(self.policy.generate_state(1, np.uint64)[0] >> 1))
+        return torch.Generator(device).manual_seed(
+            int(self.policy.generate_state(1, np.uint64)[0] >> 1)
+        )
 
     def replay_generator(self) -> np.random.Generator:
         """Generator that samples batches."""
@@ -99,7 +108,12 @@ def save_training_checkpoint(
 
     It is prepared in the folder `workspace` (default: beside `path`).
     """
-    metadata = {"saved": now(), "versions": package_versions(), "plugins": loaded_code(), **(metadata or {})}
+    metadata = {
+        "saved": now(),
+        "versions": package_versions(),
+        "plugins": loaded_code(),
+        **(metadata or {}),
+    }
     values = serialize_train_config(config)
     state = CheckpointState(algorithm_state, buffer_state, trainer_state, values, metadata)
     return save_checkpoint(path, state, base=base, workspace=workspace)
@@ -120,6 +134,10 @@ def translate_save_errors() -> Iterator[None]:
         if error.path[:index] != ENVIRONMENTS or len(error.path) < index + 2:
             raise
         env, part, *rest = error.path[index:]
-        source = {"custom_state": "the return value of get_state()", "obs": "the observation"}.get(part, f"the {part}")
+        source = {"custom_state": "the return value of get_state()", "obs": "the observation"}.get(
+            part, f"the {part}"
+        )
         place = f" at '{'/'.join(map(str, rest))}'" if rest else ""
-        raise EnvError(f"environment {env} cannot be saved: {source}{place} {error.problem}") from None
+        raise EnvError(
+            f"environment {env} cannot be saved: {source}{place} {error.problem}"
+        ) from None

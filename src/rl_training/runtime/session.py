@@ -68,7 +68,9 @@ class Session:
         """Metrics of the last evaluation."""
         self.last_eval_step: int | None = None
         self._log_due = Interval(config.log_every_steps)
-        self._eval_due = Interval(setup.algo_config.eval_interval or max(1, config.total_timesteps // 10))
+        self._eval_due = Interval(
+            setup.algo_config.eval_interval or max(1, config.total_timesteps // 10)
+        )
         self._checkpoint_due = Interval(config.checkpoint_every_steps)
         self._pending: Due | None = None
         self._last_logged_step: int | None = None
@@ -83,7 +85,13 @@ class Session:
     def position(self) -> Position:
         """Unique to each state of the run, also within an iteration or with an evaluation pending."""
         state = self.state
-        return state.global_step, state.update_count, state.epoch, self._is_within_iteration, self._pending is not None
+        return (
+            state.global_step,
+            state.update_count,
+            state.epoch,
+            self._is_within_iteration,
+            self._pending is not None,
+        )
 
     @property
     def has_steps_left(self) -> bool:
@@ -93,14 +101,19 @@ class Session:
     @property
     def last_step(self) -> int:
         """The step at which the run ends, which may be later than `total_timesteps`."""
-        last: int = self.setup.algo_config.last_step(self.training_progress.total, self.setup.config.num_envs)
+        last: int = self.setup.algo_config.last_step(
+            self.training_progress.total, self.setup.config.num_envs
+        )
         return last
 
     @property
     def steps_to_next_event(self) -> int:
         """Steps until the next log line, evaluation, checkpoint or the end, whichever comes first."""
         step = self.state.global_step
-        return min(self.training_progress.total - step, *(due.steps_left(step) for due in self._intervals()))
+        return min(
+            self.training_progress.total - step,
+            *(due.steps_left(step) for due in self._intervals()),
+        )
 
     @property
     def num_restarts(self) -> int:
@@ -124,7 +137,9 @@ class Session:
         self.callbacks.on_train_start(self.state)
         is_warm_start = self.state.warm_start_step == self.state.global_step
         if is_warm_start and self.components.evaluator and not self.last_eval:
-            self._pending = Due(log=False, evaluation=True, checkpoint=False)  # the first score to beat
+            self._pending = Due(
+                log=False, evaluation=True, checkpoint=False
+            )  # the first score to beat
             for due in self._intervals():
                 due.is_due(self.state.global_step)
         self.callbacks.state_dict()  # raises if it cannot be saved, before any step is taken
@@ -271,7 +286,11 @@ class Session:
     def offer_restored(self) -> None:
         """Point `best` at the restored checkpoint if it holds the best score: a kill may have come between the two."""
         path = self.checkpoints.last
-        if path is not None and self.is_evaluated and self.best_return == self.last_eval["eval_return_mean"]:
+        if (
+            path is not None
+            and self.is_evaluated
+            and self.best_return == self.last_eval["eval_return_mean"]
+        ):
             self.offer_best(path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -307,7 +326,9 @@ class Session:
         self.state.update_calls = state["update_calls"]
         self.state.warm_start_step = state.get("warm_start_step")
         saved = TrainingProgress(**state["training_progress"])
-        self.training_progress = saved.extended(state["global_step"], self.setup.config.total_timesteps, schedules)
+        self.training_progress = saved.extended(
+            state["global_step"], self.setup.config.total_timesteps, schedules
+        )
         self.accumulator.load_state_dict(state["accumulator"])
         self.callbacks.load_state_dict(state["callbacks"])
         for due, passed in zip(self._intervals(), state["intervals"], strict=True):
@@ -389,11 +410,17 @@ class Session:
         values, workspace = self.checkpoint_values(), self.folder.workspace
         with translate_save_errors():
             buffer_state = self.components.buffer.state_dict()
-            save_training_checkpoint(path, base=base, buffer_state=buffer_state, workspace=workspace, **values)
+            save_training_checkpoint(
+                path, base=base, buffer_state=buffer_state, workspace=workspace, **values
+            )
 
     def _final_metrics(self) -> dict[str, float]:
         """Last value of each metric, the last evaluation with its step, and the best score."""
-        metrics = {"global_step": self.state.global_step, "gradient_steps": self.state.update_count, **self.log.latest}
+        metrics = {
+            "global_step": self.state.global_step,
+            "gradient_steps": self.state.update_count,
+            **self.log.latest,
+        }
         if self.last_eval_step is not None:
             metrics |= {**self.last_eval, "eval_step": self.last_eval_step}
         if self.checkpoints.best is not None:
@@ -408,7 +435,9 @@ class Session:
     def _report_restarts(self) -> None:
         if self.num_restarts > self.state.env_restarts:
             self.state.env_restarts = self.num_restarts
-            self.view.message(f"an environment failed and was recreated ({self.num_restarts} in this run)")
+            self.view.message(
+                f"an environment failed and was recreated ({self.num_restarts} in this run)"
+            )
 
     def _show(self) -> None:
         self.view.update(self.state.global_step, self.last_step, self.log.latest)

@@ -41,7 +41,9 @@ class TrainerState:
     def request_stop(self, reason: str) -> None:
         """Stop the run at the next step boundary; the first reason is kept."""
         if not isinstance(reason, str) or not reason.strip():
-            raise ConfigError(f"bad reason {reason!r} for request_stop: give a few words, which metadata.json keeps")
+            raise ConfigError(
+                f"bad reason {reason!r} for request_stop: give a few words, which metadata.json keeps"
+            )
         self.should_stop = True
         if self.stop_reason is None:
             self.stop_reason = reason

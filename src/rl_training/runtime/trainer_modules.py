@@ -53,10 +53,14 @@ class TrainFunction:
     ) -> TrainResult:
         """Train with `config`, from the start or from `checkpoint_state`."""
         if config.algo != self.algo:
-            raise ConfigError(f"this trains '{self.algo}', but the configuration says algo: {config.algo}")
+            raise ConfigError(
+                f"this trains '{self.algo}', but the configuration says algo: {config.algo}"
+            )
         from rl_training.runtime.run import run_training
 
-        return run_training(config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks)
+        return run_training(
+            config, run_suffix=run_suffix, checkpoint_state=checkpoint_state, callbacks=callbacks
+        )
 
 
 @functools.cache

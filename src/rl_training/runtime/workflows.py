@@ -85,7 +85,9 @@ def restore_algorithm(config: TrainConfig, algorithm_state: dict[str, Any]) -> A
     return algorithm
 
 
-def evaluate_checkpoint(path: str | Path, *, num_episodes: int | None = None, device: str = "auto") -> dict[str, float]:
+def evaluate_checkpoint(
+    path: str | Path, *, num_episodes: int | None = None, device: str = "auto"
+) -> dict[str, float]:
     """Evaluate a checkpoint (or a run folder's last one) as training does.
 
     With the run's own `eval_episodes`, the result equals the metrics that training logged.
@@ -112,9 +114,13 @@ def evaluate_checkpoint_offline(
     """Estimate the return of a checkpoint's policy from a dataset (fitted Q evaluation), with its raw rewards."""
     config, algorithm, state = load_algorithm(path, device=device)
     if algorithm.initial_state(1) is not None:
-        raise DatasetError("fitted Q evaluation does not support policies with memory: evaluate in an environment")
+        raise DatasetError(
+            "fitted Q evaluation does not support policies with memory: evaluate in an environment"
+        )
     if not dataset.has_rewards:
-        raise DatasetError("fitted Q evaluation estimates returns, and the dataset has no rewards: store 'rewards'")
+        raise DatasetError(
+            "fitted Q evaluation estimates returns, and the dataset has no rewards: store 'rewards'"
+        )
     check_data(dataset, algorithm.spaces)
     data = dataset.to_model_space(algorithm.spaces)
     with choose_execution(config, state).applied():
@@ -146,7 +152,9 @@ def open_evaluator(
 ) -> Iterator[Evaluator]:
     """The evaluator of a run's algorithm, closed at the end; what the environment may not do is refused."""
     if num_episodes is not None and num_episodes < 1:
-        raise ConfigError(f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1")
+        raise ConfigError(
+            f"bad value {num_episodes} for the number of evaluation episodes: should be at least 1"
+        )
     source = evaluation_source(config, algorithm, metadata or {})
     seeds = RunSeeds.from_seed(config.seed).eval_seeds(num_episodes or config.eval_episodes)
     evaluator = Evaluator(source, seeds)
@@ -159,7 +167,9 @@ def open_evaluator(
             tell(f"the evaluation is done, but closing failed: {failure}")
 
 
-def evaluation_source(config: TrainConfig, algorithm: Algorithm[Any], metadata: Mapping[str, Any]) -> EnvSource:
+def evaluation_source(
+    config: TrainConfig, algorithm: Algorithm[Any], metadata: Mapping[str, Any]
+) -> EnvSource:
     """The source of the evaluation environments; an error if the user did not permit code or files that it needs."""
     if config.env_id is None:
         raise ConfigError(
@@ -174,9 +184,13 @@ def evaluation_source(config: TrainConfig, algorithm: Algorithm[Any], metadata: 
 def check_spaces(env_id: str, spaces: Spaces, algorithm: Algorithm[Any]) -> None:
     """Raise an `EnvError` if an environment does not have the spaces and action masks that the policy needs."""
     if not spaces.equals(algorithm.spaces):
-        raise EnvError(f"the spaces of environment '{env_id}' differ from those the policy was trained with")
+        raise EnvError(
+            f"the spaces of environment '{env_id}' differ from those the policy was trained with"
+        )
     if algorithm.spaces.has_masks and not spaces.has_masks:
-        raise EnvError(f"the policy was trained with action masks, which environment '{env_id}' does not give")
+        raise EnvError(
+            f"the policy was trained with action masks, which environment '{env_id}' does not give"
+        )
 
 
 def record_checkpoint(
@@ -196,7 +210,11 @@ def record_checkpoint(
     act = noisy_policy(algorithm, epsilon, noise, action_seed)
     with choose_execution(config, state).applied():
         initial = algorithm.initial_state(1)
-        kwargs = config.env_kwargs if algorithm.spaces.has_masks else {"action_masks": False, **config.env_kwargs}
+        kwargs = (
+            config.env_kwargs
+            if algorithm.spaces.has_masks
+            else {"action_masks": False, **config.env_kwargs}
+        )
         return record_transitions(env_id, kwargs, num_steps, env_seed, lambda spaces: act, initial)
 
 

@@ -40,7 +40,13 @@ class ObsLeaf:
     @property
     def dtype(self) -> str:
         """float32 for numbers, uint8 for bytes and images, int64 for categories."""
-        return "int64" if self.choices else "uint8" if self.is_image or self.scale != 1.0 else "float32"
+        return (
+            "int64"
+            if self.choices
+            else "uint8"
+            if self.is_image or self.scale != 1.0
+            else "float32"
+        )
 
     @property
     def width(self) -> int:
@@ -60,9 +66,15 @@ class ObsLeaf:
         if self.is_image:
             return rows
         if not self.choices:
-            return rows.astype(np.float32) if self.scale == 1.0 else rows.astype(np.float32) * np.float32(self.scale)
+            return (
+                rows.astype(np.float32)
+                if self.scale == 1.0
+                else rows.astype(np.float32) * np.float32(self.scale)
+            )
         columns = zip((rows - np.asarray(self.start)).T, self.choices, strict=True)
-        return np.hstack([column[:, None] == np.arange(count) for column, count in columns]).astype(np.float32)
+        return np.hstack([column[:, None] == np.arange(count) for column, count in columns]).astype(
+            np.float32
+        )
 
 
 def read_parts(obs: Any, parts: Sequence[ObsLeaf]) -> tuple[list[Array], bool]:
@@ -87,7 +99,9 @@ def read_state(state: Any, count: int, shape: tuple[int, ...], *, is_batch: bool
     try:
         given = np.asarray(state, np.float32)
     except (ValueError, TypeError):
-        raise ConfigError("the policy state is not an array of numbers: pass what the call before returned") from None
+        raise ConfigError(
+            "the policy state is not an array of numbers: pass what the call before returned"
+        ) from None
     expected = (count, *shape) if is_batch else shape
     if given.shape != expected:
         raise ConfigError(f"the policy state has shape {given.shape}, where {expected} is expected")
@@ -108,7 +122,9 @@ def read_masks(mask: Any, choices: tuple[int, ...]) -> Array:
             f" {sum(choices)} in all"
         )
     if rows.dtype.kind == "f" and not np.isfinite(rows).all():
-        raise EnvError("an action mask holds NaN or infinity: give 1 for valid and 0 for invalid options")
+        raise EnvError(
+            "an action mask holds NaN or infinity: give 1 for valid and 0 for invalid options"
+        )
     return rows.astype(np.bool_)
 
 
@@ -126,11 +142,15 @@ def check_masks(mask: Any, count: int, choices: tuple[int, ...], *, is_batch: bo
     given = read_masks(mask, choices)
     rows = given if is_batch else given[None]
     if rows.shape != (count, sum(choices)):
-        raise ConfigError(f"mask has shape {given.shape}: give one row of {sum(choices)} per observation")
+        raise ConfigError(
+            f"mask has shape {given.shape}: give one row of {sum(choices)} per observation"
+        )
     for number, row in enumerate(rows):
         fault = find_fault(row, choices)
         if fault is not None:
-            raise ConfigError(f"mask{f' {number}' if is_batch else ''} {fault}: permit at least one")
+            raise ConfigError(
+                f"mask{f' {number}' if is_batch else ''} {fault}: permit at least one"
+            )
     return rows
 
 
@@ -178,7 +198,10 @@ def _checked(batch: Array, part: ObsLeaf) -> Array:
         raise EnvError(f"{_what(part)} holds NaN or infinity")
     if part.choices:
         _check_categories(values, part)
-    elif part.dtype == "uint8" and not ((values >= 0) & (values <= 255) & (values == np.floor(values))).all():
+    elif (
+        part.dtype == "uint8"
+        and not ((values >= 0) & (values <= 255) & (values == np.floor(values))).all()
+    ):
         raise EnvError(
             f"{_what(part)} is of bytes, whole numbers from 0 to 255, but holds others: give it as the environment"
             " does, not scaled"

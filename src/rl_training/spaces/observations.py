@@ -116,7 +116,11 @@ class ObsSpec:
     def state_dict(self) -> dict[str, Any]:
         """All fields, JSON-compatible."""
         state = {"shape": self.shape, "dtype": self.dtype, "num_categories": self.num_categories}
-        return {**state, "leaves": [dict(vars(leaf)) for leaf in self.leaves]} if self.leaves else state
+        return (
+            {**state, "leaves": [dict(vars(leaf)) for leaf in self.leaves]}
+            if self.leaves
+            else state
+        )
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ObsSpec:

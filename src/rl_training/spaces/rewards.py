@@ -50,7 +50,11 @@ def transform_rewards(rewards: Array, config: RewardTransformConfig | None) -> A
     if config is None:
         return rewards
     rewards = rewards * config.scale + config.shift
-    return rewards if config.clip_min is config.clip_max is None else np.clip(rewards, config.clip_min, config.clip_max)
+    return (
+        rewards
+        if config.clip_min is config.clip_max is None
+        else np.clip(rewards, config.clip_min, config.clip_max)
+    )
 
 
 def check_bounds(low: float | None, high: float | None) -> None:

@@ -36,8 +36,16 @@ class Spaces:
     def from_state_dict(cls, state: dict[str, Any]) -> Spaces:
         """Rebuild what `state_dict` wrote."""
         action = dict(state["action"])
-        action.update(kind=ActionKind(action["kind"]), shape=tuple(action["shape"]), choices=tuple(action["choices"]))
-        spaces = cls(ObsSpec.from_state_dict(state["obs"]), ActionSpec(**action), state.get("has_masks") is True)
+        action.update(
+            kind=ActionKind(action["kind"]),
+            shape=tuple(action["shape"]),
+            choices=tuple(action["choices"]),
+        )
+        spaces = cls(
+            ObsSpec.from_state_dict(state["obs"]),
+            ActionSpec(**action),
+            state.get("has_masks") is True,
+        )
         spaces._check_action()
         return spaces
 
@@ -56,13 +64,17 @@ class Spaces:
         if np.dtype(action.dtype).kind not in ("f" if is_continuous else "iu"):
             raise ValueError(f"actions cannot be of type {action.dtype!r:.100}")
         arrays = (action.low, action.high) if is_continuous else (action.start,)
-        if any(not isinstance(array, np.ndarray) or array.shape != action.shape for array in arrays):
+        if any(
+            not isinstance(array, np.ndarray) or array.shape != action.shape for array in arrays
+        ):
             raise ValueError("the bounds of the actions are not of their shape")
         if len(action.choices) != (0 if is_continuous else action.num_components):
             raise ValueError("the choices of the actions are not of their shape")
 
 
-def describe_spaces(observation_space: Space[Any], action_space: Space[Any], *, has_masks: bool = False) -> Spaces:
+def describe_spaces(
+    observation_space: Space[Any], action_space: Space[Any], *, has_masks: bool = False
+) -> Spaces:
     """Read the two spaces of an environment, or raise an `EnvError` that says what is supported."""
     return Spaces(describe_observation(observation_space), describe_action(action_space), has_masks)
 
@@ -96,13 +108,17 @@ def find_leaves(space: Space[Any], path: LeafPath = ()) -> Iterator[ObsLeaf]:
     elif isinstance(space, Box):
         is_bytes = space.dtype == np.uint8
         is_image = is_bytes and is_image_shape(space.shape)
-        yield ObsLeaf(path, tuple(space.shape), is_image, 1 / 255 if is_bytes and not is_image else 1.0)
+        yield ObsLeaf(
+            path, tuple(space.shape), is_image, 1 / 255 if is_bytes and not is_image else 1.0
+        )
     elif isinstance(space, MultiBinary):
         yield ObsLeaf(path, tuple(space.shape))
     elif isinstance(space, Discrete):
         yield ObsLeaf(path, (), choices=(int(space.n),), start=(int(space.start),))
     elif isinstance(space, MultiDiscrete):
-        choices, start = (tuple(int(n) for n in array.reshape(-1)) for array in (space.nvec, space.start))
+        choices, start = (
+            tuple(int(n) for n in array.reshape(-1)) for array in (space.nvec, space.start)
+        )
         yield ObsLeaf(path, tuple(space.shape), choices=choices, start=start)
     else:
         raise EnvError(
@@ -119,13 +135,19 @@ def describe_action(space: Space[Any]) -> ActionSpec:
     if isinstance(space, MultiDiscrete):
         choices = tuple(int(n) for n in space.nvec.reshape(-1))
         start = np.asarray(space.start, dtype=np.int64)
-        return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
+        return ActionSpec(
+            ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start
+        )
     if isinstance(space, MultiBinary):
         choices, start = (2,) * prod(space.shape), np.zeros(space.shape, np.int64)
-        return ActionSpec(ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start)
+        return ActionSpec(
+            ActionKind.MULTI_DISCRETE, tuple(space.shape), str(space.dtype), choices, start
+        )
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        return ActionSpec(ActionKind.CONTINUOUS, tuple(space.shape), str(space.dtype), low=low, high=high)
+        return ActionSpec(
+            ActionKind.CONTINUOUS, tuple(space.shape), str(space.dtype), low=low, high=high
+        )
     raise EnvError(
         f"action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or a Box of floats"
     )

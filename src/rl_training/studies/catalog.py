@@ -83,14 +83,25 @@ class RunInfo:
     def age_seconds(self) -> float | None:
         """Seconds since the run was created."""
         with contextlib.suppress(TypeError, ValueError):
-            return max(0.0, (datetime.now(timezone.utc) - datetime.fromisoformat(self.created or "")).total_seconds())
+            return max(
+                0.0,
+                (
+                    datetime.now(timezone.utc) - datetime.fromisoformat(self.created or "")
+                ).total_seconds(),
+            )
         return None
 
     def as_dict(self) -> dict[str, Any]:
         """The run as one object of `runs --json`."""
         values = {name: value for name, value in vars(self).items() if name != "owner"}
         owner = None if self.owner is None else asdict(self.owner)
-        return {**values, "run_dir": str(self.run_dir), "name": self.name, "share": self.share, "owner": owner}
+        return {
+            **values,
+            "run_dir": str(self.run_dir),
+            "name": self.name,
+            "share": self.share,
+            "owner": owner,
+        }
 
 
 class RunReader:
@@ -113,7 +124,11 @@ class RunReader:
         """The facts of the run that its folder has."""
         state = self.state
         is_running = state == "running" and self.owner is not None
-        beat = read_heartbeat(self.run_dir, self.owner) if is_running and self.owner is not None else {}
+        beat = (
+            read_heartbeat(self.run_dir, self.owner)
+            if is_running and self.owner is not None
+            else {}
+        )
         checkpoints = CheckpointFolder(self.run_dir / "checkpoints")
         best, last = checkpoints.best, checkpoints.last
         saved = 0 if last is None else checkpoint_order(last.name)[0]
@@ -154,7 +169,11 @@ class RunReader:
         if step is not None and line.get("global_step") != step:
             return None
         returns = line.get("returns")
-        if isinstance(returns, list) and returns and all(isinstance(value, (int, float)) for value in returns):
+        if (
+            isinstance(returns, list)
+            and returns
+            and all(isinstance(value, (int, float)) for value in returns)
+        ):
             with contextlib.suppress(OverflowError):
                 score = _finite(statistics.fmean(returns))
                 return score if score is not None and abs(score) <= LARGEST_SCORE else None
@@ -177,7 +196,9 @@ def read_run(run_dir: Path, now: float | None = None) -> RunInfo:
 
 def is_complete(info: RunInfo) -> bool:
     """Whether a run has nothing left to do: it reached its last step, or stopped early by its own rule."""
-    return info.state == "finished" or (info.state == "stopped" and not is_interruption(info.reason))
+    return info.state == "finished" or (
+        info.state == "stopped" and not is_interruption(info.reason)
+    )
 
 
 def find_run_folders(folder: Path) -> list[Path]:
@@ -216,7 +237,9 @@ def _refuse_unknown_keys(filters: Sequence[str], readers: Sequence[RunReader]) -
     """Raise a `ConfigError` for a filter by a key that no run has."""
     names = [name for name in RunInfo.__dataclass_fields__ if name != "owner"] + ["name", "share"]
     for key in (text.partition("=")[0] for text in filters if "=" in text):
-        known = dict.fromkeys([*names, *(name for reader in readers[:100] for name in _keys(reader.config))])
+        known = dict.fromkeys(
+            [*names, *(name for reader in readers[:100] for name in _keys(reader.config))]
+        )
         if key not in known and f"algo_kwargs.{key}" not in known:
             ends = [name for name in known if name.endswith(f".{key}")]
             hint = (
@@ -242,7 +265,9 @@ def _matches(info: RunInfo, reader: RunReader, text: str) -> bool:
     value: Any = known.get(key)
     if key not in known:
         is_of_run = key.partition(".")[0] in reader.config
-        value = reader.config if is_of_run else reader.config.get("algo_kwargs")  # which need not be written
+        value = (
+            reader.config if is_of_run else reader.config.get("algo_kwargs")
+        )  # which need not be written
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -261,11 +286,16 @@ def check_filters(filters: Sequence[str]) -> None:
 
 def last_line(path: Path) -> dict[str, Any]:
     """The last complete line of a JSON Lines file; empty if there is none."""
-    with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError), open_regular(path) as file:
+    with (
+        contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError),
+        open_regular(path) as file,
+    ):
         size = file.seek(0, os.SEEK_END)
         for length in (min(size, TAIL_BYTES), size):
             file.seek(size - length)
-            lines = file.read(length).split(b"\n")[:-1]  # what follows the last line break is incomplete
+            lines = file.read(length).split(b"\n")[
+                :-1
+            ]  # what follows the last line break is incomplete
             if len(lines) > 1 or (lines and length == size):
                 values = json.loads(lines[-1])
                 return values if isinstance(values, dict) else {}
@@ -288,7 +318,9 @@ def _count(value: Any) -> int | None:
 
 def _finite(value: Any) -> float | None:
     with contextlib.suppress(OverflowError):
-        return float(value) if isinstance(value, (int, float)) and abs(value) < float("inf") else None
+        return (
+            float(value) if isinstance(value, (int, float)) and abs(value) < float("inf") else None
+        )
     return None
 
 
@@ -339,7 +371,9 @@ def _find_prefix(name: str, folder: Path) -> Path:
             " so: `rl-training runs` lists the runs"
         )
     listed = ", ".join(f"'{path}'" for path in matches[:4]) + (", …" if len(matches) > 4 else "")
-    raise ConfigError(f"'{name}' is the beginning of {len(matches):,} run folders' names in '{where}': {listed}")
+    raise ConfigError(
+        f"'{name}' is the beginning of {len(matches):,} run folders' names in '{where}': {listed}"
+    )
 
 
 def _newest(folder: Path) -> Path:

@@ -17,7 +17,14 @@ from rl_training.experiment.config import leaves
 from rl_training.experiment.logs import TIMES, TIMING_NAME, read_lines, read_metrics
 from rl_training.experiment.yaml_text import parse_yaml
 from rl_training.files import is_file
-from rl_training.studies.catalog import LAST, RunInfo, RunReader, find_run, find_run_folders, is_run_folder
+from rl_training.studies.catalog import (
+    LAST,
+    RunInfo,
+    RunReader,
+    find_run,
+    find_run_folders,
+    is_run_folder,
+)
 from rl_training.studies.plan import PLAN_FILE, Plan, PlannedRun, list_studies, open_study
 from rl_training.studies.variation import Setting, describe, identity, labels_of
 from rl_training.validation import suggest
@@ -53,7 +60,9 @@ class RunRecord:
         lines, _ = self._logged
         for line, times in zip(lines, read_lines(self.run_dir / TIMING_NAME), strict=False):
             if times.get("global_step") == line.get("global_step"):
-                known = {name: times[name] for name in TIMES if isinstance(times.get(name), (int, float))}
+                known = {
+                    name: times[name] for name in TIMES if isinstance(times.get(name), (int, float))
+                }
                 line.update({**known, **line})  # a metric of the same name stays
         return lines
 
@@ -75,14 +84,20 @@ class RunRecord:
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric; both empty if it was never logged."""
-        lines = [line for line in self.metrics if line.get(metric) is not None and line.get("global_step") is not None]
+        lines = [
+            line
+            for line in self.metrics
+            if line.get(metric) is not None and line.get("global_step") is not None
+        ]
         points = [(line["global_step"], line[metric]) for line in lines]
         return [step for step, _ in points], [value for _, value in points]
 
     @property
     def curves(self) -> dict[str, tuple[list[int], list[float]]]:
         """Every metric's curve by its name."""
-        names = dict.fromkeys(name for line in self.metrics for name in line if name != "global_step")
+        names = dict.fromkeys(
+            name for line in self.metrics for name in line if name != "global_step"
+        )
         return {name: self.curve(name) for name in names}
 
 
@@ -109,7 +124,9 @@ class RunRecords(Sequence[RunRecord]):
         except ImportError:
             raise RLTrainingError(f"to_pandas needs pandas: {install_extra('pandas')}") from None
         rows = [
-            {"run": run.run_dir.name, **_columns(run.settings), **line} for run in self._runs for line in run.metrics
+            {"run": run.run_dir.name, **_columns(run.settings), **line}
+            for run in self._runs
+            for line in run.metrics
         ]
         return pandas.DataFrame(rows)
 
@@ -176,10 +193,14 @@ def find_groups(words: Sequence[str], folder: Path = RUNS) -> list[RunGroup]:
     for word in words:
         found = _meaning(word, folder)
         known_settings = {(group.study, group.setting) for group in groups}
-        groups += [group for group in found.groups if (group.study, group.setting) not in known_settings]
+        groups += [
+            group for group in found.groups if (group.study, group.setting) not in known_settings
+        ]
         single += found.runs
     known = {run.run_dir.resolve() for group in groups for run in group.runs}
-    return _with_unique_names([*groups, *group_runs([path for path in single if path.resolve() not in known])])
+    return _with_unique_names(
+        [*groups, *group_runs([path for path in single if path.resolve() not in known])]
+    )
 
 
 def group_of_word(word: str, folder: Path = RUNS) -> RunGroup:
@@ -203,9 +224,13 @@ def groups_of_word(word: str, folder: Path = RUNS) -> list[RunGroup]:
     study = groups[0].study
     if study is not None and all(group.study == study for group in groups):
         names = [f"'{study}:{group.setting}'" for group in groups]
-        raise ConfigError(f"study '{word}' has {len(groups):,} settings: name one of them, as {_listed(names)}")
+        raise ConfigError(
+            f"study '{word}' has {len(groups):,} settings: name one of them, as {_listed(names)}"
+        )
     names = [f"'{group.name}'" for group in groups]
-    raise ConfigError(f"the runs of '{word}' have {len(groups):,} settings, {_listed(names)}: name the runs of one")
+    raise ConfigError(
+        f"the runs of '{word}' have {len(groups):,} settings, {_listed(names)}: name the runs of one"
+    )
 
 
 @dataclass(frozen=True)
@@ -222,7 +247,9 @@ def _meaning(word: str, folder: Path) -> _Meaning:
     if _exists(Path(word)):
         return _meaning_of_path(Path(word))
     name, colon, setting = word.partition(":")
-    study = next((place for place in (Path(name), folder / name) if is_file(place / PLAN_FILE)), None)
+    study = next(
+        (place for place in (Path(name), folder / name) if is_file(place / PLAN_FILE)), None
+    )
     if study is not None:
         return _Meaning(groups=_select(study, setting) if colon else _settings_of(study))
     if glob.has_magic(word):
@@ -234,7 +261,9 @@ def _meaning(word: str, folder: Path) -> _Meaning:
         if "/" in word or any(known_name.startswith(word) for known_name in known):
             raise  # the message lists the runs whose names begin so
         hint = suggest(word, known, "`rl-training runs` and `rl-training study status` list them")
-        raise ConfigError(f"'{word}' is no run, study or folder of runs here or in '{folder}'{hint}") from None
+        raise ConfigError(
+            f"'{word}' is no run, study or folder of runs here or in '{folder}'{hint}"
+        ) from None
 
 
 def _meaning_of_path(path: Path) -> _Meaning:
@@ -257,7 +286,9 @@ def _meaning_of_pattern(word: str, folder: Path) -> _Meaning:
             paths = sorted(place.glob(pattern)) if not found else []
         found += [_meaning_of_path(path) for path in paths if _holds_runs(path)]
     if not found:
-        raise ConfigError(f"no run or study matches '{word}' here or in '{folder}': `rl-training runs` lists the runs")
+        raise ConfigError(
+            f"no run or study matches '{word}' here or in '{folder}': `rl-training runs` lists the runs"
+        )
     return _Meaning(
         tuple(group for meaning in found for group in meaning.groups),
         tuple(path for meaning in found for path in meaning.runs),
@@ -265,7 +296,9 @@ def _meaning_of_pattern(word: str, folder: Path) -> _Meaning:
 
 
 def _holds_runs(path: Path) -> bool:
-    return path.is_dir() and (is_file(path / PLAN_FILE) or _is_run(path) or bool(find_run_folders(path)))
+    return path.is_dir() and (
+        is_file(path / PLAN_FILE) or _is_run(path) or bool(find_run_folders(path))
+    )
 
 
 def _run_around(path: Path) -> Path:
@@ -273,7 +306,9 @@ def _run_around(path: Path) -> Path:
     for place in (path, *path.parents[:3]):
         if _is_run(place):
             return place
-    raise ConfigError(f"'{path}' is no run folder, and holds none: name a run, a study, or a folder of runs")
+    raise ConfigError(
+        f"'{path}' is no run folder, and holds none: name a run, a study, or a folder of runs"
+    )
 
 
 def _is_run(path: Path) -> bool:
@@ -315,7 +350,9 @@ def _select(study: Path, text: str) -> tuple[RunGroup, ...]:
 def _matching(plan: Plan, labels: Sequence[str], text: str) -> list[str]:
     words = [word for word in re.split(r"\s+|,(?=[\w.]+=)", text.strip()) if word]
     settings = zip(plan.vary, labels, strict=True)
-    return [label for setting, label in settings if words and all(_has(setting, word) for word in words)]
+    return [
+        label for setting, label in settings if words and all(_has(setting, word) for word in words)
+    ]
 
 
 def _has(setting: Setting, word: str) -> bool:
@@ -346,9 +383,15 @@ def group_runs(run_dirs: Sequence[Path]) -> list[RunGroup]:
     members: dict[str, list[RunRecord]] = {}
     settings: dict[str, Setting] = {}
     for record in records.values():
-        learned = {key: value for key, value in record.settings.items() if key not in NO_SETTING and value != {}}
+        learned = {
+            key: value
+            for key, value in record.settings.items()
+            if key not in NO_SETTING and value != {}
+        }
         setting = dict(leaves(learned, value_key="kind"))  # the keys of a schedule belong together
-        key = identity(sorted(setting.items())) if setting else str(record.run_dir)  # unreadable settings: alone
+        key = (
+            identity(sorted(setting.items())) if setting else str(record.run_dir)
+        )  # unreadable settings: alone
         settings[key] = setting
         members.setdefault(key, []).append(record)
     labels = labels_of(list(settings.values())) if len(settings) > 1 else [""]
@@ -382,7 +425,9 @@ def _with_unique_names(groups: Sequence[RunGroup]) -> list[RunGroup]:
     for group in named:
         numbers[group.name] += 1
         is_unique = counts[group.name] == 1
-        found.append(group if is_unique else replace(group, name=f"{group.name} ({numbers[group.name]})"))
+        found.append(
+            group if is_unique else replace(group, name=f"{group.name} ({numbers[group.name]})")
+        )
     return found
 
 

@@ -164,7 +164,9 @@ class Plan:
         """
         labels, suffixes = self.labels(), self.suffixes()
         if len(self.vary) * len(self.seeds) > MAX_RUNS:
-            raise ConfigError(f"the study has {len(self.vary) * len(self.seeds):,} runs, more than {MAX_RUNS:,}")
+            raise ConfigError(
+                f"the study has {len(self.vary) * len(self.seeds):,} runs, more than {MAX_RUNS:,}"
+            )
         configs = [
             self._config(setting, label, study_dir, threads)
             for setting, label, threads in itertools.zip_longest(self.vary, labels, self.threads)
@@ -184,10 +186,16 @@ class Plan:
         """The end of the run folders' names of each setting."""
         return list(self.names or self.folders) or suffixes_of(self.vary, self.suffix)
 
-    def _config(self, setting: Setting, label: str, study_dir: Path, threads: int | None) -> TrainConfig:
-        own = {"output_dir": study_dir, "seed": self.seeds[0]} | ({} if threads is None else {"num_threads": threads})
+    def _config(
+        self, setting: Setting, label: str, study_dir: Path, threads: int | None
+    ) -> TrainConfig:
+        own = {"output_dir": study_dir, "seed": self.seeds[0]} | (
+            {} if threads is None else {"num_threads": threads}
+        )
         try:
-            return resolve_config([("base", self.base), ("vary", nested(setting)), ("the study", own)]).config
+            return resolve_config(
+                [("base", self.base), ("vary", nested(setting)), ("the study", own)]
+            ).config
         except ConfigError as error:
             raise ConfigError(f"setting {label}: {error}" if label else str(error)) from None
 
@@ -196,7 +204,9 @@ def read_study_file(path: Path) -> tuple[Plan, Path]:
     """The plan in a study file, and the folder of the study."""
     plan, file = _read_file(path)
     if file.tune is not None:
-        raise ConfigError(f"'{path}' has a tune block: run it with `rl-training tune {path}`, or remove the block")
+        raise ConfigError(
+            f"'{path}' has a tune block: run it with `rl-training tune {path}`, or remove the block"
+        )
     return plan, file.output_dir / safe_name(plan.name)
 
 
@@ -204,10 +214,14 @@ def read_tune_file(path: Path) -> tuple[Plan, dict[str, Any], Path]:
     """The base of a study file with a `tune` block as a plan of one run, the block, and `output_dir`."""
     plan, file = _read_file(path)
     if file.tune is None:
-        raise ConfigError(f"missing key 'tune' in '{path}': add a tune block, or run it with `rl-training study run`")
+        raise ConfigError(
+            f"missing key 'tune' in '{path}': add a tune block, or run it with `rl-training study run`"
+        )
     for key in ("vary", "seeds"):
         if key in file.model_fields_set:
-            raise ConfigError(f"'{key}' of the study has no effect in a tuning, which has its own: remove it")
+            raise ConfigError(
+                f"'{key}' of the study has no effect in a tuning, which has its own: remove it"
+            )
     return plan, file.tune, file.output_dir
 
 
@@ -217,15 +231,21 @@ def _read_file(path: Path) -> tuple[Plan, StudyFile]:
     if wrong:
         raise ConfigError(f"key {wrong[0]!r} of study file '{path}' is not a string")
     if "vary" in values and not values["vary"]:
-        raise ConfigError("the grid 'vary' of the study is empty: give it values, or leave the key out")
+        raise ConfigError(
+            "the grid 'vary' of the study is empty: give it values, or leave the key out"
+        )
     file = StudyFile(**values)
     if not file.base and file.config is None:
-        raise ConfigError("missing key 'base' for the study: the settings of its runs, or 'config' with a file of them")
+        raise ConfigError(
+            "missing key 'base' for the study: the settings of its runs, or 'config' with a file of them"
+        )
     shared = {} if file.config is None else load_config_file(path.parent / file.config)
     in_config = shared.pop("preset", None)
     wanted = in_config if file.preset is None else file.preset
     shared = {key: value for key, value in shared.items() if key not in NOT_VARIED}
-    base, _ = merge_layers([("the config file", shared), ("the base", nested(plain(file.base), "the base"))])
+    base, _ = merge_layers(
+        [("the config file", shared), ("the base", nested(plain(file.base), "the base"))]
+    )
     preset, hint = preset_of(base, wanted, f"study '{file.name}'")
     first = {} if preset is None else load_config_file(preset)
     plan = make_plan(
@@ -256,13 +276,21 @@ def make_plan(
     `reserved` are keys that the base does not have, and why.
     """
     if not name.strip() or safe_name(name) != name:
-        raise ConfigError(f"bad value {name!r} for 'name' of the study: use letters, digits and . _ - only")
+        raise ConfigError(
+            f"bad value {name!r} for 'name' of the study: use letters, digits and . _ - only"
+        )
     base, _ = merge_layers([("the base", nested(plain(layer), "the base")) for layer in layers])
     for key, reason in reserved.items():
         if key in base:
             raise ConfigError(f"'{key}' of the base has no effect: {reason}; remove it")
     return Plan(
-        name, base, tuple(expand(vary, base.get("algo"))), parse_seeds(seeds), tuple(plugins), tuple(callbacks), suffix
+        name,
+        base,
+        tuple(expand(vary, base.get("algo"))),
+        parse_seeds(seeds),
+        tuple(plugins),
+        tuple(callbacks),
+        suffix,
     )
 
 
@@ -273,15 +301,27 @@ def plan_differences(old: Plan, new: Plan) -> list[str]:
     for key in dict.fromkeys([*first, *second]):
         pair = [identity(values[key]) if key in values else None for values in (first, second)]
         if pair[0] != pair[1]:
-            was, now = (value_text(values[key]) if key in values else "not set" for values in (first, second))
+            was, now = (
+                value_text(values[key]) if key in values else "not set"
+                for values in (first, second)
+            )
             found.append(f"base.{key} was {was} and is {now}")
     if identity(old.vary) != identity(new.vary):
         gone, added = (
-            [describe(setting) or "(no change of the base)" for setting in one if setting not in other]
+            [
+                describe(setting) or "(no change of the base)"
+                for setting in one
+                if setting not in other
+            ]
             for one, other in ((old.vary, new.vary), (new.vary, old.vary))
         )
-        words = [f"removed {', '.join(gone[:3])}" if gone else "", f"added {', '.join(added[:3])}" if added else ""]
-        found.append("vary changed: " + (", ".join(word for word in words if word) or "another order"))
+        words = [
+            f"removed {', '.join(gone[:3])}" if gone else "",
+            f"added {', '.join(added[:3])}" if added else "",
+        ]
+        found.append(
+            "vary changed: " + (", ".join(word for word in words if word) or "another order")
+        )
     if old.seeds != new.seeds:
         found.append(f"seeds was {format_seeds(old.seeds)} and is {format_seeds(new.seeds)}")
     if old.suffix != new.suffix:
@@ -293,9 +333,16 @@ def is_extension(old: Plan, new: Plan) -> bool:
     """Whether `new` has every run of `old`, unchanged and in the same folder, and further ones."""
 
     def folders(plan: Plan) -> set[tuple[str, str]]:
-        return {(suffix, identity(setting)) for suffix, setting in zip(plan.suffixes(), plan.vary, strict=True)}
+        return {
+            (suffix, identity(setting))
+            for suffix, setting in zip(plan.suffixes(), plan.vary, strict=True)
+        }
 
-    return identity(old.base) == identity(new.base) and {*old.seeds} <= {*new.seeds} and folders(old) <= folders(new)
+    return (
+        identity(old.base) == identity(new.base)
+        and {*old.seeds} <= {*new.seeds}
+        and folders(old) <= folders(new)
+    )
 
 
 PLAN_FILE = "study.yaml"
@@ -335,7 +382,9 @@ def list_studies(parent: Path = Path("runs")) -> list[Path]:
 
 def open_study(path: Path) -> StudyFolder:
     """Read the stored plan of a study; a file that was edited is refused."""
-    instead = "plan another study from a file of your own (`rl-training study run FILE --fork NAME`)"
+    instead = (
+        "plan another study from a file of your own (`rl-training study run FILE --fork NAME`)"
+    )
     plan = Plan.from_values(load_signed_file(path / PLAN_FILE, "a study", instead))
     text = (path / PLAN_FILE).read_text(encoding="utf-8")
     if "!tuple" in text:
@@ -351,9 +400,13 @@ def store_plan(plan: Plan, path: Path, *, is_extended: bool = False) -> StudyFol
     """
     if (path / PLAN_FILE).is_file():
         return _continue(plan, open_study(path), is_extended=is_extended)
-    is_other = path.is_dir() and any(not child.name.startswith((".", PLAN_FILE)) for child in path.iterdir())
+    is_other = path.is_dir() and any(
+        not child.name.startswith((".", PLAN_FILE)) for child in path.iterdir()
+    )
     if is_other or (path.exists() and not path.is_dir()):
-        raise ConfigError(f"'{path}' exists and is not a study: move it away, or give the study another name")
+        raise ConfigError(
+            f"'{path}' exists and is not a study: move it away, or give the study another name"
+        )
     if not freeze(path / PLAN_FILE, _text(plan)):  # another process began it at the same moment
         return _continue(plan, open_study(path), is_extended=is_extended)
     return StudyFolder(path, plan)
@@ -366,7 +419,9 @@ def _continue(plan: Plan, stored: StudyFolder, *, is_extended: bool) -> StudyFol
             replace_synced(stored.path / PLAN_FILE, _text(plan).encode())
         return StudyFolder(stored.path, plan)
     # The code that it imports may have moved.
-    return replace(stored, plan=replace(stored.plan, plugins=plan.plugins, callbacks=plan.callbacks))
+    return replace(
+        stored, plan=replace(stored.plan, plugins=plan.plugins, callbacks=plan.callbacks)
+    )
 
 
 def refuse_changed(plan: Plan, stored: StudyFolder, *, is_extended: bool = False) -> None:
@@ -434,7 +489,11 @@ def _text(plan: Plan) -> str:
     try:
         text = sign(dump_yaml(plan.values()))
     except yaml.YAMLError as error:
-        raise ConfigError(f"the plan of study '{plan.name}' cannot be stored: {str(error).splitlines()[0]}") from None
+        raise ConfigError(
+            f"the plan of study '{plan.name}' cannot be stored: {str(error).splitlines()[0]}"
+        ) from None
     if len(plan.vary) > MANY_SETTINGS:
-        parse_yaml(text, f"the plan of study '{plan.name}'")  # a plan too large to be read again is refused now
+        parse_yaml(
+            text, f"the plan of study '{plan.name}'"
+        )  # a plan too large to be read again is refused now
     return text

@@ -34,7 +34,9 @@ Setting = dict[str, Any]
 """Dotted keys of the configuration, and their values."""
 
 
-def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]], algo: Any = None) -> list[Setting]:
+def expand(
+    vary: Mapping[str, Any] | Sequence[Mapping[str, Any]], algo: Any = None
+) -> list[Setting]:
     """Expand `vary` into checked settings; without it, one empty setting.
 
     `algo_kwargs.` may be left out of a key. `algo` is the algorithm, as far as it is known: an error suggests its keys.
@@ -42,9 +44,15 @@ def expand(vary: Mapping[str, Any] | Sequence[Mapping[str, Any]], algo: Any = No
     if not vary:
         return [{}]
     if not isinstance(vary, (Mapping, list, tuple)):
-        raise ConfigError(f"bad value {vary!r:.80} for 'vary' of the study: give lists by key, or a list of settings")
+        raise ConfigError(
+            f"bad value {vary!r:.80} for 'vary' of the study: give lists by key, or a list of settings"
+        )
     vary = plain(vary)
-    settings = list(_grid(vary, algo)) if isinstance(vary, Mapping) else [_flat(setting, algo) for setting in vary]
+    settings = (
+        list(_grid(vary, algo))
+        if isinstance(vary, Mapping)
+        else [_flat(setting, algo) for setting in vary]
+    )
     texts = [json.dumps(setting, sort_keys=True, default=repr) for setting in settings]
     twice = [text for text, count in Counter(texts).items() if count > 1]
     if twice:
@@ -76,10 +84,16 @@ def nested(values: Mapping[str, Any], where: str = "vary") -> dict[str, Any]:
             target[part] = dict(inner)
             target = target[part]
         known = target.get(last)
-        if isinstance(known, Mapping) and isinstance(value, Mapping) and not known.keys() & value.keys():
+        if (
+            isinstance(known, Mapping)
+            and isinstance(value, Mapping)
+            and not known.keys() & value.keys()
+        ):
             value = {**known, **value}
         elif last in target:
-            raise ConfigError(f"'{key}' of {where} is given twice, with a dot and nested: remove one")
+            raise ConfigError(
+                f"'{key}' of {where} is given twice, with a dot and nested: remove one"
+            )
         target[last] = value
     return found
 
@@ -91,7 +105,10 @@ def labels_of(settings: Sequence[Setting]) -> list[str]:
     labels = [""] * len(settings)
     for count in range(1, len(varying) + 1):
         chosen = varying[:count]
-        labels = [describe({key: setting[key] for key in chosen if key in setting}) for setting in settings]
+        labels = [
+            describe({key: setting[key] for key in chosen if key in setting})
+            for setting in settings
+        ]
         if len(set(labels)) == len(settings):
             return labels
     counts = Counter(labels)
@@ -109,7 +126,11 @@ def suffixes_of(settings: Sequence[Setting], suffix: str | None) -> list[str]:
     found = []
     for setting in settings:
         label = describe(setting)
-        text = safe_name("-".join(part for part in (suffix, label) if part)) if suffix or label else "run"
+        text = (
+            safe_name("-".join(part for part in (suffix, label) if part))
+            if suffix or label
+            else "run"
+        )
         if len(text) > LONGEST_LABEL or not all(map(_is_plain, setting.values())):
             text = f"{text[:LONGEST_LABEL]}-{_checksum(setting)}"
         found.append(text)
@@ -129,9 +150,13 @@ def _grid(vary: Mapping[str, Any], algo: Any) -> Iterator[Setting]:
                 f"bad value {choices!r} for 'vary.{key}' of the study: write a list of values: [{choices}]"
             )
         if not choices:
-            raise ConfigError(f"'vary.{key}' of the study is empty: give it values, or leave it out")
+            raise ConfigError(
+                f"'vary.{key}' of the study is empty: give it values, or leave it out"
+            )
         if key in values:
-            raise ConfigError(f"'{key}' in 'vary' of the study is given twice, with a dot and nested: remove one")
+            raise ConfigError(
+                f"'{key}' in 'vary' of the study is given twice, with a dot and nested: remove one"
+            )
         values[key] = list(choices)
     for combination in itertools.product(*values.values()):
         yield dict(zip(values, combination, strict=True))
@@ -142,7 +167,9 @@ def _flat_grid(vary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     for key, value in vary.items():
         if isinstance(value, Mapping):
             if not value:
-                raise ConfigError(f"'vary.{prefix}{key}' of the study is empty: give it values, or leave it out")
+                raise ConfigError(
+                    f"'vary.{prefix}{key}' of the study is empty: give it values, or leave it out"
+                )
             yield from _flat_grid(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
@@ -150,11 +177,17 @@ def _flat_grid(vary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _flat(setting: Any, algo: Any) -> Setting:
     if not isinstance(setting, Mapping):
-        raise ConfigError(f"bad value {setting!r} for 'vary' of the study: each setting is a mapping of keys to values")
+        raise ConfigError(
+            f"bad value {setting!r} for 'vary' of the study: each setting is a mapping of keys to values"
+        )
     found: Setting = {}
     for key, value in setting.items():
         is_section = key in ("algo_kwargs", "env_kwargs") and isinstance(value, Mapping)
-        parts = {f"{key}.{name}": item for name, item in value.items()} if is_section else {str(key): value}
+        parts = (
+            {f"{key}.{name}": item for name, item in value.items()}
+            if is_section
+            else {str(key): value}
+        )
         values = {_full_key(name, setting.get("algo", algo)): item for name, item in parts.items()}
         twice = found.keys() & values.keys()
         if twice:
@@ -175,7 +208,10 @@ def _full_key(key: str, algo: Any) -> str:
 
 def describe(setting: Setting) -> str:
     """The keys of a setting and their values; of `algo` and `env_id` only the value."""
-    starts = {key: f"{key.removeprefix('algo_kwargs.')}=" for key in setting} | {"algo": "", "env_id": ""}
+    starts = {key: f"{key.removeprefix('algo_kwargs.')}=" for key in setting} | {
+        "algo": "",
+        "env_id": "",
+    }
     return " ".join(starts[key] + _label_text(value) for key, value in setting.items())
 
 
@@ -186,7 +222,9 @@ def _label_text(value: Any) -> str:
 def _is_plain(value: Any) -> bool:
     """Whether a value's text in a folder's name can be read in one way only."""
     if isinstance(value, str):
-        is_number = re.fullmatch(r"[-+.\d].*|true|false|null|nan|inf.*", value, re.IGNORECASE) is not None
+        is_number = (
+            re.fullmatch(r"[-+.\d].*|true|false|null|nan|inf.*", value, re.IGNORECASE) is not None
+        )
         return not is_number and safe_name(value) == value
     if isinstance(value, (list, tuple)):
         return isinstance(value, list) and len(value) > 1 and all(map(_is_plain_number, value))
@@ -200,7 +238,11 @@ def _is_plain_number(value: Any) -> bool:
 def identity(value: Any) -> str:
     """Text that differs between values of different types or contents, and is the same in every process."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{identity(key)}: {identity(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{identity(key)}: {identity(item)}" for key, item in value.items())
+            + "}"
+        )
     if isinstance(value, (list, tuple)):
         return f"{type(value).__name__}({', '.join(map(identity, value))})"
     return repr(value)
@@ -218,7 +260,12 @@ def _checksum(setting: Setting) -> str:
 MAX_SEEDS = 100_000
 FORM = "write a range such as 0..4 (both ends included), a list such as 0,3,7, or a single number"
 ARRAYS = (
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP"),
+    (
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_ARRAY_TASK_MIN",
+        "SLURM_ARRAY_TASK_MAX",
+        "SLURM_ARRAY_TASK_STEP",
+    ),
     ("SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST", "SGE_TASK_STEPSIZE"),
 )
 """Variables of job arrays, by scheduler: this task's number, the first, the last, and the step between two."""
@@ -233,7 +280,11 @@ def parse_seeds(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         parts: Iterable[Any] = (part.strip() for part in value.split(","))
     else:
-        is_list = isinstance(value, Iterable) and not isinstance(value, Mapping) and getattr(value, "ndim", 1) == 1
+        is_list = (
+            isinstance(value, Iterable)
+            and not isinstance(value, Mapping)
+            and getattr(value, "ndim", 1) == 1
+        )
         parts = value if is_list else [value]
     found: dict[int, None] = {}
     for part in parts:
@@ -242,7 +293,9 @@ def parse_seeds(value: Any) -> tuple[int, ...]:
                 raise ConfigError(f"seed {seed} is given twice in seeds {value!r:.80}: remove one")
             found[seed] = None
             if len(found) > MAX_SEEDS:
-                raise ConfigError(f"bad value {value!r:.80} for seeds: more than {MAX_SEEDS:,} seeds")
+                raise ConfigError(
+                    f"bad value {value!r:.80} for seeds: more than {MAX_SEEDS:,} seeds"
+                )
     if not found:
         raise ConfigError(f"bad value {value!r:.80} for seeds: there are none; {FORM}")
     return tuple(found)
@@ -255,8 +308,16 @@ def _parse_part(part: Any, value: Any) -> range:
         if match is None:
             raise ConfigError(f"bad value {value!r:.80} for seeds: {FORM}")
         first, last = int(match[1]), int(match[2] or match[1])
-    is_whole = hasattr(first, "__index__") and not isinstance(first, bool) and getattr(first, "ndim", 0) == 0
-    if not is_whole or not 0 <= first <= last or (hasattr(first, "tolist") and isinstance(first, Iterable)):
+    is_whole = (
+        hasattr(first, "__index__")
+        and not isinstance(first, bool)
+        and getattr(first, "ndim", 0) == 0
+    )
+    if (
+        not is_whole
+        or not 0 <= first <= last
+        or (hasattr(first, "tolist") and isinstance(first, Iterable))
+    ):
         raise ConfigError(f"bad value {value!r:.80} for seeds: {FORM}")
     return range(int(first), int(last) + 1)
 
@@ -294,7 +355,9 @@ def parse_shard(text: str) -> Shard:
     """Share `K/N` as numbers, K from 1 to N."""
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ConfigError(f"bad value {text!r} for --shard: write K/N, such as 1/8 for the first of eight shares")
+        raise ConfigError(
+            f"bad value {text!r} for --shard: write K/N, such as 1/8 for the first of eight shares"
+        )
     return Shard(int(match[1]), int(match[2]))
 
 

@@ -69,7 +69,9 @@ class Pace:
     def rate(self) -> float | None:
         """Steps per second over the last seconds; None before the first step."""
         (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
-        return (last_step - first_step) / (last_time - first_time) if last_step > first_step else None
+        return (
+            (last_step - first_step) / (last_time - first_time) if last_step > first_step else None
+        )
 
     def seconds_left(self, step: int, total: int) -> float | None:
         """Estimated seconds until step `total`, with evaluations as frequent as so far; None if unknown."""
@@ -86,7 +88,11 @@ class Pace:
 def format_seconds(seconds: float) -> str:
     """Format seconds: 75 is 1:15, 4000 is 1:06:40."""
     text = str(datetime.timedelta(seconds=round(seconds)))
-    return text.removeprefix("0:").removeprefix("0") if text.startswith("0:0") else text.removeprefix("0:")
+    return (
+        text.removeprefix("0:").removeprefix("0")
+        if text.startswith("0:0")
+        else text.removeprefix("0:")
+    )
 
 
 class ProgressView:
@@ -122,13 +128,20 @@ class ProgressView:
             self._show_evaluation(
                 f"evaluating: {describe_evaluation(num_done, num_episodes, now - self._evaluation_start)}"
             )
-            self._next_time = now + max(self._seconds_to_first_evaluation_line(), SECONDS_BETWEEN_DRAWINGS)
+            self._next_time = now + max(
+                self._seconds_to_first_evaluation_line(), SECONDS_BETWEEN_DRAWINGS
+            )
 
     def evaluated(self, step: int, metrics: Mapping[str, float], *, is_best: bool) -> None:
         """Print a line with the score."""
         self._pace.resume(was_evaluation=True)
-        self._evaluation_start, self._next_time = None, time.monotonic() + self.seconds_between_lines
-        self.message(f"step {step:,}  {describe_score(metrics)}{'  best so far' if is_best else ''}")
+        self._evaluation_start, self._next_time = (
+            None,
+            time.monotonic() + self.seconds_between_lines,
+        )
+        self.message(
+            f"step {step:,}  {describe_score(metrics)}{'  best so far' if is_best else ''}"
+        )
 
     def compiling(self, is_compiling: bool) -> None:
         """Show that compilation of the update has started or ended."""
@@ -156,7 +169,9 @@ class ProgressView:
         if metrics == self._last:
             return False
         self._last = dict(metrics)
-        self.message(fit([f"step {step:,}/{total:,}", *self._facts(step, total, metrics)], LINE_WIDTH))
+        self.message(
+            fit([f"step {step:,}/{total:,}", *self._facts(step, total, metrics)], LINE_WIDTH)
+        )
         return True
 
     def _show_evaluation(self, text: str) -> None:
@@ -168,11 +183,23 @@ class ProgressView:
     def _facts(self, step: int, total: int, metrics: Mapping[str, float]) -> list[str]:
         """Rate, time left, returns and loss, most important first."""
         rate, left = self._pace.rate, self._pace.seconds_left(step, total)
-        facts = [] if rate is None else [f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.2g} steps/s"]
+        facts = (
+            []
+            if rate is None
+            else [f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.2g} steps/s"]
+        )
         facts += [] if left is None else [f"{format_seconds(left)} left"]
         loss = next((name for name in LOSS_NAMES if name in metrics), "loss")
-        shown = {"eval": ("eval_return_mean", ".1f"), "return": ("train_return_mean", ".1f"), "loss": (loss, ".2g")}
-        return facts + [f"{word} {metrics[name]:{form}}" for word, (name, form) in shown.items() if name in metrics]
+        shown = {
+            "eval": ("eval_return_mean", ".1f"),
+            "return": ("train_return_mean", ".1f"),
+            "loss": (loss, ".2g"),
+        }
+        return facts + [
+            f"{word} {metrics[name]:{form}}"
+            for word, (name, form) in shown.items()
+            if name in metrics
+        ]
 
 
 class LiveView(ProgressView):
@@ -257,7 +284,9 @@ class LiveView(ProgressView):
         text = fit(parts, width - SMALLEST_BAR - 2)
         size = max(SMALLEST_BAR, min(LARGEST_BAR, width - len(text) - 2))
         table = Table.grid(padding=(0, 2, 0, 0))
-        bar = ProgressBar(total=self._total or None, completed=self._done, width=size, pulse=not self._total)
+        bar = ProgressBar(
+            total=self._total or None, completed=self._done, width=size, pulse=not self._total
+        )
         table.add_row(bar, text)
         return table
 
@@ -376,11 +405,17 @@ def collapsed(notes: Iterable[str]) -> list[str]:
 def _with_environments(text: str, numbers: list[str]) -> str:
     if not numbers[0]:
         return text
-    return f"environment {numbers[0]}: {text}" if len(numbers) == 1 else f"{len(numbers):,} environments: {text}"
+    return (
+        f"environment {numbers[0]}: {text}"
+        if len(numbers) == 1
+        else f"{len(numbers):,} environments: {text}"
+    )
 
 
 @contextlib.contextmanager
-def counter(total: int, label: str, unit: str = "", *, shows_time: bool = False) -> Iterator[Callable[[int], None]]:
+def counter(
+    total: int, label: str, unit: str = "", *, shows_time: bool = False
+) -> Iterator[Callable[[int], None]]:
     """Show a bar (elsewhere than on a terminal: lines) during the block; yield a function that sets how many are done.
 
     With `shows_time` the bar also shows the time since the start.
@@ -389,7 +424,9 @@ def counter(total: int, label: str, unit: str = "", *, shows_time: bool = False)
 
     is_live = is_terminal(sys.stderr) and not is_quiet()
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=LARGEST_BAR))
-    with Progress(*columns, console=make_console(), disable=not is_live, transient=True) as progress:
+    with Progress(
+        *columns, console=make_console(), disable=not is_live, transient=True
+    ) as progress:
         task = progress.add_task(label, total=total)
         start = time.monotonic()
         next_time = 0.0 if is_live else start + SECONDS_BETWEEN_COUNTS

@@ -60,7 +60,9 @@ def results_alone() -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file descriptor
+        with contextlib.suppress(
+            OSError, ValueError, AttributeError
+        ):  # a stream without a file descriptor
             if results.fileno() == 1 and sys.stderr.fileno() == 2:
                 results.flush()
                 results = stack.enter_context(_moved_standard_output())
@@ -121,7 +123,9 @@ def printable(text: str) -> str:
     text = LONG_NUMBER.sub(lambda found: f"{found[1]}… ({len(found[0]):,} digits)", text)
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text
+    )
 
 
 def is_terminal(stream: Any) -> bool:

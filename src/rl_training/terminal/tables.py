@@ -24,7 +24,12 @@ JUSTIFY: dict[str, Any] = {"l": "left", "r": "right"}
 
 
 def table_lines(
-    rows: Rows, align: str = "lr", indent: str = "", *, width: int | None = None, widest: Sequence[int] = ()
+    rows: Rows,
+    align: str = "lr",
+    indent: str = "",
+    *,
+    width: int | None = None,
+    widest: Sequence[int] = (),
 ) -> list[str]:
     """Rows as lines with aligned columns.
 
@@ -36,7 +41,9 @@ def table_lines(
     table = _make_table(len(rows[0]), align, is_wrapped=width is not None, widest=widest)
     for row in rows:
         table.add_row(*map(_cell, row))
-    return [f"{indent}{line}".rstrip() for line in lines_of(table, (width or UNLIMITED) - len(indent))]
+    return [
+        f"{indent}{line}".rstrip() for line in lines_of(table, (width or UNLIMITED) - len(indent))
+    ]
 
 
 def cell_lines(cells: Sequence[str], indent: str = "") -> list[str]:
@@ -44,7 +51,9 @@ def cell_lines(cells: Sequence[str], indent: str = "") -> list[str]:
     size = max(map(len, cells), default=0) + GAP
     count = max(1, (WIDTH - len(indent) + GAP) // size)
     padded = [f"{cell:<{size - GAP}}" for cell in cells] + [""] * (-len(cells) % count)
-    return table_lines([padded[start : start + count] for start in range(0, len(padded), count)], "l", indent)
+    return table_lines(
+        [padded[start : start + count] for start in range(0, len(padded), count)], "l", indent
+    )
 
 
 def shorten_names(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
@@ -88,11 +97,15 @@ def lines_of(renderable: RenderableType, width: int = UNLIMITED) -> list[str]:
     from rich.console import Console
 
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, force_terminal=False).print(renderable, soft_wrap=False)
+    Console(file=stream, width=width, color_system=None, force_terminal=False).print(
+        renderable, soft_wrap=False
+    )
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
-def _make_table(count: int, align: str, *, is_wrapped: bool = False, widest: Sequence[int] = ()) -> Table:
+def _make_table(
+    count: int, align: str, *, is_wrapped: bool = False, widest: Sequence[int] = ()
+) -> Table:
     from rich.table import Table
 
     table = Table.grid(padding=(0, GAP, 0, 0))
@@ -138,7 +151,12 @@ class LiveTable:
         if len(shown) < len(rows):
             summary += f"; {len(rows) - len(shown):,} more rows"
         table = _make_table(len(self._header), self._align)
-        table.box, table.show_header, table.show_edge, table.pad_edge = box.SIMPLE_HEAD, True, False, False
+        table.box, table.show_header, table.show_edge, table.pad_edge = (
+            box.SIMPLE_HEAD,
+            True,
+            False,
+            False,
+        )
         for index, (column, name) in enumerate(zip(table.columns, self._header, strict=True)):
             column.header, column.overflow = name, "ellipsis"
             if index and shown:  # only the first column gives way

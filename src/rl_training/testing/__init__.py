@@ -59,7 +59,13 @@ CHECKS = (
 )
 """Every check, in the order in which `check_algorithm` runs them."""
 
-__all__ = ["CHECKS", "AlgorithmCase", "AlgorithmCheckError", "check_algorithm", *(check.__name__ for check in CHECKS)]
+__all__ = [
+    "CHECKS",
+    "AlgorithmCase",
+    "AlgorithmCheckError",
+    "check_algorithm",
+    *(check.__name__ for check in CHECKS),
+]
 
 
 def check_algorithm(

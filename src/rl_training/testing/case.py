@@ -59,10 +59,25 @@ ONLINE = {
 }
 """The online stage of offline runs, if the config class has one."""
 _numbers = itertools.count()
-BASE_ATTRIBUTES = ("config", "spaces", "device", "generator", "mlp_spec", "global_step", "progress", "counters")
+BASE_ATTRIBUTES = (
+    "config",
+    "spaces",
+    "device",
+    "generator",
+    "mlp_spec",
+    "global_step",
+    "progress",
+    "counters",
+)
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes that torch itself keeps in each module."""
-STATELESS = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+STATELESS = (
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+)
 
 
 class AlgorithmCheckError(AssertionError):
@@ -97,7 +112,9 @@ class AlgorithmCase:
     def spec(self) -> AlgorithmSpec:
         """The algorithm under a name that no other has."""
         name = f"{self.name.lower()}_checked_{next(_numbers)}"
-        return AlgorithmSpec(name, "an algorithm that is checked", self.algorithm_class, self.config_class, self.loop)
+        return AlgorithmSpec(
+            name, "an algorithm that is checked", self.algorithm_class, self.config_class, self.loop
+        )
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
@@ -106,7 +123,10 @@ class AlgorithmCase:
         small = {"hidden_sizes": [8, 8], "eval_interval": 64, **SMALL[self.loop]}
         if issubclass(self.config_class, OfflineToOnlineConfig):
             small["online"] = ONLINE
-        return {**{name: value for name, value in small.items() if name in fields}, **self.algo_kwargs}
+        return {
+            **{name: value for name, value in small.items() if name in fields},
+            **self.algo_kwargs,
+        }
 
     @functools.cached_property
     def algo_config(self) -> Any:
@@ -118,10 +138,14 @@ class AlgorithmCase:
         """The environment of the runs."""
         for env_id in TEST_ENVS if self.env_id is None else (self.env_id,):
             with contextlib.closing(make_env(env_id)) as env, contextlib.suppress(EnvError):
-                self.algorithm_class.check_spaces(describe_spaces(env.observation_space, env.action_space))
+                self.algorithm_class.check_spaces(
+                    describe_spaces(env.observation_space, env.action_space)
+                )
                 return env_id
         tried = self.env_id or ", ".join(TEST_ENVS)
-        raise ConfigError(f"check_spaces of {self.name} does not accept {tried}: pass the env_id of one it accepts")
+        raise ConfigError(
+            f"check_spaces of {self.name} does not accept {tried}: pass the env_id of one it accepts"
+        )
 
     @functools.cached_property
     def spaces(self) -> Spaces:
@@ -167,7 +191,9 @@ class AlgorithmCase:
     @property
     def _batch_rows(self) -> int:
         is_rollout = self.loop is Loop.ON_POLICY
-        return int(self.algo_config.num_steps * NUM_ENVS if is_rollout else self.algo_config.batch_size)
+        return int(
+            self.algo_config.num_steps * NUM_ENVS if is_rollout else self.algo_config.batch_size
+        )
 
     def batch(self, number: int) -> Transitions:
         """A new copy of a batch of random actions: [T, N, ...] for the on-policy loop, else [B, ...] or sequences."""
@@ -176,11 +202,19 @@ class AlgorithmCase:
             recorded = self._transitions.with_sampler(rng=np.random.default_rng(number))
             return self._with_step_fields(recorded.sample_sequences(self._batch_rows, sampling))
         size, start = self._batch_rows, number % NUM_BATCHES * self._batch_rows
-        fields = {name: np.array(array[start : start + size]) for name, array in self._transitions.arrays().items()}
+        fields = {
+            name: np.array(array[start : start + size])
+            for name, array in self._transitions.arrays().items()
+        }
         if self.loop is Loop.ON_POLICY:
             shape = (NUM_ENVS, size // NUM_ENVS)
-            fields = {name: array.reshape(*shape, *array.shape[1:]).swapaxes(0, 1) for name, array in fields.items()}
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in fields.items()}
+            fields = {
+                name: array.reshape(*shape, *array.shape[1:]).swapaxes(0, 1)
+                for name, array in fields.items()
+            }
+        tensors = {
+            name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in fields.items()
+        }
         return self._with_step_fields(Transitions.from_tensors(tensors))
 
     def _with_step_fields(self, batch: Transitions) -> Transitions:
@@ -195,8 +229,13 @@ class AlgorithmCase:
             obs = batch.obs.flatten(0, len(leading) - 1)
             masks = None if batch.masks is None else batch.masks.flatten(0, len(leading) - 1)
             acted = algorithm.act(obs, algorithm.initial_state(len(obs)), explore=True, mask=masks)
-            extras |= {name: acted.fields[name].view(*leading, *part.shape) for name, part in declared.items()}
-            return dataclasses.replace(batch, actions=acted.actions.view_as(batch.actions), extras=extras)
+            extras |= {
+                name: acted.fields[name].view(*leading, *part.shape)
+                for name, part in declared.items()
+            }
+            return dataclasses.replace(
+                batch, actions=acted.actions.view_as(batch.actions), extras=extras
+            )
         return dataclasses.replace(batch, extras=extras) if extras else batch
 
     def obs(self, count: int) -> Tensor:
@@ -206,7 +245,9 @@ class AlgorithmCase:
     def masks(self, count: int) -> Tensor | None:
         """Action masks of `obs(count)`, if the environment gives them."""
         masks = self._transitions.masks
-        return None if masks is None else torch.from_numpy(np.resize(masks, (count, masks.shape[1])))
+        return (
+            None if masks is None else torch.from_numpy(np.resize(masks, (count, masks.shape[1])))
+        )
 
     def train(self, algorithm: Algorithm[Any], number: int) -> tuple[Tensor, UpdateResult]:
         """Explore once and update with a batch, as a loop does; returns the actions and the result."""
@@ -234,10 +275,14 @@ def check(function: Check) -> Check:
             try:
                 function(case)
             except AlgorithmCheckError as error:
-                raise AlgorithmCheckError(f"{case.name} fails {function.__name__}: {error}") from error.__cause__
+                raise AlgorithmCheckError(
+                    f"{case.name} fails {function.__name__}: {error}"
+                ) from error.__cause__
             except Exception as error:
                 found = f"{type(error).__name__}: {error}"
-                raise AlgorithmCheckError(f"{case.name} fails {function.__name__}: {found}") from error
+                raise AlgorithmCheckError(
+                    f"{case.name} fails {function.__name__}: {found}"
+                ) from error
 
     return run
 
@@ -269,9 +314,16 @@ def saved_state(algorithm: Algorithm[Any]) -> dict[str, Any]:
 
 def unsaved_attributes(algorithm: Algorithm[Any]) -> dict[str, str]:
     """Content of every attribute, by path, that is neither the base class's nor in the `state_dict` of a member."""
-    seen = {id(algorithm), *(id(getattr(algorithm, name)) for name in ("config", "spaces", "generator", "mlp_spec"))}
+    seen = {
+        id(algorithm),
+        *(id(getattr(algorithm, name)) for name in ("config", "spaces", "generator", "mlp_spec")),
+    }
     own = {name: value for name, value in vars(algorithm).items() if name not in BASE_ATTRIBUTES}
-    return {path: content for name, value in own.items() for path, content in _contents(name, value, seen)}
+    return {
+        path: content
+        for name, value in own.items()
+        for path, content in _contents(name, value, seen)
+    }
 
 
 def _contents(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, str]]:
@@ -293,11 +345,19 @@ def _attributes(value: Any) -> Mapping[str, Any] | None:
         own = {name: part for name, part in vars(value).items() if name not in MODULE_ATTRIBUTES}
         unsaved = {name: value._buffers[name] for name in value._non_persistent_buffers_set}
         return {**own, **unsaved, **value._modules}
-    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+    if callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    ):
         return {}
-    if isinstance(value, (Tensor, np.generic, np.random.Generator, np.random.RandomState, random.Random)):
+    if isinstance(
+        value, (Tensor, np.generic, np.random.Generator, np.random.RandomState, random.Random)
+    ):
         return None
-    return getattr(value, "__dict__", None) if not isinstance(value, (list, tuple, dict, set, deque)) else None
+    return (
+        getattr(value, "__dict__", None)
+        if not isinstance(value, (list, tuple, dict, set, deque))
+        else None
+    )
 
 
 def _describe(value: Any, seen: set[int]) -> str:

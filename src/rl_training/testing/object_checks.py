@@ -62,11 +62,18 @@ def check_spaces(case: AlgorithmCase) -> None:
         except EnvError:
             continue
         except Exception as error:
-            fail(f"check_spaces raises {type(error).__name__} ({error}) for {space} actions", "raise an EnvError")
+            fail(
+                f"check_spaces raises {type(error).__name__} ({error}) for {space} actions",
+                "raise an EnvError",
+            )
         try:
             algorithm = case.make(spaces=spaces)
             for explore in (False, True):
-                _check_acted(algorithm, algorithm.act(case.obs(2), algorithm.initial_state(2), explore=explore), 2)
+                _check_acted(
+                    algorithm,
+                    algorithm.act(case.obs(2), algorithm.initial_state(2), explore=explore),
+                    2,
+                )
         except (ConfigError, EnvError):  # a setting that these actions do not support
             continue
         except Exception as error:
@@ -79,44 +86,76 @@ def check_act(case: AlgorithmCase) -> None:
     """Actions have the shape, dtype and range of model space; without `explore` no random number is drawn."""
     algorithm = case.make()
     for count, explore in itertools.product((1, 5), (True, False)):
-        obs, before, state = case.obs(count), algorithm.generator.get_state(), algorithm.initial_state(count)
+        obs, before, state = (
+            case.obs(count),
+            algorithm.generator.get_state(),
+            algorithm.initial_state(count),
+        )
         with no_global_randomness(f"act(explore={explore})"):
             acted = algorithm.act(obs, state, explore=explore, mask=case.masks(count))
         _check_acted(algorithm, acted, count)
         if explore:
             continue
         if not torch.equal(before, algorithm.generator.get_state()):
-            fail("act draws from self.generator without explore", "return the deterministic policy's actions")
+            fail(
+                "act draws from self.generator without explore",
+                "return the deterministic policy's actions",
+            )
         again = algorithm.act(case.obs(count), state, explore=False, mask=case.masks(count))
         if not torch.equal(acted.actions, again.actions):
-            fail("act without explore gives other actions for the same observations", "make it deterministic")
+            fail(
+                "act without explore gives other actions for the same observations",
+                "make it deterministic",
+            )
 
 
 @check
 def check_masks(case: AlgorithmCase) -> None:
     """With `obeys_masks`, no invalid action is taken, and an update gives finite metrics."""
-    if not case.algorithm_class.for_spaces(case.spaces).obeys_masks or not case.spaces.action.choices:
+    if (
+        not case.algorithm_class.for_spaces(case.spaces).obeys_masks
+        or not case.spaces.action.choices
+    ):
         return
     spaces = dataclasses.replace(case.spaces, has_masks=True)
-    algorithm, masks = case.make(spaces=spaces), torch.zeros(64, spaces.action.num_options, dtype=torch.bool)
+    algorithm, masks = (
+        case.make(spaces=spaces),
+        torch.zeros(64, spaces.action.num_options, dtype=torch.bool),
+    )
     starts = [sum(spaces.action.choices[:index]) for index in range(len(spaces.action.choices))]
     for row, choice in enumerate(masks):
-        choice[[start + row % count for start, count in zip(starts, spaces.action.choices, strict=True)]] = True
+        choice[
+            [
+                start + row % count
+                for start, count in zip(starts, spaces.action.choices, strict=True)
+            ]
+        ] = True
     for explore in (True, False):
-        acted = algorithm.act(case.obs(64), algorithm.initial_state(64), explore=explore, mask=masks)
+        acted = algorithm.act(
+            case.obs(64), algorithm.initial_state(64), explore=explore, mask=masks
+        )
         chosen = acted.actions.reshape(64, -1) + torch.tensor(starts)
         if not masks.gather(1, chosen).all():
-            fail(f"act(explore={explore}) takes actions that the mask forbids", "use rl_training.models.actions.masked")
+            fail(
+                f"act(explore={explore}) takes actions that the mask forbids",
+                "use rl_training.models.actions.masked",
+            )
 
 
 def _check_acted(algorithm: Algorithm[Any], acted: Any, count: int) -> None:
     if not isinstance(acted, ActResult):
-        fail(f"act returns a {type(acted).__name__}", "return ActResult(actions), of rl_training.algorithms.base")
+        fail(
+            f"act returns a {type(acted).__name__}",
+            "return ActResult(actions), of rl_training.algorithms.base",
+        )
     _check_actions(acted.actions, algorithm.spaces, count)
     first = algorithm.initial_state(count)
     shapes = [None if state is None else tuple(state.shape) for state in (first, acted.state)]
     if shapes[0] != shapes[1]:
-        fail(f"act returns a state of shape {shapes[1]}", f"return the shape of initial_state, {shapes[0]}")
+        fail(
+            f"act returns a state of shape {shapes[1]}",
+            f"return the shape of initial_state, {shapes[0]}",
+        )
 
 
 def _check_actions(actions: Any, spaces: Spaces, count: int) -> None:
@@ -125,7 +164,10 @@ def _check_actions(actions: Any, spaces: Spaces, count: int) -> None:
     if not isinstance(actions, Tensor):
         fail(f"act returns a {type(actions).__name__}", "return a tensor of model actions")
     if tuple(actions.shape) != shape:
-        fail(f"act returns shape {tuple(actions.shape)} for {count} observations", f"return shape {shape}")
+        fail(
+            f"act returns shape {tuple(actions.shape)} for {count} observations",
+            f"return shape {shape}",
+        )
     if actions.dtype != dtype:
         fail(f"act returns {actions.dtype}", f"return {dtype}")
     if actions.requires_grad:
@@ -152,7 +194,10 @@ def check_update(case: AlgorithmCase) -> None:
             result = algorithm.update(batch)
         _check_result(result, len(batch.rewards))
     if first_difference(before, _learned(algorithm), path="members") is None:
-        fail(f"{NUM_UPDATES} updates change no parameter", "take an optimizer step on parameters that act uses")
+        fail(
+            f"{NUM_UPDATES} updates change no parameter",
+            "take an optimizer step on parameters that act uses",
+        )
     for number in range(NUM_UPDATES):
         set_progress(other, number)
         other.update(case.batch(number))
@@ -174,17 +219,29 @@ def _check_result(result: Any, batch_size: int) -> None:
     if not isinstance(result, UpdateResult):
         fail(f"update returns a {type(result).__name__}", "return UpdateResult(metrics)")
     for name, value in result.metrics.items():
-        if not isinstance(value, (Tensor, int, float)) or (isinstance(value, Tensor) and value.numel() != 1):
-            kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        if not isinstance(value, (Tensor, int, float)) or (
+            isinstance(value, Tensor) and value.numel() != 1
+        ):
+            kind = (
+                f"tensor of shape {tuple(value.shape)}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
             fail(f"metric '{name}' is a {kind}", "report scalar tensors or numbers")
         if isinstance(value, Tensor) and value.requires_grad:
             fail(f"metric '{name}' has a gradient", f"report {name}.detach()")
         if not math.isfinite(float(value)):
             fail(f"metric '{name}' is {float(value)}", "keep the loss and the gradient finite")
     if type(result.gradient_steps) is not int or result.gradient_steps < 0:
-        fail(f"gradient_steps is {result.gradient_steps!r}", "report the optimizer steps of the update, an int")
+        fail(
+            f"gradient_steps is {result.gradient_steps!r}",
+            "report the optimizer steps of the update, an int",
+        )
     if result.td_errors is not None and tuple(result.td_errors.shape) != (batch_size,):
-        fail(f"td_errors has shape {tuple(result.td_errors.shape)}", f"report one per transition, [{batch_size}]")
+        fail(
+            f"td_errors has shape {tuple(result.td_errors.shape)}",
+            f"report one per transition, [{batch_size}]",
+        )
 
 
 @check
@@ -216,7 +273,9 @@ def check_truncation(case: AlgorithmCase) -> None:
         metrics = []
         for number in range(NUM_UPDATES):
             batch = case.batch(number)
-            flags = {name: torch.zeros_like(batch.terminated) for name in ("terminated", "truncated")}
+            flags = {
+                name: torch.zeros_like(batch.terminated) for name in ("terminated", "truncated")
+            }
             flags["truncated"][::2] = is_truncated
             metrics.append(_numbers(algorithm.update(dataclasses.replace(batch, **flags))))  # type: ignore[arg-type]
         states.append({"metrics": metrics, **saved_state(algorithm)})
@@ -260,4 +319,6 @@ def check_state(case: AlgorithmCase) -> None:
             results.append({"actions": actions, "metrics": _numbers(result), **saved_state(one)})
         path = first_difference(*results, path="state")
         if path:
-            fail(f"after load_state_dict, act and update continue differently, at {path}", KEEP_STATE)
+            fail(
+                f"after load_state_dict, act and update continue differently, at {path}", KEEP_STATE
+            )

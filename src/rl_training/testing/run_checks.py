@@ -22,7 +22,14 @@ from rl_training.runtime.loops.off_policy import updates_due
 from rl_training.runtime.run import run_training
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
-from rl_training.testing.case import NUM_ENVS, TOTAL_STEPS, AlgorithmCase, check, fail, first_difference
+from rl_training.testing.case import (
+    NUM_ENVS,
+    TOTAL_STEPS,
+    AlgorithmCase,
+    check,
+    fail,
+    first_difference,
+)
 from rl_training.testing.object_checks import KEEP_STATE
 
 STOPS = {"within a collection": 50, "within the updates": 64, "at an evaluation": 64}
@@ -47,7 +54,9 @@ class Recorder(Callback):
 
     def on_log(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
         """Record a line."""
-        self.lines.append((metrics, self._new, sum(result.gradient_steps for result in self.updates)))
+        self.lines.append(
+            (metrics, self._new, sum(result.gradient_steps for result in self.updates))
+        )
         self._new = []
 
 
@@ -61,7 +70,9 @@ class StopAt(Callback):
         """Watch `act`, which is called within a collection."""
         act = trainer.algorithm.act
 
-        def watched(obs: Tensor, state: Tensor | None = None, *, explore: bool, **options: Any) -> ActResult:
+        def watched(
+            obs: Tensor, state: Tensor | None = None, *, explore: bool, **options: Any
+        ) -> ActResult:
             if explore:
                 self._check(trainer, "within a collection")
             return act(obs, state, explore=explore, **options)
@@ -94,7 +105,10 @@ class Outcome:
 
 
 def _outcome(result: TrainResult, recorder: Recorder, *, evaluate: bool = False) -> Outcome:
-    checkpoint, best = load_checkpoint(result.checkpoint_path), result.run_dir / "checkpoints" / "best"
+    checkpoint, best = (
+        load_checkpoint(result.checkpoint_path),
+        result.run_dir / "checkpoints" / "best",
+    )
     state = {
         "algorithm": checkpoint.algorithm_state,
         "buffer": checkpoint.buffer_state,
@@ -108,9 +122,15 @@ def _outcome(result: TrainResult, recorder: Recorder, *, evaluate: bool = False)
 
 
 def _scores(run_dir: Path) -> dict[str, float]:
-    last, best = (evaluate_checkpoint(path, device="cpu") for path in (run_dir, run_dir / "checkpoints" / "best"))
+    last, best = (
+        evaluate_checkpoint(path, device="cpu")
+        for path in (run_dir, run_dir / "checkpoints" / "best")
+    )
     names = ("eval_return_mean", "eval_return_std")
-    return {**{name: last[name] for name in names}, "best_eval_return_mean": best["eval_return_mean"]}
+    return {
+        **{name: last[name] for name in names},
+        "best_eval_return_mean": best["eval_return_mean"],
+    }
 
 
 def _run(case: AlgorithmCase, seed: int = 1) -> Outcome:
@@ -126,7 +146,9 @@ def _stopped_run(case: AlgorithmCase, place: str) -> Outcome:
     with registered(case.spec), tempfile.TemporaryDirectory() as folder:
         stopped = run_training(case.train_config(Path(folder)), callbacks=[StopAt(place)])
         if stopped.stop_reason != STOP_REASON:
-            raise ConfigError(f"a run of {TOTAL_STEPS} steps does not stop {place}: lower the settings in algo_kwargs")
+            raise ConfigError(
+                f"a run of {TOTAL_STEPS} steps does not stop {place}: lower the settings in algo_kwargs"
+            )
         recorder = Recorder()
         return _outcome(resume_training(stopped.run_dir, callbacks=[recorder]), recorder)
 
@@ -143,17 +165,25 @@ def check_seed(case: AlgorithmCase) -> None:
     whole = _undisturbed(case)
     path = first_difference(whole.state, _run(case).state, path="run")
     if path:
-        fail(f"two runs with the same seed differ at {path}", "draw every random number from self.generator")
+        fail(
+            f"two runs with the same seed differ at {path}",
+            "draw every random number from self.generator",
+        )
     members = [outcome.state["algorithm"]["members"] for outcome in (whole, _run(case, seed=2))]
     if first_difference(*members, path="members") is None:
-        fail("runs with two seeds learn the same", "draw initial weights and noise from self.generator")
+        fail(
+            "runs with two seeds learn the same",
+            "draw initial weights and noise from self.generator",
+        )
 
 
 @check
 def check_resume(case: AlgorithmCase) -> None:
     """A run that is stopped and resumed equals the run that was never stopped, tensor by tensor."""
     whole = _undisturbed(case)
-    collects = case.loop is not Loop.OFFLINE or getattr(case.algo_config, "online", None) is not None
+    collects = (
+        case.loop is not Loop.OFFLINE or getattr(case.algo_config, "online", None) is not None
+    )
     for place in STOPS:
         if place == "within a collection" and not collects:
             continue
@@ -171,8 +201,12 @@ def check_metrics(case: AlgorithmCase) -> None:
         for name in sorted({name for result in updates for name in result.metrics}):
             values = [float(result.metrics[name]) for result in updates if name in result.metrics]
             mean = sum(values) / len(values)
-            if name not in line or not math.isclose(line[name], mean, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-6):
-                found = f"the log line has {line.get(name)} for metric '{name}', whose mean is {mean}"
+            if name not in line or not math.isclose(
+                line[name], mean, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-6
+            ):
+                found = (
+                    f"the log line has {line.get(name)} for metric '{name}', whose mean is {mean}"
+                )
                 fail(found, "report it under a name that the run does not use")
     if not any(result.metrics for result in recorder.updates):
         fail("no update reports a metric", "report the losses in UpdateResult.metrics")
@@ -185,10 +219,19 @@ def check_gradient_steps(case: AlgorithmCase) -> None:
     for line, _, gradient_steps in whole.recorder.lines:
         if line["gradient_steps"] != gradient_steps:
             found = f"the log line at step {line['global_step']} has gradient_steps {line['gradient_steps']}"
-            fail(found, f"report the optimizer steps of each update in UpdateResult: their sum is {gradient_steps}")
-    expected, calls = _expected_updates(case, int(whole.metrics["global_step"])), len(whole.recorder.updates)
+            fail(
+                found,
+                f"report the optimizer steps of each update in UpdateResult: their sum is {gradient_steps}",
+            )
+    expected, calls = (
+        _expected_updates(case, int(whole.metrics["global_step"])),
+        len(whole.recorder.updates),
+    )
     if calls != expected:
-        fail(f"the run called update {calls} times, not {expected}", "leave the number of updates to the loop")
+        fail(
+            f"the run called update {calls} times, not {expected}",
+            "leave the number of updates to the loop",
+        )
 
 
 def _expected_updates(case: AlgorithmCase, last_step: int) -> int:
@@ -210,5 +253,7 @@ def check_evaluation(case: AlgorithmCase) -> None:
     whole = _undisturbed(case)
     for name, score in whole.scores.items():
         if score != whole.metrics[name]:
-            found = f"evaluate_checkpoint gives {name} {score}, the run logged {whole.metrics[name]}"
+            found = (
+                f"evaluate_checkpoint gives {name} {score}, the run logged {whole.metrics[name]}"
+            )
             fail(found, f"let act without explore depend on saved state only: {KEEP_STATE}")

@@ -20,7 +20,11 @@ from rl_training.views.report.data import FIRST_OFFLINE, OFFLINE, UNKNOWN, finit
 
 RETURN = "eval_return_mean"
 XAxis = Literal["steps", "time", "updates"]
-X_KEYS: Mapping[XAxis, str] = {"steps": "global_step", "time": "wall_time", "updates": "gradient_steps"}
+X_KEYS: Mapping[XAxis, str] = {
+    "steps": "global_step",
+    "time": "wall_time",
+    "updates": "gradient_steps",
+}
 X_LABELS: Mapping[XAxis, str] = {"time": "wall time (seconds)", "updates": "gradient steps"}
 MIXED = "environment steps (offline runs: updates)"
 MAX_POINTS = 512
@@ -96,13 +100,19 @@ class CurveSet:
         if len(kinds) == 1:
             words = WORDS[next(iter(kinds))]
         else:
-            words = " or, below four runs, ".join(WORDS[kind] for kind in sorted(kinds, key="iqm mean median".index))
+            words = " or, below four runs, ".join(
+                WORDS[kind] for kind in sorted(kinds, key="iqm mean median".index)
+            )
         single = "; no band where there is one run" if 1 in counts else ""
         return f"{runs}; thin lines: runs; thick line and band: {words}{single}"
 
 
 def collect_curves(
-    groups: Sequence[RunGroup], metric: str = RETURN, x_axis: XAxis = "steps", *, use_mean: bool = False
+    groups: Sequence[RunGroup],
+    metric: str = RETURN,
+    x_axis: XAxis = "steps",
+    *,
+    use_mean: bool = False,
 ) -> CurveSet:
     """The curves of a metric; an error if no run has it. Four runs and more are summarized by their mean on request."""
     runs = [run for group in groups for run in group.runs]
@@ -113,7 +123,9 @@ def collect_curves(
         if curves:
             found.append(join_curves(group.name, curves, use_mean=use_mean))
             if not found[-1].x:
-                messages.append(f"the runs of '{group.name}' have no {x_axis} in common: there is no summary of them")
+                messages.append(
+                    f"the runs of '{group.name}' have no {x_axis} in common: there is no summary of them"
+                )
     if not found:
         _refuse(runs, metric, x_axis)
     return CurveSet(metric, x_axis, _x_label(runs, x_axis), tuple(found), tuple(messages))
@@ -128,7 +140,9 @@ def curve_of(run: RunRecord, metric: str, x_axis: XAxis = "steps") -> Curve:
         if x is not None and y is not None:
             points[float(x)] = float(y)
     ordered = sorted(points)
-    return Curve(run.run_dir, run.seed, ordered, [points[x] for x in ordered], _online_from(run, key))
+    return Curve(
+        run.run_dir, run.seed, ordered, [points[x] for x in ordered], _online_from(run, key)
+    )
 
 
 def join_curves(name: str, curves: Sequence[Curve], *, use_mean: bool = False) -> GroupCurves:
@@ -157,7 +171,11 @@ def _common_grid(xs: Sequence[Sequence[float]]) -> list[float]:
         return []
     grid = sorted(set().union(*within))
     is_shared = all(values == within[0] for values in within)
-    return grid if is_shared or len(grid) <= MAX_POINTS else np.linspace(first, last, MAX_POINTS).tolist()
+    return (
+        grid
+        if is_shared or len(grid) <= MAX_POINTS
+        else np.linspace(first, last, MAX_POINTS).tolist()
+    )
 
 
 def _messages(groups: Sequence[RunGroup], metric: str, x_axis: XAxis) -> Iterator[str]:
@@ -177,10 +195,16 @@ def _messages(groups: Sequence[RunGroup], metric: str, x_axis: XAxis) -> Iterato
 
 def _refuse(runs: Sequence[RunRecord], metric: str, x_axis: XAxis) -> None:
     """Raise the error that says why there is no curve."""
-    names = dict.fromkeys(name for run in runs for line in run.metrics for name in line if name != "global_step")
+    names = dict.fromkeys(
+        name for run in runs for line in run.metrics for name in line if name != "global_step"
+    )
     damages = [run.damage for run in runs if run.damage is not None]
     if not names:
-        some = f"none of the {len(runs):,} runs has logged anything yet" if runs else "no run has begun yet"
+        some = (
+            f"none of the {len(runs):,} runs has logged anything yet"
+            if runs
+            else "no run has begun yet"
+        )
         one = f"'{runs[0].run_dir}' has logged nothing yet" if len(runs) == 1 else some
         raise RLTrainingError(damages[0] if damages else f"{one}: nothing to plot")
     if metric not in names:
@@ -206,7 +230,9 @@ def _online_from(run: RunRecord, key: str) -> float | None:
     if first is None or key == "global_step":
         return first
     steps = [(finite(line.get("global_step")), finite(line.get(key))) for line in run.metrics]
-    before = [value for step, value in steps if step is not None and step <= first and value is not None]
+    before = [
+        value for step, value in steps if step is not None and step <= first and value is not None
+    ]
     return max(before, default=None)
 
 

@@ -51,7 +51,9 @@ def style_axes(axes: Any, grid: str = "both") -> None:
         spine.set_color(MUTED)
     axes.tick_params(colors=INK, length=3)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,.10g}".replace("-", "\N{MINUS SIGN}")))
+        axis.set_major_formatter(
+            FuncFormatter(lambda value, place: f"{value:,.10g}".replace("-", "\N{MINUS SIGN}"))
+        )
         axis.label.set_color(INK)
 
 
@@ -77,9 +79,13 @@ def check_target(path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"cannot write '{path}': it is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise ConfigError(f"cannot write '{path}': there is no folder '{path.parent}'; make it first")
+        raise ConfigError(
+            f"cannot write '{path}': there is no folder '{path.parent}'; make it first"
+        )
     if path.exists() and not _is_ours(path):
-        raise ConfigError(f"'{path}' exists, and rl-training did not make it: choose another --out FILE, or remove it")
+        raise ConfigError(
+            f"'{path}' exists, and rl-training did not make it: choose another --out FILE, or remove it"
+        )
 
 
 def check_default_target(path: Path) -> None:
@@ -106,4 +112,8 @@ def _is_ours(path: Path) -> bool:
         data = path.read_bytes()
     except OSError:
         return False
-    return data.startswith(TABLE_START.encode()) if path.suffix.lower() == TABLE else MARK.encode() in data
+    return (
+        data.startswith(TABLE_START.encode())
+        if path.suffix.lower() == TABLE
+        else MARK.encode() in data
+    )

@@ -27,7 +27,11 @@ from rl_training.files import atomic_write, translate_write_errors
 RENDER_MODE = "rgb_array"
 DEFAULT_FPS = 30.0
 """Frames per second of an environment whose metadata does not name them."""
-PYGAME_VARIABLES = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+PYGAME_VARIABLES = {
+    "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+    "SDL_VIDEODRIVER": "dummy",
+    "SDL_AUDIODRIVER": "dummy",
+}
 """Without them pygame prints a line at its import, and SDL looks for a display and a sound card."""
 GL_VARIABLE = "MUJOCO_GL"
 GL_BACKENDS = ("egl", "osmesa")
@@ -49,8 +53,24 @@ FASTEST_GIF = 50.0
 """Frames per second of a GIF at most: viewers show shorter delays than 20 ms as 100 ms."""
 PALETTE_OF_EACH_FRAME = "palettegen=stats_mode=single[p];[b][p]paletteuse"
 ENCODINGS = {
-    MP4: ("-c:v", "libx264", "-crf", "20", "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-f", "mp4"),
-    GIF: ("-filter_complex", f"split[a][b];[a]{PALETTE_OF_EACH_FRAME}=new=1:dither=none", "-f", "gif"),
+    MP4: (
+        "-c:v",
+        "libx264",
+        "-crf",
+        "20",
+        "-pix_fmt",
+        "yuv420p",
+        "-movflags",
+        "+faststart",
+        "-f",
+        "mp4",
+    ),
+    GIF: (
+        "-filter_complex",
+        f"split[a][b];[a]{PALETTE_OF_EACH_FRAME}=new=1:dither=none",
+        "-f",
+        "gif",
+    ),
 }
 """Arguments of ffmpeg; H.264 in MP4 is what browsers play."""
 
@@ -61,10 +81,14 @@ def check_film_path(path: Path, *, makes_folder: bool = False) -> None:
     if suffix not in (MP4, GIF):
         raise ConfigError(f"cannot write '{path}': the name of a film should end in {MP4} or {GIF}")
     if path.is_dir():
-        raise ConfigError(f"'{path}' is a folder: give --out the path of a file, such as {path / 'film.mp4'}")
+        raise ConfigError(
+            f"'{path}' is a folder: give --out the path of a file, such as {path / 'film.mp4'}"
+        )
     _refuse_existing(path)
     if not makes_folder and not path.parent.is_dir():
-        raise ConfigError(f"folder '{path.parent}' does not exist: create it, or give another --out")
+        raise ConfigError(
+            f"folder '{path.parent}' does not exist: create it, or give another --out"
+        )
     check_installed("a film", "imageio_ffmpeg", "imageio-ffmpeg")
 
 
@@ -109,7 +133,9 @@ def open_film(path: Path, fps: float) -> Iterator[FilmWriter]:
 
 def _refuse_existing(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"'{path}' exists and is not overwritten: give another --out FILE, or remove it")
+        raise ConfigError(
+            f"'{path}' exists and is not overwritten: give another --out FILE, or remove it"
+        )
 
 
 class FilmWriter:
@@ -144,7 +170,9 @@ class FilmWriter:
         if self._process.returncode != 0:
             self._log.seek(0)
             text = self._log.read().decode(errors="replace").strip()[-500:]
-            raise RLTrainingError(f"ffmpeg could not write the film (exit code {self._process.returncode}): {text}")
+            raise RLTrainingError(
+                f"ffmpeg could not write the film (exit code {self._process.returncode}): {text}"
+            )
 
     def abort(self) -> None:
         """End ffmpeg if it still runs."""
@@ -160,16 +188,33 @@ class FilmWriter:
 
         command = [
             *(imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-nostats"),
-            *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self._fps:g}", "-i", "pipe:0"),
+            *(
+                "-f",
+                "rawvideo",
+                "-pix_fmt",
+                "rgb24",
+                "-s",
+                f"{width}x{height}",
+                "-r",
+                f"{self._fps:g}",
+                "-i",
+                "pipe:0",
+            ),
             *("-an", *ENCODINGS[self._suffix], "-y", str(self._path)),
         ]
         # A session of its own: Ctrl-C in the terminal must reach this process only, which then ends ffmpeg.
         try:
             return subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+                start_new_session=True,
             )
         except OSError as error:
-            raise RLTrainingError(f"ffmpeg cannot be started: {error}; check IMAGEIO_FFMPEG_EXE") from error
+            raise RLTrainingError(
+                f"ffmpeg cannot be started: {error}; check IMAGEIO_FFMPEG_EXE"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -226,7 +271,9 @@ def _translate_import_of_opengl() -> Iterator[None]:
     except EnvError as error:
         if GL_VARIABLE not in os.environ or "OpenGL" not in str(error):
             raise
-        raise EnvError(f"{GL_VARIABLE}={os.environ[GL_VARIABLE]} does not work here: {GL_REMEDY}") from error
+        raise EnvError(
+            f"{GL_VARIABLE}={os.environ[GL_VARIABLE]} does not work here: {GL_REMEDY}"
+        ) from error
 
 
 def _check_metadata(env: gym.Env[Any, Any], env_id: str) -> None:
@@ -271,7 +318,10 @@ def find_gl_backend() -> str | None:
         command = [sys.executable, "-c", GL_TRIAL, name]
         with contextlib.suppress(subprocess.TimeoutExpired):
             tried = subprocess.run(
-                command, env={**os.environ, GL_VARIABLE: name}, capture_output=True, timeout=SECONDS_TO_TRY_GL
+                command,
+                env={**os.environ, GL_VARIABLE: name},
+                capture_output=True,
+                timeout=SECONDS_TO_TRY_GL,
             )
             if tried.returncode == 0:
                 return name
@@ -286,25 +336,38 @@ def translate_render_errors(env_id: str, *, uses_mujoco: bool) -> Iterator[None]
     except EnvError as error:
         cause = error.__cause__
         if isinstance(cause, (DependencyNotInstalled, ImportError)) and "pygame" in str(cause):
-            raise EnvError(f"rendering '{env_id}' needs pygame: {install_extra('video')}") from error
+            raise EnvError(
+                f"rendering '{env_id}' needs pygame: {install_extra('video')}"
+            ) from error
         if uses_mujoco:
             chosen = os.environ.get(GL_VARIABLE)
-            raise EnvError(f"{error}\n{GL_VARIABLE} is {chosen or 'not set'}. If OpenGL is missing, {GL_REMEDY}") from (
-                error
-            )
+            raise EnvError(
+                f"{error}\n{GL_VARIABLE} is {chosen or 'not set'}. If OpenGL is missing, {GL_REMEDY}"
+            ) from (error)
         raise
 
 
 def check_frame(frame: Any, env_id: str, shape: tuple[int, ...] | None) -> Frame:
     """The frame if it is an RGB array, of the shape of the first one if there is one."""
-    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+    if (
+        not isinstance(frame, np.ndarray)
+        or frame.dtype != np.uint8
+        or frame.ndim != 3
+        or frame.shape[2] != 3
+    ):
         is_array = isinstance(frame, np.ndarray)
-        what = f"an array of {frame.dtype} {list(frame.shape)}" if is_array else f"a {type(frame).__name__}"
+        what = (
+            f"an array of {frame.dtype} {list(frame.shape)}"
+            if is_array
+            else f"a {type(frame).__name__}"
+        )
         raise EnvError(
             f"environment '{env_id}' cannot be filmed: its render() returned {what}, not an array of uint8"
             " [height, width, 3]"
         )
     if shape is not None and frame.shape != shape:
         sizes = " and then ".join(f"{width}x{height}" for height, width, _ in (shape, frame.shape))
-        raise EnvError(f"environment '{env_id}' cannot be filmed: its render() returned frames of {sizes} pixels")
+        raise EnvError(
+            f"environment '{env_id}' cannot be filmed: its render() returned frames of {sizes} pixels"
+        )
     return frame

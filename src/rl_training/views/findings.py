@@ -33,7 +33,10 @@ def render_report(report: DatasetReport) -> RenderableType:
     parts += [Text(f"\n{_verdict(report)}", style="bold"), render_findings(report.findings)]
     for title, lines in (("notes of the loader", report.notes), ("advice", report.advice)):
         if lines:
-            parts += [Text(f"\n{title}", style="bold"), *(Text(printable(f"• {line}")) for line in lines)]
+            parts += [
+                Text(f"\n{title}", style="bold"),
+                *(Text(printable(f"• {line}")) for line in lines),
+            ]
     return Group(*parts)
 
 
@@ -44,7 +47,8 @@ def render_findings(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         where = "" if finding.index is None else f" (first: transition {finding.index:,})"
         table.add_row(
-            Text(finding.level.value, STYLES[finding.level]), Text(printable(f"{finding.name}: {finding.found}{where}"))
+            Text(finding.level.value, STYLES[finding.level]),
+            Text(printable(f"{finding.name}: {finding.found}{where}")),
         )
         if finding.remedy:
             table.add_row("", Text(printable(f"→ {finding.remedy}"), style="dim"))
@@ -67,7 +71,9 @@ def _summary(report: DatasetReport) -> Table:
     }
     if fit is not None:
         baseline = f" (most frequent action: {fit.baseline:.2f})" if fit.baseline else ""
-        rows["behaviour"] = f"actions predicted from observations with {fit.measure} {fit.value:.2f}{baseline}"
+        rows["behaviour"] = (
+            f"actions predicted from observations with {fit.measure} {fit.value:.2f}{baseline}"
+        )
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         table.add_row(Text(name, style="dim"), Text(printable(value)))
@@ -95,14 +101,28 @@ def _histogram(report: DatasetReport) -> Table:
 
 def _verdict(report: DatasetReport) -> str:
     levels = [finding.level for finding in report.findings]
-    counts = {level.value: levels.count(level) for level in (Level.ERROR, Level.WARNING) if level in levels}
+    counts = {
+        level.value: levels.count(level)
+        for level in (Level.ERROR, Level.WARNING)
+        if level in levels
+    }
     if not counts:
         return "no faults found" if report.is_thorough else "no faults found in a quick check"
     return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items())
 
 
 PACKAGES = (
-    *("rl-training", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "box2d", "gymnasium-robotics", "envpool"),
+    *(
+        "rl-training",
+        "torch",
+        "gymnasium",
+        "numpy",
+        "mujoco",
+        "ale-py",
+        "box2d",
+        "gymnasium-robotics",
+        "envpool",
+    ),
     *("minari", "matplotlib"),
 )
 
@@ -110,7 +130,11 @@ PACKAGES = (
 def print_report(report: EnvReport) -> None:
     """Print the findings, each with its remedy."""
     if sys.stdout.isatty():
-        Console().print(Text(printable(report.env_id), style="italic"), render_findings(report.findings), sep="\n")
+        Console().print(
+            Text(printable(report.env_id), style="italic"),
+            render_findings(report.findings),
+            sep="\n",
+        )
     else:
         for row in report.findings:
             remedy = f" [remedy: {row.remedy}]" if row.remedy else ""
@@ -123,10 +147,17 @@ def describe_machine() -> dict[str, str]:
     import torch
 
     available = available_memory()
-    facts = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    facts = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
     facts |= dict.fromkeys(PACKAGES, "not installed") | installed_versions(PACKAGES)
-    facts["processors"] = f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()} by default"
+    facts["processors"] = (
+        f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()} by default"
+    )
     facts["memory"] = "unknown" if available is None else f"{available / 1e9:,.1f} GB free"
-    facts["compiler"] = "found" if has_compiler() else "none: torch.compile cannot be used (install g++ or clang++)"
+    facts["compiler"] = (
+        "found" if has_compiler() else "none: torch.compile cannot be used (install g++ or clang++)"
+    )
     facts["device"] = str(resolve_device("auto"))
     return facts

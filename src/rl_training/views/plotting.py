@@ -20,7 +20,16 @@ from rl_training.files import translate_write_errors
 from rl_training.studies.groups import RunGroup, RunRecord, find_groups, group_runs
 from rl_training.studies.plan import open_study
 from rl_training.studies.statistics.summaries import WORDS, summarize
-from rl_training.views.curves import RETURN, Curve, CurveSet, GroupCurves, XAxis, collect_curves, curve_of, seeds_text
+from rl_training.views.curves import (
+    RETURN,
+    Curve,
+    CurveSet,
+    GroupCurves,
+    XAxis,
+    collect_curves,
+    curve_of,
+    seeds_text,
+)
 from rl_training.views.figures import (
     DASHES,
     MUTED,
@@ -102,7 +111,12 @@ def plot_runs(
     target = out or default_target(groups, run, metric, x_axis)
     check_default_target(target) if out is None else check_target(target)
     shown = metric
-    if run is not None and metric == RETURN and not run.curve(RETURN)[0] and run.curve(TRAINING_RETURN)[0]:
+    if (
+        run is not None
+        and metric == RETURN
+        and not run.curve(RETURN)[0]
+        and run.curve(TRAINING_RETURN)[0]
+    ):
         shown = TRAINING_RETURN
     figure = None if target.suffix.lower() == TABLE else new_figure()
     curves = collect_curves(groups, shown, x_axis, use_mean=use_mean)
@@ -133,15 +147,21 @@ def draw_curves(figure: Figure, curves: CurveSet, run: RunRecord | None = None) 
     return caption
 
 
-def default_target(groups: Sequence[RunGroup], run: RunRecord | None, metric: str, x_axis: XAxis) -> Path:
+def default_target(
+    groups: Sequence[RunGroup], run: RunRecord | None, metric: str, x_axis: XAxis
+) -> Path:
     """The picture of one run or of one whole study, in its folder; an error for anything else."""
-    end = ("" if metric == RETURN else f"-{safe_name(metric)}") + ("" if x_axis == "steps" else f"-{x_axis}")
+    end = ("" if metric == RETURN else f"-{safe_name(metric)}") + (
+        "" if x_axis == "steps" else f"-{x_axis}"
+    )
     if run is not None:
         return run.run_dir / f"{RUN_PICTURE}{end}.png"
     studies = {group.study for group in groups}
     study = studies.pop() if len(studies) == 1 else None
     if study is None or len(groups) != len(open_study(study).plan.vary):
-        raise ConfigError("runs that are not one whole study have no folder for their picture: add --out FILE")
+        raise ConfigError(
+            "runs that are not one whole study have no folder for their picture: add --out FILE"
+        )
     return study / f"{STUDY_PICTURE}{end}.png"
 
 
@@ -155,7 +175,9 @@ def write_table(curves: CurveSet, target: Path) -> Path:
         for curve in group.curves:
             name = (*start, "run", curve.run_dir.name, curve.seed)
             writer.writerows((*name, x, y, "", "") for x, y in zip(curve.x, curve.y, strict=True))
-        rows = zip(group.x, group.y, group.low, group.high, strict=True) if group.kind != "run" else ()
+        rows = (
+            zip(group.x, group.y, group.low, group.high, strict=True) if group.kind != "run" else ()
+        )
         writer.writerows((*start, group.kind, "", "", *row) for row in rows)
     with translate_write_errors(target, kind="the table "):
         target.write_text(text.getvalue(), encoding="utf-8")
@@ -165,8 +187,17 @@ def write_table(curves: CurveSet, target: Path) -> Path:
 def _group_values(group: GroupCurves) -> dict[str, Any]:
     last: dict[str, Any] | None = None
     if group.x:
-        last = {"x": group.x[-1], "mean": group.mean[-1], "summary": group.kind, "value": group.y[-1]}
-        last |= {"low": None, "high": None} if group.kind == "run" else {"low": group.low[-1], "high": group.high[-1]}
+        last = {
+            "x": group.x[-1],
+            "mean": group.mean[-1],
+            "summary": group.kind,
+            "value": group.y[-1],
+        }
+        last |= (
+            {"low": None, "high": None}
+            if group.kind == "run"
+            else {"low": group.low[-1], "high": group.high[-1]}
+        )
     runs = [str(curve.run_dir) for curve in group.curves]
     return {"name": group.name, "runs": runs, "online_from": group.online_from, "last": last}
 
@@ -179,7 +210,9 @@ def _only_run(groups: Sequence[RunGroup]) -> RunRecord | None:
 
 def _draw_run(axes: Any, run: RunRecord, x_axis: XAxis, unit: float) -> tuple[str, list[float]]:
     """Training and evaluation return of a run; returns the caption, and the values that the axis comes from."""
-    training, returns, deviation = (curve_of(run, name, x_axis) for name in (TRAINING_RETURN, RETURN, RETURN_DEVIATION))
+    training, returns, deviation = (
+        curve_of(run, name, x_axis) for name in (TRAINING_RETURN, RETURN, RETURN_DEVIATION)
+    )
     names = ("training (mean of the last 100 episodes)", "evaluation (deterministic policy)")
     for index, (name, curve) in enumerate(zip(names, (training, returns), strict=True)):
         if curve.x:
@@ -190,7 +223,10 @@ def _draw_run(axes: Any, run: RunRecord, x_axis: XAxis, unit: float) -> tuple[st
     if returns.x and returns.x == deviation.x:
         pairs = list(zip(returns.y, deviation.y, strict=True))
         floor = 0.0 if min(values) >= 0 else -math.inf
-        low, high = [max(floor, y - spread) for y, spread in pairs], [y + spread for y, spread in pairs]
+        low, high = (
+            [max(floor, y - spread) for y, spread in pairs],
+            [y + spread for y, spread in pairs],
+        )
         _draw_band(axes, [x / unit for x in returns.x], low, high, color_of(1))
         values += low + high
         caption += "; band: one standard deviation of the evaluation's episodes"
@@ -209,10 +245,14 @@ def _draw_group(axes: Any, group: GroupCurves, index: int, unit: float) -> None:
     name = group.name if len(group.name) <= LONGEST_NAME else f"{group.name[: LONGEST_NAME - 1]}…"
     text = f"{name} ({count} run{'' if count == 1 else 's'})"
     style = DASHES[index // 8 % len(DASHES)]
-    axes.plot(grid, group.y, style, color=color, linewidth=2, marker=marker, markersize=5, label=text)
+    axes.plot(
+        grid, group.y, style, color=color, linewidth=2, marker=marker, markersize=5, label=text
+    )
 
 
-def _draw_band(axes: Any, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: str) -> None:
+def _draw_band(
+    axes: Any, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
+) -> None:
     """The area between two limits; at a single point a vertical line."""
     if len(x) == 1:
         axes.vlines(x, low, high, color=color, alpha=0.3, linewidth=6)
@@ -230,7 +270,13 @@ def _mark_online(axes: Any, groups: Sequence[GroupCurves], unit: float) -> None:
     known = {place: color_of(index) for index, place in places if place is not None}
     for number, (place, color) in enumerate(known.items()):
         label = "online from here" if number == 0 else None
-        axes.axvline(place / unit, color=MUTED if len(known) == 1 else color, linestyle="--", linewidth=1, label=label)
+        axes.axvline(
+            place / unit,
+            color=MUTED if len(known) == 1 else color,
+            linestyle="--",
+            linewidth=1,
+            label=label,
+        )
 
 
 def _unit(curves: CurveSet) -> tuple[float, str]:
@@ -238,7 +284,9 @@ def _unit(curves: CurveSet) -> tuple[float, str]:
     if curves.x_axis != "time":
         return 1.0, curves.x_label
     longest = max((curve.x[-1] for group in curves.groups for curve in group.curves), default=0.0)
-    return next((unit, f"wall time ({name})") for start, unit, name in TIME_UNITS if longest >= start)
+    return next(
+        (unit, f"wall time ({name})") for start, unit, name in TIME_UNITS if longest >= start
+    )
 
 
 def plot_comparison(result: Comparison | ManyComparisons, target: Path) -> Path:
@@ -262,14 +310,18 @@ def draw_comparison(result: Comparison | ManyComparisons) -> Figure:
     _draw_differences(figure.add_subplot(grid[1, :]), pairs)
     title = pairs[0].sentence if len(pairs) == 1 else f"{len(arms)} arms, all pairs"
     figure.suptitle(title, fontsize="medium", wrap=True)
-    kinds = dict.fromkeys(summarize(list(scores.values())).kind for arm in arms for scores in arm.by_task.values())
+    kinds = dict.fromkeys(
+        summarize(list(scores.values())).kind for arm in arms for scores in arm.by_task.values()
+    )
     shown = "; ".join(WORDS[kind] for kind in kinds)
     figure.supxlabel(f"dots: runs; bars: {shown}", fontsize="small", color=MUTED)
     return figure
 
 
 def _draw_scores(axes: Any, arms: Sequence[ArmScores], task: str) -> None:
-    generator = np.random.default_rng(0)  # of the vertical scatter, so that equal scores are all seen
+    generator = np.random.default_rng(
+        0
+    )  # of the vertical scatter, so that equal scores are all seen
     for row, arm in enumerate(arms):
         scores = list(arm.by_task[task].values())
         heights = row + generator.uniform(-0.18, 0.18, len(scores))
@@ -279,7 +331,9 @@ def _draw_scores(axes: Any, arms: Sequence[ArmScores], task: str) -> None:
         if summary.low is not None and summary.high is not None:
             axes.plot([summary.low, summary.high], [row, row], "-", color="k", linewidth=1.5)
     style_axes(axes, "x")
-    axes.set_yticks(range(len(arms)), [f"{_short(arm.name)} ({len(arm.by_task[task])})" for arm in arms])
+    axes.set_yticks(
+        range(len(arms)), [f"{_short(arm.name)} ({len(arm.by_task[task])})" for arm in arms]
+    )
     values = [score for arm in arms for score in arm.by_task[task].values()]
     axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=value_limits(values))
 
@@ -308,7 +362,9 @@ def _draw_differences(axes: Any, pairs: Sequence[Comparison]) -> None:
                 "offset points",
                 fontsize="small",
             )
-    axes.set_yticks(range(len(pairs)), [f"{_short(pair.a.name)} − {_short(pair.b.name)}" for pair in pairs])
+    axes.set_yticks(
+        range(len(pairs)), [f"{_short(pair.a.name)} − {_short(pair.b.name)}" for pair in pairs]
+    )
     axes.set_ylim(len(pairs) - 0.5, -0.5)
     axes.set_xlabel(f"difference of the means ({percent(1 - pairs[0].alpha)} interval)")
 

@@ -17,13 +17,20 @@ LABEL_WIDTH = 7
 Row = tuple[str, str]
 
 
-def training_lines(result: TrainResult, config: TrainConfig, further: Sequence[Row] = ()) -> list[str]:
+def training_lines(
+    result: TrainResult, config: TrainConfig, further: Sequence[Row] = ()
+) -> list[str]:
     """How a training ended, its scores and its folder; then the rows of `further`."""
     steps, updates = int(result.metrics["global_step"]), int(result.metrics["gradient_steps"])
     end = "finished" if result.stop_reason is None else "stopped"
     title = f"{config.algo} on {config.env_id or 'a dataset'}, seed {config.seed}: {end} at step {steps:,}"
     rows = [] if result.stop_reason is None else [("reason", result.stop_reason)]
-    rows += [*_score_rows(result.metrics), *_best_rows(result.run_dir), ("run", str(result.run_dir)), *further]
+    rows += [
+        *_score_rows(result.metrics),
+        *_best_rows(result.run_dir),
+        ("run", str(result.run_dir)),
+        *further,
+    ]
     lines = [f"{title} ({updates:,} gradient steps)", *_row_lines(rows)]
     if updates == 0:
         lines.append("WARNING: nothing was learned: this run took 0 gradient steps")
@@ -43,7 +50,11 @@ def reduced(metrics: Mapping[str, float], *, keep_all: bool = False) -> dict[str
     """Steps, evaluation and best score, to six significant digits; all metrics are in metrics.jsonl and --json."""
     wanted = {"global_step", "gradient_steps", "best_eval_return_mean"}
     return {
-        name: value if isinstance(value, int) else float(f"{value:.6g}") if math.isfinite(value) else None
+        name: value
+        if isinstance(value, int)
+        else float(f"{value:.6g}")
+        if math.isfinite(value)
+        else None
         for name, value in metrics.items()
         if keep_all or name in wanted or name.startswith("eval_")
     }
@@ -61,7 +72,9 @@ def _score_rows(metrics: Mapping[str, float]) -> list[Row]:
     else:
         rows = [("score", f"{score} at step {step:,} (not evaluated since)"), ("", meaning)]
     if "eval_normalized_score" in metrics:
-        rows.append(("", f"{metrics['eval_normalized_score']:.1f} normalized (0: random, 100: expert)"))
+        rows.append(
+            ("", f"{metrics['eval_normalized_score']:.1f} normalized (0: random, 100: expert)")
+        )
     if "eval_success_rate" in metrics:
         rows.append(("", f"{metrics['eval_success_rate']:.0%} of the episodes successful"))
     return rows
@@ -73,12 +86,23 @@ def _estimate_rows(metrics: Mapping[str, float]) -> list[Row]:
     count, converged = int(metrics["held_out_episodes"]), "" if metrics["fqe_converged"] else "not "
     rows = [
         ("estimate", f"{mean} (95 % bootstrap interval {low} to {high})"),
-        ("dataset", f"{metrics['behaviour_return_mean']:.4g} (mean of {count:,} held-out episodes)"),
+        (
+            "dataset",
+            f"{metrics['behaviour_return_mean']:.4g} (mean of {count:,} held-out episodes)",
+        ),
         ("", f"both are returns discounted by gamma {metrics['gamma']:g}"),
-        ("drift", f"{metrics['fqe_drift']:.2g} in the last tenth of the updates: {converged}converged"),
+        (
+            "drift",
+            f"{metrics['fqe_drift']:.2g} in the last tenth of the updates: {converged}converged",
+        ),
     ]
     if metrics["tail_weight"] > 0:
-        rows.append(("tail", f"{metrics['tail_weight']:.2g} weight of rewards after the recorded episode ends"))
+        rows.append(
+            (
+                "tail",
+                f"{metrics['tail_weight']:.2g} weight of rewards after the recorded episode ends",
+            )
+        )
     return rows
 
 
@@ -88,4 +112,6 @@ def _best_rows(run_dir: Path) -> list[Row]:
     best = CheckpointFolder(run_dir / "checkpoints").best
     if best is None:
         return []
-    return [("best", f"{best.score:.1f} at step {int(best.name.split('_')[1]):,} (checkpoints/best)")]
+    return [
+        ("best", f"{best.score:.1f} at step {int(best.name.split('_')[1]):,} (checkpoints/best)")
+    ]

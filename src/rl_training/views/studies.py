@@ -33,7 +33,9 @@ WIDEST = (30, 20)
 """Columns of a setting's name and of its default in the table of a search space."""
 
 
-def study_lines(path: Path, tasks: Sequence[Task], shard: str | None) -> tuple[dict[str, Any], list[str]]:
+def study_lines(
+    path: Path, tasks: Sequence[Task], shard: str | None
+) -> tuple[dict[str, Any], list[str]]:
     """Every run's score, the means and the picture, as values and as lines."""
     from rl_training.studies.launching.driver import Outcome
     from rl_training.studies.launching.study import results_by_setting
@@ -46,10 +48,16 @@ def study_lines(path: Path, tasks: Sequence[Task], shard: str | None) -> tuple[d
     for group in groups:
         lines += setting_lines(group)
     lines += [f"  {line}" for line in _explanations(groups)]
-    lines += [f"  {task.outcome.value}: {task.run.label}: {task.reason}" for task in failed_tasks(tasks)]
-    approximate = [task.run.label for task in tasks if task.info and task.info.exactness == "approximate"]
+    lines += [
+        f"  {task.outcome.value}: {task.run.label}: {task.reason}" for task in failed_tasks(tasks)
+    ]
+    approximate = [
+        task.run.label for task in tasks if task.info and task.info.exactness == "approximate"
+    ]
     if approximate:
-        lines.append(f"  approximate, not bit-exact: {', '.join(approximate)} (`rl-training runs show RUN` says why)")
+        lines.append(
+            f"  approximate, not bit-exact: {', '.join(approximate)} (`rl-training runs show RUN` says why)"
+        )
     if picture is not None:
         lines.append(f"  picture  {picture}")
     values = {
@@ -83,7 +91,10 @@ def setting_lines(group: SettingResult) -> list[str]:
     """The scores of a setting's seeds, and their summary."""
     indent = "    " if group.setting else "  "
     lines = [f"  {group.setting}"] if group.setting else []
-    cells = [f"seed {seed}: {'-' if score is None else f'{score:.1f}'}" for seed, score in sorted(group.scores.items())]
+    cells = [
+        f"seed {seed}: {'-' if score is None else f'{score:.1f}'}"
+        for seed, score in sorted(group.scores.items())
+    ]
     lines += cell_lines(cells, indent)
     known = [score for score in group.scores.values() if score is not None]
     if known:
@@ -98,7 +109,9 @@ def summary_text(scores: Sequence[float]) -> str:
     from rl_training.studies.statistics.summaries import NAMES, summarize
 
     found = summarize(scores)
-    limits = "" if found.low is None or found.high is None else f" [{found.low:.1f}, {found.high:.1f}]"
+    limits = (
+        "" if found.low is None or found.high is None else f" [{found.low:.1f}, {found.high:.1f}]"
+    )
     return f"{NAMES[found.kind]} {found.value:.1f}{limits}"
 
 
@@ -149,7 +162,9 @@ def _state(info: RunInfo) -> str:
     return "finished early" if info.state == "stopped" and is_complete(info) else info.state
 
 
-def plan_lines(study: Study, shard: Shard, *, extend: bool = False) -> tuple[dict[str, Any], list[str]]:
+def plan_lines(
+    study: Study, shard: Shard, *, extend: bool = False
+) -> tuple[dict[str, Any], list[str]]:
     """The runs of a study, checked, with their memory and time as far as they can be told."""
     from rl_training.studies.catalog import list_runs
 
@@ -167,7 +182,16 @@ def plan_lines(study: Study, shard: Shard, *, extend: bool = False) -> tuple[dic
         time = "?" if seconds is None else format_seconds(seconds)
         memory = f"{need.memory_bytes / 1e9:.1f} GB"
         steps = f"{members[0].config.total_timesteps:,}"
-        rows.append((setting or "(one setting)", str(len(members)), steps, str(need.num_threads), memory, time))
+        rows.append(
+            (
+                setting or "(one setting)",
+                str(len(members)),
+                steps,
+                str(need.num_threads),
+                memory,
+                time,
+            )
+        )
         settings.append(
             {
                 "setting": setting,
@@ -177,9 +201,16 @@ def plan_lines(study: Study, shard: Shard, *, extend: bool = False) -> tuple[dic
                 "seconds": seconds,
             }
         )
-    lines = [f"study {study.path}: {len(runs):,} runs, none started by this command", *table_lines(rows)]
-    lines.append("memory: estimate for the process of one run, without its environments and a dataset")
-    lines.append("time: from the speed of earlier runs of the same algorithm and environment; ?: there are none")
+    lines = [
+        f"study {study.path}: {len(runs):,} runs, none started by this command",
+        *table_lines(rows),
+    ]
+    lines.append(
+        "memory: estimate for the process of one run, without its environments and a dataset"
+    )
+    lines.append(
+        "time: from the speed of earlier runs of the same algorithm and environment; ?: there are none"
+    )
     lines += [str(run.run_dir) for run in runs]
     return {"study_dir": str(study.path), "num_runs": len(runs), "settings": settings}, lines
 
@@ -190,7 +221,9 @@ def _expected_seconds(run: PlannedRun, known: Sequence[RunInfo]) -> float | None
     rates = [
         info.rate
         for info in known
-        if info.rate and info.state == "finished" and (info.algo, info.env_id) == (config.algo, config.env_id)
+        if info.rate
+        and info.state == "finished"
+        and (info.algo, info.env_id) == (config.algo, config.env_id)
     ]
     return config.total_timesteps / statistics.median(rates) if rates else None
 
@@ -228,16 +261,22 @@ def explanation_lines(result: Comparison | ManyComparisons, *, is_planned: bool)
         f" arms were equal; the {level} interval holds the differences that the test does not reject",
     ]
     if first.spread_unit:
-        lines.append("standard deviations: of all runs of a task; with several tasks, averaged over them")
+        lines.append(
+            "standard deviations: of all runs of a task; with several tasks, averaged over them"
+        )
     if len(result.pairs) > 1:
         lines.append(
             f"several pairs: p is adjusted for all of them (step-down by the maximum), so that any wrong verdict has a"
             f" probability of at most {alpha}; the intervals are those of each pair alone"
         )
     else:
-        lines.append("probability that one beats the other: of two runs, one of each arm (Mann and Whitney's U)")
+        lines.append(
+            "probability that one beats the other: of two runs, one of each arm (Mann and Whitney's U)"
+        )
     if is_planned:
-        lines.append(f"planned looks share the {alpha}: the interval and p hold at all looks together")
+        lines.append(
+            f"planned looks share the {alpha}: the interval and p hold at all looks together"
+        )
     else:
         lines.append(
             f"ad hoc: {alpha} is the probability of calling equal arms different at one look. Comparing again after"
@@ -270,7 +309,9 @@ def _score_lines(table: ScoreTable) -> list[str]:
         lines.append(f"  {task}, {reached} {table.unit}{planned}")
         for arm in table.arms:
             scores = arm.by_task[task]
-            lines.append(f"    {arm.name}: mean {mean_interval(list(scores.values()))}, {len(scores)} runs")
+            lines.append(
+                f"    {arm.name}: mean {mean_interval(list(scores.values()))}, {len(scores)} runs"
+            )
             cells = [f"{_seed(name)} {score:.1f}" for name, score in scores.items()]
             lines += cell_lines(cells, "      ")
     return lines
@@ -284,7 +325,10 @@ def _seed(name: str) -> str:
 
 def interval_text(interval: Sequence[float]) -> str:
     """`[low, high]`; an infinite bound is written as such."""
-    low, high = (f"{bound:.4g}" if math.isfinite(bound) else ("-inf" if bound < 0 else "inf") for bound in interval)
+    low, high = (
+        f"{bound:.4g}" if math.isfinite(bound) else ("-inf" if bound < 0 else "inf")
+        for bound in interval
+    )
     return f"[{low}, {high}]"
 
 
@@ -334,7 +378,11 @@ def _budget_lines(plan: TunePlan, counts: Mapping[str, int]) -> list[str]:
         text = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]}..{seeds[-1]}"
         stages.append((stage, f"{count:,}", f"{count * plan.total_steps:,}", text))
     kind, first, num_runs = plan.settings.pruner, plan.pruning.first_step, sum(counts.values())
-    pruner = f"pruner {kind}, not before step {first:,} of {plan.total_steps:,}" if kind != "none" else "no pruning"
+    pruner = (
+        f"pruner {kind}, not before step {first:,} of {plan.total_steps:,}"
+        if kind != "none"
+        else "no pruning"
+    )
     total = f"at most {num_runs:,} runs, {num_runs * plan.total_steps:,} steps; {pruner}"
     return [*table_lines(stages), *textwrap.wrap(total, WIDTH)]
 
@@ -377,7 +425,11 @@ def tune_result_lines(result: TuneResult) -> tuple[dict[str, Any], list[str]]:
     lines += textwrap.wrap(result.verdict.sentence, WIDTH)
     is_better = result.verdict.is_better
     chosen = f"{result.winner}{'' if is_better else ' (not better)'}: {describe(result.settings[result.winner])}"
-    lines += textwrap.wrap(chosen, WIDTH, break_long_words=False) if is_better or result.winner != "default" else []
+    lines += (
+        textwrap.wrap(chosen, WIDTH, break_long_words=False)
+        if is_better or result.winner != "default"
+        else []
+    )
     if result.edited is not None:
         lines.append(f"{result.edited} was edited and is kept as it is")
     lines.append(f"written to {result.best}{'' if is_better else ': the default configuration'}")
@@ -389,8 +441,12 @@ def _search_line(result: TuneResult) -> str:
     texts = [f"{result.winner} {'-' if score is None else f'{score:.1f}'}"]
     if best is not None and best not in (result.winner, "default"):
         texts.append(f"best {best} {result.search_scores[best]:.1f}")
-    texts += [f"default {default:.1f}"] if default is not None and result.winner != "default" else []
-    return f"  search: {', '.join(texts)} (optimistic: chosen among {result.num_settings:,} settings)"
+    texts += (
+        [f"default {default:.1f}"] if default is not None and result.winner != "default" else []
+    )
+    return (
+        f"  search: {', '.join(texts)} (optimistic: chosen among {result.num_settings:,} settings)"
+    )
 
 
 def _failed_lines(result: TuneResult) -> list[str]:
@@ -421,12 +477,20 @@ def _tune_values(result: TuneResult) -> dict[str, Any]:
     found = None
     if comparison is not None:
         bounds = [None if abs(bound) == float("inf") else bound for bound in comparison.interval]
-        found = {"difference": comparison.difference, "interval": bounds, "p_value": comparison.p_value}
+        found = {
+            "difference": comparison.difference,
+            "interval": bounds,
+            "p_value": comparison.p_value,
+        }
     return {
         "tune_dir": str(result.path),
         "trials": [trial_values(trial) for trial in result.trials],
         "num_settings": result.num_settings,
-        "search": {"score": result.search_score, "default": result.default_search_score, "is_optimistic": True},
+        "search": {
+            "score": result.search_score,
+            "default": result.default_search_score,
+            "is_optimistic": True,
+        },
         "race": result.race,
         "final": result.final,
         "winner": result.winner,

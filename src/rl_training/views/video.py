@@ -18,7 +18,12 @@ from rl_training.evaluation.evaluator import MAX_EPISODE_STEPS, act_in
 from rl_training.experiment.checkpointing import resolve_checkpoint
 from rl_training.runtime.execution import choose_execution
 from rl_training.runtime.run_utils import RunSeeds
-from rl_training.runtime.workflows import check_spaces, evaluation_source, load_algorithm, stored_step
+from rl_training.runtime.workflows import (
+    check_spaces,
+    evaluation_source,
+    load_algorithm,
+    stored_step,
+)
 from rl_training.spaces.spec import describe_spaces
 from rl_training.terminal.progress import counter
 from rl_training.terminal.streams import tell
@@ -59,7 +64,12 @@ class PlayedEpisode:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {"episode": self.number, "seed": self.seed, "return": self.total, "length": self.length}
+        return {
+            "episode": self.number,
+            "seed": self.seed,
+            "return": self.total,
+            "length": self.length,
+        }
 
 
 @dataclass(frozen=True)
@@ -155,11 +165,15 @@ def _rate(target: Path, wanted: float) -> float:
 
 def _check_arguments(num_episodes: int, pick: str | None, fps: float | None) -> None:
     if num_episodes < 1:
-        raise ConfigError(f"bad value {num_episodes} for the number of episodes: should be at least 1")
+        raise ConfigError(
+            f"bad value {num_episodes} for the number of episodes: should be at least 1"
+        )
     if pick is not None and pick not in PICKS:
         raise ConfigError(f"bad value '{pick}' for pick: use {', '.join(PICKS)}")
     if fps is not None and not 0 < fps <= 1000:
-        raise ConfigError(f"bad value {fps:g} for fps: should be above 0 and at most 1000 frames per second")
+        raise ConfigError(
+            f"bad value {fps:g} for fps: should be above 0 and at most 1000 frames per second"
+        )
 
 
 def default_film_path(checkpoint: Path, pick: Pick | None) -> Path:
@@ -180,7 +194,9 @@ def picked(played: Sequence[PlayedEpisode], pick: Pick) -> int:
 
 
 @contextlib.contextmanager
-def open_player(rendered: RenderedSource, algorithm: Algorithm[Any], seeds: Sequence[int]) -> Iterator[Player]:
+def open_player(
+    rendered: RenderedSource, algorithm: Algorithm[Any], seeds: Sequence[int]
+) -> Iterator[Player]:
     """A player whose environments are closed at the end of the block."""
     runner = EpisodeRunner(rendered.source, 1)
     spaces = describe_spaces(runner.obs_space, runner.action_space, has_masks=runner.has_masks)
@@ -241,7 +257,12 @@ class _Camera:
     """Renders episodes into a film."""
 
     def __init__(self, player: Player, writer: FilmWriter, overlay: bool, num_shown: int) -> None:
-        self._player, self._writer, self._overlay, self._num_shown = player, writer, overlay, num_shown
+        self._player, self._writer, self._overlay, self._num_shown = (
+            player,
+            writer,
+            overlay,
+            num_shown,
+        )
         self.shape: tuple[int, ...] = ()
         self.num_frames = 0
 

@@ -30,9 +30,7 @@ class Evaluation:
         found, count = self.interval, len(self.returns)
         if found.low is None or found.high is None:
             return f"{found.mean:.1f} (one episode: no interval)"
-        return (
-            f"{found.mean:.1f} (95 % interval of the mean over {count:,} episodes: {found.low:.1f} to {found.high:.1f})"
-        )
+        return f"{found.mean:.1f} (95 % interval of the mean over {count:,} episodes: {found.low:.1f} to {found.high:.1f})"
 
 
 def write_card(
@@ -49,15 +47,27 @@ def write_card(
     spaces = parse_spaces(description.spaces)
     env = config.env_id or "none (a dataset)"
     lines = [f"# {config.algo} on {env}", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {_cell(text)} |" for name, text in _rows(config, spaces, env, step, evaluation, versions)]
-    lines += ["", "The score is of one training run: it says nothing about other seeds.", "", "## Use", ""]
+    lines += [
+        f"| {name} | {_cell(text)} |"
+        for name, text in _rows(config, spaces, env, step, evaluation, versions)
+    ]
+    lines += [
+        "",
+        "The score is of one training run: it says nothing about other seeds.",
+        "",
+        "## Use",
+        "",
+    ]
     lines += ["```python", *snippet(spaces, file_name), "```", ""]
     lines.append(
         "`load` needs NumPy and safetensors only. It checks every byte of the file, and that the policy gives the"
         " actions that it gave when it was exported."
     )
     if has_onnx:
-        lines += ["", f"An ONNX model for other languages is inside: `unzip {file_name} policy.onnx`."]
+        lines += [
+            "",
+            f"An ONNX model for other languages is inside: `unzip {file_name} policy.onnx`.",
+        ]
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -65,13 +75,18 @@ def snippet(spaces: BundleSpaces, file_name: str) -> list[str]:
     """Lines of Python that load the policy and act."""
     arguments = ["observation"]
     arguments += ["state=None"] if spaces.state_size else []
-    arguments += [f"mask=np.ones({spaces.action.num_options}, bool)"] if spaces.mask_use == "required" else []
+    arguments += (
+        [f"mask=np.ones({spaces.action.num_options}, bool)"]
+        if spaces.mask_use == "required"
+        else []
+    )
     return [
         "import numpy as np",
         "from rl_training.bundle import load",
         f"policy = load({json.dumps(file_name)})",
         f"observation = {_example(spaces)}  # one of the environment's, or a batch",
-        f"print(policy.act({', '.join(arguments)}))" + ("  # action and next state" if spaces.state_size else ""),
+        f"print(policy.act({', '.join(arguments)}))"
+        + ("  # action and next state" if spaces.state_size else ""),
     ]
 
 
@@ -83,7 +98,10 @@ def _rows(
     evaluation: Evaluation | None,
     versions: dict[str, str],
 ) -> list[tuple[str, str]]:
-    protocol, score = "none: the run has no environment, or the policy was exported without it", "not measured"
+    protocol, score = (
+        "none: the run has no environment, or the policy was exported without it",
+        "not measured",
+    )
     if evaluation is not None:
         count = len(evaluation.returns)
         protocol = (
@@ -92,14 +110,18 @@ def _rows(
         )
         score = str(evaluation)
     observation = ", ".join(
-        f"{leaf.name or 'one array'}: {leaf.dtype} {list(leaf.shape)}" for leaf in spaces.observation
+        f"{leaf.name or 'one array'}: {leaf.dtype} {list(leaf.shape)}"
+        for leaf in spaces.observation
     )
     options = f", options {list(spaces.action.choices)}" if spaces.action.choices else ""
     return [
         ("algorithm", config.algo),
         ("environment", env),
         ("seed", str(config.seed)),
-        ("trained for", f"{step:,} {'gradient' if learns_offline(config.algo) else 'environment'} steps"),
+        (
+            "trained for",
+            f"{step:,} {'gradient' if learns_offline(config.algo) else 'environment'} steps",
+        ),
         ("observation", observation),
         ("action", f"{spaces.action.dtype} {list(spaces.action.shape)}{options}"),
         ("memory", f"{spaces.state_size} numbers" if spaces.state_size else "none"),
@@ -125,7 +147,9 @@ def _example(spaces: BundleSpaces) -> str:
 
 
 def _literal(nested: dict[str | int, Any]) -> str:
-    parts = {key: _literal(value) if isinstance(value, dict) else value for key, value in nested.items()}
+    parts = {
+        key: _literal(value) if isinstance(value, dict) else value for key, value in nested.items()
+    }
     if all(isinstance(key, int) for key in parts):  # a Tuple
         return f"({', '.join(parts.values())},)"
     return "{" + ", ".join(f"{key!r}: {value}" for key, value in parts.items()) + "}"
@@ -133,7 +157,11 @@ def _literal(nested: dict[str | int, Any]) -> str:
 
 def _example_leaf(leaf: ObsLeaf) -> str:
     shape = repr(leaf.shape)
-    return f"np.reshape({list(leaf.start)}, {shape})" if leaf.choices else f'np.zeros({shape}, "{leaf.dtype}")'
+    return (
+        f"np.reshape({list(leaf.start)}, {shape})"
+        if leaf.choices
+        else f'np.zeros({shape}, "{leaf.dtype}")'
+    )
 
 
 def _cell(text: str) -> str:

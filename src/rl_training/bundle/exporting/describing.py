@@ -82,12 +82,18 @@ def state_columns(algorithm: Algorithm[Any]) -> list[range]:
     if memory is None:
         return []
     size, members = memory._spec.size, memory._num_members
-    return [range(row * size, (row + 1) * size) for row in range(0, memory.state_size // size, members)]
+    return [
+        range(row * size, (row + 1) * size) for row in range(0, memory.state_size // size, members)
+    ]
 
 
 def _memory_of(algorithm: Algorithm[Any]) -> EnsembleMemory | None:
     policy = getattr(algorithm, "policy", None)
-    return cast("EnsembleMemory", policy.memories[0]) if isinstance(policy, RecurrentActorCritic) else None
+    return (
+        cast("EnsembleMemory", policy.memories[0])
+        if isinstance(policy, RecurrentActorCritic)
+        else None
+    )
 
 
 def _actor_critic(ops: OperationList, algorithm: Any, obs: Observation) -> str:
@@ -129,7 +135,11 @@ def _q_values(ops: OperationList, algorithm: Any, obs: Observation) -> str:
         outputs = ops.add("dueling", outputs, width=width)
     if type(network) is QuantileQNetwork:
         return ops.add("quantile_mean", outputs, width=width)
-    return outputs if type(network) is QNetwork else ops.add("categorical_mean", outputs, support=network.support)
+    return (
+        outputs
+        if type(network) is QNetwork
+        else ops.add("categorical_mean", outputs, support=network.support)
+    )
 
 
 ACTING: dict[Any, Callable[[OperationList, Any, Observation], str]] = {
@@ -163,7 +173,12 @@ def _leaf(leaf: ObsLeaf) -> dict[str, Any]:
 def _action(action: ActionSpec) -> dict[str, Any]:
     shared = {"shape": list(action.shape), "dtype": action.dtype}
     if action.kind is not ActionKind.CONTINUOUS:
-        return {"kind": "discrete", **shared, "choices": list(action.choices), "start": _whole(action.start)}
+        return {
+            "kind": "discrete",
+            **shared,
+            "choices": list(action.choices),
+            "start": _whole(action.start),
+        }
     low, high = (
         [value if np.isfinite(value) else None for value in bound.reshape(-1).tolist()]
         for bound in (action.low, action.high)

@@ -13,7 +13,17 @@ import numpy as np
 import safetensors.numpy
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.bundle.archive import CARD, GOLDEN, MANIFEST, MAX_BYTES, ONNX, OPERATIONS, SPACES, WEIGHTS, pack
+from rl_training.bundle.archive import (
+    CARD,
+    GOLDEN,
+    MANIFEST,
+    MAX_BYTES,
+    ONNX,
+    OPERATIONS,
+    SPACES,
+    WEIGHTS,
+    pack,
+)
 from rl_training.bundle.exporting.card import Evaluation, write_card
 from rl_training.bundle.exporting.describing import Description, describe
 from rl_training.bundle.exporting.golden import Situations, make_golden
@@ -78,28 +88,39 @@ def export_bundle(
         files[ONNX] = make_onnx(description, golden)
     step, versions = stored_step(state), _versions(state.metadata)
     if card:
-        files[CARD] = write_card(config, description, out.name, step, evaluation, versions, has_onnx=onnx)
+        files[CARD] = write_card(
+            config, description, out.name, step, evaluation, versions, has_onnx=onnx
+        )
     data = assemble(files, config.algo, config.env_id, config.seed, step)
     with translate_write_errors(out, BundleError, "bundle "), atomic_write(out) as temporary:
         write_new(temporary, data)
         check_free(out)
     sizes = {name: len(content) for name, content in files.items()}
-    return Exported(out, len(data), sizes, len(golden[ACTION]), len(description.operations), evaluation)
+    return Exported(
+        out, len(data), sizes, len(golden[ACTION]), len(description.operations), evaluation
+    )
 
 
 def check_free(out: Path) -> None:
     """Refuse a path that exists, or that no file can be written to."""
     if out.exists() or out.is_symlink():
-        raise ConfigError(f"'{out}' exists already and is not overwritten: choose another --out, or remove it")
+        raise ConfigError(
+            f"'{out}' exists already and is not overwritten: choose another --out, or remove it"
+        )
     if not out.parent.is_dir():
         raise ConfigError(f"cannot write '{out}': the folder '{out.parent}' does not exist")
 
 
-def assemble(files: dict[str, bytes], algorithm: str, env_id: str | None, seed: int, step: int) -> bytes:
+def assemble(
+    files: dict[str, bytes], algorithm: str, env_id: str | None, seed: int, step: int
+) -> bytes:
     """The bytes of a bundle, which have been loaded and proven."""
     from rl_training import __version__
 
-    listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    listed = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in files.items()
+    }
     manifest = {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
@@ -112,7 +133,9 @@ def assemble(files: dict[str, bytes], algorithm: str, env_id: str | None, seed: 
     }
     data = pack({MANIFEST: _json(manifest), **files})
     if len(data) > MAX_BYTES:
-        raise BundleError(f"the bundle would have {len(data):,} bytes, more than the limit of {MAX_BYTES:,}")
+        raise BundleError(
+            f"the bundle would have {len(data):,} bytes, more than the limit of {MAX_BYTES:,}"
+        )
     try:
         load_bytes(data)
     except BundleError as error:

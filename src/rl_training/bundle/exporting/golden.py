@@ -64,12 +64,17 @@ class Situations:
 
 
 def make_golden(
-    algorithm: Algorithm[Any], description: Description, real: Situations, obs_space: Space[Any] | None
+    algorithm: Algorithm[Any],
+    description: Description,
+    real: Situations,
+    obs_space: Space[Any] | None,
 ) -> dict[str, Array]:
     """The golden pairs of a policy; pairs whose action depends on rounding are left out."""
     spaces = real.spaces
     extreme = _extremes(spaces, obs_space)
-    count = max(4, min(MAX_REAL, MAX_GOLDEN_BYTES // max(1, sum(part[0].nbytes for part in extreme))))
+    count = max(
+        4, min(MAX_REAL, MAX_GOLDEN_BYTES // max(1, sum(part[0].nbytes for part in extreme)))
+    )
     kept = real.limited(count)
     num_extreme = min(len(extreme[0]), max(count, 8) if count < MAX_REAL else len(extreme[0]))
     leaves = [
@@ -117,7 +122,9 @@ def answers(
         rows = slice(start, start + ROWS_AT_ONCE)
         state = None if states is None else torch.from_numpy(states[rows]).to(algorithm.device)
         obs = algorithm.spaces.obs.nested([leaf[rows] for leaf in leaves])
-        chosen, after = act_on(algorithm, obs, state, None if masks is None else masks[rows], deterministic=True)
+        chosen, after = act_on(
+            algorithm, obs, state, None if masks is None else masks[rows], deterministic=True
+        )
         actions.append(chosen)
         if after is not None:
             next_states.append(after.cpu().numpy())
@@ -141,10 +148,15 @@ def _extremes_of(leaf: ObsLeaf, space: Space[Any] | None, generator: np.random.G
         return _every_category(leaf)
     if leaf.dtype == "uint8":
         noise = generator.integers(0, 256, (NUM_RANDOM, *leaf.shape), np.uint8)
-        return np.stack([np.zeros(leaf.shape, np.uint8), np.full(leaf.shape, 255, np.uint8), *noise])
+        return np.stack(
+            [np.zeros(leaf.shape, np.uint8), np.full(leaf.shape, 255, np.uint8), *noise]
+        )
     rows: list[Array] = [np.zeros(leaf.shape), *(np.full(leaf.shape, value) for value in LARGE)]
     if isinstance(space, Box):
-        rows += [np.where(np.isfinite(bound), bound, 0.0).clip(-1e6, 1e6) for bound in (space.low, space.high)]
+        rows += [
+            np.where(np.isfinite(bound), bound, 0.0).clip(-1e6, 1e6)
+            for bound in (space.low, space.high)
+        ]
     rows += list(generator.standard_normal((NUM_RANDOM, *leaf.shape)))
     return np.stack(rows).astype(np.float32)
 
@@ -154,7 +166,9 @@ def _every_category(leaf: ObsLeaf) -> Array:
     start, last = np.asarray(leaf.start, np.int64), np.asarray(leaf.choices, np.int64) - 1
     rows = [start, start + last]
     for component, number in enumerate(leaf.choices):
-        rows += [start + (np.arange(len(start)) == component) * option for option in range(1, number)]
+        rows += [
+            start + (np.arange(len(start)) == component) * option for option in range(1, number)
+        ]
         if len(rows) > MAX_CATEGORIES:
             break
     return np.stack([row.reshape(leaf.shape) for row in rows[:MAX_CATEGORIES]])
@@ -173,13 +187,18 @@ def _masks(
         mask = np.ones(options, np.bool_)
         if number % 2:
             mask = generator.random(options) < 0.5
-            mask[first + generator.integers(0, spaces.action.choices)] = True  # each component keeps an option
+            mask[first + generator.integers(0, spaces.action.choices)] = (
+                True  # each component keeps an option
+            )
         masks.append(mask)
     return np.stack(masks)
 
 
 def _states(
-    algorithm: Algorithm[Any], real: list[Array | None], num_extreme: int, generator: np.random.Generator
+    algorithm: Algorithm[Any],
+    real: list[Array | None],
+    num_extreme: int,
+    generator: np.random.Generator,
 ) -> Array | None:
     """Policy states: from the episodes, and zeros and random ones for the extreme pairs."""
     initial = algorithm.initial_state(1)
@@ -187,7 +206,10 @@ def _states(
         return None
     first = initial[0].cpu().numpy()
     states = [first if state is None else state for state in real]
-    states += [first if number % 2 else generator.uniform(-1, 1, first.shape) for number in range(num_extreme)]
+    states += [
+        first if number % 2 else generator.uniform(-1, 1, first.shape)
+        for number in range(num_extreme)
+    ]
     return np.stack(states).astype(np.float32)
 
 

@@ -40,7 +40,9 @@ class OperationList:
         """Append an operation and return the name of its output; tensors among its settings are stored."""
         return self.add_named(name, inputs, (f"v{len(self.operations)}",), **settings)
 
-    def add_named(self, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], **settings: Any) -> str:
+    def add_named(
+        self, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], **settings: Any
+    ) -> str:
         """The same with chosen names of the outputs; returns the first."""
         number = len(self.operations)
         for key, value in settings.items():
@@ -52,7 +54,9 @@ class OperationList:
     def _store(self, name: str, value: Tensor | Array) -> str:
         array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
         if np.isnan(array).any():
-            raise UndescribableError(f"the policy's weights hold NaN (operation {name}): export another checkpoint")
+            raise UndescribableError(
+                f"the policy's weights hold NaN (operation {name}): export another checkpoint"
+            )
         # A copy: the tensor may be a part of the network's memory.
         self.tensors[name] = np.array(array, order="C")
         return name
@@ -75,7 +79,9 @@ def read_observation(ops: OperationList, spec: ObsSpec) -> Observation:
         if leaf.is_image:
             images.append(name)
         elif leaf.choices:
-            rows.append(ops.add("one_hot", name, choices=list(leaf.choices), start=list(leaf.start)))
+            rows.append(
+                ops.add("one_hot", name, choices=list(leaf.choices), start=list(leaf.start))
+            )
         else:
             row = ops.add("flatten", name)
             rows.append(row if leaf.scale == 1.0 else ops.add("scale", row, factor=leaf.scale))
@@ -83,7 +89,9 @@ def read_observation(ops: OperationList, spec: ObsSpec) -> Observation:
     return Observation(spec, numbers, tuple(images))
 
 
-def normalize(ops: OperationList, obs: Observation, preprocessor: ObsPreprocessor | None) -> Observation:
+def normalize(
+    ops: OperationList, obs: Observation, preprocessor: ObsPreprocessor | None
+) -> Observation:
     """Apply the running normalization of a preprocessor, if it has one."""
     if preprocessor is None or preprocessor.normalizer is None or obs.numbers is None:
         return obs
@@ -97,7 +105,9 @@ def encode(ops: OperationList, obs: Observation, encoder: nn.Module) -> str:
     """The features of an observation."""
     if type(encoder) is CNNEncoder:
         modules = cast("list[NatureCNN]", list(encoder.images))
-        features = [_nature_cnn(ops, image, cnn) for image, cnn in zip(obs.images, modules, strict=True)]
+        features = [
+            _nature_cnn(ops, image, cnn) for image, cnn in zip(obs.images, modules, strict=True)
+        ]
         parts = [*([] if obs.numbers is None else [obs.numbers]), *features]
         return ops.add("concat", *parts) if len(parts) > 1 else parts[0]
     if obs.images or obs.numbers is None:
@@ -131,13 +141,18 @@ def policy_network(ops: OperationList, x: str, networks: nn.Module) -> str:
         return first_member(ops, x, networks)
     if type(networks) is PolicyAndValue:
         return mlp(ops, x, networks.policy)
-    raise UndescribableError(f"{type(networks).__name__} is not a policy and value network of this package")
+    raise UndescribableError(
+        f"{type(networks).__name__} is not a policy and value network of this package"
+    )
 
 
 def remember(ops: OperationList, x: str, memory: EnsembleMemory) -> str:
     """One step of the first memory; makes the value `next_state` too."""
     kind = memory._spec.kind
-    tensors = {"input_weight": memory.input_weight[0], "recurrent_weight": memory.recurrent_weight[0]}
+    tensors = {
+        "input_weight": memory.input_weight[0],
+        "recurrent_weight": memory.recurrent_weight[0],
+    }
     tensors["bias"] = memory.bias[0, 0]
     if kind == "gru":
         tensors["recurrent_bias"] = memory.recurrent_bias[0, 0]
@@ -169,12 +184,16 @@ def _layers(
 
 def _nature_cnn(ops: OperationList, image: str, cnn: NatureCNN) -> str:
     height, width = plane_shape(cnn._shape)
-    x = ops.add("image", image, plane=[height, width], channels_last=cnn._shape[-2:] != (height, width))
+    x = ops.add(
+        "image", image, plane=[height, width], channels_last=cnn._shape[-2:] != (height, width)
+    )
     weights, biases = list(cnn.weights), list(cnn.biases)
     weights[0] = weights[0] * (1.0 / 255.0)
     for weight, bias, (_, _, stride) in zip(weights, biases, CONVOLUTIONS, strict=False):
         x = ops.add("relu", ops.add("conv2d", x, weight=weight, bias=bias, stride=stride))
-    return ops.add("relu", ops.add("linear", ops.add("flatten", x), weight=weights[-1], bias=biases[-1]))
+    return ops.add(
+        "relu", ops.add("linear", ops.add("flatten", x), weight=weights[-1], bias=biases[-1])
+    )
 
 
 def own_network(ops: OperationList, x: str, network: nn.Module) -> str:
@@ -183,7 +202,9 @@ def own_network(ops: OperationList, x: str, network: nn.Module) -> str:
     try:
         graph = torch.fx.symbolic_trace(network).graph
     except Exception as error:
-        raise UndescribableError(f"{name}, a network of your own, cannot be traced: {error!s:.200}") from error
+        raise UndescribableError(
+            f"{name}, a network of your own, cannot be traced: {error!s:.200}"
+        ) from error
     values: dict[Any, str] = {}
     for node in graph.nodes:
         if node.op == "placeholder" and not values:
@@ -195,14 +216,29 @@ def own_network(ops: OperationList, x: str, network: nn.Module) -> str:
     raise UndescribableError(f"{name}, a network of your own, does not return one tensor")
 
 
-def _traced(ops: OperationList, network: nn.Module, node: Any, values: dict[Any, str], name: str) -> str:
-    inputs = [values[argument] for argument in node.args if argument in values] if _is_simple(node) else []
+def _traced(
+    ops: OperationList, network: nn.Module, node: Any, values: dict[Any, str], name: str
+) -> str:
+    inputs = (
+        [values[argument] for argument in node.args if argument in values]
+        if _is_simple(node)
+        else []
+    )
     module = network.get_submodule(node.target) if node.op == "call_module" else None
     if len(inputs) == 1 and module is not None and type(module) in TORCH_LAYERS:
         return TORCH_LAYERS[type(module)](ops, inputs[0], module)
-    if len(inputs) == 1 and node.op != "call_module" and node.target in ACTIVATION_CALLS and len(node.args) == 1:
+    if (
+        len(inputs) == 1
+        and node.op != "call_module"
+        and node.target in ACTIVATION_CALLS
+        and len(node.args) == 1
+    ):
         return ops.add(ACTIVATION_CALLS[node.target], inputs[0])
-    what = type(module).__name__ if module is not None else getattr(node.target, "__name__", node.target)
+    what = (
+        type(module).__name__
+        if module is not None
+        else getattr(node.target, "__name__", node.target)
+    )
     known = ", ".join(sorted(layer.__name__ for layer in TORCH_LAYERS))
     raise UndescribableError(
         f"{name}, a network of your own, uses {what}, which a bundle does not have: use these layers, one after the"
@@ -232,7 +268,9 @@ def _norm_layer(ops: OperationList, x: str, layer: nn.LayerNorm) -> str:
 def _batch_norm_layer(ops: OperationList, x: str, layer: nn.BatchNorm1d) -> str:
     if layer.running_mean is None or layer.running_var is None:
         raise UndescribableError(f"{layer} cannot be exported: it has no running statistics")
-    scale = (layer.running_var + layer.eps).rsqrt() * (1.0 if layer.weight is None else layer.weight)
+    scale = (layer.running_var + layer.eps).rsqrt() * (
+        1.0 if layer.weight is None else layer.weight
+    )
     offset = (0.0 if layer.bias is None else layer.bias) - layer.running_mean * scale
     return ops.add("batch_norm", x, scale=scale, offset=offset)
 

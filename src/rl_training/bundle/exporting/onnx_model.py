@@ -25,7 +25,9 @@ def require_onnx() -> None:
     """Raise a `ConfigError` that names the extra if a package is missing."""
     for name in PACKAGES:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"--onnx needs {name}, which is not installed: {install_extra('onnx')}")
+            raise ConfigError(
+                f"--onnx needs {name}, which is not installed: {install_extra('onnx')}"
+            )
 
 
 def make_onnx(description: Description, golden: dict[str, Array]) -> bytes:
@@ -40,7 +42,9 @@ def make_onnx(description: Description, golden: dict[str, Array]) -> bytes:
     for key, name in names.items():
         values[key] = Node(graph, name, golden[key].ndim)
     for operation in description.operations:
-        settings = {key: value for key, value in operation.items() if key not in ("op", "in", "out")}
+        settings = {
+            key: value for key, value in operation.items() if key not in ("op", "in", "out")
+        }
         for key, value in settings.items():
             if isinstance(value, str) and value in description.tensors:
                 settings[key] = description.tensors[value]
@@ -51,7 +55,9 @@ def make_onnx(description: Description, golden: dict[str, Array]) -> bytes:
     inputs = [_described(name, golden[key]) for key, name in names.items()]
     outputs = [_described(name, golden[name]) for name in results]
     content = make_graph([*graph.nodes, *ends], "policy", inputs, outputs, graph.constants)
-    model = make_model(content, opset_imports=[make_operatorsetid("", OPSET)], ir_version=IR_VERSION)
+    model = make_model(
+        content, opset_imports=[make_operatorsetid("", OPSET)], ir_version=IR_VERSION
+    )
     onnx.checker.check_model(model)
     data: bytes = model.SerializeToString()
     check_onnx(data, spaces, golden)
@@ -62,7 +68,9 @@ def _described(name: str, values: Array) -> Any:
     """Type and shape of an input or output with any batch size."""
     from onnx.helper import make_tensor_value_info, np_dtype_to_tensor_dtype
 
-    return make_tensor_value_info(name, np_dtype_to_tensor_dtype(values.dtype), ["batch", *values.shape[1:]])
+    return make_tensor_value_info(
+        name, np_dtype_to_tensor_dtype(values.dtype), ["batch", *values.shape[1:]]
+    )
 
 
 def check_onnx(data: bytes, spaces: BundleSpaces, golden: dict[str, Array]) -> None:
@@ -83,7 +91,9 @@ def check_onnx(data: bytes, spaces: BundleSpaces, golden: dict[str, Array]) -> N
         if spaces.state_size:
             differs |= (np.abs(np.asarray(results[1]) - golden[NEXT_STATE][rows]) > 1e-4).any(1)
         if differs.any():
-            raise BundleError(f"the ONNX model does not reproduce golden pair {int(np.argmax(differs))}")
+            raise BundleError(
+                f"the ONNX model does not reproduce golden pair {int(np.argmax(differs))}"
+            )
 
 
 def input_names(spaces: BundleSpaces) -> dict[str, str]:
@@ -148,7 +158,9 @@ class Graph:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
-    def append(self, kind: str, count: int, inputs: Sequence[Any], attributes: dict[str, Any]) -> list[Node]:
+    def append(
+        self, kind: str, count: int, inputs: Sequence[Any], attributes: dict[str, Any]
+    ) -> list[Node]:
         """Append a node with `count` outputs."""
         from onnx.helper import make_node
 
@@ -168,7 +180,9 @@ class Graph:
 
 def _one_hot(x: Node, choices: list[int], start: list[int]) -> Node:
     component = np.repeat(np.arange(len(choices)), choices)
-    option = np.concatenate([first + np.arange(count) for first, count in zip(start, choices, strict=True)])
+    option = np.concatenate(
+        [first + np.arange(count) for first, count in zip(start, choices, strict=True)]
+    )
     return x("Flatten")("Gather", component, axis=1)("Equal", option).cast("float32")
 
 
@@ -179,7 +193,9 @@ def _image(x: Node, plane: list[int], channels_last: bool) -> Node:
     return x("Transpose", perm=order).cast("float32").reshape(-1, *plane)
 
 
-def _lstm(x: Node, state: Node, input_weight: Array, recurrent_weight: Array, bias: Array) -> tuple[Node, Node]:
+def _lstm(
+    x: Node, state: Node, input_weight: Array, recurrent_weight: Array, bias: Array
+) -> tuple[Node, Node]:
     hidden, cell = state.chunk(2)
     row = x @ input_weight + bias + hidden @ recurrent_weight
     input_gate, forget_gate, candidate, output_gate = row.chunk(4)
@@ -189,7 +205,12 @@ def _lstm(x: Node, state: Node, input_weight: Array, recurrent_weight: Array, bi
 
 
 def _gru(
-    x: Node, state: Node, input_weight: Array, recurrent_weight: Array, bias: Array, recurrent_bias: Array
+    x: Node,
+    state: Node,
+    input_weight: Array,
+    recurrent_weight: Array,
+    bias: Array,
+    recurrent_bias: Array,
 ) -> tuple[Node, Node]:
     reset, update, new = (x @ input_weight + bias).chunk(3)
     reset_h, update_h, new_h = (state @ recurrent_weight + recurrent_bias).chunk(3)
@@ -210,7 +231,9 @@ def _categorical_mean(x: Node, support: Array) -> Node:
 
 
 def _argmax(x: Node, choices: list[int]) -> Node:
-    first, *rest = [part("ArgMax", axis=1) for part in x.many("Split", len(choices), choices, axis=1)]
+    first, *rest = [
+        part("ArgMax", axis=1) for part in x.many("Split", len(choices), choices, axis=1)
+    ]
     return first("Concat", *rest, axis=1)
 
 
@@ -223,11 +246,15 @@ ONNX_OPERATIONS: dict[str, Callable[..., Any]] = {
     "one_hot": _one_hot,
     "scale": lambda x, factor: x * float(factor),
     "concat": lambda x, *parts: x("Concat", *parts, axis=1),
-    "normalize": lambda x, mean, scale, limit: ((x - mean) * scale)("Clip", -float(limit), float(limit)),
+    "normalize": lambda x, mean, scale, limit: ((x - mean) * scale)(
+        "Clip", -float(limit), float(limit)
+    ),
     "image": _image,
     "conv2d": lambda x, weight, bias, stride: x("Conv", weight, bias, strides=[stride, stride]),
     "linear": lambda x, weight, bias: x("Gemm", weight, bias, transB=1),
-    "layer_norm": lambda x, scale, offset, epsilon: x("LayerNormalization", scale, offset, epsilon=epsilon),
+    "layer_norm": lambda x, scale, offset, epsilon: x(
+        "LayerNormalization", scale, offset, epsilon=epsilon
+    ),
     "batch_norm": lambda x, scale, offset: x * scale + offset,
     "relu": lambda x: x("Relu"),
     "tanh": lambda x: x("Tanh"),

@@ -24,7 +24,14 @@ from rl_training.envs.single.masks import find_mask_source, make_valid
 from rl_training.envs.state.attributes import is_same
 from rl_training.envs.state.generators import seeded_global_generators
 from rl_training.errors import ConfigError, EnvError
-from rl_training.plugins.given import GivenEnv, find_given, has_given, is_given_id, new_id, put_given
+from rl_training.plugins.given import (
+    GivenEnv,
+    find_given,
+    has_given,
+    is_given_id,
+    new_id,
+    put_given,
+)
 from rl_training.plugins.user_code import FILE_MODULE, code_for, find_maker, load_code
 
 Env = gym.Env[Any, Any]
@@ -43,7 +50,9 @@ class FromId:
 
     def __call__(self, render_mode: str | None = None) -> Env:
         """Make one."""
-        return construct(self.env_id, {} if render_mode is None else {"render_mode": render_mode}, None)
+        return construct(
+            self.env_id, {} if render_mode is None else {"render_mode": render_mode}, None
+        )
 
 
 @dataclass(frozen=True)
@@ -83,9 +92,15 @@ def plain_name(env: Any) -> str | None:
     if not (is_env_class or inspect.isfunction(env)) or module in (None, "__main__", "__mp_main__"):
         return None
     home = sys.modules.get(str(module))
-    if home is None or getattr(home, name, None) is not env:  # within a function or class, or replaced
+    if (
+        home is None or getattr(home, name, None) is not env
+    ):  # within a function or class, or replaced
         return None
-    return f"{Path(str(home.__file__))}:{name}" if str(module).startswith(FILE_MODULE) else f"{module}:{name}"
+    return (
+        f"{Path(str(home.__file__))}:{name}"
+        if str(module).startswith(FILE_MODULE)
+        else f"{module}:{name}"
+    )
 
 
 def maker_of(env: Any, argument: str) -> Maker:
@@ -122,14 +137,18 @@ def maker_of_instance(env: Env) -> Maker:
             f"this {name} cannot be copied, and a run needs several environments: {describe_error(error)}; {INSTEAD}"
         ) from error
     if not is_alike:
-        raise EnvError(f"two copies of this {name} do not behave alike, and a run needs several: {INSTEAD}")
+        raise EnvError(
+            f"two copies of this {name} do not behave alike, and a run needs several: {INSTEAD}"
+        )
     return copies
 
 
 def maker_from_vector(env: VectorEnv[Any, Any, Any]) -> Maker | None:
     """A function that makes the single environments of a vector environment, by its specification; else None."""
     spec = env.unwrapped.spec
-    if spec is None or env is not env.unwrapped:  # a wrapper of it may change observations or rewards
+    if (
+        spec is None or env is not env.unwrapped
+    ):  # a wrapper of it may change observations or rewards
         return None
     wrappers = tuple(spec.kwargs.get("wrappers", ()))
     kwargs = {key: value for key, value in spec.kwargs.items() if key not in VECTOR_KEYS}
@@ -256,7 +275,9 @@ def env_settings(env: Any, num_envs: int | None = None, eval_env: Any = None) ->
     """The settings that an environment determines: `env_id`, and `num_envs` of a vector environment."""
     is_vector = isinstance(env, VectorEnv)
     if eval_env is not None and not is_vector:
-        raise ConfigError("eval_env is for a vector environment: leave it out, since evaluation makes the same env")
+        raise ConfigError(
+            "eval_env is for a vector environment: leave it out, since evaluation makes the same env"
+        )
     env_id = env if isinstance(env, str) else plain_name(env)
     if env_id is None:
         given = _given(env, eval_env)
@@ -265,7 +286,9 @@ def env_settings(env: Any, num_envs: int | None = None, eval_env: Any = None) ->
     if not is_vector:
         return {"env_id": env_id}
     if num_envs not in (None, env.num_envs):
-        raise ConfigError(f"num_envs={num_envs} is given beside a vector environment of {env.num_envs}: leave it out")
+        raise ConfigError(
+            f"num_envs={num_envs} is given beside a vector environment of {env.num_envs}: leave it out"
+        )
     return {"env_id": env_id, "num_envs": env.num_envs}
 
 
@@ -303,10 +326,15 @@ def _evaluation_maker(env: VectorEnv[Any, Any, Any], eval_env: Any) -> Maker:
     if not isinstance(example, gym.Env):
         raise EnvError(f"eval_env returned a {type(example).__name__}, not a gymnasium.Env")
     close_example(example)
-    pairs = [(example.observation_space, env.single_observation_space), (example.action_space, env.single_action_space)]
+    pairs = [
+        (example.observation_space, env.single_observation_space),
+        (example.action_space, env.single_action_space),
+    ]
     for single, ours in pairs:
         if single != ours:
-            raise EnvError(f"the evaluation environment has the space {single}, the vector environment {ours}")
+            raise EnvError(
+                f"the evaluation environment has the space {single}, the vector environment {ours}"
+            )
     return make
 
 

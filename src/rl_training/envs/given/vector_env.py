@@ -25,7 +25,12 @@ from rl_training.envs.parallel.vector import (
 from rl_training.envs.single.answers import find_misfit
 from rl_training.envs.single.masks import NOTHING, StepReading
 from rl_training.envs.single.resumable import ResumableEnv
-from rl_training.envs.state.attributes import capture_attributes, is_same, restore_attributes, restore_generator
+from rl_training.envs.state.attributes import (
+    capture_attributes,
+    is_same,
+    restore_attributes,
+    restore_generator,
+)
 from rl_training.envs.state.generators import drawn_from, global_generators
 from rl_training.envs.state.unsaved_state import unsaved_state
 from rl_training.errors import CheckpointError, ConfigError, EnvError
@@ -46,11 +51,17 @@ def resets_within_step(env: VectorEnv[Any, Any, Any]) -> bool:
     try:
         mode = AutoresetMode(env.metadata.get("autoreset_mode"))
     except ValueError:
-        raise EnvError(f"metadata['autoreset_mode'] of {name} is not set to an AutoresetMode: {REMEDY}") from None
+        raise EnvError(
+            f"metadata['autoreset_mode'] of {name} is not set to an AutoresetMode: {REMEDY}"
+        ) from None
     if mode is not AutoresetMode.NEXT_STEP:
         return mode is AutoresetMode.SAME_STEP
     if not _takes_reset_mask(env.unwrapped):
-        gymnasium = "; for one of gymnasium.make_vec give vectorization_mode='sync'" if env.unwrapped.spec else ""
+        gymnasium = (
+            "; for one of gymnasium.make_vec give vectorization_mode='sync'"
+            if env.unwrapped.spec
+            else ""
+        )
         raise EnvError(
             f"{name} resets in the step after an episode's end, and that step would be stored: {REMEDY}{gymnasium}"
         )
@@ -67,14 +78,18 @@ def _takes_reset_mask(core: Any) -> bool:
     return kind is SyncVectorEnv or (core.shared_memory and core.worker is None)
 
 
-NO_STATE = "the vector environment has no get_state and set_state: a resumed run starts new episodes"
+NO_STATE = (
+    "the vector environment has no get_state and set_state: a resumed run starts new episodes"
+)
 
 
 def check_vector(env: VectorEnv[Any, Any, Any]) -> None:
     """Raise an `EnvError` if a vector environment lacks what training needs."""
     for name in ("num_envs", "single_observation_space", "single_action_space"):
         if getattr(env, name, None) is None:
-            raise EnvError(f"the vector environment {type(env).__name__} has no {name}: set it in its constructor")
+            raise EnvError(
+                f"the vector environment {type(env).__name__} has no {name}: set it in its constructor"
+            )
     resets_within_step(env)
 
 
@@ -88,14 +103,20 @@ def make_given_vector(
     """The training environments that a vector environment is; `unsupported` are keys of `env_kwargs` that were set."""
     if unsupported:
         keys = " and ".join(f"env_kwargs.{key}" for key in unsupported)
-        raise ConfigError(f"{keys} not supported with a vector environment, which is used as it is: remove it")
+        raise ConfigError(
+            f"{keys} not supported with a vector environment, which is used as it is: remove it"
+        )
     if num_envs != env.num_envs:
-        raise ConfigError(f"num_envs is {num_envs}, but the vector environment has {env.num_envs}: use that number")
+        raise ConfigError(
+            f"num_envs is {num_envs}, but the vector environment has {env.num_envs}: use that number"
+        )
     if env.closed:
         raise EnvError("the vector environment is closed: make a new one")
     if type(env) is SyncVectorEnv and env.observation_mode == "same":
         members = _OwnMembers(env.envs, reading)
-        return PooledTrainingEnv(members, env.envs[0], transform_rewards=transform_rewards, reading=reading)
+        return PooledTrainingEnv(
+            members, env.envs[0], transform_rewards=transform_rewards, reading=reading
+        )
     if reading.masks is not None:
         raise EnvError(
             f"action masks from {reading.masks.value} are not read from the vector environment {type(env).__name__}:"
@@ -103,7 +124,9 @@ def make_given_vector(
         )
     if reading.info_keys:
         key = reading.info_keys[0]
-        raise EnvError(f"the algorithm reads info[{key!r}], which is not read from a vector environment")
+        raise EnvError(
+            f"the algorithm reads info[{key!r}], which is not read from a vector environment"
+        )
     return GivenTrainingEnv(env, transform_rewards)
 
 
@@ -124,8 +147,13 @@ class GivenTrainingEnv(TrainingEnv):
     With `get_state()` and `set_state(state)` it is restored exactly; without, a resumed run starts new episodes.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], transform_rewards: RewardTransform | None) -> None:
-        spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], transform_rewards: RewardTransform | None
+    ) -> None:
+        spaces = {
+            "observation_space": env.single_observation_space,
+            "action_space": env.single_action_space,
+        }
         example: Any = SimpleNamespace(metadata=env.metadata, render_mode=env.render_mode, **spaces)
         super().__init__(example, env.num_envs)
         self._env = env
@@ -153,7 +181,9 @@ class GivenTrainingEnv(TrainingEnv):
         info: dict[str, Any] = {}
         if ended.any():
             rows = list(iterate(self.observation_space, obs))
-            episodes = zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
+            episodes = zip(
+                self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True
+            )
             finals = self._final_obs(infos, rows, ended)
             info = {"episodes": list(episodes), "final_obs": finals, "_final_obs": ended}
             self._returns[ended], self._lengths[ended] = 0.0, 0
@@ -180,7 +210,9 @@ class GivenTrainingEnv(TrainingEnv):
     def restore(self, state: dict[str, Any]) -> tuple[Any, list[str]]:
         """Restore a saved state; without `get_state` and `set_state`, start new episodes."""
         if "vector" not in state:
-            raise CheckpointError("the run was trained in single environments: pass one of these, not a vector env")
+            raise CheckpointError(
+                "the run was trained in single environments: pass one of these, not a vector env"
+            )
         self._seeds = list(state["seeds"])
         self._generators = global_generators()
         self._unsaved_draws = {str(name)[:100] for name in state["global_draws"]}
@@ -193,7 +225,10 @@ class GivenTrainingEnv(TrainingEnv):
             self._returns[index], self._lengths[index] = saved["return"], saved["length"]
         self._obs = copy.deepcopy(state["obs"])
         use = "which is not saved: use self.np_random"
-        draws = [f"the vector environment draws from {name}'s global generator, {use}" for name in self._unsaved_draws]
+        draws = [
+            f"the vector environment draws from {name}'s global generator, {use}"
+            for name in self._unsaved_draws
+        ]
         return self._obs, [*reasons, *sorted(draws)]
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -209,7 +244,9 @@ class GivenTrainingEnv(TrainingEnv):
             "custom_state": copy.deepcopy(self._owner.get_state()),
             "generator": copy.deepcopy(dict(made.bit_generator.state)) if is_made else None,
             "wrappers": attributes,
-            "unsaved": [unsaved_state(*pair) for pair in zip(self._wrappers, attributes, strict=True)],
+            "unsaved": [
+                unsaved_state(*pair) for pair in zip(self._wrappers, attributes, strict=True)
+            ],
         }
 
     def _restore_vector(self, saved: dict[str, Any]) -> list[str]:
@@ -218,22 +255,31 @@ class GivenTrainingEnv(TrainingEnv):
         assert self._owner is not None
         self._owner.set_state(copy.deepcopy(saved["custom_state"]))
         reasons = []
-        for wrapper, attributes, unsaved in zip(self._wrappers, saved["wrappers"], saved["unsaved"], strict=True):
+        for wrapper, attributes, unsaved in zip(
+            self._wrappers, saved["wrappers"], saved["unsaved"], strict=True
+        ):
             lost = {*restore_attributes(wrapper, attributes)}
             now = unsaved_state(wrapper, attributes)
             lost |= {name for name in now if now[name] != unsaved.get(name)}
-            reasons += [f"attribute '{name}' of {type(wrapper).__name__} is not saved" for name in sorted(lost)]
+            reasons += [
+                f"attribute '{name}' of {type(wrapper).__name__} is not saved"
+                for name in sorted(lost)
+            ]
         if saved["generator"] is not None:
             self._core._np_random = restore_generator(self._core.np_random, saved["generator"])
         if not is_same(self._owner.get_state(), saved["custom_state"]):
-            reasons.append("get_state of the vector environment after set_state returns something else")
+            reasons.append(
+                "get_state of the vector environment after set_state returns something else"
+            )
         return reasons
 
     def _reset_all(self) -> Any:
         self._generators = self._generators or global_generators()
         self._returns[:], self._lengths[:] = 0.0, 0
         seeds: Any = self._seeds
-        if self._num_resumes or not hasattr(self._core, "env_fns"):  # only Gymnasium's own take a seed for each
+        if self._num_resumes or not hasattr(
+            self._core, "env_fns"
+        ):  # only Gymnasium's own take a seed for each
             entropy = None if None in seeds else [*seeds, self._num_resumes]
             seeds = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         answer = self._attempt("reset", lambda: self._env.reset(seed=seeds))
@@ -242,15 +288,22 @@ class GivenTrainingEnv(TrainingEnv):
 
     def _reset_ended(self, obs: Any, rows: Sequence[Any], ended: Array) -> Any:
         """Reset the ended environments; the observations of the others stay."""
-        answer = self._attempt("reset", lambda: self._env.reset(options={"reset_mask": ended.copy()}))
+        answer = self._attempt(
+            "reset", lambda: self._env.reset(options={"reset_mask": ended.copy()})
+        )
         first = copy.deepcopy(self._read_reset(answer))
-        if isinstance(obs, np.ndarray) and isinstance(first, np.ndarray) and obs.shape == first.shape:
+        if (
+            isinstance(obs, np.ndarray)
+            and isinstance(first, np.ndarray)
+            and obs.shape == first.shape
+        ):
             obs = obs.copy()  # the rows of the last observations are views of it
             obs[ended] = first[ended]
             return obs
         new = list(iterate(self.observation_space, first))
         return batch_observations(
-            self.single_observation_space, [new[i] if ended[i] else row for i, row in enumerate(rows)]
+            self.single_observation_space,
+            [new[i] if ended[i] else row for i, row in enumerate(rows)],
         )
 
     def _final_obs(self, infos: Any, rows: Sequence[Any], ended: Array) -> Array:
@@ -259,7 +312,9 @@ class GivenTrainingEnv(TrainingEnv):
         if self._resets_within_step:
             found = infos.get("final_obs") if isinstance(infos, Mapping) else None
             if found is None:
-                raise self._error("step", f"an episode ended, and its infos have no 'final_obs': {REMEDY}")
+                raise self._error(
+                    "step", f"an episode ended, and its infos have no 'final_obs': {REMEDY}"
+                )
             if isinstance(found, (dict, tuple)):
                 found = list(iterate(self.observation_space, found))
         finals = np.empty(self.num_envs, object)
@@ -274,13 +329,21 @@ class GivenTrainingEnv(TrainingEnv):
         try:
             obs, rewards, terminated, truncated, infos = answer
         except (TypeError, ValueError):
-            raise self._error("step", "it should return obs, rewards, terminated, truncated, infos") from None
+            raise self._error(
+                "step", "it should return obs, rewards, terminated, truncated, infos"
+            ) from None
         rewards = np.array(rewards, np.float64)
         terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
-        shapes = {"rewards": rewards.shape, "terminated": terminated.shape, "truncated": truncated.shape}
+        shapes = {
+            "rewards": rewards.shape,
+            "terminated": terminated.shape,
+            "truncated": truncated.shape,
+        }
         for name, shape in shapes.items():
             if shape != (self.num_envs,):
-                raise self._error("step", f"{name} have the shape {list(shape)}, not [{self.num_envs}]")
+                raise self._error(
+                    "step", f"{name} have the shape {list(shape)}, not [{self.num_envs}]"
+                )
         obs = copy.deepcopy(obs)  # it may reuse the array
         if not self._is_checked:
             self._is_checked = True
@@ -296,7 +359,9 @@ class GivenTrainingEnv(TrainingEnv):
         try:
             rows = list(iterate(self.observation_space, obs))
         except Exception as error:
-            raise self._error(call, f"its observations are no batch of its space: {describe_error(error)}") from error
+            raise self._error(
+                call, f"its observations are no batch of its space: {describe_error(error)}"
+            ) from error
         if len(rows) != self.num_envs:
             raise self._error(call, f"it returned {len(rows)} observations, not {self.num_envs}")
         for index, row in enumerate(rows):
@@ -316,7 +381,9 @@ class GivenTrainingEnv(TrainingEnv):
             raise self._error(call, f"{describe_error(error)}{last}{trace}") from error
 
     def _error(self, call: str, what: str) -> EnvError:
-        return EnvError(f"the vector environment {type(self._core).__name__} failed in {call}: {what}")
+        return EnvError(
+            f"the vector environment {type(self._core).__name__} failed in {call}: {what}"
+        )
 
 
 def _find_owner(env: Any) -> tuple[list[Any], Any]:

@@ -56,12 +56,20 @@ class NativeTrainingEnv(TrainingEnv):
         ended = terminated | truncated
         info: dict[str, Any] = {}
         if ended.any():
-            episodes = zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
+            episodes = zip(
+                self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True
+            )
             info = {"final_obs": self._obs, "_final_obs": ended, "episodes": list(episodes)}
             self._obs = self._obs.copy()
             self._obs[ended] = self._attempt("reset", self._batch.reset_ended, ended)
             self._returns[ended], self._lengths[ended] = 0.0, 0
-        return self._obs, transform_rewards(rewards.astype(np.float64), self._reward), terminated, truncated, info
+        return (
+            self._obs,
+            transform_rewards(rewards.astype(np.float64), self._reward),
+            terminated,
+            truncated,
+            info,
+        )
 
     def state(self) -> dict[str, Any]:
         """The state of the simulator, and the return and length of each episode in progress."""
@@ -93,7 +101,11 @@ class NativeTrainingEnv(TrainingEnv):
 
     def _reset_all(self) -> Any:
         # The number of resumes is part of the seed, so that a resumed run does not repeat its first episodes.
-        entropy = None if None in self._seeds else [seed or 0 for seed in (*self._seeds, self._num_resumes)]
+        entropy = (
+            None
+            if None in self._seeds
+            else [seed or 0 for seed in (*self._seeds, self._num_resumes)]
+        )
         seeds = np.random.SeedSequence(entropy).generate_state(self.num_envs)
         self._returns[:], self._lengths[:] = 0.0, 0
         self._obs = self._attempt("reset", self._batch.reset_all, seeds)
@@ -148,7 +160,9 @@ class GymnasiumNativeEnv:
         return {
             "arrays": self._arrays(),
             "attributes": {
-                name: code for name, code in capture_attributes(self._core).items() if name not in self._axes
+                name: code
+                for name, code in capture_attributes(self._core).items()
+                if name not in self._axes
             },
             "generator": copy.deepcopy(dict(self._core.np_random.bit_generator.state)),
         }
@@ -160,7 +174,9 @@ class GymnasiumNativeEnv:
         for name, current in self._arrays().items():
             saved = state["arrays"][name]
             if (saved.shape, saved.dtype) != (current.shape, current.dtype):
-                raise ValueError(f"'{name}' of the environments was saved as {saved.dtype}{list(saved.shape)}")
+                raise ValueError(
+                    f"'{name}' of the environments was saved as {saved.dtype}{list(saved.shape)}"
+                )
             setattr(self._core, name, saved.copy())
         self.set_generator(state)
 
@@ -181,11 +197,17 @@ def make_gymnasium_batch(
 ) -> GymnasiumNativeEnv:
     """Make Gymnasium's vectorized implementation, after a test that it can be partly reset and restored."""
     limit = example.spec.max_episode_steps if example.spec else None
-    limits: dict[str, Any] = {} if gym.spec(env_id).max_episode_steps is None else {"max_episode_steps": limit}
-    make = functools.partial(gym.make_vec, env_id, vectorization_mode="vector_entry_point", **limits, **env_arguments)
+    limits: dict[str, Any] = (
+        {} if gym.spec(env_id).max_episode_steps is None else {"max_episode_steps": limit}
+    )
+    make = functools.partial(
+        gym.make_vec, env_id, vectorization_mode="vector_entry_point", **limits, **env_arguments
+    )
     small, larger = make(num_envs=3), make(num_envs=4)
     if small.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
-        raise EnvError(f"'{env_id}' resets within the step, which backend: vector does not support: {INSTEAD}")
+        raise EnvError(
+            f"'{env_id}' resets within the step, which backend: vector does not support: {INSTEAD}"
+        )
     small.reset(seed=0)
     larger.reset(seed=0)
     axes = {}
@@ -218,18 +240,26 @@ def _holds_everything(batch: GymnasiumNativeEnv) -> bool:
     batch.restore(saved)
     batch.reset_ended(np.arange(3) == 0)
     batch.set_generator(saved)
-    return all(is_same(part[1:], again[1:]) for part, again in zip(step, batch.step(actions), strict=True))
+    return all(
+        is_same(part[1:], again[1:]) for part, again in zip(step, batch.step(actions), strict=True)
+    )
 
 
 class EnvPoolNativeEnv:
     """An EnvPool; its environments reset one step after an episode end, so they are reset explicitly before."""
 
-    inexact_reasons: Sequence[str] = ("EnvPool cannot save its state: a resumed run starts new episodes",)
+    inexact_reasons: Sequence[str] = (
+        "EnvPool cannot save its state: a resumed run starts new episodes",
+    )
 
-    def __init__(self, env_id: str, env_arguments: Mapping[str, Any], example: Env, num_envs: int) -> None:
+    def __init__(
+        self, env_id: str, env_arguments: Mapping[str, Any], example: Env, num_envs: int
+    ) -> None:
         spec = _import_envpool().make_spec(env_id, **env_arguments)
         for theirs, ours in zip(
-            (spec.observation_space, spec.action_space), (example.observation_space, example.action_space), strict=True
+            (spec.observation_space, spec.action_space),
+            (example.observation_space, example.action_space),
+            strict=True,
         ):
             if not _are_alike(theirs, ours):
                 raise EnvError(
@@ -237,7 +267,12 @@ class EnvPoolNativeEnv:
                 )
         # EnvPool's own time limit would report truncation only, also where the same step terminated.
         self._make = functools.partial(
-            _import_envpool().make, env_id, "gymnasium", num_envs=num_envs, max_episode_steps=NO_LIMIT, **env_arguments
+            _import_envpool().make,
+            env_id,
+            "gymnasium",
+            num_envs=num_envs,
+            max_episode_steps=NO_LIMIT,
+            **env_arguments,
         )
         self._pool: Any = None
 
@@ -264,14 +299,20 @@ def check_has_batch(env_id: str, backend: str) -> None:
     if backend == "envpool":
         known = _import_envpool().list_all_envs()
         if env_id not in known:
-            raise EnvError(f"EnvPool has no '{env_id}'{suggest(env_id, known, 'see envpool.list_all_envs()')}")
+            raise EnvError(
+                f"EnvPool has no '{env_id}'{suggest(env_id, known, 'see envpool.list_all_envs()')}"
+            )
         if env_id not in gym.registry:
-            raise EnvError(f"EnvPool has '{env_id}', but Gymnasium, used in evaluation, does not: choose another id")
+            raise EnvError(
+                f"EnvPool has '{env_id}', but Gymnasium, used in evaluation, does not: choose another id"
+            )
         return
     known = [key for key, spec in gym.registry.items() if spec.vector_entry_point is not None]
     if env_id in gym.registry and env_id not in known:
         names = ", ".join(sorted(known))
-        raise EnvError(f"'{env_id}' has no vectorized implementation: {INSTEAD}; these have one: {names}")
+        raise EnvError(
+            f"'{env_id}' has no vectorized implementation: {INSTEAD}; these have one: {names}"
+        )
 
 
 def _import_envpool() -> Any:
@@ -286,7 +327,11 @@ def _import_envpool() -> Any:
 
 def _are_alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
     """Whether two spaces are equal up to the precision of their numbers."""
-    if not (isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box) and one.shape == other.shape):
+    if not (
+        isinstance(one, gym.spaces.Box)
+        and isinstance(other, gym.spaces.Box)
+        and one.shape == other.shape
+    ):
         return one == other
     is_same_kind = one.dtype.kind == other.dtype.kind
     return is_same_kind and np.allclose(one.low, other.low) and np.allclose(one.high, other.high)

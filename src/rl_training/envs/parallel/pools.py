@@ -73,7 +73,9 @@ class Pool(ABC):
 
     def run_one(self, index: int, command: str, *values: Any, seconds: float | None = None) -> Any:
         """Run a command in one member; the result may be a `Fault`."""
-        return self.run(command, [values if other == index else None for other in range(self.size)], seconds)[index]
+        return self.run(
+            command, [values if other == index else None for other in range(self.size)], seconds
+        )[index]
 
 
 def try_to(call: Callable[..., None], *values: Any) -> Fault | None:

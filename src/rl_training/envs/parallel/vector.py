@@ -13,7 +13,15 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from rl_training.envs.parallel.pools import Arguments, Fault, MakeMember, Member, Pool, close_example, try_to
+from rl_training.envs.parallel.pools import (
+    Arguments,
+    Fault,
+    MakeMember,
+    Member,
+    Pool,
+    close_example,
+    try_to,
+)
 from rl_training.envs.parallel.workers import AsyncPool
 from rl_training.envs.single.answers import find_misfit
 from rl_training.envs.single.masks import NOTHING, StepReading, stack_info
@@ -60,7 +68,10 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
         self._seeds: list[int | None] = [None] * num_envs
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Reset every environment; an integer seed is incremented by the environment's index."""
         if seed is None or isinstance(seed, int):
@@ -72,7 +83,9 @@ class TrainingEnv(VectorEnv[Any, Any, Any]):
     @property
     def spaces(self) -> Spaces:
         """The spaces of one environment, as algorithms and buffers see them."""
-        return describe_spaces(self.single_observation_space, self.single_action_space, has_masks=self.has_masks)
+        return describe_spaces(
+            self.single_observation_space, self.single_action_space, has_masks=self.has_masks
+        )
 
     def current_masks(self) -> Array | None:
         """Action masks of the current observations, [N, num_options]; None without masks."""
@@ -156,7 +169,9 @@ class PooledTrainingEnv(TrainingEnv):
         while True:
             try:
                 return self._assemble(results, restarted)
-            except Exception as error:  # a Fault among the results, or an observation that does not fit its space
+            except (
+                Exception
+            ) as error:  # a Fault among the results, or an observation that does not fit its space
                 faults = self._find_faults(results, error)
             for index, fault in faults.items():
                 first_obs = self._recover(index, fault, actions[index])
@@ -180,7 +195,9 @@ class PooledTrainingEnv(TrainingEnv):
         self._seeds = list(state["seeds"])
         self.num_restarts = state["num_restarts"]
         observations, inexact_reasons = [], []
-        for index, (obs, reasons) in enumerate(self._ask("restore", [(saved,) for saved in state["environments"]])):
+        for index, (obs, reasons) in enumerate(
+            self._ask("restore", [(saved,) for saved in state["environments"]])
+        ):
             observations.append(obs)
             inexact_reasons += [f"environment {index}: {reason}" for reason in reasons]
         return self._batch(observations, "restore"), inexact_reasons
@@ -216,7 +233,9 @@ class PooledTrainingEnv(TrainingEnv):
         self, results: list[Any], restarted: dict[int, str]
     ) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Stack the steps of all environments; raises if a result is a `Fault` or does not fit its space."""
-        obs, rewards, terminated, truncated, final_obs, episodes, further = zip(*results, strict=True)
+        obs, rewards, terminated, truncated, final_obs, episodes, further = zip(
+            *results, strict=True
+        )
         batch = batch_observations(self.single_observation_space, obs)
         info = self._end_info(final_obs, episodes) if any(episodes) else {}
         if restarted:
@@ -227,7 +246,9 @@ class PooledTrainingEnv(TrainingEnv):
         shaped = raw if self._transform_rewards is None else self._transform_rewards(raw)
         return batch, shaped, np.array(terminated), np.array(truncated), info
 
-    def _end_info(self, final_obs: Sequence[Any], episodes: Sequence[tuple[float, int] | None]) -> dict[str, Any]:
+    def _end_info(
+        self, final_obs: Sequence[Any], episodes: Sequence[tuple[float, int] | None]
+    ) -> dict[str, Any]:
         """The info of a step in which episodes ended."""
         ended = np.array([episode is not None for episode in episodes])
         finals = np.empty(self.num_envs, object)
@@ -242,17 +263,28 @@ class PooledTrainingEnv(TrainingEnv):
         }
 
     def _further_info(self, further: Sequence[FurtherParts]) -> dict[str, Any]:
-        info: dict[str, Any] = {"fields": stack_info([parts.info for parts in further], self._reading.info_keys)}
+        info: dict[str, Any] = {
+            "fields": stack_info([parts.info for parts in further], self._reading.info_keys)
+        }
         if self.has_masks:
-            last = [parts.mask if parts.final_mask is None else parts.final_mask for parts in further]
-            info |= {"masks": np.stack([parts.mask for parts in further]), "next_masks": np.stack(last)}
+            last = [
+                parts.mask if parts.final_mask is None else parts.final_mask for parts in further
+            ]
+            info |= {
+                "masks": np.stack([parts.mask for parts in further]),
+                "next_masks": np.stack(last),
+            }
         return info
 
     def _find_faults(self, results: list[Any], error: Exception) -> dict[int, Fault]:
         """Faults by index: failed steps, else observations outside their space; re-raises `error` if there are none."""
-        faults = {index: result for index, result in enumerate(results) if isinstance(result, Fault)}
+        faults = {
+            index: result for index, result in enumerate(results) if isinstance(result, Fault)
+        }
         for index, result in enumerate(results) if not faults else ():
-            observations = [result.obs] if result.episode is None else [result.obs, result.final_obs]
+            observations = (
+                [result.obs] if result.episode is None else [result.obs, result.final_obs]
+            )
             misfits = [find_misfit(self.single_observation_space, obs) for obs in observations]
             misfit = next(filter(None, misfits), None)
             if misfit is not None:
@@ -268,7 +300,9 @@ class PooledTrainingEnv(TrainingEnv):
             if self.num_restarts >= self.max_restarts:
                 raise self._error(index, fault, what, last_action)
             self.num_restarts += 1
-            seed = np.random.SeedSequence([self._seeds[index] or 0, self.num_restarts]).generate_state(1)
+            seed = np.random.SeedSequence(
+                [self._seeds[index] or 0, self.num_restarts]
+            ).generate_state(1)
             self._seeds[index] = int(seed[0])
             answer: Any = self.pool.replace(index)
             what, last_action = "restarting", None
@@ -285,7 +319,9 @@ class PooledTrainingEnv(TrainingEnv):
         if action is not None:
             lines.append(f"its last action: {np.asarray(action).tolist()}")
         if self.max_restarts:
-            lines.append(f"restarts used: {self.num_restarts} of {self.max_restarts} (env_kwargs.max_restarts)")
+            lines.append(
+                f"restarts used: {self.num_restarts} of {self.max_restarts} (env_kwargs.max_restarts)"
+            )
         if fault.trace:
             lines.append("its own traceback:\n" + fault.trace.rstrip())
         error = EnvError("\n".join(lines))

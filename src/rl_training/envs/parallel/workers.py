@@ -32,7 +32,9 @@ SECONDS_BETWEEN_SIGNS = 0.05
 LONG_COMMANDS = ("restore",)
 """Commands that may replay a whole episode. Their last argument is a progress callback; each call restarts the
 timeout."""
-STOP_SIGNALS = {signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
+STOP_SIGNALS = {
+    signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+}
 ANSWER, FAULT, SIGN_OF_LIFE, GONE = "answer", "fault", "sign of life", "gone"
 
 
@@ -60,7 +62,11 @@ class AsyncPool(Pool):
 
     def start(self) -> list[tuple[int, Fault]]:
         """Start the workers and make their members; returns the failures by index."""
-        return [(index, fault) for index, fault in enumerate(self._start(set(range(self.size)))) if fault is not None]
+        return [
+            (index, fault)
+            for index, fault in enumerate(self._start(set(range(self.size))))
+            if fault is not None
+        ]
 
     def run(self, command: str, arguments: Arguments, seconds: float | None = None) -> list[Any]:
         """Run a command in the members concurrently."""
@@ -68,7 +74,9 @@ class AsyncPool(Pool):
         for index, values in enumerate(arguments):
             if values is not None:
                 asked.add(index)
-                with contextlib.suppress(OSError):  # a worker that exited is noticed when its answer is collected
+                with contextlib.suppress(
+                    OSError
+                ):  # a worker that exited is noticed when its answer is collected
                     self._workers[index].connection.send((command, values))
         return self._collect(asked, self._timeout_seconds if seconds is None else seconds)
 
@@ -89,7 +97,9 @@ class AsyncPool(Pool):
             worker.end(at_once=index in self._lost)
         self._workers.clear()
         self._selector.close()
-        return [(index, answer) for index, answer in enumerate(answers) if isinstance(answer, Fault)]
+        return [
+            (index, answer) for index, answer in enumerate(answers) if isinstance(answer, Fault)
+        ]
 
     def _collect(self, awaited: set[int], timeout_seconds: float) -> list[Any]:
         """Wait for one answer of each awaited worker."""
@@ -115,7 +125,11 @@ class AsyncPool(Pool):
                 if waited[index] >= timeout_seconds:
                     del waited[index]
                     self._lost.add(index)
-                    setting = " (env_kwargs.worker_timeout)" if timeout_seconds == self._timeout_seconds else ""
+                    setting = (
+                        " (env_kwargs.worker_timeout)"
+                        if timeout_seconds == self._timeout_seconds
+                        else ""
+                    )
                     what = f"it hung: no answer in {timeout_seconds:g} seconds{setting}"
                     answers[index] = Fault(what, self._workers[index].trace_of_hang())
         return answers
@@ -133,7 +147,9 @@ class _Worker:
 
     def __init__(self, make: MakeMember) -> None:
         # Forking a process with threads is unsafe, so workers fork from a server process on Linux.
-        context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        context: Any = multiprocessing.get_context(
+            "forkserver" if sys.platform == "linux" else "spawn"
+        )
         if sys.platform == "linux":
             context.set_forkserver_preload(["__main__", __name__, *sorted(_modules_of(make))])
         handle, path = tempfile.mkstemp(prefix="rl_training_worker_", suffix=".txt")
@@ -159,12 +175,18 @@ class _Worker:
             kind, value = self.connection.recv()
         except (EOFError, OSError):
             self._process.join(SECONDS_FOR_A_TRACE)
-            return GONE, Fault(f"its process exited with code {self._process.exitcode}", self._read_trace())
+            return GONE, Fault(
+                f"its process exited with code {self._process.exitcode}", self._read_trace()
+            )
         return kind, Fault(**value) if kind == FAULT else value
 
     def trace_of_hang(self) -> str:
         """Traceback of a hung process."""
-        if self._process.pid is None or not self._process.is_alive() or not hasattr(signal, "SIGUSR1"):
+        if (
+            self._process.pid is None
+            or not self._process.is_alive()
+            or not hasattr(signal, "SIGUSR1")
+        ):
             return self._read_trace()
         os.kill(self._process.pid, signal.SIGUSR1)
         deadline = time.monotonic() + SECONDS_FOR_A_TRACE
@@ -207,7 +229,10 @@ def _stop_signals_blocked() -> Iterator[None]:
 
 
 def _serve(
-    connection: multiprocessing.connection.Connection[Any, Any], make: MakeMember, trace_path: str, folder: str
+    connection: multiprocessing.connection.Connection[Any, Any],
+    make: MakeMember,
+    trace_path: str,
+    folder: str,
 ) -> None:
     """Main function of a worker: run commands until `close`."""
     os.chdir(folder)

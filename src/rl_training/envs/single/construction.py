@@ -9,13 +9,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import find_highest_version, get_env_id, load_env_creator, parse_env_id
+from gymnasium.envs.registration import (
+    find_highest_version,
+    get_env_id,
+    load_env_creator,
+    parse_env_id,
+)
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.error import Error as GymnasiumError
 
 from rl_training.envs.state.unsaved_state import known_class, remember_class, watch_call
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
-from rl_training.plugins.extras import import_known_packages, missing_for_registered, missing_for_unknown
+from rl_training.plugins.extras import (
+    import_known_packages,
+    missing_for_registered,
+    missing_for_unknown,
+)
 from rl_training.plugins.user_code import Maker, find_maker, frames_of_user
 from rl_training.validation import suggest
 
@@ -28,22 +37,38 @@ def construct(env_id: str, env_arguments: Mapping[str, Any], max_episode_steps: 
     """Make the environment; `max_episode_steps` replaces its own time limit."""
     maker = find_maker(env_id)
     import_known_packages(env_id)
-    with translate_construction_errors(env_id, env_arguments), watch_call(known_class(env_id), "make"):
+    with (
+        translate_construction_errors(env_id, env_arguments),
+        watch_call(known_class(env_id), "make"),
+    ):
         if maker is None:
             newest = newer_version(env_id)
-            if newest is not None and parse_env_id(env_id)[2] is None and env_id not in gym.registry:
+            if (
+                newest is not None
+                and parse_env_id(env_id)[2] is None
+                and env_id not in gym.registry
+            ):
                 raise EnvError(f"environment id '{env_id}' lacks its version: write '{newest}'")
             _check_registered_arguments(env_id, env_arguments)
             with warnings.catch_warnings() if newest is not None else contextlib.nullcontext():
                 if newest is not None:  # reported once, before the run, not for each environment
                     warnings.filterwarnings("ignore", message=".*is out of date")
-                env = gym.make(env_id, max_episode_steps=max_episode_steps, disable_env_checker=True, **env_arguments)
+                env = gym.make(
+                    env_id,
+                    max_episode_steps=max_episode_steps,
+                    disable_env_checker=True,
+                    **env_arguments,
+                )
         else:
             _check_arguments(env_id, maker, env_arguments)
             env = maker(**env_arguments)
     _check_is_env(env_id, env)
     remember_class(env_id, type(env.unwrapped))
-    return env if maker is None or max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
+    return (
+        env
+        if maker is None or max_episode_steps is None
+        else gym.wrappers.TimeLimit(env, max_episode_steps)
+    )
 
 
 def newer_version(env_id: str) -> str | None:
@@ -79,14 +104,20 @@ def translate_construction_errors(env_id: str, env_arguments: Mapping[str, Any])
     except BaseException as error:
         detail = f"{type(error).__name__}: {_first_cause(error)}{frames_of_user(error)}"
         if env_arguments and isinstance(error, REFUSALS):
-            refused = f"environment '{env_id}' refuses its env_kwargs {dict(env_arguments)}: {detail}"
+            refused = (
+                f"environment '{env_id}' refuses its env_kwargs {dict(env_arguments)}: {detail}"
+            )
             raise ConfigError(refused) from error
-        raise EnvError(f"environment '{env_id}' cannot be made: its constructor raised {detail}") from error
+        raise EnvError(
+            f"environment '{env_id}' cannot be made: its constructor raised {detail}"
+        ) from error
 
 
 def _first_cause(error: BaseException) -> BaseException:
     """The original TypeError, which Gymnasium raises again with a longer text."""
-    return error.__cause__ if isinstance(error, TypeError) and error.__cause__ is not None else error
+    return (
+        error.__cause__ if isinstance(error, TypeError) and error.__cause__ is not None else error
+    )
 
 
 def _check_registered_arguments(env_id: str, env_arguments: Mapping[str, Any]) -> None:
@@ -99,7 +130,10 @@ def _check_registered_arguments(env_id: str, env_arguments: Mapping[str, Any]) -
 
 
 def _check_arguments(
-    env_id: str, maker: Maker, env_arguments: Mapping[str, Any], registered: Mapping[str, Any] | None = None
+    env_id: str,
+    maker: Maker,
+    env_arguments: Mapping[str, Any],
+    registered: Mapping[str, Any] | None = None,
 ) -> None:
     """Compare the arguments with the signature before the call."""
     try:
@@ -125,10 +159,14 @@ def _check_arguments(
 
 def _check_is_env(env_id: str, made: Any) -> None:
     if isinstance(made, gym.vector.VectorEnv):
-        raise EnvError(f"'{env_id}' returned a vector environment: return a single one and set num_envs")
+        raise EnvError(
+            f"'{env_id}' returned a vector environment: return a single one and set num_envs"
+        )
     if not isinstance(made, gym.Env):
         what = "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
-        raise EnvError(f"'{env_id}' returned {what}, not a gymnasium.Env: let the function return the environment")
+        raise EnvError(
+            f"'{env_id}' returned {what}, not a gymnasium.Env: let the function return the environment"
+        )
 
 
 def _explain_refused_id(env_id: str, error: GymnasiumError) -> str:
@@ -137,4 +175,7 @@ def _explain_refused_id(env_id: str, error: GymnasiumError) -> str:
     if env_id.endswith(".py"):
         return f"'{env_id}' is a file: name the class or function in it, {env_id}:ClassName"
     remedy = "use a Gymnasium id, module:ClassName or path/to/file.py:ClassName"
-    return missing_for_unknown(env_id) or f"unknown environment '{env_id}'{suggest(env_id, gym.registry, remedy)}"
+    return (
+        missing_for_unknown(env_id)
+        or f"unknown environment '{env_id}'{suggest(env_id, gym.registry, remedy)}"
+    )

@@ -39,7 +39,11 @@ class EpisodeEnv:
     """
 
     def __init__(
-        self, make: Callable[[], gym.Env[Any, Any]], *, has_own_process: bool, reading: StepReading = NOTHING
+        self,
+        make: Callable[[], gym.Env[Any, Any]],
+        *,
+        has_own_process: bool,
+        reading: StepReading = NOTHING,
     ) -> None:
         self._make_env = make
         self._reading = reading
@@ -52,7 +56,9 @@ class EpisodeEnv:
 
     def make(self, seed: int) -> None:
         """Close the environment of the last episode and make the next one."""
-        with contextlib.suppress(Exception, SystemExit):  # only the last one must close without error
+        with contextlib.suppress(
+            Exception, SystemExit
+        ):  # only the last one must close without error
             self.close()
         if self._has_own_process:  # in the main process they are seeded once per evaluation
             seed_global_generators(seed)

@@ -47,7 +47,9 @@ class StepReading:
             return tuple(info[key] for key in self.info_keys)
         except KeyError as error:
             known = ", ".join(map(repr, info)) or "none"
-            raise EnvError(f"the info of step has no {error}, which the algorithm reads (its keys: {known})") from None
+            raise EnvError(
+                f"the info of step has no {error}, which the algorithm reads (its keys: {known})"
+            ) from None
 
 
 NOTHING = StepReading()
@@ -66,7 +68,9 @@ class MaskReader:
         mask = read_masks(self._find(obs, info), self._action.choices)
         if mask.shape != (self._action.num_options,):
             wanted = (self._action.num_options,)
-            raise EnvError(f"its action mask from {self._source.value} has shape {mask.shape}: give shape {wanted}")
+            raise EnvError(
+                f"its action mask from {self._source.value} has shape {mask.shape}: give shape {wanted}"
+            )
         fault = find_fault(mask, self._action.choices)
         if fault is None:
             return mask
@@ -79,7 +83,9 @@ class MaskReader:
             return self._method()
         where = info if self._source is MaskSource.INFO else obs
         if MASK_KEY not in where:
-            raise EnvError(f"no action mask in {self._source.value}, where reset gave one: give it at every step")
+            raise EnvError(
+                f"no action mask in {self._source.value}, where reset gave one: give it at every step"
+            )
         return where[MASK_KEY]
 
 
@@ -130,7 +136,9 @@ class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
         self._action = describe_action(env.action_space)
         self._mask: Any = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset, and read the mask."""
         answer = self.env.reset(seed=seed, options=options)
         self._mask = self._reader.read(*answer)

@@ -22,13 +22,20 @@ from rl_training.envs.state.attributes import (
     restore_generator,
 )
 from rl_training.envs.state.generators import global_generators
-from rl_training.envs.state.unsaved_state import change_of_shared, shared_state, unsaved_state, watch_call
+from rl_training.envs.state.unsaved_state import (
+    change_of_shared,
+    shared_state,
+    unsaved_state,
+    watch_call,
+)
 
 NO_RESET = "rl_training.no_reset"
 """Info key of a step that terminates without a reset: the game continues. Qualified, so that no user's info has it."""
 MAX_WATCHED = 1024
 """Of this many first resets and steps, those with numbers 0, 1, 2, 4, 8, ... are checked for unsaved changes."""
-SAVED_ATTRIBUTES = f"arrays up to {MAX_ARRAY_BYTES // 1024} KiB and containers up to {MAX_ITEMS:,} items"
+SAVED_ATTRIBUTES = (
+    f"arrays up to {MAX_ARRAY_BYTES // 1024} KiB and containers up to {MAX_ITEMS:,} items"
+)
 
 
 class FurtherParts(NamedTuple):
@@ -107,7 +114,9 @@ class ResumableEnv:
         self._before = {
             "seed": seed,
             "generator_before_reset": None if seed is not None else self._generator_state(),
-            "attributes_before_reset": [capture_attributes(wrapper) for wrapper in self._wrapper_chain()],
+            "attributes_before_reset": [
+                capture_attributes(wrapper) for wrapper in self._wrapper_chain()
+            ],
             # Only the generators of this snapshot are saved.
             "emulator_before_reset": ale_rng.snapshot(self._core) if is_emulated else None,
         }
@@ -138,10 +147,14 @@ class ResumableEnv:
         self._num_steps = number + 1
         before = None if number & (number - 1) else self._shared_before(number)
         self._actions.append(action)
-        answer = self.env.step(action.copy() if isinstance(action, np.ndarray) else action)  # it may write into it
+        answer = self.env.step(
+            action.copy() if isinstance(action, np.ndarray) else action
+        )  # it may write into it
         if before:
             self._note_changes(before)
-        if not number:  # the first answer is checked in full; a later one only where reading it fails
+        if (
+            not number
+        ):  # the first answer is checked in full; a later one only where reading it fails
             check(explain_step(answer) or find_misfit(self.env.observation_space, answer[0]))
         try:
             obs, reward, terminated, truncated, info = answer
@@ -152,14 +165,20 @@ class ResumableEnv:
             raise
         self._return += reward
         self._length += 1
-        further = self._read_more(obs, info, is_last=bool(has_ended and terminated)) if self._reads_more else None
+        further = (
+            self._read_more(obs, info, is_last=bool(has_ended and terminated))
+            if self._reads_more
+            else None
+        )
         if not has_ended:
             self._obs = obs
             if further is None:
                 return Step(obs, reward, bool(terminated), False)
             return Step(obs, reward, bool(terminated), False, None, None, further)
         episode = (self._return, self._length)
-        final_obs = copy.deepcopy(obs)  # some environments write the next observation into the same array
+        final_obs = copy.deepcopy(
+            obs
+        )  # some environments write the next observation into the same array
         try:
             first_obs = self.reset()
         except BaseException:
@@ -167,7 +186,9 @@ class ResumableEnv:
             raise
         if further is not None:
             further = FurtherParts(self._mask, further.mask, further.info)
-        return Step(first_obs, reward, bool(terminated), bool(truncated), final_obs, episode, further)
+        return Step(
+            first_obs, reward, bool(terminated), bool(truncated), final_obs, episode, further
+        )
 
     def _read_more(self, obs: Any, info: Mapping[str, Any], *, is_last: bool) -> FurtherParts:
         if self._masks is not None:
@@ -180,12 +201,19 @@ class ResumableEnv:
         emulator = self._before["emulator_before_reset"]
         return {
             **self._before,
-            "attributes_before_reset": self._before["attributes_before_reset"] if custom is None else None,
-            "emulator_before_reset": None if emulator is None else ale_rng.read_generators(emulator),
+            "attributes_before_reset": self._before["attributes_before_reset"]
+            if custom is None
+            else None,
+            "emulator_before_reset": None
+            if emulator is None
+            else ale_rng.read_generators(emulator),
             "actions": np.stack(self._actions) if self._actions and custom is None else None,
             "custom_state": custom,
             "generator": self._generator_state(),
-            "attributes": [capture_attributes(wrapper) for wrapper in self._wrapper_chain(with_core=custom is None)],
+            "attributes": [
+                capture_attributes(wrapper)
+                for wrapper in self._wrapper_chain(with_core=custom is None)
+            ],
             "unsaved": self._unsaved(with_core=custom is None),
             "obs": copy.deepcopy(self._obs),
             **({} if self._masks is None else {"mask": self._mask}),
@@ -195,7 +223,9 @@ class ResumableEnv:
             "shared_changes": sorted(self._shared_changes),
         }
 
-    def restore(self, state: dict[str, Any], report: Callable[[], None] = lambda: None) -> tuple[Any, list[str]]:
+    def restore(
+        self, state: dict[str, Any], report: Callable[[], None] = lambda: None
+    ) -> tuple[Any, list[str]]:
         """Restore a saved state; returns the observation, and the reasons why the restored state may be inexact.
 
         `report` is called after each replayed action, as a sign of progress.
@@ -210,7 +240,9 @@ class ResumableEnv:
         self._note_changes(before)
         inexact_reasons += self._unsaved_changes(state)
         inexact_reasons += self._restore_attributes(state, with_core=is_replayed)
-        if state["generator"] is not None and not is_same(self._generator_state(), state["generator"]):
+        if state["generator"] is not None and not is_same(
+            self._generator_state(), state["generator"]
+        ):
             if is_replayed:
                 inexact_reasons.append("its random generator is in another state")
             self._set_generator(state["generator"])
@@ -221,7 +253,9 @@ class ResumableEnv:
         with watch_call(type(self._core), "close"):
             self.env.close()
 
-    def _replay(self, state: dict[str, Any], inexact_reasons: list[str], report: Callable[[], None]) -> None:
+    def _replay(
+        self, state: dict[str, Any], inexact_reasons: list[str], report: Callable[[], None]
+    ) -> None:
         """Restore the state before the last reset, reset, and take the logged actions again."""
         self._set_before_reset(state, inexact_reasons)
         obs = self.reset(state["seed"])
@@ -247,7 +281,9 @@ class ResumableEnv:
             self._return = float(state["return"])
 
     def _set_before_reset(self, state: dict[str, Any], inexact_reasons: list[str]) -> None:
-        for wrapper, saved in zip(self._wrapper_chain(), state.get("attributes_before_reset") or (), strict=False):
+        for wrapper, saved in zip(
+            self._wrapper_chain(), state.get("attributes_before_reset") or (), strict=False
+        ):
             restore_attributes(wrapper, saved)
         if state["seed"] is not None:
             return
@@ -270,10 +306,16 @@ class ResumableEnv:
     def _restore_attributes(self, state: dict[str, Any], *, with_core: bool) -> list[str]:
         """Set the saved attributes; returns why attributes differ from the saved environment's."""
         reasons = []
-        for wrapper, saved in zip(self._wrapper_chain(with_core=with_core), state["attributes"] or (), strict=False):
+        for wrapper, saved in zip(
+            self._wrapper_chain(with_core=with_core), state["attributes"] or (), strict=False
+        ):
             lost = restore_attributes(wrapper, saved)
-            reasons += [f"the objects in its attribute '{name}' differ from the saved ones" for name in lost]
-        for now, then in zip(self._unsaved(with_core=with_core), state.get("unsaved") or (), strict=False):
+            reasons += [
+                f"the objects in its attribute '{name}' differ from the saved ones" for name in lost
+            ]
+        for now, then in zip(
+            self._unsaved(with_core=with_core), state.get("unsaved") or (), strict=False
+        ):
             changed = sorted(name for name in now if now[name] != then.get(name, now[name]))
             remedy = f"which is not saved ({SAVED_ATTRIBUTES} are): add get_state and set_state"
             reasons += [f"its attribute '{name}' differs, {remedy}" for name in changed]
@@ -283,9 +325,13 @@ class ResumableEnv:
         """Reasons why the state may be inexact: unsaved generators it drew from, shared variables it changed."""
         drawn = {name for name in self._generators if name in state["global_draws"]}
         self._unsaved_draws = drawn | self._draws()
-        self._shared_changes |= {name for name in state.get("shared_changes", ()) if isinstance(name, str)}
+        self._shared_changes |= {
+            name for name in state.get("shared_changes", ()) if isinstance(name, str)
+        }
         use = "which is not saved: use self.np_random"
-        draws = [f"it (or a callback) draws from {name}, {use}" for name in sorted(self._unsaved_draws)]
+        draws = [
+            f"it (or a callback) draws from {name}, {use}" for name in sorted(self._unsaved_draws)
+        ]
         return [*draws, *map(change_of_shared, sorted(self._shared_changes))]
 
     def _shared_before(self, number: int) -> dict[str, int]:
@@ -314,7 +360,9 @@ class ResumableEnv:
 
     def _draws(self) -> set[str]:
         now = self._unsaved_generators()
-        moved = {name for name in self._generators if not is_same(now[name], self._generators[name])}
+        moved = {
+            name for name in self._generators if not is_same(now[name], self._generators[name])
+        }
         return self._unsaved_draws | moved
 
     def _unsaved(self, *, with_core: bool) -> list[dict[str, int]]:
@@ -337,7 +385,11 @@ class ResumableEnv:
     def _generator_state(self) -> dict[str, Any] | None:
         """The state of the environment's generator; None before it exists (reading `np_random` would create it)."""
         made = getattr(self._core, "_np_random", None)
-        return copy.deepcopy(dict(made.bit_generator.state)) if isinstance(made, np.random.Generator) else None
+        return (
+            copy.deepcopy(dict(made.bit_generator.state))
+            if isinstance(made, np.random.Generator)
+            else None
+        )
 
 
 def _renew_world(core: Any) -> None:

@@ -30,7 +30,13 @@ SAVED_KINDS = "biufcSUMm"
 """Kinds of array dtypes that are captured: numbers, text, dates."""
 BIT_GENERATORS: dict[str, Any] = {
     bits.__name__: bits
-    for bits in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+    for bits in (
+        np.random.PCG64,
+        np.random.PCG64DXSM,
+        np.random.MT19937,
+        np.random.Philox,
+        np.random.SFC64,
+    )
 }
 UNKNOWN: Any = object()
 
@@ -68,14 +74,18 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        has_padding = one.dtype.kind in "fc" and one.dtype.char in "gG"  # whose padding bytes are arbitrary
+        has_padding = (
+            one.dtype.kind in "fc" and one.dtype.char in "gG"
+        )  # whose padding bytes are arbitrary
         if one.dtype != other.dtype or has_padding:
             return np.array_equal(one, other, equal_nan=has_padding)
         return one.shape == other.shape and one.tobytes() == other.tobytes()
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return False
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(is_same(*pair) for pair in zip(one, other, strict=True))
+        return len(one) == len(other) and all(
+            is_same(*pair) for pair in zip(one, other, strict=True)
+        )
     return bool(one == other) or (one != one and other != other)
 
 
@@ -84,10 +94,18 @@ def _encode(value: Any, *, depth: int = 0, inside_object: bool = False) -> Any:
     if type(value) in IMMUTABLE:
         return value
     if isinstance(value, np.ndarray):
-        is_saved = type(value) is np.ndarray and value.dtype.kind in SAVED_KINDS and value.nbytes <= MAX_ARRAY_BYTES
+        is_saved = (
+            type(value) is np.ndarray
+            and value.dtype.kind in SAVED_KINDS
+            and value.nbytes <= MAX_ARRAY_BYTES
+        )
         return value.copy(order="K") if is_saved and value.dtype.itemsize else UNKNOWN
     if isinstance(value, np.generic):
-        return {"kind": "number", "value": np.array(value)} if value.dtype.kind in SAVED_KINDS else UNKNOWN
+        return (
+            {"kind": "number", "value": np.array(value)}
+            if value.dtype.kind in SAVED_KINDS
+            else UNKNOWN
+        )
     if type(value) in CONTAINERS:
         return _encode_container(value, depth + 1, inside_object)
     if isinstance(value, np.random.Generator):
@@ -97,7 +115,11 @@ def _encode(value: Any, *, depth: int = 0, inside_object: bool = False) -> Any:
     if inside_object or not _has_only_data(value):
         return UNKNOWN
     codes = {name: _encode(item, inside_object=True) for name, item in vars(value).items()}
-    return UNKNOWN if any(code is UNKNOWN for code in codes.values()) else {"kind": "object", "attributes": codes}
+    return (
+        UNKNOWN
+        if any(code is UNKNOWN for code in codes.values())
+        else {"kind": "object", "attributes": codes}
+    )
 
 
 def _encode_container(value: Any, depth: int, inside_object: bool) -> Any:
@@ -118,13 +140,21 @@ def _encode_container(value: Any, depth: int, inside_object: bool) -> Any:
 
 
 def _has_only_data(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (gym.Env, gym.Space, enum.Enum))
+    return (
+        hasattr(value, "__dict__")
+        and not callable(value)
+        and not isinstance(value, (gym.Env, gym.Space, enum.Enum))
+    )
 
 
 def _restore(current: Any, code: Any) -> Any:
     """The value that `code` encodes; `current` is changed in place where other objects may refer to it."""
     are_arrays = isinstance(current, np.ndarray) and isinstance(code, np.ndarray)
-    if are_arrays and current.flags.writeable and (current.shape, current.dtype) == (code.shape, code.dtype):
+    if (
+        are_arrays
+        and current.flags.writeable
+        and (current.shape, current.dtype) == (code.shape, code.dtype)
+    ):
         current[...] = code
         return current
     kind = code["kind"] if isinstance(code, dict) else None
@@ -144,11 +174,17 @@ def _restore(current: Any, code: Any) -> Any:
 
 def _restore_items(current: Any, code: Any) -> Any:
     """Restore the items of a container one by one, so that objects keep their identity."""
-    kind = list if isinstance(code, list) else {"tuple": tuple, "deque": deque, "dict": dict}.get(code["kind"])
+    kind = (
+        list
+        if isinstance(code, list)
+        else {"tuple": tuple, "deque": deque, "dict": dict}.get(code["kind"])
+    )
     codes = code if isinstance(code, list) else code["items"]
     if kind is None or type(current) is not kind:
         return current
-    items = list(itertools.chain.from_iterable(current.items()) if isinstance(current, dict) else current)
+    items = list(
+        itertools.chain.from_iterable(current.items()) if isinstance(current, dict) else current
+    )
     if len(items) != len(codes):
         return current
     restored = [_restore(item, item_code) for item, item_code in zip(items, codes, strict=True)]
@@ -161,7 +197,9 @@ def _holds_objects(code: Any) -> bool:
     """Whether a value contains objects, which can be restored only in place."""
     if isinstance(code, list):
         return any(map(_holds_objects, code))
-    return isinstance(code, dict) and (code["kind"] == "object" or any(map(_holds_objects, code.get("items", ()))))
+    return isinstance(code, dict) and (
+        code["kind"] == "object" or any(map(_holds_objects, code.get("items", ())))
+    )
 
 
 def restore_generator(current: Any, state: Mapping[str, Any]) -> np.random.Generator:

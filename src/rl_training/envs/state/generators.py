@@ -95,9 +95,14 @@ def set_generators(core: Any, generators: npt.NDArray[np.int64]) -> None:
     data = snapshot(core)
     known = read_generators(data)
     if known is None or generators.shape != known.shape or generators.dtype.kind not in "iu":
-        raise ValueError("the saved generators of the Atari emulator do not fit this version of ale-py")
+        raise ValueError(
+            "the saved generators of the Atari emulator do not fit this version of ale-py"
+        )
     words, positions = generators[:, :-1], generators[:, -1]
-    if not ((words >= 0) & (words < 1 << 32)).all() or not ((positions >= 0) & (positions <= NUM_WORDS)).all():
+    if (
+        not ((words >= 0) & (words < 1 << 32)).all()
+        or not ((positions >= 0) & (positions <= NUM_WORDS)).all()
+    ):
         raise ValueError("the saved generators of the Atari emulator hold numbers out of range")
     texts = [b" ".join(b"%d" % int(number) for number in row) for row in generators]
     core.restore_state(ALEState(_with_texts(data, texts)))

@@ -47,7 +47,10 @@ def shared_state(env_class: type, *, with_tables: bool = False) -> dict[str, int
         module = sys.modules.get(kind.__module__)
         if _package(kind) in OTHERS or module is None:
             continue
-        for owner, values in (("class attribute", vars(kind)), ("variable of its module", vars(module))):
+        for owner, values in (
+            ("class attribute", vars(kind)),
+            ("variable of its module", vars(module)),
+        ):
             for name, value in values.items():
                 if isinstance(value, kinds) and not name.startswith("__") and name not in SKIPPED:
                     found[f"{owner} '{name}'"] = checksum(value)
@@ -87,7 +90,9 @@ class _Walk:
             self._add(repr(value).encode())
         elif isinstance(value, np.ndarray):
             self._visit_array(value)
-        elif isinstance(value, (str, bytes, type, ModuleType, gym.Space)) or id(value) in self._seen:
+        elif (
+            isinstance(value, (str, bytes, type, ModuleType, gym.Space)) or id(value) in self._seen
+        ):
             return
         else:
             self._seen[id(value)] = value  # referenced, so that no other object gets its id
@@ -134,8 +139,13 @@ def _generator_state(generator: Any) -> Any:
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
         generator = generator._bit_generator
-    state = (generator.bit_generator if isinstance(generator, np.random.Generator) else generator).state
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _flat(state)}
+    state = (
+        generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+    ).state
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in _flat(state)
+    }
 
 
 def _flat(state: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
@@ -147,7 +157,12 @@ def _flat(state: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _attribute_names(value: Any) -> list[str]:
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
+    slots = [
+        name
+        for kind in type(value).__mro__
+        for name in getattr(kind, "__slots__", ())
+        if isinstance(name, str)
+    ]
     attributes = getattr(value, "__dict__", {})
     return [*(attributes if isinstance(attributes, Mapping) else ()), *slots]
 

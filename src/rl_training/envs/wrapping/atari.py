@@ -48,10 +48,15 @@ def preprocess(env: Env, config: AtariConfig) -> Env:
         raise ConfigError(f"{env.unwrapped} is none of them")
     try:
         env = AtariPreprocessing(
-            env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
+            env,
+            noop_max=config.noop_max,
+            frame_skip=config.frame_skip,
+            screen_size=config.screen_size,
         )
     except gym.error.DependencyNotInstalled:
-        raise EnvError(f"env_kwargs.wrappers.atari needs OpenCV: {install_extra('atari')}") from None
+        raise EnvError(
+            f"env_kwargs.wrappers.atari needs OpenCV: {install_extra('atari')}"
+        ) from None
     core: Any = env.unwrapped
     if config.press_fire and core.get_action_meanings()[FIRE] == "FIRE":
         env = FireReset(env)

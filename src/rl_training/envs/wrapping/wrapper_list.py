@@ -11,7 +11,12 @@ import gymnasium as gym
 
 from rl_training.errors import ConfigError, EnvError
 from rl_training.plugins.gate import GYMNASIUM
-from rl_training.plugins.user_code import add_working_directory, frames_of_user, load_code, split_source
+from rl_training.plugins.user_code import (
+    add_working_directory,
+    frames_of_user,
+    load_code,
+    split_source,
+)
 from rl_training.validation import suggest
 
 Env = gym.Env[Any, Any]
@@ -57,12 +62,24 @@ def _read_item(item: Any) -> WrapperCall:
     if isinstance(item, Mapping) and len(item) == 1:
         ((name, arguments),) = item.items()
         arguments = {} if arguments is None else arguments
-    if not isinstance(name, str) or not isinstance(arguments, Mapping) or not all(map(_is_text, arguments)):
+    if (
+        not isinstance(name, str)
+        or not isinstance(arguments, Mapping)
+        or not all(map(_is_text, arguments))
+    ):
         raise ValueError(f"{item!r:.100} is no wrapper: {SPELLING}")
     source, attribute = split_source(name)
     if not source or not attribute:
-        near = suggest(name, _names_in(gym.wrappers), "").removeprefix(": did you mean '").removesuffix("'?")
-        hint = f": did you mean '{GYMNASIUM}:{near}'?" if near in _names_in(gym.wrappers) else f": {SPELLING}"
+        near = (
+            suggest(name, _names_in(gym.wrappers), "")
+            .removeprefix(": did you mean '")
+            .removesuffix("'?")
+        )
+        hint = (
+            f": did you mean '{GYMNASIUM}:{near}'?"
+            if near in _names_in(gym.wrappers)
+            else f": {SPELLING}"
+        )
         raise ValueError(f"'{name}' does not say where the wrapper is{hint}")
     return WrapperCall(name, dict(arguments))
 
@@ -89,12 +106,18 @@ def apply_wrappers(env: Env, calls: Sequence[WrapperCall], wraps: Sequence[Wrap]
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            given = f" refuses its arguments {dict(call.arguments)}" if call.arguments else " cannot be applied"
+            given = (
+                f" refuses its arguments {dict(call.arguments)}"
+                if call.arguments
+                else " cannot be applied"
+            )
             detail = f"{type(error).__name__}: {error}{frames_of_user(error)}"
             raise ConfigError(f"wrapper '{call.name}'{given}: {detail}") from error
         if not isinstance(wrapped, gym.Env):
             what = "None" if wrapped is None else f"a {type(wrapped).__name__}"
-            raise EnvError(f"wrapper '{call.name}' returned {what}, not a gymnasium.Env: let it return the environment")
+            raise EnvError(
+                f"wrapper '{call.name}' returned {what}, not a gymnasium.Env: let it return the environment"
+            )
         env = wrapped
     return env
 
@@ -103,16 +126,22 @@ def find_wrapper(name: str) -> Wrap:
     """The wrapper class or function that `source:name` names; its code is imported."""
     source, attribute = split_source(name)
     if "/" in source and not source.endswith(".py"):
-        raise EnvError(f"'{source}' is neither a module nor a file: write package.module or path/to/file.py")
+        raise EnvError(
+            f"'{source}' is neither a module nor a file: write package.module or path/to/file.py"
+        )
     module = load_code(source)
     try:
         candidate: Any = getattr(module, attribute, None)
     except ImportError as error:  # Gymnasium imports some wrappers when they are first used
-        raise EnvError(f"wrapper '{name}' needs a package that is not installed: {error}") from error
+        raise EnvError(
+            f"wrapper '{name}' needs a package that is not installed: {error}"
+        ) from error
     if inspect.isclass(candidate) and issubclass(candidate, gym.Wrapper):
         return candidate
     if inspect.isclass(candidate):
-        raise EnvError(f"'{source}' has no wrapper '{attribute}': let the class inherit from gymnasium.Wrapper")
+        raise EnvError(
+            f"'{source}' has no wrapper '{attribute}': let the class inherit from gymnasium.Wrapper"
+        )
     if candidate is None or not callable(candidate):
         known = _names_in(module)
         longer = [other for other in known if other.lower().startswith(attribute.lower())]
@@ -131,7 +160,11 @@ def _names_in(module: Any) -> list[str]:
             return issubclass(value, gym.Wrapper) and value is not gym.Wrapper
         return inspect.isfunction(value) and value.__module__ == module.__name__
 
-    return [name for name, value in vars(module).items() if not name.startswith("_") and is_candidate(value)]
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and is_candidate(value)
+    ]
 
 
 def _check_arguments(call: WrapperCall, wrap: Wrap) -> None:
@@ -153,4 +186,6 @@ def _check_arguments(call: WrapperCall, wrap: Wrap) -> None:
     if missing:
         example = ", ".join(f"{name}: …" for name in missing)
         names = " and ".join(f"'{name}'" for name in missing)
-        raise ConfigError(f"wrapper '{call.name}' needs a value for {names}: write {{'{call.name}': {{{example}}}}}")
+        raise ConfigError(
+            f"wrapper '{call.name}' needs a value for {names}: write {{'{call.name}': {{{example}}}}}"
+        )

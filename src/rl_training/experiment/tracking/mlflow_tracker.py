@@ -24,7 +24,12 @@ MAX_PARAMS = 100
 """Entries of one request that MLflow accepts."""
 MAX_TEXT = 500
 """Characters of a setting that every store of MLflow accepts."""
-STATES = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+STATES = {
+    "finished": "FINISHED",
+    "stopped": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
 
 
 class MlflowTracker:
@@ -69,7 +74,9 @@ class MlflowTracker:
             if step == self._last_step:  # further values of the same step
                 del values["global_step"]
             self._last_step = step
-            metrics += [Metric(_safe(name), float(value), now, step) for name, value in values.items()]
+            metrics += [
+                Metric(_safe(name), float(value), now, step) for name, value in values.items()
+            ]
         for batch in _batches(metrics, MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=batch)
 
@@ -84,7 +91,11 @@ class MlflowTracker:
     @property
     def place(self) -> str | None:
         """The command that shows a database; a server shows itself."""
-        return f"mlflow ui --backend-store-uri {self._uri}" if self._uri.startswith("sqlite:") else self._uri
+        return (
+            f"mlflow ui --backend-store-uri {self._uri}"
+            if self._uri.startswith("sqlite:")
+            else self._uri
+        )
 
     def _experiment(self, beside: Path) -> str:
         name = self._settings.experiment
@@ -102,11 +113,17 @@ class MlflowTracker:
             return str(found.experiment_id)
 
     def _find(self, experiment: str, run_id: str) -> Any:
-        found = self._client.search_runs([experiment], f"tags.`{ID_TAG}` = '{run_id}'", max_results=1)
+        found = self._client.search_runs(
+            [experiment], f"tags.`{ID_TAG}` = '{run_id}'", max_results=1
+        )
         return found[0] if found else None
 
     def _tags(self, run: TrackedRun, experiment: str) -> dict[str, str]:
-        tags = {_safe(name): _text(value) for name, value in leaves(dict(run.facts)) if value is not None}
+        tags = {
+            _safe(name): _text(value)
+            for name, value in leaves(dict(run.facts))
+            if value is not None
+        }
         if run.tags:
             tags["tags"] = ", ".join(run.tags)
         if run.group is not None:

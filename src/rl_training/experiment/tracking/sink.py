@@ -61,7 +61,9 @@ class Tracker(Protocol):
 
 def finite_values(line: Line) -> dict[str, float]:
     """The numbers of a line; null is NaN or infinity."""
-    return {name: value for name, value in line.items() if value is not None and math.isfinite(value)}
+    return {
+        name: value for name, value in line.items() if value is not None and math.isfinite(value)
+    }
 
 
 def plain_values(value: Any) -> Any:
@@ -190,7 +192,9 @@ class TrackerSink:
         elif isinstance(item, Beginning):
             if self._tracker is not None:
                 self._tracker.finish(
-                    Outcome("stopped", "the resumed run has other values: another tracked run has them")
+                    Outcome(
+                        "stopped", "the resumed run has other values: another tracked run has them"
+                    )
                 )
             self._tracker = self._make()
             known = self._tracker.start(item.run)
@@ -213,7 +217,9 @@ class TrackerSink:
             if step > self._last_step:
                 self._last_step, self._last_names = int(step), {"global_step"}
                 new.append(line)
-            elif self._last_names and line.keys() - self._last_names:  # the closing evaluation, for example
+            elif (
+                self._last_names and line.keys() - self._last_names
+            ):  # the closing evaluation, for example
                 names = {"global_step", *line.keys() - self._last_names}
                 new.append({name: value for name, value in line.items() if name in names})
             self._last_names |= line.keys() if self._last_names else set()
@@ -234,5 +240,7 @@ class TrackerSink:
 def _differ(before: Line, metrics: Mapping[str, float]) -> bool:
     """Whether a value that both lines have is another; one of them may have an evaluation that the other lacks."""
     return any(
-        before[name] != (value if math.isfinite(value) else None) for name, value in metrics.items() if name in before
+        before[name] != (value if math.isfinite(value) else None)
+        for name, value in metrics.items()
+        if name in before
     )

@@ -13,7 +13,12 @@ from typing import Any
 
 from rl_training.errors import ReplacedError, RLTrainingError
 from rl_training.experiment.config import TrainConfig, serialize_train_config
-from rl_training.experiment.loggers import MlflowSettings, TrackerSettings, WandbSettings, parse_loggers
+from rl_training.experiment.loggers import (
+    MlflowSettings,
+    TrackerSettings,
+    WandbSettings,
+    parse_loggers,
+)
 from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.ownership import REPLACED
 from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun, is_interruption
@@ -50,12 +55,16 @@ class Tracking:
     """While the run is being interrupted, lines are not sent: the resumed run sends the complete ones."""
     _sinks: list[TrackerSink] = field(default_factory=list)
 
-    def open(self, algo_kwargs: Mapping[str, Any], keep_bytes: int, first_step: int) -> list[TrackerSink]:
+    def open(
+        self, algo_kwargs: Mapping[str, Any], keep_bytes: int, first_step: int
+    ) -> list[TrackerSink]:
         """Start the trackers; call this before `metrics.jsonl` is truncated to `keep_bytes`.
 
         The run resumes at `first_step`. `algo_kwargs` are all settings of the algorithm, defaults included.
         """
-        chosen = [item for item in parse_loggers(self.config.loggers) if isinstance(item, TrackerSettings)]
+        chosen = [
+            item for item in parse_loggers(self.config.loggers) if isinstance(item, TrackerSettings)
+        ]
         if not chosen:
             return []
         try:
@@ -74,7 +83,10 @@ class Tracking:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if not self._sinks:
             return
@@ -93,7 +105,9 @@ class Tracking:
     def _metrics_path(self) -> Path:
         return self.folder.run_dir / "metrics.jsonl"
 
-    def _open_one(self, settings: TrackerSettings, beginning: Beginning, discarded: Sequence[Line]) -> TrackerSink:
+    def _open_one(
+        self, settings: TrackerSettings, beginning: Beginning, discarded: Sequence[Line]
+    ) -> TrackerSink:
         run = beginning.run
 
         def renew() -> Beginning:
@@ -128,7 +142,9 @@ class Tracking:
             self.folder.update_metadata(tracking={**known, **ids})
         return ids
 
-    def _tracked_run(self, settings: TrackerSettings, run_id: str, algo_kwargs: Mapping[str, Any]) -> TrackedRun:
+    def _tracked_run(
+        self, settings: TrackerSettings, run_id: str, algo_kwargs: Mapping[str, Any]
+    ) -> TrackedRun:
         metadata, run_dir = self.folder.metadata(), self.folder.run_dir
         config = {**serialize_train_config(self.config), "algo_kwargs": algo_kwargs}
         config.pop("loggers")

@@ -34,7 +34,9 @@ class WandbTracker:
         import wandb
 
         self._folder = run.run_dir / "wandb"
-        last = max((last_step(path) for path in self._folder.glob(f"*run-*-{run.id}/*.wandb")), default=-1)
+        last = max(
+            (last_step(path) for path in self._folder.glob(f"*run-*-{run.id}/*.wandb")), default=-1
+        )
         options = wandb.Settings(
             console="off",  # the terminal is ours
             silent=True,
@@ -56,7 +58,9 @@ class WandbTracker:
             reinit="create_new",  # a run that the user started stays as it is
             settings=options,
         )
-        self._run.config.update({**run.config, "run": {**run.facts, "parent": run.parent}}, allow_val_change=True)
+        self._run.config.update(
+            {**run.config, "run": {**run.facts, "parent": run.parent}}, allow_val_change=True
+        )
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
         last = max(last, self._run.starting_step - 1)

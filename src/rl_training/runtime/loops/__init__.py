@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 from rl_training.experiment.registry import Loop
 from rl_training.runtime.assembly import RunComponents, RunSetup
-from rl_training.runtime.loops.off_policy import assemble_off_policy, off_policy_bytes, off_policy_loop
+from rl_training.runtime.loops.off_policy import (
+    assemble_off_policy,
+    off_policy_bytes,
+    off_policy_loop,
+)
 from rl_training.runtime.loops.offline import assemble_offline, offline_bytes, offline_loop
 from rl_training.runtime.loops.on_policy import assemble_on_policy, on_policy_loop, rollout_bytes
 

@@ -66,22 +66,32 @@ def assemble_off_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Ru
     stored = min(algo_config.buffer_capacity, new_steps)
     notes += repeated_batch_warnings(algo_config.batch_size, stored, "the replay buffer")
     collector = make_collector(envs, algorithm)
-    return RunComponents(algorithm, collector, buffer, evaluator, notes=notes, goal_rewards=goal_rewards)
+    return RunComponents(
+        algorithm, collector, buffer, evaluator, notes=notes, goal_rewards=goal_rewards
+    )
 
 
 def off_policy_bytes(setup: RunSetup, spaces: Spaces, fields: StepFields | None = None) -> int:
     """Memory of the replay buffer at its fullest; raises where there is less for it or for a batch."""
     algo_config, total = setup.algo_config, setup.config.total_timesteps
     check_batch_fits(spaces, algo_config.batch_size)
-    return check_replay_fits(spaces, algo_config.buffer_capacity, total, algo_config.replay.kind, fields)
+    return check_replay_fits(
+        spaces, algo_config.buffer_capacity, total, algo_config.replay.kind, fields
+    )
 
 
-def no_update_warnings(ratio: UpdateRatio, num_steps: int, num_envs: int, key: str | None) -> list[str]:
+def no_update_warnings(
+    ratio: UpdateRatio, num_steps: int, num_envs: int, key: str | None
+) -> list[str]:
     """A warning if the run ends before its first gradient step; `key` is the setting that may be lowered."""
     last_step = -(-num_steps // num_envs) * num_envs
     if updates_due(ratio, last_step, 0) > 0:
         return []
-    remedy = "raise total_timesteps" if key is None else f"lower algo_kwargs.{key} or raise total_timesteps"
+    remedy = (
+        "raise total_timesteps"
+        if key is None
+        else f"lower algo_kwargs.{key} or raise total_timesteps"
+    )
     return [
         f"WARNING: nothing will be learned in the environment: {key or 'learning_starts'} {ratio.learning_starts:,} and"
         f" train_frequency {ratio.train_frequency:,} leave no gradient step in {num_steps:,} steps; {remedy}"
@@ -102,7 +112,9 @@ def check_sampling(config: OffPolicyConfig) -> None:
     """Raise a `ConfigError` where sequences are drawn and the replay changes single transitions."""
     kind = config.sampling().kind
     if kind != "transitions" and (config.n_step > 1 or config.replay.kind != "uniform"):
-        raise ConfigError(f"this algorithm draws {kind}: set n_step to 1 and replay.kind to uniform")
+        raise ConfigError(
+            f"this algorithm draws {kind}: set n_step to 1 and replay.kind to uniform"
+        )
 
 
 def make_replay_buffer(
@@ -116,13 +128,21 @@ def make_replay_buffer(
     options |= {"n_step": config.n_step, "gamma": config.gamma}
     replay = config.replay
     if goal_rewards is not None:
-        options |= {"goal_rewards": goal_rewards, "strategy": replay.strategy, "goals_per_step": replay.goals_per_step}
+        options |= {
+            "goal_rewards": goal_rewards,
+            "strategy": replay.strategy,
+            "goals_per_step": replay.goals_per_step,
+        }
         return HindsightReplay(spaces, config.buffer_capacity, num_envs, **options)
     priority_alpha = replay.alpha if replay.kind == "prioritized" else None
-    return replay_class(spaces)(spaces, config.buffer_capacity, num_envs, priority_alpha=priority_alpha, **options)
+    return replay_class(spaces)(
+        spaces, config.buffer_capacity, num_envs, priority_alpha=priority_alpha, **options
+    )
 
 
-def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: ReplayBuffer) -> None:
+def off_policy_loop(
+    session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: ReplayBuffer
+) -> None:
     """Train until the run is over.
 
     A trained policy (`init_from`, an import) collects the warm-up itself, without epsilon's schedule: random actions
@@ -141,10 +161,14 @@ def off_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Coll
         if not needs_act:
             return ActResult(actions)
         acted = algorithm.act(obs, policy_state, explore=True, mask=mask)
-        return acted._replace(actions=actions) if isinstance(acted, ActResult) else acted  # the collector refuses it
+        return (
+            acted._replace(actions=actions) if isinstance(acted, ActResult) else acted
+        )  # the collector refuses it
 
     first_step = state.warm_start_step or 0
-    collect_and_update(session, algorithm, collector, buffer, config, explore, first_step=first_step)
+    collect_and_update(
+        session, algorithm, collector, buffer, config, explore, first_step=first_step
+    )
 
 
 def collect_and_update(
@@ -176,7 +200,9 @@ def collect_and_update(
             if result.steps < steps * collector.num_envs:
                 break  # a stop was requested within the collection
         session.set_progress()
-        while due := updates_due(ratio, state.global_step - first_step, state.update_calls - first_step):
+        while due := updates_due(
+            ratio, state.global_step - first_step, state.update_calls - first_step
+        ):
             if state.should_stop:
                 return  # within the iteration: a resumed run does the remaining updates first
             for batch in draw(batch_size, min(due, MAX_BATCHES_AT_ONCE)):

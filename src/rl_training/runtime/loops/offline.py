@@ -29,7 +29,11 @@ from rl_training.runtime.assembly import (
     try_to_close,
 )
 from rl_training.runtime.collector import Collector, stored_fields
-from rl_training.runtime.loops.off_policy import collect_and_update, no_update_warnings, repeated_batch_warnings
+from rl_training.runtime.loops.off_policy import (
+    collect_and_update,
+    no_update_warnings,
+    repeated_batch_warnings,
+)
 from rl_training.runtime.session import Session
 from rl_training.spaces.actions import ActionKind
 from rl_training.spaces.rewards import RewardTransformConfig
@@ -62,18 +66,30 @@ def assemble_offline(setup: RunSetup, on_failure: contextlib.ExitStack) -> RunCo
     rng, facts = setup.seeds.replay_generator(), _facts_of(recorded)
     transform = RewardTransformConfig(**algo_config.reward_transform)
     dataset = recorded.for_training(
-        spaces, rng=rng, device=algorithm.device, reward_transform=transform, clip_actions=is_lenient
+        spaces,
+        rng=rng,
+        device=algorithm.device,
+        reward_transform=transform,
+        clip_actions=is_lenient,
     )
     online = _online_stage(algo_config)
     if online is None:
         return RunComponents(algorithm, None, dataset, evaluator, dataset, notes, facts)
     envs = setup.make_envs()
     on_failure.callback(try_to_close, envs)
-    options: dict[str, Any] = {"rng": rng, "device": algorithm.device, "fields": stored_fields(algorithm)}
+    options: dict[str, Any] = {
+        "rng": rng,
+        "device": algorithm.device,
+        "fields": stored_fields(algorithm),
+    }
     with translate_memory_errors():
-        replay = replay_class(spaces)(spaces, online.buffer_capacity, setup.config.num_envs, **options)
+        replay = replay_class(spaces)(
+            spaces, online.buffer_capacity, setup.config.num_envs, **options
+        )
     buffer = MixedReplay(dataset, replay, online.offline_ratio, transform)
-    return RunComponents(algorithm, make_collector(envs, algorithm), buffer, evaluator, dataset, notes, facts)
+    return RunComponents(
+        algorithm, make_collector(envs, algorithm), buffer, evaluator, dataset, notes, facts
+    )
 
 
 def offline_bytes(setup: RunSetup, spaces: Spaces, fields: StepFields | None = None) -> int:
@@ -83,11 +99,16 @@ def offline_bytes(setup: RunSetup, spaces: Spaces, fields: StepFields | None = N
     new_steps = 0 if online is None else setup.config.total_timesteps - online.after_updates
     if online is None or new_steps <= 0:
         return 0
-    return check_replay_fits(spaces, online.buffer_capacity, new_steps, fields=fields, key="online.buffer_capacity")
+    return check_replay_fits(
+        spaces, online.buffer_capacity, new_steps, fields=fields, key="online.buffer_capacity"
+    )
 
 
 def offline_loop(
-    session: Session, algorithm: Algorithm[Any], collector: Collector | None, data: TransitionDataset | MixedReplay
+    session: Session,
+    algorithm: Algorithm[Any],
+    collector: Collector | None,
+    data: TransitionDataset | MixedReplay,
 ) -> None:
     """Train until the run is over."""
     config: OfflineConfig = algorithm.config
@@ -96,20 +117,29 @@ def offline_loop(
     draw = sampler_of(data, config.sampling())
     num_updates = min(total, online.after_updates) if online else total
     while state.global_step < num_updates and not state.should_stop:
-        count = min(session.steps_to_next_event, num_updates - state.global_step, MAX_BATCHES_AT_ONCE)
+        count = min(
+            session.steps_to_next_event, num_updates - state.global_step, MAX_BATCHES_AT_ONCE
+        )
         # Sampled batches are used even if a stop is requested: a resumed run would not sample them again.
         for batch in draw(config.batch_size, count):
             session.set_progress()
             state.global_step += 1
             session.updated(algorithm.update(batch))
         session.end_iteration()
-    if online is None or collector is None or isinstance(data, TransitionDataset) or state.should_stop:
+    if (
+        online is None
+        or collector is None
+        or isinstance(data, TransitionDataset)
+        or state.should_stop
+    ):
         return
 
     def explore(obs: Tensor, policy_state: Tensor | None, mask: Tensor | None) -> ActResult:
         session.set_progress()
         acted = algorithm.act(obs, policy_state, explore=True, mask=mask)
-        return acted._replace(actions=algorithm.add_exploration_noise(acted.actions, online.exploration, mask))
+        return acted._replace(
+            actions=algorithm.add_exploration_noise(acted.actions, online.exploration, mask)
+        )
 
     collect_and_update(session, algorithm, collector, data, online, explore, first_step=num_updates)
 
@@ -157,7 +187,11 @@ def _facts_of(dataset: TransitionDataset) -> dict[str, float]:
     returns = dataset.episode_returns()
     facts: dict[str, float] = {"transitions": len(dataset), "episodes": len(returns)}
     if len(returns) and dataset.has_rewards:
-        found = {"return_mean": returns.mean(), "return_min": returns.min(), "return_max": returns.max()}
+        found = {
+            "return_mean": returns.mean(),
+            "return_min": returns.min(),
+            "return_max": returns.max(),
+        }
         facts |= {name: float(value) for name, value in found.items() if math.isfinite(value)}
     return facts
 
@@ -175,7 +209,9 @@ def _notes_of(setup: RunSetup, dataset: TransitionDataset) -> list[str]:
             " is random; to learn from recorded data, set it to npz, pt or minari"
         )
     if online is not None and new_steps <= 0:
-        notes.append(f"the run ends at step {config.total_timesteps:,}, before its online stage begins")
+        notes.append(
+            f"the run ends at step {config.total_timesteps:,}, before its online stage begins"
+        )
     elif online is not None and new_steps <= online.learning_starts:
         notes.append(
             f"the online stage has {new_steps:,} steps and trains only after"
@@ -188,10 +224,20 @@ def check_data(data: TransitionDataset, spaces: Spaces, *, is_lenient: bool = Fa
     """The quick checks of `data check`: an error raises unless `is_lenient`; warnings are returned."""
     findings = check_dataset(data, spaces, thorough=False).findings
     # A dataset that does not fit the spaces at all is refused by the conversion itself, also with `is_lenient`.
-    errors = [finding for finding in findings if finding.level is Level.ERROR and not finding.name.endswith("_misfit")]
+    errors = [
+        finding
+        for finding in findings
+        if finding.level is Level.ERROR and not finding.name.endswith("_misfit")
+    ]
     if errors and not is_lenient:
         more = "`rl-training data check` shows all findings"
-        if errors[0].name != "actions_outside" or spaces.action.kind is ActionKind.CONTINUOUS:  # these are clipped
+        if (
+            errors[0].name != "actions_outside" or spaces.action.kind is ActionKind.CONTINUOUS
+        ):  # these are clipped
             more += ", dataset_check: warn trains anyway"
         raise DatasetError(f"{errors[0].found}: {errors[0].remedy} ({more})")
-    return [f"{finding.level.value}: {finding.found}" for finding in findings if finding.level is not Level.INFO]
+    return [
+        f"{finding.level.value}: {finding.found}"
+        for finding in findings
+        if finding.level is not Level.INFO
+    ]

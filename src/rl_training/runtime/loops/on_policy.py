@@ -33,7 +33,9 @@ def assemble_on_policy(setup: RunSetup, on_failure: contextlib.ExitStack) -> Run
     fields = stored_fields(algorithm)
     rollout_bytes(setup, spaces, fields)
     with translate_memory_errors():
-        buffer = RolloutBuffer(spaces, setup.algo_config.num_steps, config.num_envs, algorithm.device, fields)
+        buffer = RolloutBuffer(
+            spaces, setup.algo_config.num_steps, config.num_envs, algorithm.device, fields
+        )
     evaluator = setup.make_evaluator()
     on_failure.callback(try_to_close, evaluator)
     return RunComponents(algorithm, make_collector(envs, algorithm), buffer, evaluator)
@@ -44,15 +46,21 @@ def rollout_bytes(setup: RunSetup, spaces: Spaces, fields: StepFields | None = N
     return check_rollout_fits(spaces, setup.algo_config.num_steps, setup.config.num_envs, fields)
 
 
-def on_policy_loop(session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:
+def on_policy_loop(
+    session: Session, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer
+) -> None:
     """Train until the run is over. The last rollout is always completed, so the run may end a little later."""
     state = session.state
 
     def explore(obs: Tensor, policy_state: Tensor | None, mask: Tensor | None) -> ActResult:
         return algorithm.act(obs, policy_state, explore=True, mask=mask)
 
-    while not state.should_stop and (session.has_steps_left or buffer.steps_left < buffer.num_steps):
-        if buffer.steps_left == buffer.num_steps:  # a run resumed within a rollout keeps the progress it began with
+    while not state.should_stop and (
+        session.has_steps_left or buffer.steps_left < buffer.num_steps
+    ):
+        if (
+            buffer.steps_left == buffer.num_steps
+        ):  # a run resumed within a rollout keeps the progress it began with
             session.set_progress()
         session.collected(collector.collect(explore, buffer, buffer.steps_left, state))
         if buffer.steps_left:

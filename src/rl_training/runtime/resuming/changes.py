@@ -34,12 +34,19 @@ FIXED = {
 ALGO_FIXED = {
     **dict.fromkeys(("v_min", "v_max", "num_atoms"), NETWORKS),
     "alpha": "the checkpoint holds the old entropy temperature",
-    **dict.fromkeys(("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "layer_norm", "network"), NETWORKS),
+    **dict.fromkeys(
+        ("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "layer_norm", "network"),
+        NETWORKS,
+    ),
     "memory": "the checkpoint holds the networks and policy states of the old memory",
     **dict.fromkeys(("activation", "dueling", "policy", "num_critics", "num_quantiles"), NETWORKS),
     **dict.fromkeys(("buffer_capacity", "n_step", "replay", "prioritized"), REPLAY),
-    **dict.fromkeys(("learning_starts", "train_frequency", "gradient_steps", "online"), UPDATE_RATIO),
-    **dict.fromkeys(("reward_scale", "reward_shift", "reward_clip_min", "reward_clip_max"), DATASET),
+    **dict.fromkeys(
+        ("learning_starts", "train_frequency", "gradient_steps", "online"), UPDATE_RATIO
+    ),
+    **dict.fromkeys(
+        ("reward_scale", "reward_shift", "reward_clip_min", "reward_clip_max"), DATASET
+    ),
     **dict.fromkeys(("dataset_kind", "dataset_id", "dataset_size", "dataset_check"), DATASET),
     "dataset_download": START,
     "log_std_init": START,
@@ -50,7 +57,15 @@ ALGO_FIXED = {
 }
 """Keys of `algo_kwargs` that cannot change, and why."""
 WITHOUT_EFFECT = {
-    *("total_timesteps", "output_dir", "eval_episodes", "log_interval", "checkpoint_interval", "keep", "tags"),
+    *(
+        "total_timesteps",
+        "output_dir",
+        "eval_episodes",
+        "log_interval",
+        "checkpoint_interval",
+        "keep",
+        "tags",
+    ),
     "loggers",
     *("algo_kwargs.eval_interval", "algo_kwargs.early_stopping", "algo_kwargs.dataset_path"),
 }
@@ -81,12 +96,16 @@ def config_differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[An
     """Dotted keys whose values differ, with both values; a missing value counts as its default."""
     first, second = dict(_flat(old)), dict(_flat(new))
     keys = dict.fromkeys([*first, *second])
-    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
+    return {
+        key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)
+    }
 
 
 def _flat(config: TrainConfig) -> Iterator[tuple[str, Any]]:
     values = serialize_train_config(config)
-    algo_kwargs = get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
+    algo_kwargs = (
+        get_algorithm_spec(config.algo).parse_kwargs(config.algo_kwargs).model_dump(mode="json")
+    )
     for key, value in {**values, "algo_kwargs": algo_kwargs}.items():
         if key in ("algo_kwargs", "env_kwargs"):
             yield from ((f"{key}.{name}", item) for name, item in value.items())
@@ -104,7 +123,10 @@ def find_changes(old: TrainConfig, new: TrainConfig, step: int) -> list[Change]:
     if _networks_are_stacked(old) != _networks_are_stacked(new):
         rates = [key for key in differences if key.endswith("learning_rate")]
         raise _refusal(rates[0], *differences[rates[0]], STACKED)
-    return [Change(step, key, *values, _affects_results(key, old, new)) for key, values in differences.items()]
+    return [
+        Change(step, key, *values, _affects_results(key, old, new))
+        for key, values in differences.items()
+    ]
 
 
 def _networks_are_stacked(config: TrainConfig) -> bool | None:
@@ -121,7 +143,9 @@ def refuse_fixed(old: TrainConfig, given: Mapping[str, Any]) -> None:
 
 
 def _refusal(key: str, old: Any, new: Any, reason: str) -> ConfigError:
-    return ConfigError(f"'{key}' cannot change from {old} to {new} on resume: {reason}; start a new run instead")
+    return ConfigError(
+        f"'{key}' cannot change from {old} to {new} on resume: {reason}; start a new run instead"
+    )
 
 
 def _reason_against(key: str, old: Any, new: Any, config: TrainConfig) -> str | None:
@@ -132,15 +156,23 @@ def _reason_against(key: str, old: Any, new: Any, config: TrainConfig) -> str | 
         return None if {**old, "beta": None} == {**new, "beta": None} else REPLAY
     if key in WITHOUT_EFFECT:  # the fingerprint shows whether a dataset at another path is the same
         return None
-    if name == "network" and isinstance(old, str) and isinstance(new, str):  # the same class may have moved
+    if (
+        name == "network" and isinstance(old, str) and isinstance(new, str)
+    ):  # the same class may have moved
         return None
     if isinstance(old, str) or isinstance(new, str):
-        return ALGO_FIXED.get(name, "it selects a method, and the saved state belongs to the old one")
+        return ALGO_FIXED.get(
+            name, "it selects a method, and the saved state belongs to the old one"
+        )
     if name in ALGO_FIXED:
         return ALGO_FIXED[name]
     config_class = get_algorithm_spec(config.algo).config_class()
     is_changeable = key in WITHOUT_EFFECT or name in COUNTS or _is_coefficient(config_class, name)
-    return None if is_changeable else "the saved state may depend on it; only schedules and coefficients can change"
+    return (
+        None
+        if is_changeable
+        else "the saved state may depend on it; only schedules and coefficients can change"
+    )
 
 
 def _is_coefficient(config_class: type[AlgorithmConfig], name: str) -> bool:

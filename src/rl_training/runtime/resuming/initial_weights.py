@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, resolve_checkpoint
+from rl_training.experiment.checkpointing import (
+    CheckpointState,
+    load_checkpoint,
+    resolve_checkpoint,
+)
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.actor_critic import VALUE_PREFIXES, ActorCritic, split_networks
 from rl_training.runtime.resuming.saved_state import translate_state_errors
@@ -52,9 +56,13 @@ class InitialWeights:
         """Messages for the user: the networks that were copied, and those that keep their random weights."""
         source = f"'{self.checkpoint}' ({self.algo}, step {self.global_step:,})"
         lines = [f"initial weights of {', '.join(self.taken)} from {source}"]
-        lines += [f"random initial weights of {name}: {reason}" for name, reason in self.left.items()]
+        lines += [
+            f"random initial weights of {name}: {reason}" for name, reason in self.left.items()
+        ]
         if self.has_policy and "critic" in self.left:
-            lines.append("WARNING: updates by a critic with random weights change the policy for the worse at first")
+            lines.append(
+                "WARNING: updates by a critic with random weights change the policy for the worse at first"
+            )
         return lines
 
     def metadata(self) -> dict[str, Any]:
@@ -86,7 +94,9 @@ def read_initial_weights(config: TrainConfig, algorithm: Algorithm[Any]) -> Init
         raise _refusal(config, "its observation or action space differs from this run's")
     saved, networks = _saved_members(state), _networks_of(algorithm)
     acts = policy_name(networks)
-    wanted = [name for name in networks if config.init_parts == "all" or name in (acts, f"{TARGET}{acts}")]
+    wanted = [
+        name for name in networks if config.init_parts == "all" or name in (acts, f"{TARGET}{acts}")
+    ]
     taken: dict[str, Weights] = {}
     left = {name: "init_parts is policy" for name in networks if name not in wanted}
     for name in wanted:
@@ -94,16 +104,25 @@ def read_initial_weights(config: TrainConfig, algorithm: Algorithm[Any]) -> Init
         if found is not None and own_value:
             found = split_networks(found)
             if config.init_parts == "policy":
-                found = {key: one for key, one in found.items() if not key.startswith(VALUE_PREFIXES)}
+                found = {
+                    key: one for key, one in found.items() if not key.startswith(VALUE_PREFIXES)
+                }
                 found |= own_value
                 left[f"the value function of {name}"] = "init_parts is policy"
-        reason = "the checkpoint has no such network" if found is None else _misfit(networks[name], found)
+        reason = (
+            "the checkpoint has no such network"
+            if found is None
+            else _misfit(networks[name], found)
+        )
         if found is None or reason is not None:
             left[name] = str(reason)
         else:
             taken[name] = found
     if not taken:
-        raise _refusal(config, "; ".join(f"{name}: {left[name]}" for name in wanted) or "the algorithm has no network")
+        raise _refusal(
+            config,
+            "; ".join(f"{name}: {left[name]}" for name in wanted) or "the algorithm has no network",
+        )
     taken |= _preprocessor_of(config, algorithm, saved)
     algo, step = f"{state.config.get('algo')!s:.100}", state.metadata.get("global_step", 0)
     return InitialWeights(checkpoint, algo, step if isinstance(step, int) else 0, taken, left)
@@ -113,14 +132,22 @@ def _saved_members(state: CheckpointState) -> dict[str, Weights]:
     """State of the members that hold tensors by name: networks, not optimizers."""
     with translate_state_errors():
         members = state.algorithm_state["members"].items()
-        return {name: value for name, value in members if all(isinstance(item, Tensor) for item in value.values())}
+        return {
+            name: value
+            for name, value in members
+            if all(isinstance(item, Tensor) for item in value.values())
+        }
 
 
 def _networks_of(algorithm: Algorithm[Any]) -> dict[str, nn.Module]:
     """The members with weights of at least one dimension: not an entropy temperature, nor a reward normalizer."""
     members = algorithm.stateful_members().items()
     modules = {name: member for name, member in members if isinstance(member, nn.Module)}
-    return {name: one for name, one in modules.items() if any(weight.dim() for weight in one.parameters())}
+    return {
+        name: one
+        for name, one in modules.items()
+        if any(weight.dim() for weight in one.parameters())
+    }
 
 
 def _value_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -155,9 +182,14 @@ def _preprocessor_of(
     own = algorithm.stateful_members().get(PREPROCESSOR)
     statistics = saved.get(PREPROCESSOR, {})
     if (own.state_dict().keys() if own is not None else set()) != statistics.keys():
-        raise _refusal(config, "observations are normalized in one of the two runs only: set normalize_obs as there")
+        raise _refusal(
+            config,
+            "observations are normalized in one of the two runs only: set normalize_obs as there",
+        )
     return {PREPROCESSOR: statistics} if statistics else {}
 
 
 def _refusal(config: TrainConfig, reason: str) -> ConfigError:
-    return ConfigError(f"the networks of init_from '{config.init_from}' do not fit this run: {reason}")
+    return ConfigError(
+        f"the networks of init_from '{config.init_from}' do not fit this run: {reason}"
+    )

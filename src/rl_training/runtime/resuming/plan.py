@@ -32,8 +32,17 @@ from rl_training.experiment.run_folder import (
 from rl_training.plugins.gate import Kind, allow
 from rl_training.plugins.given import find_vector, has_given, is_given_id
 from rl_training.runtime.controls import Schedules, saved_early_stop
-from rl_training.runtime.resuming.changes import Change, config_differences, find_changes, refuse_fixed
-from rl_training.runtime.resuming.saved_state import check_network_size, check_trainer_state, translate_state_errors
+from rl_training.runtime.resuming.changes import (
+    Change,
+    config_differences,
+    find_changes,
+    refuse_fixed,
+)
+from rl_training.runtime.resuming.saved_state import (
+    check_network_size,
+    check_trainer_state,
+    translate_state_errors,
+)
 from rl_training.runtime.resuming.trust import needs_of, read_config, read_spaces, refuse_untrusted
 
 
@@ -90,7 +99,10 @@ class ResumePlan:
         """Why early stopping ended the run; None if it did not, or if `total_timesteps` or `early_stopping` changed."""
         if self.run is not None and self.run.was_cut_short:
             return None
-        if {change.key for change in self.changes} & {"total_timesteps", "algo_kwargs.early_stopping"}:
+        if {change.key for change in self.changes} & {
+            "total_timesteps",
+            "algo_kwargs.early_stopping",
+        }:
             return None
         return saved_early_stop(self.state.trainer_state["session"])
 
@@ -106,9 +118,14 @@ class ResumePlan:
         source = self.run or TrainingRun(self.checkpoint.resolve().parent.parent)
         known = source.metadata().get("changes", [])
         changes = [change.as_dict() for change in self.changes]
-        values: dict[str, Any] = {"resumed": {"from_step": self.global_step, "schedules": self.schedules}}
+        values: dict[str, Any] = {
+            "resumed": {"from_step": self.global_step, "schedules": self.schedules}
+        }
         if self.run is None:
-            values["parent"] = {"checkpoint": str(self.checkpoint.resolve()), "global_step": self.global_step}
+            values["parent"] = {
+                "checkpoint": str(self.checkpoint.resolve()),
+                "global_step": self.global_step,
+            }
         if known or changes:
             values["changes"] = [*known, *(change for change in changes if change not in known)]
         return values
@@ -136,7 +153,9 @@ def plan_resume(
     `run_suffix` ends the name of the new folder in `output_dir`.
     """
     if schedules is not None and schedules not in get_args(Schedules):
-        raise ConfigError(f"bad value {schedules!r} for schedules: should be {', '.join(get_args(Schedules))}")
+        raise ConfigError(
+            f"bad value {schedules!r} for schedules: should be {', '.join(get_args(Schedules))}"
+        )
     options: dict[str, Any] = {
         "fall_back": fall_back,
         "rewind": rewind,
@@ -157,12 +176,16 @@ def plan_resume(
     refuse_untrusted(config, trusted, saved.state.metadata)
     found = _check_state(saved.state, saved.config, config)
     schedules = schedules or _last_schedules(saved.run, saved.global_step)
-    plan = replace(saved, config=config, schedules=schedules, changes=found, again=again, run_suffix=run_suffix)
+    plan = replace(
+        saved, config=config, schedules=schedules, changes=found, again=again, run_suffix=run_suffix
+    )
     _refuse_without_effect(plan)
     return plan
 
 
-def plan_restart(config: TrainConfig, run_suffix: str, *, fall_back: bool = False) -> ResumePlan | None:
+def plan_restart(
+    config: TrainConfig, run_suffix: str, *, fall_back: bool = False
+) -> ResumePlan | None:
     """Plan for a command that is repeated until its run is finished: resume the run of that name; None: start it.
 
     The configuration must be the run's. A run that was killed before its first checkpoint is started again. With
@@ -180,7 +203,9 @@ def plan_restart(config: TrainConfig, run_suffix: str, *, fall_back: bool = Fals
     differences = config_differences(plan.config, config)
     differences.pop("output_dir", None)
     if differences:
-        listed = ", ".join(f"{key} is {old} there and {new} here" for key, (old, new) in differences.items())
+        listed = ", ".join(
+            f"{key} is {old} there and {new} here" for key, (old, new) in differences.items()
+        )
         raise ConfigError(
             f"run '{run.run_dir}' has a different configuration: {listed}. Use another --run-suffix, or change that run"
             " with `rl-training resume`"
@@ -205,11 +230,15 @@ def find_run_folder(checkpoint_path: Path) -> Path | None:
     return written if written.resolve() == run_dir else run_dir
 
 
-def _read_saved(path: str | Path, given: dict[str, Any], *, fall_back: bool) -> tuple[ResumePlan, bool]:
+def _read_saved(
+    path: str | Path, given: dict[str, Any], *, fall_back: bool
+) -> tuple[ResumePlan, bool]:
     """A checkpoint, or the last one of a run folder, as it was saved; whether it replaces a damaged one."""
     if "output_dir" not in given:  # a fork only reads the run
         refuse_owned(run_folder_of(Path(path)))
-    pointer = TrainingRun(run_folder_of(Path(path))).read_pointer()  # before the checkpoint: `is_outdated` compares it
+    pointer = TrainingRun(
+        run_folder_of(Path(path))
+    ).read_pointer()  # before the checkpoint: `is_outdated` compares it
     is_fallback = False
     try:
         checkpoint = resolve_checkpoint(path)
@@ -220,10 +249,14 @@ def _read_saved(path: str | Path, given: dict[str, Any], *, fall_back: bool) -> 
         checkpoint, is_fallback = error.fallback, True
         state = load_checkpoint(checkpoint)
     if state.buffer_state is None:
-        raise CheckpointError(f"'{checkpoint}' holds a policy only: to resume, use a checkpoint of a run folder")
+        raise CheckpointError(
+            f"'{checkpoint}' holds a policy only: to resume, use a checkpoint of a run folder"
+        )
     run_dir = find_run_folder(checkpoint)
     if run_dir is None:
-        given.setdefault("output_dir", Path("runs"))  # a checkpoint must not choose where files are written
+        given.setdefault(
+            "output_dir", Path("runs")
+        )  # a checkpoint must not choose where files are written
     run = None if run_dir is None or "output_dir" in given else TrainingRun(run_dir)
     return ResumePlan(read_config(state), state, checkpoint, run, pointer=pointer), is_fallback
 
@@ -237,7 +270,9 @@ def _check_suffix(run_suffix: str | None, run: TrainingRun | None) -> None:
         )
 
 
-def _next_config(saved: TrainConfig, run: TrainingRun | None, given: Mapping[str, Any]) -> TrainConfig:
+def _next_config(
+    saved: TrainConfig, run: TrainingRun | None, given: Mapping[str, Any]
+) -> TrainConfig:
     """The configuration of the run's last process, with the values given now."""
     base = saved
     if run is not None:
@@ -278,7 +313,9 @@ def _last_config(run: TrainingRun, saved: TrainConfig, given: Mapping[str, Any])
 
 def _edited_error(differences: Mapping[str, tuple[Any, Any]], remedy: str) -> ConfigError:
     pairs = {key: [json.dumps(value) for value in values] for key, values in differences.items()}
-    listed = ", ".join(f"{key} is {new} there and {old} in the checkpoint" for key, (old, new) in pairs.items())
+    listed = ", ".join(
+        f"{key} is {new} there and {old} in the checkpoint" for key, (old, new) in pairs.items()
+    )
     words = shlex.join(f"{key}={new}" for key, (_, new) in pairs.items())
     return ConfigError(
         f"config.yaml was edited, and a resume does not read settings from it: {listed}. To change them, add"
@@ -290,7 +327,10 @@ def _last_schedules(run: TrainingRun | None, step: int) -> Schedules:
     """The schedules option of the run's last process if it resumed at `step` and was killed there, else `stretch`."""
     if run is not None and run.was_cut_short:
         match run.metadata().get("resumed"):
-            case {"from_step": int(from_step), "schedules": ("stretch" | "restart" | "hold") as schedules}:
+            case {
+                "from_step": int(from_step),
+                "schedules": ("stretch" | "restart" | "hold") as schedules,
+            }:
                 return schedules if from_step == step else "stretch"
     return "stretch"
 
@@ -321,7 +361,10 @@ def _refuse_to_discard(run: TrainingRun, checkpoint_path: Path) -> None:
         if error.fallback is None:
             return
         newest = error.fallback
-    order, newest_order = checkpoint_order(checkpoint_path.resolve().name), checkpoint_order(newest.name)
+    order, newest_order = (
+        checkpoint_order(checkpoint_path.resolve().name),
+        checkpoint_order(newest.name),
+    )
     if newest_order > order:
         raise CheckpointError(
             f"'{checkpoint_path}' is step {order[0]:,} of a run that continued to step {newest_order[0]:,}, whose later"
@@ -333,7 +376,12 @@ def _refuse_to_discard(run: TrainingRun, checkpoint_path: Path) -> None:
 def _refuse_single_env(config: TrainConfig, trainer_state: Mapping[str, Any]) -> None:
     """Raise if a run that trained in a vector environment was given a single environment to go on with."""
     collector, env_id = trainer_state["collector"], config.env_id
-    is_single = env_id is not None and is_given_id(env_id) and has_given(env_id) and find_vector(env_id) is None
+    is_single = (
+        env_id is not None
+        and is_given_id(env_id)
+        and has_given(env_id)
+        and find_vector(env_id) is None
+    )
     if collector is not None and "vector" in collector["envs"] and is_single:
         raise ConfigError(
             "the run trained in a vector environment, and was given a single one: pass the vector environment as env=,"

@@ -13,7 +13,12 @@ from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.run_folder import TrainingRun, is_interruption
 from rl_training.runtime.assembly import RunComponents
 from rl_training.runtime.controls import Schedules, TrainingProgress
-from rl_training.runtime.execution import code_differences, code_facts, machine_differences, machine_facts
+from rl_training.runtime.execution import (
+    code_differences,
+    code_facts,
+    machine_differences,
+    machine_facts,
+)
 from rl_training.runtime.resuming.changes import Change
 from rl_training.runtime.resuming.plan import ResumePlan
 from rl_training.runtime.resuming.saved_state import translate_state_errors
@@ -29,7 +34,9 @@ def continue_folder(plan: ResumePlan, run: TrainingRun) -> tuple[TrainingRun, st
     folder = run.owned()
     try:
         if plan.is_outdated:
-            raise RunChangedError(f"run '{folder.run_dir}' was continued meanwhile: repeat the command")
+            raise RunChangedError(
+                f"run '{folder.run_dir}' was continued meanwhile: repeat the command"
+            )
         reason, metadata = _standing_reason(plan, folder), plan.metadata()
         metadata["resumed"]["stop_reason"] = reason
         folder.resume(plan.config, **metadata)
@@ -63,18 +70,28 @@ def restore(plan: ResumePlan, session: Session) -> None:
     saved = state.trainer_state["session"]
     env_reasons, buffer_reasons = _load_state(state, components, session, plan.schedules)
     for name in session.callbacks.unclaimed:
-        lost = f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have"
-        view.message(f"{lost}: it is dropped; to keep it, resume with that callback (callbacks=[...] or --callback)")
+        lost = (
+            f"the checkpoint holds the state of a callback {name!r:.80} that this run does not have"
+        )
+        view.message(
+            f"{lost}: it is dropped; to keep it, resume with that callback (callbacks=[...] or --callback)"
+        )
     if env_reasons:
         components.buffer.truncate_newest()  # the next step may belong to another episode
-    _report("The environments are not in the exact state in which the run stopped:", env_reasons, view)
+    _report(
+        "The environments are not in the exact state in which the run stopped:", env_reasons, view
+    )
     _report("The rollout begins again:", buffer_reasons, view)
     code_reasons = code_differences(state.metadata.get("code"), code_facts(session.setup.config))
     _report("From here on the run may differ from one that was never stopped:", code_reasons, view)
     machine_reasons = _machine_reasons(state, components)
     _report("From here on the results differ in their last bits:", machine_reasons, view)
     shared_reasons = _shared_reasons(saved, env_reasons)
-    _report("New environments, as each evaluation makes, differ from those before the stop:", shared_reasons, view)
+    _report(
+        "New environments, as each evaluation makes, differ from those before the stop:",
+        shared_reasons,
+        view,
+    )
     change_reasons = _report_changes(plan.changes, view)
     reasons = [*session.inexact_reasons, *buffer_reasons, *code_reasons, *machine_reasons]
     reasons += [*shared_reasons, *change_reasons]
@@ -90,7 +107,11 @@ def restore(plan: ResumePlan, session: Session) -> None:
 
 def _describe_progress(progress: TrainingProgress, config: AlgorithmConfig) -> str:
     """Message on resume: the last step, the course of the schedules, and learning rates that stay at 0."""
-    first, last, left = progress.from_step, progress.total, progress.to_progress - progress.from_progress
+    first, last, left = (
+        progress.from_step,
+        progress.total,
+        progress.to_progress - progress.from_progress,
+    )
     schedules = f"the remaining {left:.0%} of each schedule is spread over the steps left"
     if progress.from_progress == 0:
         schedules = "each schedule starts again and runs over the steps left"
@@ -106,13 +127,20 @@ def _describe_progress(progress: TrainingProgress, config: AlgorithmConfig) -> s
     zero = [name for name, rate in given.items() if not any(value_at(rate, end) for end in ends)]
     if zero:
         remedy = "use --schedules restart (in Python: schedules='restart')"
-        effect = "nothing more is learned" if len(zero) == len(given) else "what it trains no longer changes"
+        effect = (
+            "nothing more is learned"
+            if len(zero) == len(given)
+            else "what it trains no longer changes"
+        )
         text += f"; {' and '.join(zero)} stays 0, so {effect}: {remedy}"
     return text
 
 
 def _load_state(
-    checkpoint_state: CheckpointState, components: RunComponents, session: Session, schedules: Schedules
+    checkpoint_state: CheckpointState,
+    components: RunComponents,
+    session: Session,
+    schedules: Schedules,
 ) -> tuple[list[str], list[str]]:
     """Load every component; returns why the environments, and why the buffer, could not be restored exactly."""
     saved, env_reasons = checkpoint_state.trainer_state, []
@@ -129,7 +157,11 @@ def _load_state(
 
 def _machine_reasons(checkpoint_state: CheckpointState, components: RunComponents) -> list[str]:
     saved = checkpoint_state.metadata.get("machine")
-    return machine_differences(saved, machine_facts(components.algorithm.device)) if isinstance(saved, dict) else []
+    return (
+        machine_differences(saved, machine_facts(components.algorithm.device))
+        if isinstance(saved, dict)
+        else []
+    )
 
 
 def _shared_reasons(session_state: dict[str, Any], reported: Sequence[str]) -> list[str]:
@@ -152,7 +184,9 @@ def _report_changes(changes: Sequence[Change], view: ProgressView) -> list[str]:
         view.message(str(change))
     reasons = [str(change) for change in changes if change.affects_results]
     if reasons:
-        view.message("exactness: approximate. From here on the run differs from one without these changes")
+        view.message(
+            "exactness: approximate. From here on the run differs from one without these changes"
+        )
     return reasons
 
 
@@ -165,7 +199,11 @@ def _discard_newer(plan: ResumePlan, session: Session) -> None:
     best = Best(**saved["best"]) if saved["best"] else None
     is_extended = saved["session"]["training_progress"]["total"] != session.training_progress.total
     now = checkpoints.best
-    if now is not None and not is_extended and (session.best_return is None or now.score > session.best_return):
+    if (
+        now is not None
+        and not is_extended
+        and (session.best_return is None or now.score > session.best_return)
+    ):
         checkpoints.restore_best(best)
     position = None if plan.changes else session.position
     checkpoints.rewind_to(plan.checkpoint_path.resolve().name, position, best)

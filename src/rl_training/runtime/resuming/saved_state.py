@@ -6,7 +6,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    StringConstraints,
+    ValidationError,
+)
 from torch import Tensor
 
 from rl_training.algorithms.config import AlgorithmConfig, Fraction
@@ -108,7 +115,10 @@ def translate_state_errors() -> Iterator[None]:
 
 
 def try_saving(
-    config: TrainConfig, algorithm_state: dict[str, Any], trainer_state: dict[str, Any], metadata: dict[str, Any]
+    config: TrainConfig,
+    algorithm_state: dict[str, Any],
+    trainer_state: dict[str, Any],
+    metadata: dict[str, Any],
 ) -> None:
     """Raise, before training, if a checkpoint of this run could not be saved; the error names the value."""
     with translate_save_errors():
@@ -124,13 +134,18 @@ def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(f"the checkpoint's trainer state is wrong at '{where:.100}': {first['msg']}") from None
+        raise CheckpointError(
+            f"the checkpoint's trainer state is wrong at '{where:.100}': {first['msg']}"
+        ) from None
     accumulator = saved.session.accumulator
     has_sums = (
-        isinstance(group.sums, Tensor) and group.sums.shape == (len(group.names),) for group in accumulator.sums
+        isinstance(group.sums, Tensor) and group.sums.shape == (len(group.names),)
+        for group in accumulator.sums
     )
     if not all(has_sums) or len(accumulator.counts) != len(accumulator.sums):
-        raise CheckpointError("the checkpoint's trainer state is wrong at 'session.accumulator.sums'")
+        raise CheckpointError(
+            "the checkpoint's trainer state is wrong at 'session.accumulator.sums'"
+        )
     if saved.collector is not None:
         envs = saved.collector.envs
         if not len(envs.environments) == len(envs.seeds) == num_envs:
@@ -139,9 +154,13 @@ def check_trainer_state(trainer_state: dict[str, Any], num_envs: int) -> None:
             )
 
 
-def check_network_size(config: AlgorithmConfig, spaces: Spaces, algorithm_state: dict[str, Any]) -> None:
+def check_network_size(
+    config: AlgorithmConfig, spaces: Spaces, algorithm_state: dict[str, Any]
+) -> None:
     """Refuse layers with more weights than the checkpoint holds, before memory is allocated for them."""
     sizes, needed = count_weights(config, spaces)
     held = sum(tensor.numel() for _, tensor in tensors_in(algorithm_state))
     if needed > held:
-        raise CheckpointError(f"the checkpoint holds {held:,} numbers, but its layers {sizes} need {needed:,}")
+        raise CheckpointError(
+            f"the checkpoint holds {held:,} numbers, but its layers {sizes} need {needed:,}"
+        )

@@ -37,7 +37,9 @@ def read_spaces(algorithm_state: dict[str, Any]) -> Spaces:
 
 def needs_of(config: TrainConfig) -> list[Need]:
     """The code, paths and servers that a configuration names."""
-    needs = env_needs(config.env_id, config.env_kwargs) + network_needs(config.algo_kwargs.get("network"))
+    needs = env_needs(config.env_id, config.env_kwargs) + network_needs(
+        config.algo_kwargs.get("network")
+    )
     for logger in parse_loggers(config.loggers):
         # MLflow sends its user's credentials to a server, and a database is a file that is written.
         place = logger.tracking_uri if isinstance(logger, MlflowSettings) else None
@@ -47,7 +49,9 @@ def needs_of(config: TrainConfig) -> list[Need]:
     return needs
 
 
-def refuse_untrusted(config: TrainConfig, trusted: TrainConfig | None, metadata: Mapping[str, Any]) -> None:
+def refuse_untrusted(
+    config: TrainConfig, trusted: TrainConfig | None, metadata: Mapping[str, Any]
+) -> None:
     """Raise if the configuration of a checkpoint needs code, paths or servers that the user has not allowed.
 
     What `trusted`, the user's own configuration, names needs no further permission.
@@ -67,7 +71,9 @@ def refuse_untrusted_env(config: TrainConfig, metadata: Mapping[str, Any]) -> No
 def plugin_remedy(metadata: Mapping[str, Any]) -> str:
     """The remedy in a message about an unknown name: the run's `--plugin` options; empty if none is recorded."""
     words = " ".join(f"--plugin {shlex.quote(place)}" for place in recorded_plugins(metadata))
-    return f"This run was started with {words}: review that code, then pass it again" if words else ""
+    return (
+        f"This run was started with {words}: review that code, then pass it again" if words else ""
+    )
 
 
 def find_algorithm(name: str, metadata: Mapping[str, Any]) -> AlgorithmSpec:

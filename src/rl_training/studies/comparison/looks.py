@@ -21,7 +21,13 @@ from rl_training.experiment.logs import read_lines
 from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.files import is_file, replace_synced, translate_write_errors
 from rl_training.studies.catalog import is_complete, is_run_folder, read_run
-from rl_training.studies.comparison.run_scores import ArmScores, ScoreRule, ScoreTable, complete_curve, score_arms
+from rl_training.studies.comparison.run_scores import (
+    ArmScores,
+    ScoreRule,
+    ScoreTable,
+    complete_curve,
+    score_arms,
+)
 from rl_training.studies.comparison.verdict import (
     ALPHA,
     Comparison,
@@ -37,7 +43,14 @@ from rl_training.studies.launching.driver import Driver
 from rl_training.studies.launching.launchers import Launcher
 from rl_training.studies.launching.study import Study
 from rl_training.studies.plan import PLAN_FILE as STUDY_FILE
-from rl_training.studies.plan import PlannedRun, driven_alone, freeze, is_extension, open_study, refuse_changed
+from rl_training.studies.plan import (
+    PlannedRun,
+    driven_alone,
+    freeze,
+    is_extension,
+    open_study,
+    refuse_changed,
+)
 from rl_training.studies.statistics import sequential_test
 
 PLAN_FILE = "plan.yaml"
@@ -92,8 +105,12 @@ class LookPlan:
         if self.looks < 1:
             raise ConfigError(f"bad value {self.looks} for --looks: should be at least 1")
         if self.seeds_per_look < LEAST_RUNS:
-            raise ConfigError(f"bad value {self.seeds_per_look} for --seeds-per-look: should be at least {LEAST_RUNS}")
-        labelings = math.comb(2 * self.seeds_per_look, self.seeds_per_look) ** (self.looks * len(self.budgets))
+            raise ConfigError(
+                f"bad value {self.seeds_per_look} for --seeds-per-look: should be at least {LEAST_RUNS}"
+            )
+        labelings = math.comb(2 * self.seeds_per_look, self.seeds_per_look) ** (
+            self.looks * len(self.budgets)
+        )
         if 2 / labelings > self.alpha:
             raise ConfigError(
                 f"{self.looks} look{'' if self.looks == 1 else 's'} of {self.seeds_per_look} seeds each can decide"
@@ -120,7 +137,11 @@ class LookPlan:
         """The inverse of `values`."""
         try:
             budgets = {str(task): int(steps) for task, steps in values["budgets"].items()}
-            rest = {key: value for key, value in values.items() if key not in ("a", "b", "rule", "budgets")}
+            rest = {
+                key: value
+                for key, value in values.items()
+                if key not in ("a", "b", "rule", "budgets")
+            }
             return cls(
                 PlannedArm.from_values(values["a"]),
                 PlannedArm.from_values(values["b"]),
@@ -132,7 +153,9 @@ class LookPlan:
             raise ConfigError(f"the stored plan of the comparison is damaged: {error}") from None
 
 
-def plan_arm(name: str, study: Study, settings: Sequence[str], num_seeds: int, folder: Path) -> PlannedArm:
+def plan_arm(
+    name: str, study: Study, settings: Sequence[str], num_seeds: int, folder: Path
+) -> PlannedArm:
     """The arm made of those settings of a study; its first seeds are those that the study has, then new ones.
 
     `folder` is the comparison's.
@@ -213,14 +236,18 @@ class PlannedComparison:
     def _driven(self) -> Iterator[None]:
         """Be the only process that drives it; nothing happens if there is nothing left to do."""
         lines = self.recorded()
-        if len(lines) == self.plan.looks or (lines and lines[-1].get("verdict") != Verdict.UNDECIDED.value):
+        if len(lines) == self.plan.looks or (
+            lines and lines[-1].get("verdict") != Verdict.UNDECIDED.value
+        ):
             yield
             return
         with driven_alone(self.folder, "comparison") as lease:
             self._check = lease.check
             yield
 
-    def _train(self, look: int, launch: Callable[[Path], Launcher], named_code: Sequence[str]) -> Driver | None:
+    def _train(
+        self, look: int, launch: Callable[[Path], Launcher], named_code: Sequence[str]
+    ) -> Driver | None:
         """Train what is not finished of a look; returns the driver that a signal interrupted, if one was."""
         arms: dict[Path, list[PlannedArm]] = {}
         for arm in (self.plan.a, self.plan.b):
@@ -277,9 +304,16 @@ class PlannedComparison:
         blocks = [(table.arms[0].values, table.arms[1].values) for table in tables]
         generator = np.random.default_rng(self.plan.permutation_seed)
         result = sequential_test(blocks, self.plan.looks, generator, alpha=self.plan.alpha)
-        judgement = Judgement(result.difference, result.interval, result.p_value, result.decided_at is not None)
+        judgement = Judgement(
+            result.difference, result.interval, result.p_value, result.decided_at is not None
+        )
         comparison = judge(
-            _joined(tables), self.plan.rule, judgement, generator, alpha=self.plan.alpha, margin=self.plan.margin
+            _joined(tables),
+            self.plan.rule,
+            judgement,
+            generator,
+            alpha=self.plan.alpha,
+            margin=self.plan.margin,
         )
         self._record(tables, number, comparison)
         return comparison
@@ -287,11 +321,16 @@ class PlannedComparison:
     def _table(self, look: int, before: Sequence[ScoreTable]) -> ScoreTable:
         """The scores of the runs that are new at a look; the score of a failed run is the worst so far."""
         earlier = {
-            task: [score for table in before for score in (table.observed or {})[task]] for task in self.plan.budgets
+            task: [score for table in before for score in (table.observed or {})[task]]
+            for task in self.plan.budgets
         }
-        table = score_arms([self.arm_at(arm, look) for arm in (self.plan.a, self.plan.b)], self.plan.rule, earlier)
+        table = score_arms(
+            [self.arm_at(arm, look) for arm in (self.plan.a, self.plan.b)], self.plan.rule, earlier
+        )
         if dict(table.budgets) != dict(self.plan.budgets):
-            raise ConfigError(f"the runs have {dict(table.budgets)} steps, the frozen plan {dict(self.plan.budgets)}")
+            raise ConfigError(
+                f"the runs have {dict(table.budgets)} steps, the frozen plan {dict(self.plan.budgets)}"
+            )
         return table
 
     def _record(self, tables: Sequence[ScoreTable], number: int, comparison: Comparison) -> None:
@@ -309,7 +348,9 @@ class PlannedComparison:
         }
         path = self.folder / LOOKS_FILE
         with translate_write_errors(path):
-            replace_synced(path, "".join(json.dumps(item) + "\n" for item in [*known, line]).encode())
+            replace_synced(
+                path, "".join(json.dumps(item) + "\n" for item in [*known, line]).encode()
+            )
 
 
 def is_decided(comparison: Comparison) -> bool:
@@ -322,13 +363,18 @@ def _joined(tables: Sequence[ScoreTable]) -> ScoreTable:
     arms = []
     for index, arm in enumerate(tables[0].arms):
         by_task = {
-            task: {name: score for table in tables for name, score in table.arms[index].by_task[task].items()}
+            task: {
+                name: score
+                for table in tables
+                for name, score in table.arms[index].by_task[task].items()
+            }
             for task in arm.by_task
         }
         arms.append(ArmScores(arm.name, by_task))
     steps = {task: [table.steps[task] for table in tables] for task in tables[0].steps}
     ends = {
-        task: (min(first for first, _ in of_task), max(last for _, last in of_task)) for task, of_task in steps.items()
+        task: (min(first for first, _ in of_task), max(last for _, last in of_task))
+        for task, of_task in steps.items()
     }
     notes = dict.fromkeys(note for table in tables for note in table.notes)
     return replace(tables[0], arms=tuple(arms), steps=ends, notes=tuple(notes))
@@ -340,7 +386,9 @@ def _refuse_changed_scores(look: int, table: ScoreTable, line: Mapping[str, Any]
         for name in dict.fromkeys([*scores, *arm.runs]):
             was, now = scores.get(name), arm.runs.get(name)
             if was != now:
-                texts = ["no score" if score is None else f"score {score:g}" for score in (was, now)]
+                texts = [
+                    "no score" if score is None else f"score {score:g}" for score in (was, now)
+                ]
                 raise ConfigError(
                     f"look {look} was recorded with {texts[0]} for run '{name}', which has {texts[1]}: the runs"
                     " of a planned comparison do not change after their look; restore them, or begin another"
@@ -363,16 +411,23 @@ class StudyArm:
         return {run.config.env_id or "offline": run.config.total_timesteps for run in runs}
 
 
-def plan_comparison(words: Sequence[str], given: Mapping[str, Any], name: str | None = None) -> PlannedComparison:
+def plan_comparison(
+    words: Sequence[str], given: Mapping[str, Any], name: str | None = None
+) -> PlannedComparison:
     """The frozen plan of two arms, or a new one with the options `given`, which is frozen now; its studies begin.
 
     Raises a `ConfigError` if `given` differs from a frozen plan.
     """
     found = [find_study_arm(word) for word in words]
     if found[0].name == found[1].name:
-        raise ConfigError(f"both arms are called '{found[0].name}': fork one of the studies under another name")
+        raise ConfigError(
+            f"both arms are called '{found[0].name}': fork one of the studies under another name"
+        )
     arms = [
-        RunGroup(arm.name, (), arm.study.path, arm.settings[0] if len(arm.settings) == 1 else arm.name) for arm in found
+        RunGroup(
+            arm.name, (), arm.study.path, arm.settings[0] if len(arm.settings) == 1 else arm.name
+        )
+        for arm in found
     ]
     folder = folder_of(arms, words, name, is_planned=True)
     budgets = [arm.budgets() for arm in found]
@@ -381,7 +436,9 @@ def plan_comparison(words: Sequence[str], given: Mapping[str, Any], name: str | 
             f"'{arm.name}' has {', '.join(f'{steps:,} steps of {task}' for task, steps in budget.items())}"
             for arm, budget in zip(found, budgets, strict=True)
         ]
-        raise ConfigError(f"{' and '.join(texts)}: plan studies of the same environments and total_timesteps")
+        raise ConfigError(
+            f"{' and '.join(texts)}: plan studies of the same environments and total_timesteps"
+        )
     mirrored = folder if name else folder_of(arms[::-1], words[::-1], is_planned=True)
     known = PlannedComparison.open(folder) or PlannedComparison.open(mirrored)
     if known is not None:
@@ -408,13 +465,19 @@ def find_study_arm(word: str) -> StudyArm:
         settings = tuple(dict.fromkeys(run.setting for run in study.runs()))
         if len({run.config.env_id for run in study.runs()}) < len(settings):
             names = ", ".join(f"'{study.path}:{setting}'" for setting in settings[:6])
-            raise ConfigError(f"'{word}' has {len(settings):,} settings: begin it, and name one of them, as {names}")
+            raise ConfigError(
+                f"'{word}' has {len(settings):,} settings: begin it, and name one of them, as {names}"
+            )
         return StudyArm(study.plan.name, study, settings)
     groups = groups_of_word(word)
     if groups[0].study is None:
-        raise ConfigError(f"--until-decided trains further seeds of studies, and '{word}' is none: name a study")
+        raise ConfigError(
+            f"--until-decided trains further seeds of studies, and '{word}' is none: name a study"
+        )
     name = groups[0].name if len(groups) == 1 else Path(word).name
-    return StudyArm(name, Study.open(groups[0].study), tuple(group.setting or "" for group in groups))
+    return StudyArm(
+        name, Study.open(groups[0].study), tuple(group.setting or "" for group in groups)
+    )
 
 
 def _begun(study: Study) -> Study:

@@ -47,7 +47,11 @@ class ScoreRule:
                 raise ConfigError(f"bad value '{value}' for --{key}: use {', '.join(known)}")
 
     def __str__(self) -> str:
-        names = {"last": "of the last policy", "best": "of the best policy (biased)", "auc": "averaged over steps"}
+        names = {
+            "last": "of the last policy",
+            "best": "of the best policy (biased)",
+            "auc": "averaged over steps",
+        }
         end = ", smaller is better" if self.mode == "min" else ""
         return f"{self.metric} {names[self.measure]}{end}"
 
@@ -64,7 +68,9 @@ class RunScore:
 def budget_of(run: RunRecord) -> int:
     """Steps that the run was planned for."""
     if run.info.total is None:
-        raise ConfigError(f"run '{run.run_dir}' does not tell its total_timesteps: its files are damaged")
+        raise ConfigError(
+            f"run '{run.run_dir}' does not tell its total_timesteps: its files are damaged"
+        )
     return run.info.total
 
 
@@ -91,13 +97,23 @@ def score_run(run: RunRecord, rule: ScoreRule, budget: int, limit: int) -> RunSc
 def complete_curve(run: RunRecord, metric: str) -> Curve:
     """Steps and values of a metric; a `ConfigError` if the file is damaged or ends before the run did."""
     if run.damage is not None:
-        raise ConfigError(f"run '{run.run_dir}' has no score: {run.damage}; restore the file, or train the run again")
+        raise ConfigError(
+            f"run '{run.run_dir}' has no score: {run.damage}; restore the file, or train the run again"
+        )
     steps, values = run.curve(metric)
     if not steps:
-        known = sorted((name for name in run.curves if name != "gradient_steps"), key=_evaluations_first)
-        hint = suggest(metric, known, f"it has {', '.join(known[:8])}" if known else "it has no metrics")
+        known = sorted(
+            (name for name in run.curves if name != "gradient_steps"), key=_evaluations_first
+        )
+        hint = suggest(
+            metric, known, f"it has {', '.join(known[:8])}" if known else "it has no metrics"
+        )
         raise ConfigError(f"run '{run.run_dir}' never logged '{metric}'{hint}")
-    evaluated = last_line(run.run_dir / "evaluations.jsonl").get("global_step") if metric.startswith("eval_") else None
+    evaluated = (
+        last_line(run.run_dir / "evaluations.jsonl").get("global_step")
+        if metric.startswith("eval_")
+        else None
+    )
     end = evaluated if isinstance(evaluated, int) else run.info.step
     if metric.startswith("eval_") and steps[-1] != end:
         raise ConfigError(
@@ -186,25 +202,36 @@ def score_arms(
         by_task: dict[str, dict[str, float]] = {task: {} for task in tasks}
         for label, run in label_runs(arm.runs).items():
             task = _task(run)
-            by_task[task][label] = worst[task] if run.run_dir in failed else scored[run.run_dir].value
+            by_task[task][label] = (
+                worst[task] if run.run_dir in failed else scored[run.run_dir].value
+            )
         found.append(ArmScores(arm.name, by_task))
     unit = "updates" if all(map(_counts_updates, runs)) else "steps"
-    reached = {task: [score.step for score in _of_task(task, runs, scored)] or [budgets[task]] for task in tasks}
+    reached = {
+        task: [score.step for score in _of_task(task, runs, scored)] or [budgets[task]]
+        for task in tasks
+    }
     steps = {task: (min(found_steps), max(found_steps)) for task, found_steps in reached.items()}
     notes = tuple(_notes(arms, rule, budgets, failed, scored))
     return ScoreTable(tuple(found), budgets, steps, notes, unit, observed)
 
 
-def _score_runs(runs: Sequence[RunRecord], rule: ScoreRule, budgets: Mapping[str, int]) -> dict[Path, RunScore]:
+def _score_runs(
+    runs: Sequence[RunRecord], rule: ScoreRule, budgets: Mapping[str, int]
+) -> dict[Path, RunScore]:
     """Score every run at the common budget; longer runs are cut where the last of the others ended."""
     limits = dict(budgets)
     for run in runs:
         if budget_of(run) == budgets[_task(run)]:
             limits[_task(run)] = max(limits[_task(run)], complete_curve(run, rule.metric)[0][-1])
-    return {run.run_dir: score_run(run, rule, budgets[_task(run)], limits[_task(run)]) for run in runs}
+    return {
+        run.run_dir: score_run(run, rule, budgets[_task(run)], limits[_task(run)]) for run in runs
+    }
 
 
-def _of_task(task: str, runs: Sequence[RunRecord], scored: Mapping[Path, RunScore]) -> list[RunScore]:
+def _of_task(
+    task: str, runs: Sequence[RunRecord], scored: Mapping[Path, RunScore]
+) -> list[RunScore]:
     return [scored[run.run_dir] for run in runs if run.run_dir in scored and _task(run) == task]
 
 
@@ -287,7 +314,10 @@ def _notes(
     for arm in arms:
         yield from _notes_of_arm(arm, budgets, failed, scored)
     for task in budgets:
-        steps = {arm.name: sorted({score.step for score in _of_task(task, arm.runs, scored)}) for arm in arms}
+        steps = {
+            arm.name: sorted({score.step for score in _of_task(task, arm.runs, scored)})
+            for arm in arms
+        }
         if len({tuple(found) for found in steps.values() if found}) > 1:
             texts = [f"{name} at step {_range(found)}" for name, found in steps.items() if found]
             yield f"the last evaluations that count on {task}: {', '.join(texts)}"

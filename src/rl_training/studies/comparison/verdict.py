@@ -28,7 +28,12 @@ from rl_training.studies.comparison.run_scores import (
 )
 from rl_training.studies.groups import RunGroup, find_groups, group_of_word
 from rl_training.studies.plan import PLAN_FILE
-from rl_training.studies.statistics import compare_means, probability_of_improvement, runs_needed, step_down
+from rl_training.studies.statistics import (
+    compare_means,
+    probability_of_improvement,
+    runs_needed,
+    step_down,
+)
 
 ALPHA = 0.05
 """Probability of calling equal arms different."""
@@ -205,8 +210,12 @@ def compare_two(
     a, b = table.arms
     _refuse_single_runs(table.arms)
     result = compare_means(a.values, b.values, generator, alpha=alpha)
-    judgement = Judgement(result.difference, result.interval, result.p_value, result.p_value <= alpha)
-    return judge(table, rule, judgement, generator, alpha=alpha, margin=margin, smallest_p=result.smallest_p)
+    judgement = Judgement(
+        result.difference, result.interval, result.p_value, result.p_value <= alpha
+    )
+    return judge(
+        table, rule, judgement, generator, alpha=alpha, margin=margin, smallest_p=result.smallest_p
+    )
 
 
 def judge(
@@ -222,7 +231,9 @@ def judge(
     """The comparison of two arms whose difference has been tested."""
     first, second = table.arms if rule.mode == "max" else table.arms[::-1]
     improvement = probability_of_improvement(first.values, second.values, generator)
-    return Comparison(table, rule, judgement, improvement.value, improvement.interval, margin, alpha, smallest_p)
+    return Comparison(
+        table, rule, judgement, improvement.value, improvement.interval, margin, alpha, smallest_p
+    )
 
 
 @dataclass(frozen=True)
@@ -271,7 +282,9 @@ def compare_many(
     pairs = []
     for index, a in enumerate(table.arms):
         for b in table.arms[index + 1 :]:
-            alone = compare_two(replace(table, arms=(a, b), notes=()), rule, generator, alpha=alpha, margin=margin)
+            alone = compare_two(
+                replace(table, arms=(a, b), notes=()), rule, generator, alpha=alpha, margin=margin
+            )
             result = alone.judgement
             # Labelings of all arms outnumber the pair's, and are valid only if all arms are equal.
             p_value = max(_of_pair(adjusted, a.name, b.name), result.p_value)
@@ -305,8 +318,12 @@ LONGEST_NAME = 100
 def find_arms(words: Sequence[str]) -> list[RunGroup]:
     """The arms that the words mean, one each; a single study means its settings."""
     if not words:
-        raise ConfigError("nothing to compare: name two studies, settings of studies, or folders of runs")
-    files = [word for word in words if is_file(Path(word)) and Path(word).suffix in (".yaml", ".yml")]
+        raise ConfigError(
+            "nothing to compare: name two studies, settings of studies, or folders of runs"
+        )
+    files = [
+        word for word in words if is_file(Path(word)) and Path(word).suffix in (".yaml", ".yml")
+    ]
     if files:
         raise ConfigError(
             f"'{files[0]}' is a study file: name its study, or add --until-decided, which trains it as far as needed"
@@ -346,15 +363,24 @@ def compare(
 
 
 def folder_of(
-    arms: Sequence[RunGroup], words: Sequence[str], name: str | None = None, *, is_planned: bool = False
+    arms: Sequence[RunGroup],
+    words: Sequence[str],
+    name: str | None = None,
+    *,
+    is_planned: bool = False,
 ) -> Path:
     """The folder of a comparison, beside the study or the runs of its first arm; `words` are the command's."""
     if name is not None and safe_name(name) != name:
         raise ConfigError(f"bad value {name!r} for --name: use letters, digits and . _ - only")
     first = arms[0]
     place = first.study or (first.runs[0].run_dir if first.runs else Path("runs") / first.name)
-    place = place.parent.parent if is_file(place.parent / PLAN_FILE) else place.parent  # not inside of a study
-    labels = [_label(arm, words[index] if len(words) == len(arms) else arm.name) for index, arm in enumerate(arms)]
+    place = (
+        place.parent.parent if is_file(place.parent / PLAN_FILE) else place.parent
+    )  # not inside of a study
+    labels = [
+        _label(arm, words[index] if len(words) == len(arms) else arm.name)
+        for index, arm in enumerate(arms)
+    ]
     text = name or _shortened("__vs__".join(labels)) + (PLANNED if is_planned else "")
     return place / COMPARISONS / text
 

@@ -17,7 +17,13 @@ from types import FrameType
 from typing import Any, Protocol
 
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.ownership import STOP_FILE, file_clock, heartbeat_age, read_owner, stale_seconds
+from rl_training.experiment.ownership import (
+    STOP_FILE,
+    file_clock,
+    heartbeat_age,
+    read_owner,
+    stale_seconds,
+)
 from rl_training.experiment.run_folder import TrainingRun
 from rl_training.studies.catalog import RunInfo, is_complete, is_run_folder, read_run
 from rl_training.studies.launching.launchers import Exit, Handle, Launcher, last_words
@@ -83,7 +89,11 @@ class Task:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`: the folder's facts, the setting, and what has become of the run here."""
-        known: dict[str, Any] = {"run_dir": str(self.run.run_dir), "seed": self.run.config.seed, "state": "planned"}
+        known: dict[str, Any] = {
+            "run_dir": str(self.run.run_dir),
+            "seed": self.run.config.seed,
+            "state": "planned",
+        }
         values = known if self.info is None else self.info.as_dict()
         own = {"setting": self.run.setting, "outcome": self.outcome.value}
         return {**values, **own, "reason": self.reason or values.get("reason")}
@@ -105,7 +115,9 @@ class Listener(Protocol):
 class Driver:
     """Trains the runs of a study."""
 
-    def __init__(self, runs: Sequence[PlannedRun], launcher: Launcher, listener: Listener, study: StudyFolder) -> None:
+    def __init__(
+        self, runs: Sequence[PlannedRun], launcher: Launcher, listener: Listener, study: StudyFolder
+    ) -> None:
         self.tasks = [Task(run) for run in runs]
         self._launcher, self._listener, self._study = launcher, listener, study
         self.interrupted_by: signal.Signals | None = None
@@ -123,7 +135,9 @@ class Driver:
             self._recall(task)
         with handling_signals(self._interrupt):
             try:
-                while any(task.outcome not in IS_OVER or task.handle is not None for task in self.tasks):
+                while any(
+                    task.outcome not in IS_OVER or task.handle is not None for task in self.tasks
+                ):
                     self._tick()
                     time.sleep(SECONDS_BETWEEN_POLLS)
             finally:
@@ -182,8 +196,14 @@ class Driver:
                 self._replace_if_hung(task)
                 if self.interrupted_by is not None or task.outcome is Outcome.PRUNED:
                     ask_to_stop(task.run.run_dir)
-            if self.interrupted_by is not None and task.outcome in (Outcome.WAITING, Outcome.ELSEWHERE):
-                task.outcome, task.reason = Outcome.STOPPED, "not started" if task.info is None else "not continued"
+            if self.interrupted_by is not None and task.outcome in (
+                Outcome.WAITING,
+                Outcome.ELSEWHERE,
+            ):
+                task.outcome, task.reason = (
+                    Outcome.STOPPED,
+                    "not started" if task.info is None else "not continued",
+                )
 
     def _look_elsewhere(self, task: Task) -> None:
         info = task.look(self._now)
@@ -200,7 +220,11 @@ class Driver:
         for task in self.tasks:
             if free <= 0:
                 return
-            if task.outcome is Outcome.WAITING and now >= task.not_before and self._launcher.can_start(task.run):
+            if (
+                task.outcome is Outcome.WAITING
+                and now >= task.not_before
+                and self._launcher.can_start(task.run)
+            ):
                 self._start(task)
                 free -= task.handle is not None
         waiting = [task for task in self.tasks if task.outcome is Outcome.WAITING]
@@ -233,8 +257,13 @@ class Driver:
         if info is not None and is_complete(info):
             self._finish(task, info)
         elif self.interrupted_by is not None:
-            task.outcome, task.reason = Outcome.STOPPED, "saved" if info is not None else "not started"
-            self._listener.event(task, f"stopped{'' if info is None else f' at step {info.step:,}, saved'}")
+            task.outcome, task.reason = (
+                Outcome.STOPPED,
+                "saved" if info is not None else "not started",
+            )
+            self._listener.event(
+                task, f"stopped{'' if info is None else f' at step {info.step:,}, saved'}"
+            )
         elif ended.code == OWNED or (info is not None and info.state == "running"):
             task.outcome = Outcome.ELSEWHERE
             self._listener.event(task, "another process trains it: waiting for it")
@@ -249,14 +278,19 @@ class Driver:
     def _try_again(self, task: Task, ended: Exit) -> None:
         """Another attempt for a run that died from outside, unless three made no progress."""
         if not ended.was_started:
-            task.outcome, task.not_before = Outcome.WAITING, time.monotonic() + SECONDS_BETWEEN_LOOKS
+            task.outcome, task.not_before = (
+                Outcome.WAITING,
+                time.monotonic() + SECONDS_BETWEEN_LOOKS,
+            )
             return
         has_progress = TrainingRun(task.run.run_dir).read_pointer() != task.pointer
         task.attempts_without_progress = 0 if has_progress else task.attempts_without_progress + 1
         if task.attempts_without_progress >= ATTEMPTS_WITHOUT_PROGRESS:
             words = last_words(task.log) if task.log and ended.code != -signal.SIGKILL else ""
             reason = f"{ended.text}, {ATTEMPTS_WITHOUT_PROGRESS} times without a new checkpoint"
-            self._fail(task, Outcome.GIVEN_UP, f"{reason}; its last words: {words}" if words else reason)
+            self._fail(
+                task, Outcome.GIVEN_UP, f"{reason}; its last words: {words}" if words else reason
+            )
             return
         task.outcome = Outcome.WAITING
         # Not at once: what ended it, such as too little memory, may last a moment.
@@ -275,10 +309,14 @@ class Driver:
             age = 0.0 if owner.is_gone else heartbeat_age(task.run.run_dir, owner, self._now)
             age = min(age, self._now - self._awake_since)
         if age > stale_seconds():
-            self._listener.event(task, f"has given no heartbeat for {age:.0f} seconds: replacing its process")
+            self._listener.event(
+                task, f"has given no heartbeat for {age:.0f} seconds: replacing its process"
+            )
             task.handle.kill()
             self._end(task, Exit(None, "its heartbeat was stale"))
-            if task.outcome is Outcome.ELSEWHERE:  # its process still looks alive, and is fenced off by the next one
+            if (
+                task.outcome is Outcome.ELSEWHERE
+            ):  # its process still looks alive, and is fenced off by the next one
                 task.outcome = Outcome.WAITING
 
     def _finish(self, task: Task, info: RunInfo) -> None:
@@ -289,7 +327,10 @@ class Driver:
         self._listener.event(task, f"{end} at step {info.step:,}{score}{note}")
 
     def _fail(self, task: Task, outcome: Outcome, reason: str) -> None:
-        task.outcome, task.reason = outcome, reason.strip().partition("\n")[0]  # without the traceback
+        task.outcome, task.reason = (
+            outcome,
+            reason.strip().partition("\n")[0],
+        )  # without the traceback
         self._listener.event(task, f"{outcome.value}: {task.reason}")
 
     def _interrupt(self, number: signal.Signals) -> None:
@@ -307,7 +348,12 @@ def other_run(info: RunInfo, config: TrainConfig) -> str | None:
         "seed": config.seed,
         "total_timesteps": config.total_timesteps,
     }
-    found = {"algo": info.algo, "env_id": info.env_id, "seed": info.seed, "total_timesteps": info.total}
+    found = {
+        "algo": info.algo,
+        "env_id": info.env_id,
+        "seed": info.seed,
+        "total_timesteps": info.total,
+    }
     for key, value in planned.items():
         if found[key] is not None and found[key] != value:
             return f"its folder holds another run: {key} is {found[key]} there and {value} in the plan; move it away"
@@ -331,9 +377,13 @@ def handling_signals(handle: Callable[[signal.Signals], None]) -> Iterator[None]
     def on_signal(number: int, frame: FrameType | None) -> None:
         handle(signal.Signals(number))
 
-    numbers = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [
+        signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+    ]
     before: dict[signal.Signals, Callable[..., object] | int | None] = {
-        number: signal.signal(number, on_signal) for number in numbers if signal.getsignal(number) != signal.SIG_IGN
+        number: signal.signal(number, on_signal)
+        for number in numbers
+        if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield

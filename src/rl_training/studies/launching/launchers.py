@@ -27,7 +27,9 @@ def start_worker(output: int | None = None) -> subprocess.Popen[bytes]:
     It prints to the log that its order names, and until then to standard error, or to `output`.
     """
     words = [sys.executable, "-m", "rl_training.studies.launching.worker"]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output or 2, start_new_session=True)
+    return subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=output or 2, start_new_session=True
+    )
 
 
 def give_order(process: subprocess.Popen[bytes], text: str) -> None:
@@ -169,7 +171,9 @@ class LocalHandle:
     def kill(self) -> None:
         """Kill it."""
         self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: fenced off by the next attempt
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # stuck in the kernel: fenced off by the next attempt
             self.process.wait(5)
 
 
@@ -219,18 +223,30 @@ class SettingsCheck:
         if len(answers) < len(self._runs):
             run = self._runs[len(answers)]
             where = f"setting {run.setting}" if run.setting else "the settings"
-            raise ConfigError(f"checking {where} did not end: {describe_exit(code)}, without an error of its own")
+            raise ConfigError(
+                f"checking {where} did not end: {describe_exit(code)}, without an error of its own"
+            )
         return answers
 
     def wait(self) -> list[SettingNeeds]:
         """The needs of each setting; a `ConfigError` names the first setting that could not start."""
         answers = self.answers()
-        wrong = [(run, answer["error"]) for run, answer in zip(self._runs, answers, strict=True) if "error" in answer]
+        wrong = [
+            (run, answer["error"])
+            for run, answer in zip(self._runs, answers, strict=True)
+            if "error" in answer
+        ]
         if wrong:
             run, error = wrong[0][0], wrong[0][1].splitlines()[0]
-            if not run.setting or len({text for _, text in wrong}) == 1 < len(wrong) == len(self._runs):
+            if not run.setting or len({text for _, text in wrong}) == 1 < len(wrong) == len(
+                self._runs
+            ):
                 raise ConfigError(error)  # wrong in what all settings share
-            more = f" ({len(wrong) - 1} more of {len(self._runs)} settings wrong)" if len(wrong) > 1 else ""
+            more = (
+                f" ({len(wrong) - 1} more of {len(self._runs)} settings wrong)"
+                if len(wrong) > 1
+                else ""
+            )
             raise ConfigError(f"setting {run.setting}: {error}{more}")
         return [
             SettingNeeds(run.setting, answer["num_threads"], answer["memory_bytes"])

@@ -32,9 +32,18 @@ def make_order(run: PlannedRun, study: StudyFolder, last_attempt: int = 0) -> Or
     with translate_write_errors(log.parent):
         log.parent.mkdir(exist_ok=True)
     code = {"plugins": list(study.plan.plugins), "callbacks": list(study.plan.callbacks)}
-    values = {"config": worker_values(run.config), "suffix": run.suffix, "last_attempt": last_attempt, **code}
+    values = {
+        "config": worker_values(run.config),
+        "suffix": run.suffix,
+        "last_attempt": last_attempt,
+        **code,
+    }
     values["working_dir"] = study.plan.working_dir
-    places = {"study": str((study.path / PLAN_FILE).absolute()), "log": str(log.absolute()), "command": sys.argv}
+    places = {
+        "study": str((study.path / PLAN_FILE).absolute()),
+        "log": str(log.absolute()),
+        "command": sys.argv,
+    }
     return Order(run, json.dumps({**values, **places}), log)
 
 

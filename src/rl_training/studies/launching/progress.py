@@ -14,7 +14,14 @@ from rl_training.terminal.streams import is_quiet, is_terminal, tell
 from rl_training.terminal.tables import LiveTable
 
 HEADER = ("run", "state", "done", "last eval", "steps/s", "left")
-ORDER = (Outcome.ACTIVE, Outcome.ELSEWHERE, Outcome.FAILED, Outcome.GIVEN_UP, Outcome.STOPPED, Outcome.WAITING)
+ORDER = (
+    Outcome.ACTIVE,
+    Outcome.ELSEWHERE,
+    Outcome.FAILED,
+    Outcome.GIVEN_UP,
+    Outcome.STOPPED,
+    Outcome.WAITING,
+)
 """Rows at the top of a table that does not fit; finished runs come last."""
 
 
@@ -60,7 +67,10 @@ class TableListener(QuietListener):
 
     def look(self, tasks: Sequence[Task]) -> None:
         """Draw the table again."""
-        ordered = sorted(tasks, key=lambda task: ORDER.index(task.outcome) if task.outcome in ORDER else len(ORDER))
+        ordered = sorted(
+            tasks,
+            key=lambda task: ORDER.index(task.outcome) if task.outcome in ORDER else len(ORDER),
+        )
         rows_fit = len(tasks) <= self._table.num_rows_that_fit
         rows = [table_row(task) for task in (tasks if rows_fit else ordered)]
         self._table.draw(rows, summary_line(tasks, time.monotonic() - self._begin))
@@ -82,7 +92,9 @@ def progress_cells(info: RunInfo | None) -> tuple[str, str, str, str]:
         return "", "", "", ""
     share = "" if info.share is None else f"{info.share:.0%}"
     score = "" if info.last_eval is None else f"{info.last_eval:.1f}"
-    rate = "" if info.rate is None else f"{info.rate:,.0f}" if info.rate >= 10 else f"{info.rate:.2g}"
+    rate = (
+        "" if info.rate is None else f"{info.rate:,.0f}" if info.rate >= 10 else f"{info.rate:.2g}"
+    )
     left = "" if info.seconds_left is None else format_seconds(info.seconds_left)
     return share, score, rate, left
 
@@ -102,6 +114,8 @@ def state_text(task: Task) -> str:
 
 def summary_line(tasks: Sequence[Task], seconds: float) -> str:
     """How many runs are in which state, and the time passed."""
-    counts = Counter("finished" if task.outcome is Outcome.DONE else task.outcome.value for task in tasks)
+    counts = Counter(
+        "finished" if task.outcome is Outcome.DONE else task.outcome.value for task in tasks
+    )
     texts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     return f"{len(tasks):,} runs: {texts}; {format_seconds(seconds)}"

@@ -17,7 +17,13 @@ from typing import Any
 
 from rl_training.errors import ConfigError, RLTrainingError, install_extra
 from rl_training.files import translate_write_errors
-from rl_training.studies.launching.launchers import ClusterOptions, Exit, describe_exit, give_order, start_worker
+from rl_training.studies.launching.launchers import (
+    ClusterOptions,
+    Exit,
+    describe_exit,
+    give_order,
+    start_worker,
+)
 from rl_training.studies.launching.orders import Order
 from rl_training.studies.plan import PlannedRun
 
@@ -143,7 +149,9 @@ class RayLauncher:
     @property
     def cpus_per_run(self) -> float:
         """Processors reserved for a run."""
-        return self.threads_per_run if self.options.cpus_per_run is None else self.options.cpus_per_run
+        return (
+            self.threads_per_run if self.options.cpus_per_run is None else self.options.cpus_per_run
+        )
 
     def capacity(self) -> int:
         """Runs for which the cluster has room, at most `jobs`; nodes may come and go."""
@@ -160,7 +168,10 @@ class RayLauncher:
         Ray itself would go on sending runs to a node that it has not noticed to be lost.
         """
         remote = self._ray.remote(max_calls=1, max_retries=0)(train_on_node)
-        options: dict[str, Any] = {"num_cpus": self.cpus_per_run, "num_gpus": self.options.gpus_per_run}
+        options: dict[str, Any] = {
+            "num_cpus": self.cpus_per_run,
+            "num_gpus": self.options.gpus_per_run,
+        }
         node = self._choose_node(order.run)
         if node is None and self.options.like_nodes:
             return NoNode()
@@ -168,7 +179,9 @@ class RayLauncher:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-        task = remote.options(**options, name=order.run.run_dir.name).remote(order.text, str(Path.cwd()))
+        task = remote.options(**options, name=order.run.run_dir.name).remote(
+            order.text, str(Path.cwd())
+        )
         handle = RayHandle(self._ray, task, node, self._gone)
         self._handles = [*(known for known in self._handles if not known.is_over), handle]
         return handle
@@ -180,7 +193,9 @@ class RayLauncher:
         free = {
             node["NodeID"]: self._slots(node) - used[node["NodeID"]]
             for node in self._nodes()
-            if node["NodeID"] not in self._gone and self._slots(node) > 0 and (names is None or node["NodeID"] in names)
+            if node["NodeID"] not in self._gone
+            and self._slots(node) > 0
+            and (names is None or node["NodeID"] in names)
         }
         return max(free, key=lambda name: free[name]) if free else None
 
@@ -198,13 +213,19 @@ class RayLauncher:
         return self._alive
 
     def _count_room(self) -> int:
-        return max(1, sum(self._slots(node) for node in self._nodes() if node["NodeID"] not in self._gone))
+        return max(
+            1, sum(self._slots(node) for node in self._nodes() if node["NodeID"] not in self._gone)
+        )
 
     def _slots(self, node: dict[str, Any]) -> int:
         """How many runs fit on a node."""
         resources = node["Resources"]
         counts = [resources.get("CPU", 0) / self.cpus_per_run] if self.cpus_per_run else []
-        counts += [resources.get("GPU", 0) / self.options.gpus_per_run] if self.options.gpus_per_run else []
+        counts += (
+            [resources.get("GPU", 0) / self.options.gpus_per_run]
+            if self.options.gpus_per_run
+            else []
+        )
         return int(min(counts, default=1))
 
     def _like_nodes(self, run: PlannedRun) -> list[str]:
@@ -213,7 +234,11 @@ class RayLauncher:
         if alive - self._kinds.keys():
             self._probe()
         saved = machine_of(run.run_dir)
-        return [name for name, kind in self._kinds.items() if name in alive and (saved is None or kind == saved)]
+        return [
+            name
+            for name, kind in self._kinds.items()
+            if name in alive and (saved is None or kind == saved)
+        ]
 
     def _probe(self) -> None:
         """Look at every node; a `ConfigError` names one that does not share the folder."""
@@ -224,19 +249,23 @@ class RayLauncher:
         with shared_token(self.output_dir) as token:
             arguments = str(self.output_dir.absolute()), token.name, self.options.like_nodes
             tasks = [
-                remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-                    *arguments
-                )
+                remote.options(
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                ).remote(*arguments)
                 for node in nodes
             ]
-            found = {node["NodeID"]: self._answer(task) for node, task in zip(nodes, tasks, strict=True)}
+            found = {
+                node["NodeID"]: self._answer(task) for node, task in zip(nodes, tasks, strict=True)
+            }
             answers = {name: answer for name, answer in found.items() if answer is not None}
             self._gone |= found.keys() - answers.keys()
             # Each node that saw the folder has put a file into it.
             num_seen = len(list(token.iterdir())) - 1
         apart = [answer["host"] for answer in answers.values() if not answer["is_shared"]]
         if apart or num_seen < len(answers):
-            which = f"node {', '.join(sorted(apart))}" if apart else f"{len(answers) - num_seen} nodes"
+            which = (
+                f"node {', '.join(sorted(apart))}" if apart else f"{len(answers) - num_seen} nodes"
+            )
             raise ConfigError(
                 f"'{self.output_dir}' is not the same folder on {which} of the cluster: a run that moves to another"
                 " node needs its checkpoints; use a folder that all nodes share"
@@ -250,7 +279,9 @@ class RayLauncher:
             answer: dict[str, Any] = self._ray.get(task, timeout=SECONDS_TO_PROBE)
         except exceptions.RayTaskError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise RLTrainingError(f"a node of the Ray cluster cannot run this package: {reason}") from None
+            raise RLTrainingError(
+                f"a node of the Ray cluster cannot run this package: {reason}"
+            ) from None
         except exceptions.GetTimeoutError:
             raise RLTrainingError(
                 f"a node of the Ray cluster did not answer within {SECONDS_TO_PROBE:.0f} seconds: see its logs"

@@ -14,7 +14,13 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.run_folder import safe_name
 from rl_training.studies.groups import RunRecord
 from rl_training.studies.launching.driver import Driver, Outcome, Task
-from rl_training.studies.launching.launchers import ClusterOptions, Launcher, LocalLauncher, SettingNeeds, SettingsCheck
+from rl_training.studies.launching.launchers import (
+    ClusterOptions,
+    Launcher,
+    LocalLauncher,
+    SettingNeeds,
+    SettingsCheck,
+)
 from rl_training.studies.launching.progress import make_listener
 from rl_training.studies.plan import (
     PLAN_FILE,
@@ -135,14 +141,22 @@ class Study:
         callbacks: Sequence[str] = (),
     ) -> None:
         if isinstance(base, TrainConfig):
-            values = {key: value for key, value in base.model_dump().items() if key in base.model_fields_set}
+            values = {
+                key: value
+                for key, value in base.model_dump().items()
+                if key in base.model_fields_set
+            }
             values.pop("seed", None)
         else:
             values = dict(base)
         own_dir = values.pop("output_dir", None)
         parent = Path(output_dir or own_dir or "runs")
-        name = name or safe_name(f"{values.get('algo', 'study')}__{values.get('env_id', 'offline')}")
-        self.plan = make_plan(name, [values], vary=vary, seeds=seeds, plugins=plugins, callbacks=callbacks)
+        name = name or safe_name(
+            f"{values.get('algo', 'study')}__{values.get('env_id', 'offline')}"
+        )
+        self.plan = make_plan(
+            name, [values], vary=vary, seeds=seeds, plugins=plugins, callbacks=callbacks
+        )
         self.path = parent / name
         self.plan.runs(self.path)  # validated now
 
@@ -158,7 +172,9 @@ class Study:
         callbacks: Sequence[str] = (),
     ) -> Study:
         """A study with one setting, whose run folders end in `suffix`."""
-        plan = make_plan(name, [base], seeds=seeds, plugins=plugins, callbacks=callbacks, suffix=suffix)
+        plan = make_plan(
+            name, [base], seeds=seeds, plugins=plugins, callbacks=callbacks, suffix=suffix
+        )
         return cls._of(plan, output_dir / name)
 
     @classmethod
@@ -180,7 +196,9 @@ class Study:
         return study
 
     def __repr__(self) -> str:
-        return f"<study '{self.path}': {len(self.plan.vary)} settings x {len(self.plan.seeds)} seeds>"
+        return (
+            f"<study '{self.path}': {len(self.plan.vary)} settings x {len(self.plan.seeds)} seeds>"
+        )
 
     def runs(self) -> list[PlannedRun]:
         """All planned runs."""
@@ -197,7 +215,9 @@ class Study:
 
     def with_seeds(self, seeds: Sequence[int]) -> Study:
         """The same study with further seeds; to train them, `run(extend=True)`."""
-        return self._of(replace(self.plan, seeds=tuple(dict.fromkeys([*self.plan.seeds, *seeds]))), self.path)
+        return self._of(
+            replace(self.plan, seeds=tuple(dict.fromkeys([*self.plan.seeds, *seeds]))), self.path
+        )
 
     def fork(self, name: str) -> Study:
         """The same plan under another name, in a folder beside this one."""
@@ -222,7 +242,10 @@ class Study:
 
         def places(text: str, folder: str) -> set[str]:
             sources = {text, split_source(text)[0]}
-            return {str(Path(folder, item).resolve()) if item.endswith(".py") else item for item in sources}
+            return {
+                str(Path(folder, item).resolve()) if item.endswith(".py") else item
+                for item in sources
+            }
 
         known = {place for text in named for place in places(text, "")}
         unknown = [text for text in self.code() if not places(text, self.plan.working_dir) & known]
@@ -309,12 +332,18 @@ class Study:
             threads |= {suffix: int(number) for suffix, number in known.items() if number != "auto"}
         order = dict.fromkeys(run.suffix for run in self.runs())
         place = str(Path.cwd()) if stored is None else stored.plan.working_dir
-        plan = replace(self.plan, threads=tuple(threads[suffix] for suffix in order), working_dir=place)
+        plan = replace(
+            self.plan, threads=tuple(threads[suffix] for suffix in order), working_dir=place
+        )
         return store_plan(plan, self.path, is_extended=extend)
 
 
 def make_launcher(
-    output_dir: Path, *, jobs: int | None = None, backend: str = "local", cluster: ClusterOptions | None = None
+    output_dir: Path,
+    *,
+    jobs: int | None = None,
+    backend: str = "local",
+    cluster: ClusterOptions | None = None,
 ) -> Launcher:
     """Who starts the runs in `output_dir`: this machine, or a Ray cluster."""
     if jobs is not None and jobs < 1:

@@ -38,10 +38,14 @@ def main() -> int:
     with contextlib.suppress(OSError):  # the folder of the study's first command may be gone
         os.chdir(order.get("working_dir") or ".")
     if "study" in order and not os.path.isfile(order["study"]):  # noqa: PTH113
-        print(f"error: {socket.gethostname()} does not see '{order['study']}': use a folder that all nodes share")
+        print(
+            f"error: {socket.gethostname()} does not see '{order['study']}': use a folder that all nodes share"
+        )
         return FAILED
     _print_to(order.get("log"))
-    sys.argv = order.get("command", sys.argv)  # for the run's metadata: the command that the user gave
+    sys.argv = order.get(
+        "command", sys.argv
+    )  # for the run's metadata: the command that the user gave
     return check(order) if "check" in order else train(order)
 
 
@@ -90,7 +94,10 @@ def check(order: Mapping[str, Any]) -> int:
             add_working_directory(config.env_id or "")
             find_wrappers_here(config.env_kwargs)
             needs = checker.check(config)
-            answer: dict[str, Any] = {"num_threads": needs.num_threads, "memory_bytes": needs.memory_bytes}
+            answer: dict[str, Any] = {
+                "num_threads": needs.num_threads,
+                "memory_bytes": needs.memory_bytes,
+            }
             if order.get("question") is not None:
                 function, text = order["question"]
                 answer["answer"] = _answer(function, text, config)

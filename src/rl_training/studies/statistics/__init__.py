@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from rl_training.studies.statistics.estimates import Profile as Profile
     from rl_training.studies.statistics.estimates import interquartile_mean as interquartile_mean
     from rl_training.studies.statistics.estimates import performance_profile as performance_profile
-    from rl_training.studies.statistics.estimates import probability_of_improvement as probability_of_improvement
+    from rl_training.studies.statistics.estimates import (
+        probability_of_improvement as probability_of_improvement,
+    )
     from rl_training.studies.statistics.intervals import MeanInterval as MeanInterval
     from rl_training.studies.statistics.intervals import mean_interval as mean_interval
     from rl_training.studies.statistics.intervals import t_quantile as t_quantile

@@ -70,13 +70,17 @@ def probability_of_improvement(
     check_alpha(alpha)
     look = pair(a, b)
     labelings = first_labelings(look, max_labelings, generator)
-    values = np.mean([_superiority(look, task, columns) for task, columns in labelings.columns.items()], axis=0)
+    values = np.mean(
+        [_superiority(look, task, columns) for task, columns in labelings.columns.items()], axis=0
+    )
     estimate = float(values[0])
     distances = np.sort(np.abs(values - 0.5))[::-1]
     allowed = math.floor(alpha * len(distances) + 1e-9)
     reach = float(distances[allowed]) + TIE
     low, high = _superiority_interval(look, estimate, reach / _superiority_deviation(look, 0.5))
-    if abs(estimate - 0.5) <= reach:  # 0.5 is inside, and an end that is 0.5 up to the tolerance of ties is 0.5
+    if (
+        abs(estimate - 0.5) <= reach
+    ):  # 0.5 is inside, and an end that is 0.5 up to the tolerance of ties is 0.5
         low, high = (0.5 if abs(end - 0.5) <= 4 * TIE else end for end in (low, high))
     if _are_few(look):
         low, high = 0.0, 1.0
@@ -96,7 +100,9 @@ def _superiority(look: Look, task: str, columns: Array) -> Array:
     below = np.searchsorted(ordered, runs.scores[0], side="left")
     not_above = np.searchsorted(ordered, runs.scores[0], side="right")
     ranks = (below + not_above + 1) / 2
-    result: Array = (ranks @ columns - runs.num_a * (runs.num_a + 1) / 2) / (runs.num_a * runs.num_b)
+    result: Array = (ranks @ columns - runs.num_a * (runs.num_a + 1) / 2) / (
+        runs.num_a * runs.num_b
+    )
     return result
 
 
@@ -126,7 +132,11 @@ def _superiority_interval(look: Look, estimate: float, factor: float) -> tuple[f
 
 
 def interquartile_mean(
-    scores: Scores, generator: np.random.Generator, *, alpha: float = 0.05, num_resamples: int = 5_000
+    scores: Scores,
+    generator: np.random.Generator,
+    *,
+    alpha: float = 0.05,
+    num_resamples: int = 5_000,
 ) -> Estimate:
     """Mean of the middle half of the runs of all tasks; scores of different tasks must share a scale.
 
@@ -141,7 +151,9 @@ def interquartile_mean(
             f"the interquartile mean needs at least {FEWEST_FOR_IQM} runs over all tasks, and there are {pooled.size}:"
             " use the mean, or train more seeds"
         )
-    groups = np.repeat(np.arange(len(arms), dtype=np.intp), [len(values) for values in arms.values()])
+    groups = np.repeat(
+        np.arange(len(arms), dtype=np.intp), [len(values) for values in arms.values()]
+    )
     scale = Scale.of(pooled, "of all tasks")
     pooled = scale.apply(pooled)
     value, error = _trimmed(pooled[None, :], groups)
@@ -205,8 +217,12 @@ def performance_profile(
     levels = np.asarray(thresholds, dtype=np.float64)
     if levels.ndim != 1 or not levels.size or not np.isfinite(levels).all():
         raise ValueError("thresholds are a list of at least one finite number")
-    fractions = np.mean([(values[:, None] > levels).mean(axis=0) for values in arms.values()], axis=0)
-    weights = np.concatenate([np.full(len(values), 1 / (len(values) * len(arms))) for values in arms.values()])
+    fractions = np.mean(
+        [(values[:, None] > levels).mean(axis=0) for values in arms.values()], axis=0
+    )
+    weights = np.concatenate(
+        [np.full(len(values), 1 / (len(values) * len(arms))) for values in arms.values()]
+    )
     half = _largest_deviation(weights, num_samples, alpha, generator)
     return Profile(
         thresholds=tuple(levels.tolist()),
@@ -217,7 +233,9 @@ def performance_profile(
     )
 
 
-def _largest_deviation(weights: Array, count: int, alpha: float, generator: np.random.Generator) -> float:
+def _largest_deviation(
+    weights: Array, count: int, alpha: float, generator: np.random.Generator
+) -> float:
     """The 1 - `alpha` quantile of the largest distance between a weighted empirical distribution and its truth."""
     draws = generator.random((count, weights.size))
     order = draws.argsort(axis=1)

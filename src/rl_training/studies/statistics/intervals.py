@@ -42,14 +42,22 @@ def mean_interval(scores: Sequence[float]) -> MeanInterval:
         )
     try:
         mean, count = statistics.fmean(values), len(values)
-        half = t_quantile(count - 1) * statistics.stdev(values) / math.sqrt(count) if count > 1 else 0.0
+        half = (
+            t_quantile(count - 1) * statistics.stdev(values) / math.sqrt(count)
+            if count > 1
+            else 0.0
+        )
     except OverflowError:
         mean = half = math.inf
     if not math.isfinite(abs(mean) + half):
         raise ValueError(
             f"scores up to {max(values, key=abs):g} are too large to compute with: divide them by a number"
         )
-    return MeanInterval(mean, mean - half, mean + half, count) if count > 1 else MeanInterval(mean, None, None, 1)
+    return (
+        MeanInterval(mean, mean - half, mean + half, count)
+        if count > 1
+        else MeanInterval(mean, None, None, 1)
+    )
 
 
 def t_quantile(degrees: int) -> float:

@@ -50,7 +50,9 @@ class Stage:
         low, high = 0.0, 40.0
         for _ in range(60):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.p_values(np.array([middle]))[0] > alpha else (low, middle)
+            low, high = (
+                (middle, high) if self.p_values(np.array([middle]))[0] > alpha else (low, middle)
+            )
         return high
 
 
@@ -162,11 +164,15 @@ def _task_sums(runs: TaskRuns, labels: Array, kind: Statistic) -> Sums:
     within_b = squares.sum(axis=1, keepdims=True) - of_a - total**2 / num_b
     if min(num_a, num_b) == 1:  # one arm's spread is used for both
         degrees = num_a + num_b - 2
-        variance = np.maximum((within_a + within_b) / degrees, SMALLEST_VARIANCE) * (1 / num_a + 1 / num_b)
+        variance = np.maximum((within_a + within_b) / degrees, SMALLEST_VARIANCE) * (
+            1 / num_a + 1 / num_b
+        )
         return Sums(gap, variance, variance**2 / degrees)
     variance_a = np.maximum(within_a / (num_a - 1), SMALLEST_VARIANCE) / num_a
     variance_b = np.maximum(within_b / (num_b - 1), SMALLEST_VARIANCE) / num_b
-    return Sums(gap, variance_a + variance_b, variance_a**2 / (num_a - 1) + variance_b**2 / (num_b - 1))
+    return Sums(
+        gap, variance_a + variance_b, variance_a**2 / (num_a - 1) + variance_b**2 / (num_b - 1)
+    )
 
 
 def p_values(
@@ -188,7 +194,10 @@ def p_values(
     guard = Guard.of([all_runs for all_runs, _ in together], alphas) if kind == "welch" else None
     chunks = [
         _chunk_p_values(
-            [(_rows(runs, start, start + rows), columns) for runs, columns in together], alphas, kind, guard
+            [(_rows(runs, start, start + rows), columns) for runs, columns in together],
+            alphas,
+            kind,
+            guard,
         )
         for start in range(0, num_rows, rows)
     ]
@@ -208,14 +217,23 @@ def _with_labels(
     """All runs so far, and their labels in the same order."""
     columns = {}
     for task in looks[0]:
-        present = [(look[task], label[task]) for look, label in zip(looks, labels, strict=True) if task in look]
-        arms = [label[: runs.num_a] for runs, label in present] + [label[runs.num_a :] for runs, label in present]
+        present = [
+            (look[task], label[task])
+            for look, label in zip(looks, labels, strict=True)
+            if task in look
+        ]
+        arms = [label[: runs.num_a] for runs, label in present] + [
+            label[runs.num_a :] for runs, label in present
+        ]
         columns[task] = np.concatenate(arms)
     return merged(looks), columns
 
 
 def _chunk_p_values(
-    together: Sequence[tuple[Look, Mapping[str, Array]]], alphas: Sequence[float], kind: Statistic, guard: Guard | None
+    together: Sequence[tuple[Look, Mapping[str, Array]]],
+    alphas: Sequence[float],
+    kind: Statistic,
+    guard: Guard | None,
 ) -> Array:
     stages = Stages()
     permuted, guarded = [], []
@@ -225,7 +243,9 @@ def _chunk_p_values(
         guarded.append(guard.p_values(j, values[:, 0]) if guard else np.zeros(len(values)))
         if j + 1 < len(together):
             stages.discard(values, alpha)
-    return np.maximum(_frozen(np.stack(permuted, axis=1), alphas), _frozen(np.stack(guarded, axis=1), alphas))
+    return np.maximum(
+        _frozen(np.stack(permuted, axis=1), alphas), _frozen(np.stack(guarded, axis=1), alphas)
+    )
 
 
 def rejects(p: Array, alpha: float | Array) -> npt.NDArray[np.bool_]:

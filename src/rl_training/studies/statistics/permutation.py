@@ -58,12 +58,17 @@ class ShiftedTest:
     def spread(self) -> float:
         """Standard deviation of all runs, in the units of a shift; 1 if all are equal."""
         together = merged(self.looks)
-        return float(spread(next(iter(together.values())).scores)[0]) or 1.0 if len(together) == 1 else 1.0
+        return (
+            float(spread(next(iter(together.values())).scores)[0]) or 1.0
+            if len(together) == 1
+            else 1.0
+        )
 
     def p_values(self, shifts: Array) -> Array:
         """Stage-wise p-values [K, J] of `shifts` [K] at every look."""
         shifted = [
-            {task: runs.shifted(shifts * self._units[task][0]) for task, runs in look.items()} for look in self.looks
+            {task: runs.shifted(shifts * self._units[task][0]) for task, runs in look.items()}
+            for look in self.looks
         ]
         return p_values(shifted, self.labels, self.alphas, self.kind)
 
@@ -87,7 +92,9 @@ def accepted_interval(accepts: Accepts, estimates: Array, unit: float) -> tuple[
     Where the test rejects every estimate, the interval is the first one alone.
     """
     *are_accepted, is_zero_accepted = accepts(np.append(estimates, 0.0))
-    inside = [float(value) for value, accepted in zip(estimates, are_accepted, strict=True) if accepted][:1]
+    inside = [
+        float(value) for value, accepted in zip(estimates, are_accepted, strict=True) if accepted
+    ][:1]
     if not inside and not is_zero_accepted:
         return float(estimates[0]), float(estimates[0])
     if is_zero_accepted:
@@ -105,7 +112,9 @@ def accepted_interval(accepts: Accepts, estimates: Array, unit: float) -> tuple[
     return _refined(accepts, starts, points, accepted)
 
 
-def _refined(accepts: Accepts, starts: Array, points: Array, accepted: npt.NDArray[np.bool_]) -> tuple[float, float]:
+def _refined(
+    accepts: Accepts, starts: Array, points: Array, accepted: npt.NDArray[np.bool_]
+) -> tuple[float, float]:
     """Bisect between the last accepted and the first rejected point of each row; the accepted side is returned."""
     is_open = accepted.all(axis=1)
     first = np.where(is_open, 0, (~accepted).argmax(axis=1))
@@ -116,7 +125,10 @@ def _refined(accepts: Accepts, starts: Array, points: Array, accepted: npt.NDArr
         for _ in range(NUM_BISECTIONS):
             middle = (inner + rejected) / 2
             is_accepted = accepts(middle)
-            inner, rejected = np.where(is_accepted, middle, inner), np.where(is_accepted, rejected, middle)
+            inner, rejected = (
+                np.where(is_accepted, middle, inner),
+                np.where(is_accepted, rejected, middle),
+            )
     low, high = np.where(is_open, np.array([-math.inf, math.inf]), inner)
     return float(low), float(high)
 
@@ -143,7 +155,9 @@ class MeanComparison:
 def check_alpha(alpha: float) -> None:
     """ValueError unless `alpha` is a probability between 0 and 1."""
     if not 0 < alpha < 1:
-        raise ValueError(f"alpha is {alpha}: choose an error probability between 0 and 1, such as 0.05")
+        raise ValueError(
+            f"alpha is {alpha}: choose an error probability between 0 and 1, such as 0.05"
+        )
 
 
 def compare_means(
@@ -168,7 +182,9 @@ def compare_means(
     """
     check_alpha(alpha)
     if statistic not in get_args(Statistic):
-        raise ValueError(f"statistic is {statistic!r}: choose {' or '.join(map(repr, get_args(Statistic)))}")
+        raise ValueError(
+            f"statistic is {statistic!r}: choose {' or '.join(map(repr, get_args(Statistic)))}"
+        )
     (look,), unit = rescaled(pair(a, b))
     # `max_enumerated` bounds the enumeration; drawn labelings are fewer, since more add no precision that matters.
     labelings = first_labelings(look, max_enumerated, generator, num_drawn=num_permutations)
@@ -189,7 +205,12 @@ MOST_RUNS = 1_000_000
 
 
 def runs_needed(
-    scores_a: Scores, scores_b: Scores, difference: float, *, alpha: float = 0.05, power: float = 0.8
+    scores_a: Scores,
+    scores_b: Scores,
+    difference: float,
+    *,
+    alpha: float = 0.05,
+    power: float = 0.8,
 ) -> int:
     """Runs of each algorithm, over all tasks, with which `compare_means` decides a true difference of this size.
 
@@ -201,11 +222,16 @@ def runs_needed(
     if not 0 < power < 1:
         raise ValueError(f"power is {power}: choose a probability between 0 and 1, such as 0.8")
     if not math.isfinite(difference):
-        raise ValueError(f"difference is {difference}: give the size of difference that matters to you")
+        raise ValueError(
+            f"difference is {difference}: give the size of difference that matters to you"
+        )
     (look,), scale = rescaled(pair(scores_a, scores_b))
     difference, unit = difference / scale, units(look)
     variances = np.array(
-        [np.array(_variances(runs)) / float(unit[task][0] or 1.0) ** 2 for task, runs in look.items()]
+        [
+            np.array(_variances(runs)) / float(unit[task][0] or 1.0) ** 2
+            for task, runs in look.items()
+        ]
     )  # [T, 2]
     if difference == 0:
         return MOST_RUNS
@@ -230,7 +256,9 @@ def _variances(runs: TaskRuns) -> tuple[float, float]:
     arms = (runs.scores[0, : runs.num_a], runs.scores[0, runs.num_a :])
     known = [float(arm.var(ddof=1)) for arm in arms if arm.size > 1]
     if not known:
-        raise ValueError("one run of each algorithm says nothing about the spread: train at least two seeds")
+        raise ValueError(
+            "one run of each algorithm says nothing about the spread: train at least two seeds"
+        )
     return known[0], known[-1]
 
 
@@ -287,7 +315,9 @@ def step_down(
                 " that all were trained on"
             )
     for task in tasks:
-        scale = Scale.of(np.concatenate([scores[task] for scores in checked.values()]), f"on task '{task}'")
+        scale = Scale.of(
+            np.concatenate([scores[task] for scores in checked.values()]), f"on task '{task}'"
+        )
         for scores in checked.values():
             scores[task] = scale.apply(scores[task])
     pairs = list(itertools.combinations(checked, 2))
@@ -327,12 +357,17 @@ def connected(pairs: Sequence[Pair]) -> list[list[str]]:
     groups: list[set[str]] = []
     for names in pairs:
         touching = [group for group in groups if group & set(names)]
-        groups = [group for group in groups if not group & set(names)] + [set(names).union(*touching)]
+        groups = [group for group in groups if not group & set(names)] + [
+            set(names).union(*touching)
+        ]
     return sorted(sorted(group) for group in groups)
 
 
 def _shuffled(
-    arms: Mapping[str, dict[str, Array]], groups: Sequence[Sequence[str]], count: int, generator: np.random.Generator
+    arms: Mapping[str, dict[str, Array]],
+    groups: Sequence[Sequence[str]],
+    count: int,
+    generator: np.random.Generator,
 ) -> dict[str, dict[str, Array]]:
     """Scores [count, n] of each algorithm and task after `count` permutations of runs within groups and tasks."""
     result: dict[str, dict[str, Array]] = {name: {} for group in groups for name in group}

@@ -50,7 +50,9 @@ def checked(scores: Scores, name: str) -> dict[str, Array]:
     arrays = {task: np.asarray(scores[task], dtype=np.float64) for task in sorted(scores)}
     for task, values in arrays.items():
         if values.ndim != 1:
-            raise ValueError(f"{name} on task '{task}' has scores of shape {values.shape}: give one number per run")
+            raise ValueError(
+                f"{name} on task '{task}' has scores of shape {values.shape}: give one number per run"
+            )
         if not np.isfinite(values).all():
             bad = values[~np.isfinite(values)][0]
             raise ValueError(
@@ -65,7 +67,9 @@ def checked_arm(scores: Scores, name: str) -> dict[str, Array]:
     arrays = checked(scores, name)
     empty = [task for task, values in arrays.items() if values.size == 0]
     if empty:
-        raise ValueError(f"{name} has no runs on task '{empty[0]}': add at least one, or leave the task out")
+        raise ValueError(
+            f"{name} has no runs on task '{empty[0]}': add at least one, or leave the task out"
+        )
     return arrays
 
 
@@ -80,7 +84,9 @@ def pair_later(a: Scores, b: Scores, tasks: Mapping[str, TaskRuns]) -> dict[str,
     for scores, name in ((a, "algorithm A"), (b, "algorithm B")):
         unknown = sorted(set(scores) - set(tasks)) if isinstance(scores, Mapping) else []
         if unknown:
-            raise ValueError(f"task '{unknown[0]}' is new at a later look: every task needs runs at the first look")
+            raise ValueError(
+                f"task '{unknown[0]}' is new at a later look: every task needs runs at the first look"
+            )
         if isinstance(scores, Mapping):
             scores = {task: scores.get(task, ()) for task in tasks}
         given = checked(scores, name)
@@ -106,7 +112,9 @@ def merged(looks: Sequence[Look]) -> dict[str, TaskRuns]:
     together = {}
     for task in looks[0]:
         parts = [look[task] for look in looks if task in look]
-        arms = [part.scores[:, : part.num_a] for part in parts] + [part.scores[:, part.num_a :] for part in parts]
+        arms = [part.scores[:, : part.num_a] for part in parts] + [
+            part.scores[:, part.num_a :] for part in parts
+        ]
         together[task] = TaskRuns(np.concatenate(arms, axis=1), sum(part.num_a for part in parts))
     return together
 
@@ -159,7 +167,11 @@ class Scale:
     @classmethod
     def of(cls, scores: Array, place: str, centre: float | None = None) -> Scale:
         """The scale of scores around their median, or around `centre`; ValueError if their distances overflow."""
-        middle = float(np.partition(scores, scores.size // 2)[scores.size // 2]) if centre is None else centre
+        middle = (
+            float(np.partition(scores, scores.size // 2)[scores.size // 2])
+            if centre is None
+            else centre
+        )
         low, high = float(np.min(scores)), float(np.max(scores))
         if not math.isfinite(high - low):
             raise ValueError(
@@ -188,9 +200,12 @@ def rescaled(*looks: Look) -> tuple[list[Look], float]:
     for task, runs in looks[0].items():
         first = runs.scores[0]
         every = np.concatenate([look[task].scores[0] for look in looks if task in look])
-        scales[task] = Scale.of(every, f"on task '{task}'", Scale.of(first, f"on task '{task}'").centre)
+        scales[task] = Scale.of(
+            every, f"on task '{task}'", Scale.of(first, f"on task '{task}'").centre
+        )
     found: list[Look] = [
-        {task: TaskRuns(scales[task].apply(runs.scores), runs.num_a) for task, runs in look.items()} for look in looks
+        {task: TaskRuns(scales[task].apply(runs.scores), runs.num_a) for task, runs in look.items()}
+        for look in looks
     ]
     return found, next(iter(scales.values())).unit if len(scales) == 1 else 1.0
 
@@ -222,7 +237,12 @@ def smallest_p(*looks: Look) -> float:
 
 
 def first_labelings(
-    look: Look, limit: int, generator: np.random.Generator, *, num_drawn: int | None = None, repeats: bool = False
+    look: Look,
+    limit: int,
+    generator: np.random.Generator,
+    *,
+    num_drawn: int | None = None,
+    repeats: bool = False,
 ) -> Labelings:
     """Labelings of the first look: all if there are at most `limit`, else `num_drawn` (default: `limit`) random ones.
 
@@ -235,7 +255,10 @@ def first_labelings(
     every = [_all_labelings(runs.scores.shape[1], runs.num_a) for runs in look.values()]
     indices = np.indices([columns.shape[1] for columns in every]).reshape(len(every), -1)
     times = limit // indices.shape[1] if repeats else 1
-    columns = {task: np.tile(table[:, index], times) for task, table, index in zip(look, every, indices, strict=True)}
+    columns = {
+        task: np.tile(table[:, index], times)
+        for task, table, index in zip(look, every, indices, strict=True)
+    }
     return Labelings(columns, is_exact=True)
 
 

@@ -60,7 +60,9 @@ def sequential_test(
     if num_looks < 1:
         raise ValueError(f"num_looks is {num_looks}: plan at least one look")
     if not 1 <= len(blocks) <= num_looks:
-        raise ValueError(f"{len(blocks)} blocks of runs for {num_looks} planned looks: give 1 to {num_looks}")
+        raise ValueError(
+            f"{len(blocks)} blocks of runs for {num_looks} planned looks: give 1 to {num_looks}"
+        )
     first = pair(*blocks[0])
     looks, unit = rescaled(first, *(pair_later(a, b, first) for a, b in blocks[1:]))
     labels = draw_labelings(looks, num_permutations, generator)
@@ -84,7 +86,9 @@ def spent(alpha: float, num_looks: int) -> list[float]:
     return [alpha * (j + 1) / num_looks for j in range(num_looks)]
 
 
-def draw_labelings(looks: Sequence[Look], count: int, generator: np.random.Generator) -> list[dict[str, Array]]:
+def draw_labelings(
+    looks: Sequence[Look], count: int, generator: np.random.Generator
+) -> list[dict[str, Array]]:
     """About `count` labelings of the runs of every look, drawn look by look."""
     first = dict(first_labelings(looks[0], count, generator, repeats=True).columns)
     num_columns = next(iter(first.values())).shape[1]

@@ -23,7 +23,12 @@ MULTIPLIER, MODULUS = 48_271, 2**31 - 1
 """Lehmer's generator: the same resamples in Python and in the browser."""
 Kind = Literal["run", "median", "iqm", "mean"]
 Array = npt.NDArray[np.float64]
-NAMES: dict[Kind, str] = {"run": "score", "median": "median", "iqm": "interquartile mean", "mean": "mean"}
+NAMES: dict[Kind, str] = {
+    "run": "score",
+    "median": "median",
+    "iqm": "interquartile mean",
+    "mean": "mean",
+}
 WORDS: dict[Kind, str] = {
     "run": "one run",
     "median": "median and range of the runs",
@@ -53,7 +58,10 @@ def summary_kind(count: int, *, use_mean: bool = False) -> Kind:
 
 def summarize(scores: Sequence[float], *, use_mean: bool = False) -> Summary:
     """The summary of one score per run: at least one, all finite."""
-    value, low, high = (float(row[0]) for row in summarize_points(np.array(scores, float)[:, None], use_mean=use_mean))
+    value, low, high = (
+        float(row[0])
+        for row in summarize_points(np.array(scores, float)[:, None], use_mean=use_mean)
+    )
     kind = summary_kind(len(scores), use_mean=use_mean)
     if kind == "run":
         return Summary(kind, value, None, None, 1)

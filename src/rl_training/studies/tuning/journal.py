@@ -53,7 +53,9 @@ class Journal:
     Each change is one line, so a process that dies leaves a journal of whole changes and at most one torn line.
     """
 
-    def __init__(self, path: Path, study_name: str, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, path: Path, study_name: str, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Open or create the journal; `check` is called before each change and raises if this process may not write."""
         self._optuna, self._check = import_optuna(), check
         self.states = self._optuna.trial.TrialState
@@ -65,7 +67,9 @@ class Journal:
                 self._storage = self._optuna.storages.JournalStorage(
                     self._optuna.storages.journal.JournalFileBackend(str(path))
                 )
-                known = {study.study_name: study._study_id for study in self._storage.get_all_studies()}
+                known = {
+                    study.study_name: study._study_id for study in self._storage.get_all_studies()
+                }
                 if study_name not in known:
                     direction = self._optuna.study.StudyDirection.MAXIMIZE
                     known[study_name] = self._storage.create_new_study([direction], study_name)
@@ -89,11 +93,16 @@ class Journal:
         self._check()
         self._storage.set_study_user_attr(self._study_id, key, value)
 
-    def add(self, params: Mapping[str, Any], distributions: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+    def add(
+        self, params: Mapping[str, Any], distributions: Mapping[str, Any], notes: Mapping[str, Any]
+    ) -> None:
         """Add a trial that is to be run; one line, so it is there with all its parameters or not at all."""
         self._check()
         trial = self._optuna.trial.create_trial(
-            state=self.states.RUNNING, params=dict(params), distributions=dict(distributions), user_attrs=dict(notes)
+            state=self.states.RUNNING,
+            params=dict(params),
+            distributions=dict(distributions),
+            user_attrs=dict(notes),
         )
         self._storage.create_new_trial(self._study_id, template_trial=trial)
 
@@ -146,26 +155,37 @@ def repair(path: Path) -> None:
         return
     if content.count(b"\n", good) > 0:
         path.with_name(DAMAGED).write_bytes(content)
-        tell(f"{path}: damaged after {good:,} bytes, and cut there; the whole file is kept as {DAMAGED}")
+        tell(
+            f"{path}: damaged after {good:,} bytes, and cut there; the whole file is kept as {DAMAGED}"
+        )
     with path.open("rb+") as file:
         file.truncate(good)
         os.fsync(file.fileno())
 
 
 def copy_in_memory(
-    name: str, decided: Sequence[Any], running: Sequence[Mapping[str, Any]], distributions: Any, sampler: Any = None
+    name: str,
+    decided: Sequence[Any],
+    running: Sequence[Mapping[str, Any]],
+    distributions: Any,
+    sampler: Any = None,
 ) -> Any:
     """A study of Optuna in memory with decided trials, and trials of which only the parameters are known."""
     with quiet_optuna() as optuna:
         study = optuna.create_study(
-            study_name=name, direction="maximize", sampler=sampler, pruner=optuna.pruners.NopPruner()
+            study_name=name,
+            direction="maximize",
+            sampler=sampler,
+            pruner=optuna.pruners.NopPruner(),
         )
         for trial in decided:
             study.add_trial(trial)
         for params in running:
             study.add_trial(
                 optuna.trial.create_trial(
-                    state=optuna.trial.TrialState.RUNNING, params=dict(params), distributions=dict(distributions)
+                    state=optuna.trial.TrialState.RUNNING,
+                    params=dict(params),
+                    distributions=dict(distributions),
                 )
             )
     return study
@@ -202,7 +222,12 @@ class Pruning:
         return -(-self.total_steps // 3)
 
     def decide(
-        self, name: str, decided: Sequence[Any], batch: Sequence[Any], number: int, values: Mapping[int, float]
+        self,
+        name: str,
+        decided: Sequence[Any],
+        batch: Sequence[Any],
+        number: int,
+        values: Mapping[int, float],
     ) -> Decision:
         """Ask the pruner about each evaluation of trial `number` in turn; the first yes counts.
 
@@ -225,7 +250,9 @@ class Pruning:
         with quiet_optuna() as optuna:
             if self.kind == "median":
                 return optuna.pruners.MedianPruner(
-                    n_startup_trials=self.num_startup, n_warmup_steps=self.first_step, interval_steps=1
+                    n_startup_trials=self.num_startup,
+                    n_warmup_steps=self.first_step,
+                    interval_steps=1,
                 )
             # Halving at one third and at two thirds of the budget: two brackets.
             return optuna.pruners.HyperbandPruner(

@@ -128,7 +128,9 @@ def spaces_of(config_class: type[Any]) -> dict[str, Tune]:
     """The search spaces of a config class by field; a field that a subclass redefines without one keeps its base's."""
     found = {}
     for name in config_class.model_fields:
-        spaces = (space for cls in config_class.__mro__ if (space := _own_space(cls, name)) is not None)
+        spaces = (
+            space for cls in config_class.__mro__ if (space := _own_space(cls, name)) is not None
+        )
         found[name] = next(spaces, Tune())
     return {name: space for name, space in found.items() if not space.is_empty}
 
@@ -151,4 +153,6 @@ def _own_space(cls: type[Any], name: str) -> Tune | None:
         ranges = RANGES.get(cls.__name__, {})
         return (ranges[name] or Tune()) if name in ranges else None
     field = getattr(cls, "__pydantic_fields__", {}).get(name)
-    return next((item for item in field.metadata if isinstance(item, Tune)), None) if field else None
+    return (
+        next((item for item in field.metadata if isinstance(item, Tune)), None) if field else None
+    )

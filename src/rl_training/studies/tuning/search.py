@@ -94,7 +94,9 @@ class Search:
         keys = {key.name: key for key in self.plan.space}
         found: dict[int, dict[str, Any]] = {}
         with quiet_optuna() as optuna:
-            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=num_random, constant_liar=True)
+            sampler = optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=num_random, constant_liar=True
+            )
             defaults = [self.plan.defaults] if numbers.start == 0 else []
             study = copy_in_memory(self.plan.name, decided, defaults, self._distributions, sampler)
             found |= dict(enumerate(defaults))
@@ -114,7 +116,9 @@ class Search:
         }
         wrong = self._stage.admit(settings, self._launcher)
         self._seen.clear()
-        driver = self._stage.drive(settings, self._launcher, lambda driver: self._watch(driver, numbers))
+        driver = self._stage.drive(
+            settings, self._launcher, lambda driver: self._watch(driver, numbers)
+        )
         if driver is not None and driver.interrupted_by is not None:
             self.interrupted_by = driver.interrupted_by
             return False
@@ -151,9 +155,13 @@ class Search:
         """Ask the pruner, and add the evaluations up to its decision to the journal."""
         trials = self._journal.trials()
         batch = trials[numbers.start : numbers.stop]
-        decision = self.plan.pruning.decide(self.plan.name, trials[: numbers.start], batch, number, values)
+        decision = self.plan.pruning.decide(
+            self.plan.name, trials[: numbers.start], batch, number, values
+        )
         last = max(values, default=0) if decision.step is None else decision.step
-        self._journal.report(number, {step: value for step, value in values.items() if step <= last})
+        self._journal.report(
+            number, {step: value for step, value in values.items() if step <= last}
+        )
         return decision
 
     def _end(self, number: int, numbers: range, tasks: Sequence[Task]) -> TrialEnd:
@@ -165,7 +173,11 @@ class Search:
             notes = {"reason": f"pruned at step {decision.step:,}"}
             return TrialEnd(states.PRUNED, values[decision.step], notes, decision.rungs)
         reason = failure_of(tasks)
-        scores = [task.info.last_eval for task in tasks if task.info is not None and task.info.last_eval is not None]
+        scores = [
+            task.info.last_eval
+            for task in tasks
+            if task.info is not None and task.info.last_eval is not None
+        ]
         if reason is None and len(scores) == len(tasks):
             return TrialEnd(states.COMPLETE, statistics.fmean(scores), rungs=decision.rungs)
         reason = reason or "its last policy has no finite evaluation"
@@ -187,12 +199,22 @@ class Search:
         """The state of the search in one line."""
         trials = self._journal.trials()[: numbers.stop]
         own = [trial for trial in trials if not is_repeat(trial)]
-        counts = [(sum(trial.state == state for trial in own), word) for state, word in self._words()]
+        counts = [
+            (sum(trial.state == state for trial in own), word) for state, word in self._words()
+        ]
         counts.append((len(trials) - len(own), "repeated"))
         best = next(iter(complete_trials(trials)), None)
-        text = "none is complete" if best is None else f"best {trial_name(best.number)} {best.value:.1f}"
+        text = (
+            "none is complete"
+            if best is None
+            else f"best {trial_name(best.number)} {best.value:.1f}"
+        )
         default = trials[0].value
-        text += f", default {default:.1f}" if default is not None and best is not None and best.number else ""
+        text += (
+            f", default {default:.1f}"
+            if default is not None and best is not None and best.number
+            else ""
+        )
         counted = "".join(f", {count} {word}" for count, word in counts if count)
         return f"trials {numbers.stop} of {self.plan.settings.trials}: {text}{counted}"
 

@@ -56,7 +56,9 @@ class TunedKey:
     @classmethod
     def from_dict(cls, key: str, values: Mapping[str, Any]) -> TunedKey:
         """A key as it was stored."""
-        space = {name: value for name, value in values.items() if name not in ("default", "schedule")}
+        space = {
+            name: value for name, value in values.items() if name not in ("default", "schedule")
+        }
         return cls(key, Tune.from_dict(space), values["default"], values.get("schedule"))
 
     def distribution(self) -> Any:
@@ -67,14 +69,23 @@ class TunedKey:
         low, high = space.low, space.high
         with quiet_optuna() as optuna:
             if space.choices:
-                return optuna.distributions.CategoricalDistribution([encode(choice) for choice in space.choices])
+                return optuna.distributions.CategoricalDistribution(
+                    [encode(choice) for choice in space.choices]
+                )
             if space.has_integers:
-                return optuna.distributions.IntDistribution(low, high, log=space.log, step=space.step or 1)
+                return optuna.distributions.IntDistribution(
+                    low, high, log=space.log, step=space.step or 1
+                )
             return optuna.distributions.FloatDistribution(low, high, log=space.log, step=space.step)
 
     def rounded(self, value: Any) -> Any:
         """A sampled value with few digits, within the range: it is read by people and written in names."""
-        if self.space.choices or isinstance(value, int) or self.space.low is None or self.space.high is None:
+        if (
+            self.space.choices
+            or isinstance(value, int)
+            or self.space.low is None
+            or self.space.high is None
+        ):
             return value
         if self.space.step is not None:
             return round(value, 12)
@@ -93,7 +104,11 @@ def setting_of(keys: Sequence[TunedKey], params: Mapping[str, Any]) -> Setting:
 
 def encode(value: Any) -> Any:
     """A choice as Optuna stores it: lists and mappings as JSON text."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
+    return (
+        value
+        if value is None or isinstance(value, (bool, int, float, str))
+        else json.dumps(value, default=str)
+    )
 
 
 def decode(param: Any, space: Tune) -> Any:
@@ -108,7 +123,9 @@ def full_key(name: str) -> str:
     first = name.partition(".")[0]
     key = name if first in TrainConfig.model_fields else f"{ALGO}{name}"
     if not name.strip() or key.endswith("."):
-        raise ConfigError(f"empty key {name!r} to tune: write a setting of the algorithm, such as learning_rate")
+        raise ConfigError(
+            f"empty key {name!r} to tune: write a setting of the algorithm, such as learning_rate"
+        )
     if first in NOT_TUNED:
         raise ConfigError(f"'{first}' cannot be tuned: {NOT_TUNED[first]}")
     return key
@@ -131,7 +148,9 @@ def read_asked(value: Any) -> Asked:
     if isinstance(value, (list, tuple)):
         return parse_asked([str(item) for item in value])
     if not isinstance(value, Mapping):
-        raise ConfigError(f"bad value {value!r:.80} for 'space': give a list of keys, or search spaces by key")
+        raise ConfigError(
+            f"bad value {value!r:.80} for 'space': give a list of keys, or search spaces by key"
+        )
     asked: Asked = {}
     for name, space in value.items():
         key = full_key(str(name))
@@ -143,7 +162,9 @@ def read_asked(value: Any) -> Asked:
             given = {"choices": space} if isinstance(space, list) else space
             asked[key] = None if given is None else Tune.from_dict(given).as_dict()
         else:
-            raise ConfigError(f"bad value {space!r} for 'space.{name}': {FORM}, or {{low: …, high: …}}")
+            raise ConfigError(
+                f"bad value {space!r} for 'space.{name}': {FORM}, or {{low: …, high: …}}"
+            )
     return asked
 
 
@@ -157,7 +178,9 @@ def parse_space(text: str, name: str) -> dict[str, Any]:
         values = {"low": low, "high": high} | ({"log": True} if match[3] else {})
     else:
         choices = parse_yaml(f"[{text}]", f"the values of '{name}' ({FORM})")
-        if len(choices) < 2 or any(isinstance(choice, str) and ".." in choice for choice in choices):
+        if len(choices) < 2 or any(
+            isinstance(choice, str) and ".." in choice for choice in choices
+        ):
             raise ConfigError(f"bad value '{text}' for --tune {name}: {FORM}")
         values = {"choices": choices}
     try:
@@ -167,7 +190,11 @@ def parse_space(text: str, name: str) -> dict[str, Any]:
 
 
 def resolve_space(
-    asked: Asked, config: TrainConfig, values: Mapping[str, Any], spaces: Mapping[str, Any], fixed: Collection[str]
+    asked: Asked,
+    config: TrainConfig,
+    values: Mapping[str, Any],
+    spaces: Mapping[str, Any],
+    fixed: Collection[str],
 ) -> tuple[TunedKey, ...]:
     """The keys to tune with their spaces and defaults.
 
@@ -175,18 +202,24 @@ def resolve_space(
     """
     known = {f"{ALGO}{name}": Tune.from_dict(space) for name, space in spaces.items()}
     if not asked:
-        asked = {key: None for key, space in known.items() if not space.by_name and key not in fixed}
+        asked = {
+            key: None for key, space in known.items() if not space.by_name and key not in fixed
+        }
     twice = [key for key in asked if key in fixed]
     if twice:
         raise ConfigError(f"'{twice[0]}' is given to --tune and to --fix: remove one")
     if not asked:
-        raise ConfigError(f"{config.algo} has no search space left: add keys, such as --tune learning_rate=1e-5..1e-2")
+        raise ConfigError(
+            f"{config.algo} has no search space left: add keys, such as --tune learning_rate=1e-5..1e-2"
+        )
     found = []
     for key, own in asked.items():
         default = _default(key, config, values)
         if own is None and key not in known:
             name = key.removeprefix(ALGO)
-            raise ConfigError(f"'{key}' has no search space of its own: give one, --tune {name}=SPACE ({FORM})")
+            raise ConfigError(
+                f"'{key}' has no search space of its own: give one, --tune {name}=SPACE ({FORM})"
+            )
         found.append(_tuned(key, known[key] if own is None else Tune.from_dict(own), default))
     return tuple(found)
 
@@ -194,15 +227,25 @@ def resolve_space(
 def _default(key: str, config: TrainConfig, values: Mapping[str, Any]) -> Any:
     """The value of a key with the base configuration."""
     section, _, rest = key.partition(".")
-    inside: Any = values if section == "algo_kwargs" else config.env_kwargs if section == "env_kwargs" else None
+    inside: Any = (
+        values
+        if section == "algo_kwargs"
+        else config.env_kwargs
+        if section == "env_kwargs"
+        else None
+    )
     if inside is None:
         return config.model_dump(mode="json")[section]
     for part in rest.split("."):
         if not isinstance(inside, Mapping) or part not in inside:
             if section == "algo_kwargs":
                 names = inside if isinstance(inside, Mapping) else values
-                raise ConfigError(f"unknown key '{rest}' to tune for {config.algo}{suggest(part, names)}")
-            raise ConfigError(f"'{key}' has no default, which is trial 0: set one, such as {key}=VALUE")
+                raise ConfigError(
+                    f"unknown key '{rest}' to tune for {config.algo}{suggest(part, names)}"
+                )
+            raise ConfigError(
+                f"'{key}' has no default, which is trial 0: set one, such as {key}=VALUE"
+            )
         inside = inside[part]
     return inside
 
@@ -210,7 +253,9 @@ def _default(key: str, config: TrainConfig, values: Mapping[str, Any]) -> Any:
 def _tuned(key: str, space: Tune, default: Any) -> TunedKey:
     """A key whose search space includes its default."""
     space, schedule = replace(space, by_name=False), None
-    has_mappings = any(isinstance(choice, Mapping) for choice in space.choices)  # whole schedules, not their start
+    has_mappings = any(
+        isinstance(choice, Mapping) for choice in space.choices
+    )  # whole schedules, not their start
     if isinstance(default, Mapping) and {"kind", "start"} <= default.keys() and not has_mappings:
         schedule = {name: value for name, value in default.items() if name != "start"}
         default = default["start"]
@@ -226,9 +271,15 @@ def _tuned(key: str, space: Tune, default: Any) -> TunedKey:
 def _widened(space: Tune, default: Any) -> Tune:
     if space.choices:
         texts = [identity(decode(encode(choice), space)) for choice in space.choices]
-        is_known = any(_is_same(choice, default) for choice in space.choices) or identity(default) in texts
+        is_known = (
+            any(_is_same(choice, default) for choice in space.choices) or identity(default) in texts
+        )
         return space if is_known else replace(space, choices=(default, *space.choices))
-    if isinstance(default, bool) or not isinstance(default, (int, float)) or not math.isfinite(default):
+    if (
+        isinstance(default, bool)
+        or not isinstance(default, (int, float))
+        or not math.isfinite(default)
+    ):
         raise ConfigError("it is not a number")
     assert space.low is not None
     assert space.high is not None
@@ -281,7 +332,9 @@ def resolve_asked(text: str, config: TrainConfig) -> str:
 def read_resolved(text: str) -> tuple[tuple[TunedKey, ...], int | None]:
     """The search space, and the steps between two evaluations if they are set."""
     values = parse_yaml(text, "the search space")
-    return tuple(TunedKey.from_dict(key, item) for key, item in values["space"].items()), values["eval_interval"]
+    return tuple(TunedKey.from_dict(key, item) for key, item in values["space"].items()), values[
+        "eval_interval"
+    ]
 
 
 def check_values(key: TunedKey, config: TrainConfig) -> None:
@@ -300,7 +353,9 @@ def check_values(key: TunedKey, config: TrainConfig) -> None:
                 TrainConfig(**merged)
         except ConfigError as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"the search space of '{key.name}' has an invalid value: {reason}") from None
+            raise ConfigError(
+                f"the search space of '{key.name}' has an invalid value: {reason}"
+            ) from None
 
 
 def _checked_values(key: TunedKey) -> list[Any]:
@@ -310,4 +365,8 @@ def _checked_values(key: TunedKey) -> list[Any]:
     ends = [space.low, space.high]
     if space.step is not None:
         return [*ends, space.low + space.step]
-    return ends if space.has_integers else [*ends, key.rounded(space.low + INSIDE * (space.high - space.low))]
+    return (
+        ends
+        if space.has_integers
+        else [*ends, key.rounded(space.low + INSIDE * (space.high - space.low))]
+    )

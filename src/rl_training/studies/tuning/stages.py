@@ -46,7 +46,9 @@ class Stage:
     def threads(self) -> dict[str, int]:
         """PyTorch threads of each setting of the study."""
         stored = self.folder()
-        return {} if stored is None else dict(zip(stored.plan.names, stored.plan.threads, strict=True))
+        return (
+            {} if stored is None else dict(zip(stored.plan.names, stored.plan.threads, strict=True))
+        )
 
     def admit(self, settings: Mapping[str, Setting], launcher: Launcher) -> dict[str, str]:
         """Check settings and add them to the study; returns why some cannot be trained, by name."""
@@ -59,7 +61,11 @@ class Stage:
         if isinstance(launcher, LocalLauncher):
             launcher.prepare(len(runs))
         answers = dict(zip(new, check.answers(), strict=True))
-        wrong = {name: str(answer["error"]).splitlines()[0] for name, answer in answers.items() if "error" in answer}
+        wrong = {
+            name: str(answer["error"]).splitlines()[0]
+            for name, answer in answers.items()
+            if "error" in answer
+        }
         right = {name: setting for name, setting in new.items() if name not in wrong}
         self.add(right, {name: answers[name]["num_threads"] for name in right})
         return wrong
@@ -68,14 +74,20 @@ class Stage:
         """Add settings that were checked, with their threads, as far as the study does not have them."""
         stored, known = self.folder(), self.threads()
         new = {name: setting for name, setting in settings.items() if name not in known}
-        every = {**({} if stored is None else dict(zip(known, stored.plan.vary, strict=True))), **new}
+        every = {
+            **({} if stored is None else dict(zip(known, stored.plan.vary, strict=True))),
+            **new,
+        }
         if new:
             counts = {**threads, **known}
             plan = self.plan.study(self.name, every, tuple(counts.get(name, 1) for name in every))
             store_plan(plan, self.path, is_extended=True)
 
     def drive(
-        self, names: Collection[str], launcher: Launcher, watch: Callable[[Driver], None] | None = None
+        self,
+        names: Collection[str],
+        launcher: Launcher,
+        watch: Callable[[Driver], None] | None = None,
     ) -> Driver | None:
         """Train the runs of these settings; None if there are none. `watch` is called about once a second."""
         folder = self.folder()
@@ -139,7 +151,9 @@ def is_repeat(trial: Any) -> bool:
 
 def complete_trials(trials: Sequence[Any]) -> list[Any]:
     """The complete trials with settings of their own, best first; of equal ones the earlier."""
-    complete = [trial for trial in trials if trial.state.name == "COMPLETE" and not is_repeat(trial)]
+    complete = [
+        trial for trial in trials if trial.state.name == "COMPLETE" and not is_repeat(trial)
+    ]
     return sorted(complete, key=lambda trial: (-trial.value, trial.number))
 
 
@@ -153,7 +167,9 @@ class StageError(RLTrainingError):
 
     def __init__(self, stage: str, reasons: dict[str, str]) -> None:
         listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        super().__init__(f"runs of the {stage} failed ({listed}): the same command tries them again")
+        super().__init__(
+            f"runs of the {stage} failed ({listed}): the same command tries them again"
+        )
 
 
 @dataclass(frozen=True)
@@ -175,7 +191,11 @@ def verdict_of(winner: str, final: Scores) -> Verdict:
     """Compare the winner with the default on the final seeds."""
     scores = complete_scores(final)
     if winner == DEFAULT:
-        return Verdict("default", "the default won the race: no settings that were tried are better, keep it", None)
+        return Verdict(
+            "default",
+            "the default won the race: no settings that were tried are better, keep it",
+            None,
+        )
     from numpy.random import default_rng
 
     from rl_training.studies.statistics import compare_means
@@ -190,7 +210,9 @@ def verdict_of(winner: str, final: Scores) -> Verdict:
         return Verdict("undecided", sentence, found)
     if found.difference > 0:
         return Verdict("better", f"the tuned settings are better than the default {many}", found)
-    return Verdict("worse", f"the tuned settings are worse than the default {many}; keep the default", found)
+    return Verdict(
+        "worse", f"the tuned settings are worse than the default {many}; keep the default", found
+    )
 
 
 def warn_of_few_seeds(count: int) -> str | None:

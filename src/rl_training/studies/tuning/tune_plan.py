@@ -10,7 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig, load_signed_file, merge_layers, resolve_config
+from rl_training.experiment.config import (
+    TrainConfig,
+    load_signed_file,
+    merge_layers,
+    resolve_config,
+)
 from rl_training.experiment.run_folder import safe_name
 from rl_training.experiment.yaml_text import dump_yaml, sign
 from rl_training.studies.launching.launchers import SettingsCheck
@@ -88,10 +93,14 @@ class TunePlan:
     def from_file(cls, path: Path) -> tuple[TunePlan, Path]:
         """What a study file with a `tune` block asks for, and the folder that holds the tuning's folder."""
         study, block, output_dir = read_tune_file(path)
-        settings = TuneSettings(**{key: value for key, value in block.items() if key not in ("space", "fix")})
+        settings = TuneSettings(
+            **{key: value for key, value in block.items() if key not in ("space", "fix")}
+        )
         fixed = block.get("fix", {})
         if not isinstance(fixed, Mapping):
-            raise ConfigError(f"bad value {fixed!r} for 'fix' of the tuning: should be a mapping of keys to values")
+            raise ConfigError(
+                f"bad value {fixed!r} for 'fix' of the tuning: should be a mapping of keys to values"
+            )
         asked = read_asked(block.get("space", {}))
         plan = cls(study.name, study.base, asked, settings, (), study.plugins, study.callbacks)
         return plan.fix(fixed), output_dir
@@ -109,8 +118,12 @@ class TunePlan:
     def resolved(self) -> TunePlan:
         """The plan with its space: the default configuration and the space are checked in a worker process."""
         if self.config().env_id is None:
-            raise ConfigError("missing key 'env_id': trials are compared by evaluations, which need an environment")
-        runs = Plan(self.name, self.base, ({},), (0,), self.plugins, self.callbacks).runs(Path(self.name))
+            raise ConfigError(
+                "missing key 'env_id': trials are compared by evaluations, which need an environment"
+            )
+        runs = Plan(self.name, self.base, ({},), (0,), self.plugins, self.callbacks).runs(
+            Path(self.name)
+        )
         question = RESOLVER, write_asked(self.asked, self.fixed)
         answer = SettingsCheck(runs, self.plugins, self.callbacks, question=question).answers()[0]
         if "error" in answer:
@@ -143,7 +156,11 @@ class TunePlan:
     def seeds(self, stage: str) -> tuple[int, ...]:
         """The seeds of a stage; two stages share none."""
         settings = self.settings
-        count = {"search": settings.seeds_per_trial, "race": settings.race_seeds, "final": settings.final_seeds}[stage]
+        count = {
+            "search": settings.seeds_per_trial,
+            "race": settings.race_seeds,
+            "final": settings.final_seeds,
+        }[stage]
         first = SEEDS_APART * settings.seed + STAGE_SEEDS[stage]
         return tuple(range(first, first + count))
 
@@ -225,7 +242,9 @@ def find_plan(asked: TunePlan, path: Path) -> TunePlan:
     """The plan of the tuning in `path` if it has begun, which must be what is asked; else a new one, not stored yet."""
     if not (path / TUNE_FILE).is_file():
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"'{path}' exists and is not a tuning: move it away, or give another --name")
+            raise ConfigError(
+                f"'{path}' exists and is not a tuning: move it away, or give another --name"
+            )
         return asked.resolved()
     stored = open_tuning(path)
     differences = _differences(stored, asked)
@@ -234,14 +253,18 @@ def find_plan(asked: TunePlan, path: Path) -> TunePlan:
             f"tuning '{stored.name}' began with another plan ('{path}'): {'; '.join(differences)}. Give --name NAME"
             " to begin another"
         )
-    return replace(stored, plugins=asked.plugins, callbacks=asked.callbacks)  # the code that it imports may have moved
+    return replace(
+        stored, plugins=asked.plugins, callbacks=asked.callbacks
+    )  # the code that it imports may have moved
 
 
 def store_tuning(plan: TunePlan, path: Path) -> None:
     """Create the folder of a tuning with its plan; nothing happens if it is there."""
     if (path / TUNE_FILE).is_file():
         return
-    if not freeze(path / TUNE_FILE, sign(dump_yaml(plan.values()))):  # another process began it at the same moment
+    if not freeze(
+        path / TUNE_FILE, sign(dump_yaml(plan.values()))
+    ):  # another process began it at the same moment
         find_plan(plan, path)
 
 
@@ -253,5 +276,7 @@ def _differences(old: TunePlan, new: TunePlan) -> list[str]:
             name = {"asked": "--tune"}.get(key, f"--{key.replace('_', '-')}")
             found.append(f"{name} was {value_text(value)} and is {value_text(second[key])}")
     if {*old.fixed} != {*new.fixed}:
-        found.append(f"--fix was of {', '.join(old.fixed) or 'nothing'} and is of {', '.join(new.fixed) or 'nothing'}")
+        found.append(
+            f"--fix was of {', '.join(old.fixed) or 'nothing'} and is of {', '.join(new.fixed) or 'nothing'}"
+        )
     return found

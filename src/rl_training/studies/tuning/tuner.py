@@ -49,7 +49,9 @@ class Tuning:
     interrupted_by: signal.Signals | None = None
     """The signal that stopped it; all its runs are saved."""
 
-    def run(self, launcher: Launcher, on_begin: Callable[[], None] = lambda: None) -> TuneResult | None:
+    def run(
+        self, launcher: Launcher, on_begin: Callable[[], None] = lambda: None
+    ) -> TuneResult | None:
         """Run what is left; None if a signal stopped it. `on_begin` is called when the tuning has its folder."""
         import_optuna()  # before anything is written
         with contextlib.closing(launcher):
@@ -72,15 +74,22 @@ class Tuning:
 
     def settings(self, journal: Journal) -> dict[str, Setting]:
         """The settings of all trials by name."""
-        return {trial_name(trial.number): setting_of(self.plan.space, trial.params) for trial in journal.trials()}
+        return {
+            trial_name(trial.number): setting_of(self.plan.space, trial.params)
+            for trial in journal.trials()
+        }
 
     def _race(self, journal: Journal, launcher: Launcher) -> Scores | None:
         """Scores of the best settings of the search and of the default, on fresh seeds."""
-        best = [trial_name(trial.number) for trial in complete_trials(journal.trials()) if trial.number]
+        best = [
+            trial_name(trial.number) for trial in complete_trials(journal.trials()) if trial.number
+        ]
         names = [DEFAULT, *best[: self.plan.settings.finalists]]
         if "race" not in journal.notes():
             count = len(names) - 1
-            with_default = f"{_many(count, 'finalist')} and the default" if count else "the default alone"
+            with_default = (
+                f"{_many(count, 'finalist')} and the default" if count else "the default alone"
+            )
             tell(f"race: {with_default} on {_many(len(self.plan.seeds('race')), 'fresh seed')}")
         return self._train("race", names, journal, launcher, needs_all=False)
 
@@ -89,8 +98,14 @@ class Tuning:
         winner = _winner(race)
         names = list(dict.fromkeys([winner, DEFAULT]))
         if "final" not in journal.notes():
-            who = "the default won the race and runs alone" if winner == DEFAULT else f"{winner} against the default"
-            tell(f"final: {who}, on {_many(len(self.plan.seeds('final')), 'seed')} that nobody used")
+            who = (
+                "the default won the race and runs alone"
+                if winner == DEFAULT
+                else f"{winner} against the default"
+            )
+            tell(
+                f"final: {who}, on {_many(len(self.plan.seeds('final')), 'seed')} that nobody used"
+            )
         return self._train("final", names, journal, launcher, needs_all=True)
 
     def _train(
@@ -128,13 +143,17 @@ class Tuning:
         first = self.path / BEST_FILE
         best = self._write_best(first, sign("\n".join(text) + "\n" + dump_yaml(values)))
         edited = None if best == first else first
-        return TuneResult(self.path, journal.trials(), settings, race, final, winner, verdict, best, edited)
+        return TuneResult(
+            self.path, journal.trials(), settings, race, final, winner, verdict, best, edited
+        )
 
     def _write_best(self, path: Path, text: str) -> Path:
         """Write the configuration to train with beside files that were edited, which are kept; returns its path."""
         place, numbers = path, itertools.count(2)
         with translate_write_errors(path):
-            while place.is_file() and not is_unedited(place.read_text(encoding="utf-8", errors="replace")):
+            while place.is_file() and not is_unedited(
+                place.read_text(encoding="utf-8", errors="replace")
+            ):
                 place = path.with_stem(f"{path.stem}-{next(numbers)}")
             replace_synced(place, text.encode())
         return place

@@ -130,7 +130,11 @@ class Section:
 
     def as_dict(self) -> dict[str, Any]:
         """For the page."""
-        return {"id": self.id, "title": self.title, "blocks": [block.as_dict() for block in self.blocks]}
+        return {
+            "id": self.id,
+            "title": self.title,
+            "blocks": [block.as_dict() for block in self.blocks],
+        }
 
 
 def number(value: float | None, missing: str = "–") -> str:
@@ -167,17 +171,33 @@ class Chart:
 
 LEARNING = (
     Chart(
-        "eval_return_mean", "Evaluation return", "Mean raw return of each evaluation, with the deterministic policy."
+        "eval_return_mean",
+        "Evaluation return",
+        "Mean raw return of each evaluation, with the deterministic policy.",
     ),
     Chart(
-        "train_return_mean", "Training return", "Mean raw return of the last 100 training episodes, with exploration."
+        "train_return_mean",
+        "Training return",
+        "Mean raw return of the last 100 training episodes, with exploration.",
     ),
 )
 EPISODES = (
-    Chart("eval_success_rate", "Success rate", "Fraction of evaluation episodes that reported success."),
+    Chart(
+        "eval_success_rate",
+        "Success rate",
+        "Fraction of evaluation episodes that reported success.",
+    ),
     Chart("eval_length_mean", "Episode length in evaluations", "Mean, in environment steps."),
-    Chart("train_length_mean", "Episode length in training", "Mean of the last 100 episodes, in environment steps."),
-    Chart("env_restarts", "Restarted environments", "Environments that failed and were recreated, so far."),
+    Chart(
+        "train_length_mean",
+        "Episode length in training",
+        "Mean of the last 100 episodes, in environment steps.",
+    ),
+    Chart(
+        "env_restarts",
+        "Restarted environments",
+        "Environments that failed and were recreated, so far.",
+    ),
 )
 HEALTH = (
     Chart(
@@ -195,7 +215,11 @@ HEALTH = (
         "Explained variance",
         "1 is a perfect value function; 0 is no better than a constant; below 0 is worse.",
     ),
-    Chart("entropy", "Entropy of the policy", "A fast fall to its lowest value is an early end of exploration."),
+    Chart(
+        "entropy",
+        "Entropy of the policy",
+        "A fast fall to its lowest value is an early end of exploration.",
+    ),
     Chart(
         "q_mean",
         "Predicted value and realised return",
@@ -204,8 +228,16 @@ HEALTH = (
         " far above it are overestimates; states late in an episode and entropy bonuses move Q a little.",
         reference=ESTIMATE,
     ),
-    Chart("alpha", "Entropy temperature (alpha)", "Weight of the entropy; it falls as the policy reaches its target."),
-    Chart("conservative_gap", "Conservative gap", "Soft maximum of Q over actions minus Q of the dataset's action."),
+    Chart(
+        "alpha",
+        "Entropy temperature (alpha)",
+        "Weight of the entropy; it falls as the policy reaches its target.",
+    ),
+    Chart(
+        "conservative_gap",
+        "Conservative gap",
+        "Soft maximum of Q over actions minus Q of the dataset's action.",
+    ),
     Chart("advantage_mean", "Advantage", "Mean advantage of the dataset's actions."),
     Chart("grad_norm", "Gradient norm", "Before clipping."),
     Chart("critic_grad_norm", "Gradient norm of the critics", "Before clipping."),
@@ -216,11 +248,19 @@ HEALTH = (
     Chart("critic_loss", "Critic loss", "Summed over the critics."),
     Chart("actor_loss", "Actor loss"),
     Chart(
-        "imitation_loss", "Imitation loss", "Mean squared difference between the policy's and the dataset's actions."
+        "imitation_loss",
+        "Imitation loss",
+        "Mean squared difference between the policy's and the dataset's actions.",
     ),
     Chart("learning_rate", "Learning rate"),
 )
-SPEED = (Chart("steps_per_second", "Steps per second", "Since the line before; evaluations and checkpoints included."),)
+SPEED = (
+    Chart(
+        "steps_per_second",
+        "Steps per second",
+        "Since the line before; evaluations and checkpoints included.",
+    ),
+)
 
 
 def chosen(charts: Iterable[Chart], logged: Iterable[str]) -> list[Chart]:

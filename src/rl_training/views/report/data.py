@@ -76,7 +76,9 @@ def read_new_lines(path: Path, token: str = START) -> NewLines:
         data = data[: data.rfind(b"\n") + 1]  # what follows the last line break is incomplete
         parsed = [_parse(line) for line in data.splitlines()]
         lines = [line for line in parsed if line is not None]
-        return NewLines(lines, _token(file, offset + len(data)), offset == 0, len(parsed) - len(lines))
+        return NewLines(
+            lines, _token(file, offset + len(data)), offset == 0, len(parsed) - len(lines)
+        )
     return NewLines([], START, is_whole=True)
 
 
@@ -100,7 +102,9 @@ def _parse(line: bytes) -> dict[str, float | None] | None:
         values = json.loads(line)
     if not isinstance(values, dict):
         return None
-    found = {name: finite(value) for name, value in values.items() if value is None or _is_number(value)}
+    found = {
+        name: finite(value) for name, value in values.items() if value is None or _is_number(value)
+    }
     return found if found.get("global_step") is not None else None
 
 
@@ -127,7 +131,9 @@ class Columns:
         """For the page: numbers with six significant digits."""
         return {
             "x": [_short(step, 12) for step in self.steps],
-            "y": {name: [_short(value) for value in values] for name, values in self.metrics.items()},
+            "y": {
+                name: [_short(value) for value in values] for name, values in self.metrics.items()
+            },
         }
 
 
@@ -140,7 +146,10 @@ def thin(columns: Columns, max_points: int) -> Columns:
     for values in columns.metrics.values():
         known = [index for index, value in enumerate(values) if value is not None]
         if known:
-            kept |= {min(known, key=lambda i: values[i] or 0), max(known, key=lambda i: values[i] or 0)}
+            kept |= {
+                min(known, key=lambda i: values[i] or 0),
+                max(known, key=lambda i: values[i] or 0),
+            }
     spaced = max(2, max_points - len(kept))
     kept |= {round(index * (count - 1) / (spaced - 1)) for index in range(spaced)}
     rows = sorted(kept)
@@ -159,12 +168,18 @@ def points_for(tables: Sequence[Columns]) -> int:
 
 def columns_of(lines: Sequence[Line], table: str) -> Columns:
     """The metrics of one table that have values, at the steps at which they were logged."""
-    names = {name for line in lines for name, value in line.items() if value is not None and table_of(name) == table}
+    names = {
+        name
+        for line in lines
+        for name, value in line.items()
+        if value is not None and table_of(name) == table
+    }
     names -= NOT_DRAWN
     rows = [line for line in lines if not names.isdisjoint(line)]
     ordered = dict.fromkeys(name for line in rows for name in line if name in names)
     return Columns(
-        tuple(line[STEP] or 0 for line in rows), {name: tuple(line.get(name) for line in rows) for name in ordered}
+        tuple(line[STEP] or 0 for line in rows),
+        {name: tuple(line.get(name) for line in rows) for name in ordered},
     )
 
 
@@ -221,7 +236,8 @@ def thinned(curves: Sequence[Curves]) -> tuple[list[Curves], int | None]:
     tables = [table for run in curves for table in run.tables.values()]
     limit = points_for(tables)
     thin_curves = [
-        replace(run, tables={name: thin(table, limit) for name, table in run.tables.items()}) for run in curves
+        replace(run, tables={name: thin(table, limit) for name, table in run.tables.items()})
+        for run in curves
     ]
     return thin_curves, limit if any(len(table.steps) > limit for table in tables) else None
 
@@ -246,7 +262,9 @@ def _estimate(line: Line, gamma: float) -> dict[str, float | None]:
 def discount(settings: Mapping[str, Any]) -> float | None:
     """The discount factor of a run; None if its rewards are transformed, so that Q-values have another scale."""
     kwargs, env = mapping(settings.get("algo_kwargs")), mapping(settings.get("env_kwargs"))
-    is_transformed = any(kwargs.get(key) not in (plain, None) for key, plain in PLAIN_REWARDS.items())
+    is_transformed = any(
+        kwargs.get(key) not in (plain, None) for key, plain in PLAIN_REWARDS.items()
+    )
     if is_transformed or mapping(env.get("wrappers")):
         return None
     gamma = finite(kwargs.get("gamma", DEFAULT_DISCOUNT))
@@ -340,7 +358,9 @@ class RunFacts:
     def estimate(self) -> Mapping[str, Any]:
         """A stored result of fitted Q evaluation, as `rl-training eval RUN --dataset FILE --json` prints it."""
         with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
-            return mapping(json.loads(read_limited(self.record.run_dir / ESTIMATE_FILE, MAX_LOG_BYTES)))
+            return mapping(
+                json.loads(read_limited(self.record.run_dir / ESTIMATE_FILE, MAX_LOG_BYTES))
+            )
         return {}
 
     @property
@@ -364,7 +384,9 @@ def step_unit(run: RunRecord) -> tuple[str, int | None]:
     kwargs = mapping(run.settings.get("algo_kwargs"))
     try:
         is_offline = get_algorithm_spec(str(run.settings.get("algo"))).is_offline
-    except ConfigError:  # settings that cannot be read, or an algorithm of a plugin that is not loaded
+    except (
+        ConfigError
+    ):  # settings that cannot be read, or an algorithm of a plugin that is not loaded
         return (OFFLINE if "dataset_kind" in kwargs else UNKNOWN), None
     first = mapping(kwargs.get("online")).get("after_updates")
     if is_offline and isinstance(first, int) and run.info.step > first:

@@ -12,7 +12,18 @@ from typing import Any
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import leaves, load_config_file
 from rl_training.experiment.presets import find_preset
-from rl_training.views.report.blocks import TIME_PARTS, Bars, Block, Cell, Code, Section, Table, Text, duration, number
+from rl_training.views.report.blocks import (
+    TIME_PARTS,
+    Bars,
+    Block,
+    Cell,
+    Code,
+    Section,
+    Table,
+    Text,
+    duration,
+    number,
+)
 from rl_training.views.report.data import RunFacts, finite, mapping
 from rl_training.views.report.summary import GroupFacts, drop_empty, run_cell, runs_of
 
@@ -29,13 +40,25 @@ def event_section(groups: Sequence[GroupFacts]) -> Section:
     quiet = sum(1 for run in runs if run.info.state == "finished" and not _events(run))
     blocks: list[Block] = []
     if quiet:
-        blocks.append(Text(f"{quiet} of {len(runs)} runs: created and finished without an interruption."))
+        blocks.append(
+            Text(f"{quiet} of {len(runs)} runs: created and finished without an interruption.")
+        )
     missing = [f"{group.group.name}: {label}" for group in groups for label in group.group.missing]
     if missing:
-        blocks.append(Text(f"Planned and not started: {'; '.join(missing[:20])}{' …' if len(missing) > 20 else ''}"))
+        blocks.append(
+            Text(
+                f"Planned and not started: {'; '.join(missing[:20])}{' …' if len(missing) > 20 else ''}"
+            )
+        )
     if rows:
-        caption = "What happened" if len(rows) <= MAX_EVENTS else f"The last {MAX_EVENTS} of {len(rows):,} events"
-        blocks.append(Table(caption, ["time", "run", "event"], rows[-MAX_EVENTS:], num_text_columns=3))
+        caption = (
+            "What happened"
+            if len(rows) <= MAX_EVENTS
+            else f"The last {MAX_EVENTS} of {len(rows):,} events"
+        )
+        blocks.append(
+            Table(caption, ["time", "run", "event"], rows[-MAX_EVENTS:], num_text_columns=3)
+        )
     return Section("events", "Events", blocks or [Text("There is no run yet.")])
 
 
@@ -53,10 +76,21 @@ def _events(run: RunFacts) -> list[Sequence[Cell]]:
     if info.state == "running":
         found.append((now, f"running at step {info.step:,}: {info.owner}"))
     if info.state == "dead":
-        owner = "no process has trained it" if info.owner is None else f"{info.owner} ended without recording an end"
+        owner = (
+            "no process has trained it"
+            if info.owner is None
+            else f"{info.owner} ended without recording an end"
+        )
         found.append((now, f"dead: {owner}; to continue it: {_command('resume', info.run_dir)}"))
-    if info.state in ("failed", "stopped") and not any((info.reason or "") in text for _, text in found):
-        found.append((_text(run.metadata.get("ended")), f"{info.state}: {info.reason or 'no reason was recorded'}"))
+    if info.state in ("failed", "stopped") and not any(
+        (info.reason or "") in text for _, text in found
+    ):
+        found.append(
+            (
+                _text(run.metadata.get("ended")),
+                f"{info.state}: {info.reason or 'no reason was recorded'}",
+            )
+        )
     if run.no_score:
         found.append((now, f"no score: {run.no_score}"))
     if run.logged.num_damaged:
@@ -93,8 +127,14 @@ def _differences(group: GroupFacts) -> Block:
     name, values = preset
     used, known = _comparable(settings), _comparable(values)
     given = {key: value for key, value in known.items() if used.get(key) != value}
-    added = {key: value for key, value in used.items() if key not in known and key.startswith(("algo_", "env_kwargs."))}
-    rows = [[key, used.get(key, "not set"), known.get(key, "not set")] for key in {**given, **added}]
+    added = {
+        key: value
+        for key, value in used.items()
+        if key not in known and key.startswith(("algo_", "env_kwargs."))
+    }
+    rows = [
+        [key, used.get(key, "not set"), known.get(key, "not set")] for key in {**given, **added}
+    ]
     if not rows:
         return Text(f"{group.group.name}: the settings are those of the preset {name}.")
     caption = f"{group.group.name}: what differs from the preset {name}"
@@ -113,7 +153,11 @@ def _preset(settings: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings with dotted keys, as text; a schedule, whose keys belong together, is one value."""
-    found = {key: value for key, value in leaves(settings, value_key="kind") if key not in PLACES and value != {}}
+    found = {
+        key: value
+        for key, value in leaves(settings, value_key="kind")
+        if key not in PLACES and value != {}
+    }
     return {key: json.dumps(value, default=str, ensure_ascii=False) for key, value in found.items()}
 
 
@@ -125,21 +169,34 @@ def provenance(groups: Sequence[GroupFacts]) -> Section:
     for name in names:
         rows.append([name, _distinct(_origin(run).get(name, "not known") for run in runs)])
     reasons = dict.fromkeys(reason for run in runs for reason in _inexact_reasons(run))
-    blocks: list[Block] = [Table("Where the runs come from", ["fact", "value"], rows, num_text_columns=2)]
-    return Section("provenance", "Provenance", [*blocks, *(Text(f"Not exact: {reason}") for reason in reasons)])
+    blocks: list[Block] = [
+        Table("Where the runs come from", ["fact", "value"], rows, num_text_columns=2)
+    ]
+    return Section(
+        "provenance", "Provenance", [*blocks, *(Text(f"Not exact: {reason}") for reason in reasons)]
+    )
 
 
 def _origin(run: RunFacts) -> dict[str, str]:
     metadata, checkpoint = run.metadata, run.checkpoint
     versions, machine, execution = (
-        mapping(value) for value in (metadata.get("versions"), checkpoint.get("machine"), checkpoint.get("execution"))
+        mapping(value)
+        for value in (
+            metadata.get("versions"),
+            checkpoint.get("machine"),
+            checkpoint.get("execution"),
+        )
     )
     plugins = metadata.get("plugins")
     found = {str(name): _text(value) for name, value in versions.items()}
     found["git commit"] = _text(metadata.get("git_commit")) or "none"
     if run.info.owner is not None:
         found["host"] = run.info.owner.host
-    found |= {str(name): str(machine[name]) for name in ("processor", "instruction set") if name in machine}
+    found |= {
+        str(name): str(machine[name])
+        for name in ("processor", "instruction set")
+        if name in machine
+    }
     found |= {name.replace("_", " "): str(value) for name, value in execution.items()}
     if plugins and isinstance(plugins, list):
         found["plugins"] = ", ".join(map(str, plugins))
@@ -161,17 +218,24 @@ def _distinct(values: Iterable[str]) -> str:
         return next(iter(counts))
     if len(counts) > 4:
         return f"{len(counts)} values, {min(counts)} to {max(counts)}"
-    return ", ".join(f"{value} ({count} run{'' if count == 1 else 's'})" for value, count in counts.items())
+    return ", ".join(
+        f"{value} ({count} run{'' if count == 1 else 's'})" for value, count in counts.items()
+    )
 
 
 def commands(groups: Sequence[GroupFacts], words: Sequence[str]) -> Section:
     """The commands that make the runs again, evaluate them, and make this page."""
     dirs = [run.record.run_dir for run in runs_of(groups)]
     recorded = [run.metadata.get("command") for run in runs_of(groups)]
-    started = dict.fromkeys(shlex.join(map(str, command)) for command in recorded if isinstance(command, list))
+    started = dict.fromkeys(
+        shlex.join(map(str, command)) for command in recorded if isinstance(command, list)
+    )
     studies = dict.fromkeys(group.group.study for group in groups if group.group.study is not None)
     codes = [Code("As the runs were started", list(started))]
-    codes += [Code("The study again, or what is left of it", [_command("study", "run", study)]) for study in studies]
+    codes += [
+        Code("The study again, or what is left of it", [_command("study", "run", study)])
+        for study in studies
+    ]
     again = [_command("train", "--config", path / "config.yaml") for path in dirs]
     codes.append(Code("Each run alone, from its stored settings", again))
     codes.append(Code("Evaluate the last checkpoints", [_command("eval", path) for path in dirs]))
@@ -195,10 +259,16 @@ def speed_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
             before = sums.get(run.group, [0.0] * len(parts))
             sums[run.group] = [old + part for old, part in zip(before, parts, strict=True)]
     bars = [
-        {"label": groups[index].group.name, "group": index, "values": [round(part, 3) for part in parts]}
+        {
+            "label": groups[index].group.name,
+            "group": index,
+            "values": [round(part, 3) for part in parts],
+        }
         for index, parts in sums.items()
     ]
-    blocks: list[Block] = [Bars("Where the time went, in all runs", PART_NAMES, bars)] if bars else []
+    blocks: list[Block] = (
+        [Bars("Where the time went, in all runs", PART_NAMES, bars)] if bars else []
+    )
     caption = "Speed of the last process, and the time of all processes of a run"
     return [*blocks, drop_empty(Table(caption, ["run", "steps/s", "duration", *PART_NAMES], rows))]
 

@@ -19,7 +19,13 @@ from rl_training.experiment.run_folder import now
 from rl_training.files import atomic_write, translate_write_errors
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.statistics import t_quantile
-from rl_training.studies.statistics.summaries import FEWEST_FOR_INTERVAL, MODULUS, MULTIPLIER, NUM_RESAMPLES, RANK
+from rl_training.studies.statistics.summaries import (
+    FEWEST_FOR_INTERVAL,
+    MODULUS,
+    MULTIPLIER,
+    NUM_RESAMPLES,
+    RANK,
+)
 from rl_training.views.report.data import Curves, Logged, read_curves, thinned
 from rl_training.views.report.sections import PageFacts, page_facts
 
@@ -65,8 +71,12 @@ def report_page(
     Films are shown on a page that is written into a file of the folder `page_dir`.
     """
     curves = {run.run_dir: read_curves(run) for group in groups for run in group.runs}
-    facts = page_facts(groups, {path: Logged().extended(found) for path, found in curves.items()}, words, page_dir)
-    document, policy = assemble(facts.title, {**page_data(facts, list(curves.values())), "live": live})
+    facts = page_facts(
+        groups, {path: Logged().extended(found) for path, found in curves.items()}, words, page_dir
+    )
+    document, policy = assemble(
+        facts.title, {**page_data(facts, list(curves.values())), "live": live}
+    )
     return Page(document, policy, curves)
 
 
@@ -90,13 +100,19 @@ def page_data(facts: PageFacts, curves: Sequence[Curves]) -> dict[str, Any]:
             "modulus": MODULUS,
         },
         "quantiles": [0, 0, *(round(t_quantile(count - 1), 5) for count in range(2, most + 1))],
-        "runs": [{**run, **found.as_dict()} for run, found in zip(data["runs"], drawn, strict=True)],
+        "runs": [
+            {**run, **found.as_dict()} for run, found in zip(data["runs"], drawn, strict=True)
+        ],
         "sections": [section.as_dict() for section in facts.sections()],
     }
 
 
 def write_report(
-    groups: Sequence[RunGroup], words: Sequence[str], out: Path | None = None, *, force: bool = False
+    groups: Sequence[RunGroup],
+    words: Sequence[str],
+    out: Path | None = None,
+    *,
+    force: bool = False,
 ) -> tuple[Path, int]:
     """Write the page into a file; returns its path and its size in bytes.
 
@@ -122,20 +138,30 @@ def default_path(groups: Sequence[RunGroup]) -> Path:
 def _refuse_others(path: Path, *, force: bool) -> None:
     """Raise a `ConfigError` if a report would replace a file that is none."""
     if path.is_dir():
-        raise ConfigError(f"'{path}' is a folder: give --out the path of a file, such as {path / DEFAULT_NAME}")
+        raise ConfigError(
+            f"'{path}' is a folder: give --out the path of a file, such as {path / DEFAULT_NAME}"
+        )
     if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"cannot write '{path}': the name of a report should end in {' or '.join(SUFFIXES)}")
+        raise ConfigError(
+            f"cannot write '{path}': the name of a report should end in {' or '.join(SUFFIXES)}"
+        )
     if not path.parent.is_dir():
-        raise ConfigError(f"folder '{path.parent}' does not exist: create it, or give another --out")
+        raise ConfigError(
+            f"folder '{path.parent}' does not exist: create it, or give another --out"
+        )
     if force or not (path.exists() or path.is_symlink()):
         return
     try:
         with path.open("rb") as file:
             start = file.read(MARK_BYTES)
     except OSError as error:
-        raise RLTrainingError(f"cannot read '{path}', which the report would replace: {error.strerror}") from None
+        raise RLTrainingError(
+            f"cannot read '{path}', which the report would replace: {error.strerror}"
+        ) from None
     if f'<meta name="generator" content="{GENERATOR}'.encode() not in start:
-        raise ConfigError(f"'{path}' exists and is not a report: give another --out, or --force to replace it")
+        raise ConfigError(
+            f"'{path}' exists and is not a report: give another --out, or --force to replace it"
+        )
 
 
 def assemble(title: str, data: Mapping[str, Any]) -> tuple[str, str]:
@@ -175,7 +201,9 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _policy(scripts: Sequence[str], styles: Sequence[str], *, is_live: bool, has_films: bool) -> str:
+def _policy(
+    scripts: Sequence[str], styles: Sequence[str], *, is_live: bool, has_films: bool
+) -> str:
     allowed = {
         "default-src": ["'none'"],
         "script-src": [_checksum(text) for text in scripts],
@@ -190,7 +218,12 @@ def _policy(scripts: Sequence[str], styles: Sequence[str], *, is_live: bool, has
 
 @cache
 def _asset(name: str) -> str:
-    return resources.files("rl_training.views.report").joinpath(name).read_text(encoding="utf-8").strip()
+    return (
+        resources.files("rl_training.views.report")
+        .joinpath(name)
+        .read_text(encoding="utf-8")
+        .strip()
+    )
 
 
 @cache

@@ -47,8 +47,20 @@ from rl_training.views.report.data import (
     finite,
     step_unit,
 )
-from rl_training.views.report.history import commands, configuration, event_section, provenance, speed_blocks
-from rl_training.views.report.summary import GroupFacts, final_scores, offline_blocks, overview, runs_of
+from rl_training.views.report.history import (
+    commands,
+    configuration,
+    event_section,
+    provenance,
+    speed_blocks,
+)
+from rl_training.views.report.summary import (
+    GroupFacts,
+    final_scores,
+    offline_blocks,
+    overview,
+    runs_of,
+)
 
 MAX_COMPARISON_BYTES = 1 << 22
 COMPARISONS, COMPARISON_FILE = "comparisons", "comparison.json"
@@ -56,7 +68,12 @@ VERDICTS = ("a_better", "b_better", "equivalent", "undecided")
 TEXTS = {"a": "a", "b": "b", "verdict": "undecided", "sentence": "", "measure": "", "mode": ""}
 """Texts of a stored comparison, and what stands for a missing one."""
 NUMBERS = ("margin", "look", "difference", "p_value", "prob_a_beats_b")
-KINDS = {FIRST_OFFLINE: "offline, then online", OFFLINE: "offline", UNKNOWN: "online", ONLINE: "online"}
+KINDS = {
+    FIRST_OFFLINE: "offline, then online",
+    OFFLINE: "offline",
+    UNKNOWN: "online",
+    ONLINE: "online",
+}
 """Runs by what their steps count."""
 COMPARISON_COLUMNS = [
     "comparison",
@@ -84,15 +101,21 @@ def comparison_section(run_dirs: Iterable[Path]) -> Section | None:
     """The comparisons stored around the runs whose runs are all on the page, planned ones first; None without any."""
     dirs = [run_dir.resolve() for run_dir in run_dirs]
     names = {run_dir.name for run_dir in dirs}
-    places = dict.fromkeys(place for run_dir in dirs for place in (run_dir.parent, run_dir.parent.parent))
+    places = dict.fromkeys(
+        place for run_dir in dirs for place in (run_dir.parent, run_dir.parent.parent)
+    )
     files = dict.fromkeys(
-        path for place in places for path in sorted((place / COMPARISONS).glob(f"*/{COMPARISON_FILE}"))
+        path
+        for place in places
+        for path in sorted((place / COMPARISONS).glob(f"*/{COMPARISON_FILE}"))
     )
     found = [values for path in files for values in _read_comparisons(path, names)]
     if not found:
         return None
     found.sort(key=lambda values: values["planned"] is not True)
-    table = Table("Stored comparisons", COMPARISON_COLUMNS, [_comparison_row(values) for values in found], 5)
+    table = Table(
+        "Stored comparisons", COMPARISON_COLUMNS, [_comparison_row(values) for values in found], 5
+    )
     return Section("comparisons", "Comparisons", [*_sentences(found), table])
 
 
@@ -105,7 +128,11 @@ def _read_comparisons(path: Path, names: set[str]) -> list[dict[str, Any]]:
     found = []
     for pair in pairs if isinstance(pairs, list) else []:
         runs = pair.get("runs") if isinstance(pair, Mapping) else None
-        if isinstance(runs, list) and runs and all(isinstance(run, str) and Path(run).name in names for run in runs):
+        if (
+            isinstance(runs, list)
+            and runs
+            and all(isinstance(run, str) and Path(run).name in names for run in runs)
+        ):
             found.append(_checked_comparison({**stored, **pair}, path.parent.name))
     return found
 
@@ -156,7 +183,9 @@ def _sentences(found: Sequence[Mapping[str, Any]]) -> list[Text]:
     for values in found:
         is_told = values["planned"] or frozenset((values["a"], values["b"])) not in planned
         if is_told and values["sentence"] not in ("", values["in_words"]):
-            texts.append(Text(f"{values['a']} and {values['b']} ({values['name']}): {values['sentence']}"))
+            texts.append(
+                Text(f"{values['a']} and {values['b']} ({values['name']}): {values['sentence']}")
+            )
     return texts
 
 
@@ -240,12 +269,17 @@ class PageFacts:
             final_scores(self.groups),
             *([] if self.page_dir is None else [film_section(self.runs, self.page_dir)]),
             Section("episodes", "Episodes", self._plots(EPISODES)),
-            Section("health", "Health of learning", [*offline_blocks(self.groups), *self._plots(HEALTH)]),
+            Section(
+                "health", "Health of learning", [*offline_blocks(self.groups), *self._plots(HEALTH)]
+            ),
             Section("speed", "Speed", [*self._plots(SPEED), *speed_blocks(self.groups)]),
             Section("other", "Other metrics", self._other_plots()),
         ]
         last = [event_section(self.groups), configuration(self.groups), provenance(self.groups)]
-        first = [overview(self.groups), Section("learning", "Learning curves", self._plots(LEARNING))]
+        first = [
+            overview(self.groups),
+            Section("learning", "Learning curves", self._plots(LEARNING)),
+        ]
         if len(self.groups) > 1:
             first.reverse()  # the curves are on the first screen, whatever the table's length
         compared = [comparisons] if comparisons else []
@@ -264,15 +298,25 @@ class PageFacts:
                 title = f"{chart.title}, {facet.name}" if len(self.facets) > 1 else chart.title
                 reference = chart.reference if chart.reference in logged else None
                 levels = self._levels(index) if chart.metric == "eval_return_mean" else []
-                found.append(Plot(chart.metric, table_of(chart.metric), index, title, note, reference, levels))
+                found.append(
+                    Plot(
+                        chart.metric, table_of(chart.metric), index, title, note, reference, levels
+                    )
+                )
                 note = ""  # beside the first of them
         return found
 
     def _levels(self, facet: int) -> list[tuple[float, str]]:
         """The mean return of the datasets that the runs of a facet learn from."""
         runs = [run for run in self.runs if self.facet_of[run.group] == facet]
-        returns = [value for run in runs if (value := finite(run.dataset.get("return_mean"))) is not None]
-        return [(statistics.fmean(returns), f"data {number(statistics.fmean(returns))}")] if returns else []
+        returns = [
+            value for run in runs if (value := finite(run.dataset.get("return_mean"))) is not None
+        ]
+        return (
+            [(statistics.fmean(returns), f"data {number(statistics.fmean(returns))}")]
+            if returns
+            else []
+        )
 
     def _other_plots(self) -> list[Block]:
         logged = {name for index in range(len(self.facets)) for name in self._logged(index)}
@@ -289,24 +333,40 @@ class PageFacts:
         return {
             "title": self.title,
             "groups": [
-                {"name": group.group.name, "facet": self.facet_of[group.index], "runs": len(group.runs)}
+                {
+                    "name": group.group.name,
+                    "facet": self.facet_of[group.index],
+                    "runs": len(group.runs),
+                }
                 for group in self.groups
             ],
-            "facets": [{"env": facet.env, "unit": facet.unit, "marks": list(facet.marks)} for facet in self.facets],
+            "facets": [
+                {"env": facet.env, "unit": facet.unit, "marks": list(facet.marks)}
+                for facet in self.facets
+            ],
             "runs": [
-                {"name": run.info.name, "label": run.label, "group": run.group, "state": run.info.state}
+                {
+                    "name": run.info.name,
+                    "label": run.label,
+                    "group": run.group,
+                    "state": run.info.state,
+                }
                 for run in self.runs
             ],
         }
 
 
 def page_facts(
-    groups: Sequence[RunGroup], logged: Mapping[Path, Logged], words: Sequence[str], page_dir: Path | None = None
+    groups: Sequence[RunGroup],
+    logged: Mapping[Path, Logged],
+    words: Sequence[str],
+    page_dir: Path | None = None,
 ) -> PageFacts:
     """The facts of the runs in `groups`; `logged` has what their log files hold, by run folder."""
     runs = facts_of(groups, logged)
     members = [
-        GroupFacts(index, group, [run for run in runs if run.group == index]) for index, group in enumerate(groups)
+        GroupFacts(index, group, [run for run in runs if run.group == index])
+        for index, group in enumerate(groups)
     ]
     facets: dict[tuple[str, str], list[tuple[int, str]]] = {}
     facet_of = {}
@@ -337,7 +397,9 @@ def _marks(run: RunFacts) -> list[tuple[int, str]]:
 def _title(groups: Sequence[GroupFacts]) -> str:
     algos = dict.fromkeys(group.algo for group in groups)
     envs = dict.fromkeys(group.env for group in groups)
-    names = [", ".join([*list(words)[:3], *(["…"] if len(words) > 3 else [])]) for words in (algos, envs)]
+    names = [
+        ", ".join([*list(words)[:3], *(["…"] if len(words) > 3 else [])]) for words in (algos, envs)
+    ]
     studies = {group.group.study for group in groups}
     study = next(iter(studies)) if len(studies) == 1 else None
     start = "" if study is None else f"{study.resolve().name}: "

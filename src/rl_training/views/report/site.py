@@ -74,7 +74,9 @@ class Site:
             "/view": self.report,
             "/new": self.new_lines,
             "/sections": self.sections,
-            "/favicon.ico": lambda _: Answer("", "image/x-icon", status=204),  # browsers ask for it by themselves
+            "/favicon.ico": lambda _: Answer(
+                "", "image/x-icon", status=204
+            ),  # browsers ask for it by themselves
         }
         if path not in pages:
             raise NotFoundError(f"there is no page {path!r:.80}")
@@ -93,18 +95,30 @@ class Site:
                 "runs": count,
                 "is_study": is_file(path / PLAN_FILE),
             }
-            for path, count in sorted(members.items(), key=lambda item: (-_changed(item[0]), item[0]))
+            for path, count in sorted(
+                members.items(), key=lambda item: (-_changed(item[0]), item[0])
+            )
         ]
-        data = {"view": "list", "live": True, "folder": str(self.folder), "folders": folders, "states": STATES}
+        data = {
+            "view": "list",
+            "live": True,
+            "folder": str(self.folder),
+            "folders": folders,
+            "states": STATES,
+        }
         data["seconds"] = SECONDS_BETWEEN_POLLS
-        page, policy = assemble(f"Runs in {self.folder}", {**data, "num_runs": sum(members.values())})
+        page, policy = assemble(
+            f"Runs in {self.folder}", {**data, "num_runs": sum(members.values())}
+        )
         return Answer(page, "text/html; charset=utf-8", policy)
 
     def run_rows(self, query: Mapping[str, Sequence[str]]) -> Answer:
         """The runs directly in a folder, newest first, some at a time; of logs only the last lines are read."""
         folder = self._inside(_one(query, "folder"))
         first = _whole(_one(query, "from", "0"))
-        runs = [path for path in find_run_folders(folder) if path.parent == folder or path == folder]
+        runs = [
+            path for path in find_run_folders(folder) if path.parent == folder or path == folder
+        ]
         runs.sort(key=lambda path: (-_changed(path / "config.yaml"), path))
         rows = [_row(path, self._name(path)) for path in runs[first : first + RUNS_AT_ONCE]]
         return Answer(to_json({"runs": rows, "count": len(runs)}))
@@ -177,8 +191,12 @@ class Site:
         parts = Path(name).parts
         with contextlib.suppress(OSError, ValueError):
             is_inside = not Path(name).is_absolute() and ".." not in parts
-            is_real = is_inside and path.resolve().is_relative_to(self.folder.resolve()) and path.is_dir()
-            if is_real and (is_run_folder(path) or is_file(path / PLAN_FILE) or find_run_folders(path)):
+            is_real = (
+                is_inside and path.resolve().is_relative_to(self.folder.resolve()) and path.is_dir()
+            )
+            if is_real and (
+                is_run_folder(path) or is_file(path / PLAN_FILE) or find_run_folders(path)
+            ):
                 return path
         raise NotFoundError(f"there is no run {name!r:.200}")
 
@@ -292,7 +310,9 @@ class Handler(BaseHTTPRequestHandler):
     def __getattr__(self, name: str) -> Any:
         """Refuse every other method."""
         if name.startswith("do_"):
-            return lambda: self._send(_refusal(405, "only GET and HEAD are answered"), with_body=True)
+            return lambda: self._send(
+                _refusal(405, "only GET and HEAD are answered"), with_body=True
+            )
         raise AttributeError(name)
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -332,16 +352,26 @@ def _refusal(status: int, text: str) -> Answer:
 def make_server(folder: Path, port: int | None = None) -> Server:
     """A server for a folder of runs, at `port` or at the first free one from 8008 on."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"'{folder}' is a file, not a folder of runs: give the folder; a report opens in a browser")
+        raise ConfigError(
+            f"'{folder}' is a file, not a folder of runs: give the folder; a report opens in a browser"
+        )
     if not folder.is_dir():
         raise ConfigError(f"folder '{folder}' does not exist (looked from {Path.cwd()})")
     if port is not None and not 0 <= port <= LARGEST_PORT:
-        raise ConfigError(f"bad value {port} for --port: should be 1 to {LARGEST_PORT}, or 0 for any free one")
+        raise ConfigError(
+            f"bad value {port} for --port: should be 1 to {LARGEST_PORT}, or 0 for any free one"
+        )
     for candidate in _ports(port):
         with contextlib.suppress(OSError):
             return Server(Site(folder), candidate)
-    tried = f"port {port} is" if port else f"ports {DEFAULT_PORT} to {DEFAULT_PORT + NUM_PORTS_TRIED - 1} are"
-    raise ConfigError(f"{tried} in use or not permitted: give --port another number, or 0 for any free one")
+    tried = (
+        f"port {port} is"
+        if port
+        else f"ports {DEFAULT_PORT} to {DEFAULT_PORT + NUM_PORTS_TRIED - 1} are"
+    )
+    raise ConfigError(
+        f"{tried} in use or not permitted: give --port another number, or 0 for any free one"
+    )
 
 
 def _ports(port: int | None) -> Iterator[int]:

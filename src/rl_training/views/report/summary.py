@@ -11,7 +11,16 @@ from typing import Any
 from rl_training.studies.groups import RunGroup
 from rl_training.studies.statistics.summaries import NAMES, Summary, summarize
 from rl_training.studies.variation import format_seeds
-from rl_training.views.report.blocks import Block, Cell, Section, Strip, Table, Text, Verdict, number
+from rl_training.views.report.blocks import (
+    Block,
+    Cell,
+    Section,
+    Strip,
+    Table,
+    Text,
+    Verdict,
+    number,
+)
 from rl_training.views.report.data import RunFacts, finite
 
 MAX_REASONS = 20
@@ -24,7 +33,9 @@ OFFLINE_NOTE = (
     "Data: undiscounted returns of the recorded episodes. FQE: discounted return of the policy, estimated from a"
     " dataset; behaviour: the discounted return that the recorded actions earned in the same episodes."
 )
-FQE_NOTE = "`rl-training eval RUN --dataset FILE --json > RUN/fqe.json` stores an estimate for this page."
+FQE_NOTE = (
+    "`rl-training eval RUN --dataset FILE --json > RUN/fqe.json` stores an estimate for this page."
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,9 @@ class GroupFacts:
         """How many runs are in which state."""
         counts = Counter(run.info.state for run in self.runs)
         words = [f"{count} {state}" for state, count in counts.most_common()]
-        return ", ".join(words + ([f"{len(self.group.missing)} not started"] if self.group.missing else []))
+        return ", ".join(
+            words + ([f"{len(self.group.missing)} not started"] if self.group.missing else [])
+        )
 
     @property
     def exactness(self) -> str:
@@ -96,7 +109,9 @@ class GroupFacts:
 
 def overview(groups: Sequence[GroupFacts]) -> Section:
     """The score of one group in a line, of several in a table."""
-    blocks: list[Block] = [_verdict(groups[0])] if len(groups) == 1 else [_summary(groups)] if groups else []
+    blocks: list[Block] = (
+        [_verdict(groups[0])] if len(groups) == 1 else [_summary(groups)] if groups else []
+    )
     return Section("overview", "Result", blocks)
 
 
@@ -109,7 +124,9 @@ def _verdict(group: GroupFacts) -> Verdict:
         group.index,
         facts,
         "no evaluation yet" if summary is None else number(summary.value),
-        ("" if group.is_final or summary is None else "so far; ") + summary_text(summary) + _share(group),
+        ("" if group.is_final or summary is None else "so far; ")
+        + summary_text(summary)
+        + _share(group),
         group.exactness if "not known" not in group.exactness else f"exactness {group.exactness}",
     )
 
@@ -129,7 +146,11 @@ def summary_text(summary: Summary | None) -> str:
     """What a score is, and the limits of the runs or of its interval."""
     if summary is None:
         return ""
-    return "one run" if summary.low is None else f"{NAMES[summary.kind]} {limits_text(summary.low, summary.high)}"
+    return (
+        "one run"
+        if summary.low is None
+        else f"{NAMES[summary.kind]} {limits_text(summary.low, summary.high)}"
+    )
 
 
 def limits_text(low: float | None, high: float | None) -> str:
@@ -139,7 +160,17 @@ def limits_text(low: float | None, high: float | None) -> str:
 
 def _summary(groups: Sequence[GroupFacts]) -> Table:
     # The score stands beside the name: a phone shows these two, and the rest by scrolling.
-    columns = ["group", "score", "range or interval", "best", "success", "steps", "runs", "environment", "exactness"]
+    columns = [
+        "group",
+        "score",
+        "range or interval",
+        "best",
+        "success",
+        "steps",
+        "runs",
+        "environment",
+        "exactness",
+    ]
     rows: list[Sequence[Cell]] = []
     for group in groups:
         summary = group.summary
@@ -147,7 +178,8 @@ def _summary(groups: Sequence[GroupFacts]) -> Table:
         rows.append(
             [
                 {"text": group.group.name, "group": group.index},
-                number(None if summary is None else summary.value) + ("" if group.is_final else " so far"),
+                number(None if summary is None else summary.value)
+                + ("" if group.is_final else " so far"),
                 summary_text(summary) + _share(group),
                 number(max(bests, default=None)),
                 number(_mean([success_rate(run) for run in group.scored])),
@@ -157,14 +189,20 @@ def _summary(groups: Sequence[GroupFacts]) -> Table:
                 group.exactness,
             ]
         )
-    return drop_empty(Table("Groups of runs that differ only in their seed", columns, rows, 1, ends_in_text=True))
+    return drop_empty(
+        Table("Groups of runs that differ only in their seed", columns, rows, 1, ends_in_text=True)
+    )
 
 
 def drop_empty(table: Table) -> Table:
     """The table without columns of dashes: what no run reports."""
     if not table.rows:
         return table
-    kept = [column for column in range(len(table.columns)) if any(row[column] != "–" for row in table.rows)]
+    kept = [
+        column
+        for column in range(len(table.columns))
+        if any(row[column] != "–" for row in table.rows)
+    ]
     rows = [[row[column] for column in kept] for row in table.rows]
     return replace(table, columns=[table.columns[column] for column in kept], rows=rows)
 
@@ -174,9 +212,13 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
     blocks: list[Block] = []
     envs = dict.fromkeys(group.env for group in groups)
     for env in envs:
-        rows = [_strip_row(group) for group in groups if group.env == env and group.summary is not None]
+        rows = [
+            _strip_row(group) for group in groups if group.env == env and group.summary is not None
+        ]
         if sum(len(row["scores"]) for row in rows) > 1:
-            blocks.append(Strip(f"Return at the end, {env}" if len(envs) > 1 else "Return at the end", rows))
+            blocks.append(
+                Strip(f"Return at the end, {env}" if len(envs) > 1 else "Return at the end", rows)
+            )
     runs = runs_of(groups)
     columns = ["run", "state", "step", "score", "episodes", "length", "success", "best", "folder"]
     table: list[Sequence[Cell]] = [
@@ -193,9 +235,15 @@ def final_scores(groups: Sequence[GroupFacts]) -> Section:
         ]
         for run in runs
     ]
-    blocks.append(drop_empty(Table("Runs, with their last evaluation", columns, table, 2, ends_in_text=True)))
-    reasons = [f"{run_label(run, groups)} has no score: {run.no_score}." for run in runs if run.no_score]
-    return Section("scores", "Final scores", [*blocks, *map(Text, [SCORE_NOTE, *reasons[:MAX_REASONS]])])
+    blocks.append(
+        drop_empty(Table("Runs, with their last evaluation", columns, table, 2, ends_in_text=True))
+    )
+    reasons = [
+        f"{run_label(run, groups)} has no score: {run.no_score}." for run in runs if run.no_score
+    ]
+    return Section(
+        "scores", "Final scores", [*blocks, *map(Text, [SCORE_NOTE, *reasons[:MAX_REASONS]])]
+    )
 
 
 def runs_of(groups: Sequence[GroupFacts]) -> list[RunFacts]:
@@ -232,12 +280,20 @@ def _num_episodes(run: RunFacts) -> str:
 def success_rate(run: RunFacts) -> float | None:
     """Fraction of the last evaluation's episodes that reported success, of those that reported it."""
     successes = run.evaluation.get("successes")
-    known = [success for success in successes if isinstance(success, bool)] if isinstance(successes, list) else []
+    known = (
+        [success for success in successes if isinstance(success, bool)]
+        if isinstance(successes, list)
+        else []
+    )
     return sum(known) / len(known) if known else None
 
 
 def _mean(values: Any) -> float | None:
-    numbers = [value for value in map(finite, values) if value is not None] if isinstance(values, list) else []
+    numbers = (
+        [value for value in map(finite, values) if value is not None]
+        if isinstance(values, list)
+        else []
+    )
     return statistics.fmean(numbers) if numbers else None
 
 
@@ -251,15 +307,37 @@ def offline_blocks(groups: Sequence[GroupFacts]) -> list[Block]:
             number(finite(run.dataset.get("return_max"))),
             number(run.info.last_eval),
             number(finite(run.estimate.get("fqe_return_mean"))),
-            limits_text(finite(run.estimate.get("fqe_return_low")), finite(run.estimate.get("fqe_return_high"))),
+            limits_text(
+                finite(run.estimate.get("fqe_return_low")),
+                finite(run.estimate.get("fqe_return_high")),
+            ),
             number(finite(run.estimate.get("behaviour_return_mean"))),
-            {True: "yes", False: "no"}.get(run.estimate.get("fqe_converged") is True, "") if run.estimate else "–",
+            {True: "yes", False: "no"}.get(run.estimate.get("fqe_converged") is True, "")
+            if run.estimate
+            else "–",
         ]
         for run in runs
         if run.dataset or run.estimate
     ]
-    columns = ["run", "data: mean", "data: best", "score", "FQE", "95 % interval", "behaviour", "converged"]
-    blocks: list[Block] = [Table("Return of the dataset, of the policy, and estimated", columns, rows)] if rows else []
+    columns = [
+        "run",
+        "data: mean",
+        "data: best",
+        "score",
+        "FQE",
+        "95 % interval",
+        "behaviour",
+        "converged",
+    ]
+    blocks: list[Block] = (
+        [Table("Return of the dataset, of the policy, and estimated", columns, rows)]
+        if rows
+        else []
+    )
     if runs:
-        blocks.append(Text(f"{OFFLINE_NOTE} {FQE_NOTE if any(not run.estimate for run in runs) else ''}".strip()))
+        blocks.append(
+            Text(
+                f"{OFFLINE_NOTE} {FQE_NOTE if any(not run.estimate for run in runs) else ''}".strip()
+            )
+        )
     return blocks
