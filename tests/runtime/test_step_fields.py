@@ -136,7 +136,8 @@ def test_the_checks_of_every_algorithm_hold_for_one_with_own_fields() -> None:
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_an_info_key_that_is_missing_is_a_named_error(backend: str, tmp_path: Path) -> None:
-    message = r"the info of step has no 'absent', which the algorithm reads \(its keys: 'action_mask', 'number', 'pair'\)"
+    keys = r"\(its keys: 'action_mask', 'number', 'pair'\)"
+    message = f"the info of step has no 'absent', which the algorithm reads {keys}"
     with registered(SPECS["missing"]), pytest.raises(EnvError, match=message):
         run_training(config_of("missing", tmp_path, backend))
 

@@ -116,7 +116,10 @@ def complete_run(incomplete: str) -> Iterator[str]:
 
 
 NUMBER = "NUMBER"
-RUN_HELP = "A run: its folder or a checkpoint in it, the beginning of its name, or @last. Needed unless --checkpoint is given."
+RUN_HELP = (
+    "A run: its folder or a checkpoint in it, the beginning of its name, or @last."
+    " Needed unless --checkpoint is given."
+)
 
 
 def _import_plugins(plugins: Sequence[str] | None) -> Sequence[str]:

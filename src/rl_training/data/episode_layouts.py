@@ -17,7 +17,10 @@ from rl_training.errors import DatasetError
 from rl_training.replay.transitions import Array
 
 NO_REWARDS = "'rewards' is missing: the file can be imitated (bc); every other algorithm refuses it"
-ONLY_PAIRS = "episode ends are missing: each row counts as an episode of one step, which is enough to imitate the actions (bc)"
+ONLY_PAIRS = (
+    "episode ends are missing: each row counts as an episode of one step, which is enough"
+    " to imitate the actions (bc)"
+)
 
 
 def complete_fields(

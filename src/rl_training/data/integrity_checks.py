@@ -95,7 +95,10 @@ def check_time_limits(dataset: TransitionDataset) -> Iterator[Finding]:
     longest = stops[lengths == lengths.max()]
     if len(longest) >= SAME_LENGTH_FRACTION * len(lengths):
         found = f"{len(longest):,} of {len(lengths):,} terminated episodes last exactly {lengths.max():,} steps"
-        remedy = "if that is a time limit, set truncated instead: a terminated step does not bootstrap from the next state"
+        remedy = (
+            "if that is a time limit, set truncated instead: a terminated step does not bootstrap from"
+            " the next state"
+        )
         yield Finding(
             Level.WARNING, "time_limit_as_termination", found, remedy, int(longest[0] - 1)
         )

@@ -141,7 +141,8 @@ class _Packer:
             or tensor.is_meta
             or tensor.dtype not in TENSOR_DTYPES
         ):
-            problem = f"is a tensor of {tensor.dtype} and layout {tensor.layout}: save a dense tensor of a standard dtype"
+            kind = f"is a tensor of {tensor.dtype} and layout {tensor.layout}"
+            problem = f"{kind}: save a dense tensor of a standard dtype"
             raise UnsavableStateError(path, problem)
         return {"$tensor": self._store(tensor.detach().cpu().contiguous(), path)}
 

@@ -30,7 +30,8 @@ class Evaluation:
         found, count = self.interval, len(self.returns)
         if found.low is None or found.high is None:
             return f"{found.mean:.1f} (one episode: no interval)"
-        return f"{found.mean:.1f} (95 % interval of the mean over {count:,} episodes: {found.low:.1f} to {found.high:.1f})"
+        interval = f"{found.low:.1f} to {found.high:.1f}"
+        return f"{found.mean:.1f} (95 % interval of the mean over {count:,} episodes: {interval})"
 
 
 def write_card(
