@@ -100,9 +100,8 @@ def follow(starts: Array, is_last: Array, stride: int, sampling: Sampling) -> tu
 
 def gather(take: Callable[[Array], dict[str, Tensor]], slots: Array, valid: Array) -> Transitions:
     """The steps at slots [L, B] as one batch, [L, B, ...]; `take` reads flat slots."""
-    tensors = {
-        name: tensor.unflatten(0, slots.shape) for name, tensor in take(slots.reshape(-1)).items()
-    }  # type: ignore[no-untyped-call]
+    flat = take(slots.reshape(-1))
+    tensors = {name: tensor.view(*slots.shape, *tensor.shape[1:]) for name, tensor in flat.items()}
     device = tensors["rewards"].device
     return Transitions.from_tensors({**tensors, "valid": torch.from_numpy(valid).to(device)})
 
