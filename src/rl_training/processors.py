@@ -1,8 +1,9 @@
-"""How many processors this process may use, and how its threads wait for each other."""
+"""Which processors there are, how many this process may use, and how its threads wait for each other."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -22,6 +23,21 @@ def usable_processors() -> int:
     with contextlib.suppress(KeyError, ValueError):
         found.append(int(os.environ["OMP_NUM_THREADS"].split(",")[0]))
     return max(1, min([*found, *_quotas()]))
+
+
+def processor_field(name: str) -> str:
+    """A field of the first processor in /proc/cpuinfo; empty where there is none."""
+    return _processor_fields().get(name, "")
+
+
+@functools.cache
+def _processor_fields() -> dict[str, str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    lines = [line.partition(":") for line in text.partition("\n\n")[0].splitlines()]
+    return {key.strip(): value.strip() for key, _, value in lines}
 
 
 def limit_spinning(variables: MutableMapping[str, str] = os.environ) -> None:

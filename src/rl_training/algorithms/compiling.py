@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import platform
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import CompilationError
+from rl_training.processors import processor_field
 
 ResultT = TypeVar("ResultT")
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -90,23 +90,11 @@ def use_cache_of_this_machine() -> None:
 
 def _cache_folder() -> str:
     instructions = torch.backends.cpu.get_cpu_capability()
+    # The compiler is told to use what this processor has (`-march=native`).
+    flags = processor_field("flags") or processor_field("Features") or platform.processor()
     chosen = os.environ.get("ATEN_CPU_CAPABILITY", "")
-    digest = hashlib.sha256(
-        f"{platform.machine()} {_processor_flags()} {chosen}".encode()
-    ).hexdigest()[:8]
+    digest = hashlib.sha256(f"{platform.machine()} {flags} {chosen}".encode()).hexdigest()[:8]
     return f"{FOLDER_PREFIX}torch{torch.__version__}-{instructions.replace(' ', '')}-{digest}"
-
-
-@functools.cache
-def _processor_flags() -> str:
-    """The instructions this processor has, which the C++ compiler is told to use (`-march=native`)."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line for line in lines if line.startswith(("flags", "Features"))), platform.processor()
-    )
 
 
 def _compare(what: str, actual: list[Tensor], expected: list[Tensor]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rl_training.errors import ConfigError, EnvError
 from rl_training.models.mlp import HIDDEN_GAIN, MLPSpec, init_layer
 from rl_training.models.normalizer import RunningNormalizer
+from rl_training.models.products import linear
 from rl_training.plugins.user_code import find_class, frames_of_user
 from rl_training.spaces.observations import FLOAT_BYTES, ObsSpec, plane_shape
 
@@ -159,7 +160,7 @@ class NatureCNN(nn.Module):
         weights[0] = weights[0] * (1.0 / 255.0)  # cheaper than scaling the pixels
         for weight, bias, (_, _, stride) in zip(weights, biases, CONVOLUTIONS, strict=False):
             x = torch.relu_(F.conv2d(x, weight, bias, stride))
-        return torch.relu_(F.linear(x.flatten(1), weights[-1], biases[-1]))
+        return torch.relu_(linear(x.flatten(1), weights[-1], biases[-1]))
 
     def _planes(self, image: Tensor) -> Tensor:
         """Channels first, [B, channels, H, W]; the channels of stacked frames are concatenated."""

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_training.models.products import is_one_by_one, linear
+
 Activation = Literal["relu", "tanh", "silu", "gelu", "elu"]
 HIDDEN_GAIN = 2**0.5
 
@@ -149,7 +151,10 @@ class EnsembleMLP(_Layers):
     def forward(self, x: Tensor) -> Tensor:
         """Evaluate every member on the same input [B, in], or each on its own [E, B, in]."""
         x = x.expand(self.num_members, -1, -1) if x.dim() == 2 else x
-        *hidden, (last_weight, last_bias) = self._layers()
+        *hidden, (last_weight, last_bias) = layers = self._layers()
+        if is_one_by_one(x, *(weight for weight, _ in hidden)):
+            tensors = [(weight.unbind(0), bias.unbind(0)) for weight, bias in layers]
+            return torch.stack([self._evaluate(tensors, *one) for one in enumerate(x.unbind(0))])
         for layer, (weight, bias) in enumerate(hidden):
             x = torch.baddbmm(bias, x, weight)
             x = self._activation(x if self.layer_norms is None else self.layer_norms[layer](x))
@@ -158,9 +163,13 @@ class EnsembleMLP(_Layers):
 
     def member(self, index: int, x: Tensor) -> Tensor:
         """Evaluate one member alone: [B, in] becomes [B, out]."""
-        *hidden, (last_weight, last_bias) = self._layers()
+        return self._evaluate(self._layers(), index, x)
+
+    def _evaluate(self, layers: Sequence[tuple[Any, Any]], index: int, x: Tensor) -> Tensor:
+        """One member's output; `layers` are weights and biases by layer, then by member."""
+        *hidden, (last_weight, last_bias) = layers
         for layer, (weight, bias) in enumerate(hidden):
-            x = torch.addmm(bias[index], x, weight[index])
+            x = linear(x, weight[index].t(), bias[index].squeeze(0))
             x = self._activation(
                 x if self.layer_norms is None else self.layer_norms[layer](x, index)
             )
@@ -185,6 +194,6 @@ class MLP(_Layers):
         """Apply the layers, with the activation between them."""
         *hidden, (last_weight, last_bias) = self._layers()
         for layer, (weight, bias) in enumerate(hidden):
-            x = F.linear(x, weight, bias)
+            x = linear(x, weight, bias)
             x = self._activation(x if self.layer_norms is None else self.layer_norms[layer](x))
         return F.linear(x, last_weight, last_bias)

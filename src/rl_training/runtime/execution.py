@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,9 @@ from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import MAX_THREADS, TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.encoders import IMAGE_FEATURES
+from rl_training.models.products import LIBRARIES, Library, is_available, products_by
 from rl_training.plugins.user_code import fingerprints
-from rl_training.processors import usable_processors
+from rl_training.processors import processor_field, usable_processors
 
 WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer per update above which several threads are faster than one."""
@@ -47,10 +46,11 @@ KERNEL_VARIABLES = (
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """Number of threads and compilation of a run. Exact bits depend on both, so checkpoints store them."""
+    """Threads, compilation and library of matrix products, on which exact bits depend: checkpoints store them."""
 
     num_threads: int
     compile: bool
+    products: Library = "blas"
 
     @classmethod
     def choose(cls, config: TrainConfig, algo_config: AlgorithmConfig) -> Execution:
@@ -70,19 +70,22 @@ class Execution:
             raise ConfigError(
                 "compile: true needs a C++ compiler (g++ or clang++) on the PATH: install one, or use auto or false"
             )
-        return cls(num_threads, compile_updates)
+        return cls(num_threads, compile_updates, faster_products())
 
     @classmethod
     def from_metadata(cls, values: Any) -> Execution:
         """Read the `execution` entry of a checkpoint's metadata."""
+        values = {"products": "blas", **values} if isinstance(values, Mapping) else values
         match values:
-            case {"num_threads": int(threads), "compile": bool(compiled)} if (
-                1 <= threads <= MAX_THREADS
-            ):
-                return cls(threads, compiled)
+            case {
+                "num_threads": int(threads),
+                "compile": bool(compiled),
+                "products": ("blas" | "onednn") as products,
+            } if 1 <= threads <= MAX_THREADS:
+                return cls(threads, compiled, products)
         raise CheckpointError(
             f"bad value {values!r:.100} for the checkpoint's 'execution': should be num_threads (1 to"
-            f" {MAX_THREADS}) and compile (true or false)"
+            f" {MAX_THREADS}), compile (true or false) and products ({' or '.join(LIBRARIES)})"
         )
 
     def describe(self) -> str:
@@ -92,7 +95,7 @@ class Execution:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Use this number of threads inside the block, and flush denormals to zero in each.
+        """Use these threads and products inside the block, and flush denormals to zero in each thread.
 
         Adam's moments of inactive units decay into denormals, which are slow to compute with.
         """
@@ -100,11 +103,21 @@ class Execution:
         keep_freed_memory()
         torch.set_num_threads(self.num_threads)
         flush_denormals(True)
+        products = self.products if is_available(self.products) else "blas"
         try:
-            yield
+            with products_by(products):
+                yield
         finally:
             torch.set_num_threads(threads_before)
             flush_denormals(flushes_before)
+
+
+def faster_products() -> Library:
+    """The faster library of matrix products, by the kind of processor, so that every run decides alike."""
+    is_limited = "ONEDNN_MAX_CPU_ISA" in os.environ or "DNNL_MAX_CPU_ISA" in os.environ
+    has_wide_vectors = torch.backends.cpu.get_cpu_capability() == "AVX512" and not is_limited
+    is_faster = has_wide_vectors and processor_field("vendor_id") != "GenuineIntel"
+    return "onednn" if is_faster and is_available("onednn") else "blas"
 
 
 def choose_execution(
@@ -229,20 +242,9 @@ def code_differences(saved: object, now: Mapping[str, str]) -> list[str]:
     ]
 
 
-@functools.cache
 def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    fields = dict.fromkeys(("vendor_id", "model name", "cpu family", "model"), "")
-    for line in lines:
-        key, colon, value = line.partition(":")
-        if colon and not fields.get(key.strip(), "-"):
-            fields[key.strip()] = value.strip()
-    words = [fields["model name"] or platform.processor() or platform.machine()]
-    if fields["model"]:
-        words.append(
-            f"({fields['vendor_id']} family {fields['cpu family']} model {fields['model']})"
-        )
+    words = [processor_field("model name") or platform.processor() or platform.machine()]
+    if processor_field("model"):
+        kind = f"family {processor_field('cpu family')} model {processor_field('model')}"
+        words.append(f"({processor_field('vendor_id')} {kind})")
     return " ".join(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from pathlib import Path
 from time import perf_counter
@@ -270,7 +271,7 @@ class Session:
                 "best": best._asdict() if best else None,
             },
             "metadata": {
-                "execution": {"num_threads": execution.num_threads, "compile": execution.compile},
+                "execution": dataclasses.asdict(execution),
                 "global_step": self.state.global_step,
                 "machine": machine_facts(components.algorithm.device),
                 "code": code_facts(self.setup.config),
