@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rl_training import TrainConfig, processors
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.processors import SPIN_VARIABLE, SPINS, limit_spinning, usable_processors
+from rl_training.processors import usable_processors
 from rl_training.runtime import execution
 from rl_training.runtime.execution import Execution
 
@@ -78,37 +76,3 @@ def test_auto_takes_at_most_four_of_them_and_only_for_large_networks(
         )
         algo_config = get_algorithm_spec("sac").parse_kwargs(config.algo_kwargs)
         assert Execution.choose(config, algo_config).num_threads == expected
-
-
-def test_threads_spin_shortly_unless_the_user_chose_otherwise() -> None:
-    for chosen in ({SPIN_VARIABLE: "5"}, {"OMP_WAIT_POLICY": "ACTIVE"}):
-        variables = dict(chosen)
-        limit_spinning(variables)
-        assert variables == chosen
-    variables = {}
-    limit_spinning(variables)
-    assert variables == {SPIN_VARIABLE: str(SPINS)}
-
-
-def test_the_variable_is_set_before_torch_is_imported() -> None:
-    code = (
-        f"import rl_training, os, sys; print(os.environ['{SPIN_VARIABLE}'], 'torch' in sys.modules)"
-    )
-    names = (SPIN_VARIABLE, "OMP_WAIT_POLICY")
-    clean = {name: value for name, value in os.environ.items() if name not in names}
-    answer = subprocess.run(
-        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.split() == [str(SPINS), "False"]
-
-
-@needs_affinity
-def test_a_process_bound_to_one_processor_counts_one() -> None:
-    code = (
-        f"import os; os.sched_setaffinity(0, {{{FIRST}}})\n"
-        "from rl_training.processors import usable_processors; print(usable_processors())"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.strip() == "1"

@@ -4,12 +4,9 @@ from typing import TYPE_CHECKING
 
 from rl_training.experiment.registry import BUILT_IN_CLASSES
 from rl_training.exports import lazy_exports
-from rl_training.processors import limit_spinning
 from rl_training.providers import provide
 
 __version__ = "0.1.0"
-
-limit_spinning()
 
 provide("record_random_actions", "rl_training.runtime.recording:record_random_actions")
 provide("train_function", "rl_training.runtime.trainer_modules:train_function")

@@ -1,17 +1,13 @@
-"""Which processors there are, how many this process may use, and how its threads wait for each other."""
+"""Which processors there are, and how many this process may use."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
 
-SPIN_VARIABLE, POLICY_VARIABLE = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
-SPINS = 700
-"""Rounds that a thread of OpenMP waits by spinning before it sleeps. Measured by benchmarks/threads.py: on a quiet
-machine two threads keep most of their gain, and on a busy one they cost less than a third against one thread."""
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -38,15 +34,6 @@ def _processor_fields() -> dict[str, str]:
         return {}
     lines = [line.partition(":") for line in text.partition("\n\n")[0].splitlines()]
     return {key.strip(): value.strip() for key, _, value in lines}
-
-
-def limit_spinning(variables: MutableMapping[str, str] = os.environ) -> None:
-    """Let OpenMP's threads wait mostly asleep, unless the user chose otherwise.
-
-    It has an effect only before torch is imported, which reads the variable then.
-    """
-    if not {SPIN_VARIABLE, POLICY_VARIABLE} & variables.keys():
-        variables[SPIN_VARIABLE] = str(SPINS)
 
 
 def _quotas() -> Iterator[int]:

@@ -25,6 +25,7 @@ from rl_training.models.encoders import IMAGE_FEATURES
 from rl_training.models.products import LIBRARIES, Library, is_available, products_by
 from rl_training.plugins.user_code import fingerprints
 from rl_training.processors import processor_field, usable_processors
+from rl_training.runtime.waiting import adaptive_waiting
 
 WORK_FOR_TWO_THREADS = 8_000_000
 """Multiplications in the widest layer per update above which several threads are faster than one."""
@@ -105,7 +106,7 @@ class Execution:
         flush_denormals(True)
         products = self.products if is_available(self.products) else "blas"
         try:
-            with products_by(products):
+            with products_by(products), adaptive_waiting(self.num_threads):
                 yield
         finally:
             torch.set_num_threads(threads_before)
