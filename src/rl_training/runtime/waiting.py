@@ -1,8 +1,8 @@
 """How the threads of one computation wait for each other: spinning on a quiet machine, asleep on a busy one.
 
 OpenMP's threads wait for each other after every operation. Spinning is fastest while every thread has a processor;
-beside other busy processes a spinning thread takes the processor from the thread it waits for. GNU's OpenMP, which torch
-brings on Linux, spins for 3 ms, or hardly at all while it manages more threads than there are processors. So this
+beside other busy processes a spinning thread takes the processor from the thread it waits for. GNU's OpenMP, which
+torch brings on Linux, spins for 3 ms, or hardly at all while it manages more threads than there are processors. So this
 module starts idle threads while the machine is busy, and ends them when it is quiet again: no result depends on it.
 """
 
