@@ -25,7 +25,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.loggers import MlflowSettings
 from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.tracking import tracking
-from rl_training.experiment.tracking.sink import Line, Outcome, TrackedRun
+from rl_training.experiment.tracking.tracker import Outcome, Row
 from rl_training.experiment.tracking.wandb_tracker import _records
 from rl_training.plugins import gate
 from rl_training.runtime.callbacks import Callback
@@ -433,16 +433,13 @@ class TestContinuing:
 class FailingTracker:
     """Raises at one of its calls."""
 
-    place = None
+    last_step, place = -1, None
 
     def __init__(self, event: str) -> None:
         self.event = event
-
-    def start(self, run: TrackedRun) -> int | None:
         self._reach("start")
-        return None
 
-    def log(self, lines: Sequence[Line]) -> None:
+    def log(self, rows: Sequence[Row]) -> None:
         self._reach("log")
 
     def finish(self, outcome: Outcome) -> None:
@@ -479,7 +476,7 @@ class TestFailures:
         told: Any,
     ) -> None:
         monkeypatch.setitem(
-            tracking.TRACKERS, MlflowSettings, lambda settings: FailingTracker(event)
+            tracking.TRACKERS, MlflowSettings, lambda settings, run: FailingTracker(event)
         )
         run_dir = run_training(small_config("ppo", tmp_path, **RUN, loggers=["mlflow"])).run_dir
         assert (run_dir / "metrics.jsonl").read_bytes() == plain_metrics

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ from typing import Any
 
 from rl_training.experiment.config import leaves
 from rl_training.experiment.loggers import MlflowSettings
-from rl_training.experiment.tracking.sink import Line, Outcome, TrackedRun, finite_values
+from rl_training.experiment.tracking.tracker import Outcome, Row, TrackedRun
 
 ID_TAG = "rl_training.id"
 DATABASE = "mlflow.db"
@@ -35,48 +34,41 @@ STATES = {
 class MlflowTracker:
     """A run of MLflow, found again by a tag with our id; global state of `mlflow` is not touched."""
 
-    def __init__(self, settings: MlflowSettings) -> None:
-        self._settings = settings
-        self._client: Any = None
-        self._run_id = ""
-        self._uri = ""
-        self._last_step = -1
-
-    def start(self, run: TrackedRun) -> int | None:
+    def __init__(self, settings: MlflowSettings, run: TrackedRun) -> None:
         """Begin or continue the run."""
         beside = run.run_dir.absolute().parent
-        given = self._settings.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        self._uri = given or f"sqlite:///{beside / DATABASE}"
+        given = settings.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        uri = given or f"sqlite:///{beside / DATABASE}"
+        is_database = uri.startswith("sqlite:")
+        self.place = f"mlflow ui --backend-store-uri {uri}" if is_database else uri
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # the terminal is ours
         from mlflow import tracking
 
-        with _locked(self._uri):
-            self._client = tracking.MlflowClient(tracking_uri=self._uri)
-            experiment = self._experiment(beside)
-        found = self._find(experiment, run.id)
+        # Else artifacts that users add would go to the working directory.
+        artifacts = (beside / "mlartifacts").as_uri() if is_database else None
+        with _locked(uri):
+            self._client: Any = tracking.MlflowClient(tracking_uri=uri)
+            self._experiment = self._make_experiment(settings.experiment, artifacts)
+        found = self._find(run.id)
         if found is None:
-            tags = {ID_TAG: run.id, **self._tags(run, experiment)}
-            found = self._client.create_run(experiment, run_name=run.name, tags=tags)
+            found = self._client.create_run(
+                self._experiment, run_name=run.name, tags=self._tags(run)
+            )
         self._run_id = found.info.run_id
         self._client.update_run(self._run_id, status="RUNNING", name=run.name)
         self._log_settings(run.config, found.data.params)
-        last = found.data.metrics.get("global_step")
-        return None if last is None else int(last)
+        self.last_step = int(found.data.metrics.get("global_step", -1))
 
-    def log(self, lines: Sequence[Line]) -> None:
-        """Add lines; every value is a metric at our step."""
+    def log(self, rows: Sequence[Row]) -> None:
+        """Add rows; every value is a metric at our step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = []
-        for values in map(finite_values, lines):
-            step = int(values["global_step"])
-            if step == self._last_step:  # further values of the same step
-                del values["global_step"]
-            self._last_step = step
-            metrics += [
-                Metric(_safe(name), float(value), now, step) for name, value in values.items()
-            ]
+        metrics = [
+            Metric(_safe(name), float(value), now, step)
+            for step, values in rows
+            for name, value in values.items()
+        ]
         for batch in _batches(metrics, MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=batch)
 
@@ -88,51 +80,31 @@ class MlflowTracker:
         self._client.set_tag(self._run_id, "stop_reason", outcome.reason or "")
         self._client.set_terminated(self._run_id, STATES[outcome.status])
 
-    @property
-    def place(self) -> str | None:
-        """The command that shows a database; a server shows itself."""
-        return (
-            f"mlflow ui --backend-store-uri {self._uri}"
-            if self._uri.startswith("sqlite:")
-            else self._uri
-        )
-
-    def _experiment(self, beside: Path) -> str:
-        name = self._settings.experiment
+    def _make_experiment(self, name: str, artifacts: str | None) -> str:
+        """The id of the experiment, which is created if there is none."""
         found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        # Else artifacts that users add would go to the working directory.
-        place = (beside / "mlartifacts").as_uri() if self._uri.startswith("sqlite:") else None
-        try:
-            return str(self._client.create_experiment(name, artifact_location=place))
-        except Exception:  # another run may have created it at the same moment
-            found = self._client.get_experiment_by_name(name)
-            if found is None:
-                raise
-            return str(found.experiment_id)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name, artifact_location=artifacts))
+            except Exception:  # another run may have created it at the same moment
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
 
-    def _find(self, experiment: str, run_id: str) -> Any:
-        found = self._client.search_runs(
-            [experiment], f"tags.`{ID_TAG}` = '{run_id}'", max_results=1
-        )
-        return found[0] if found else None
+    def _find(self, run_id: str) -> Any:
+        query = f"tags.`{ID_TAG}` = '{run_id}'"
+        return next(iter(self._client.search_runs([self._experiment], query, max_results=1)), None)
 
-    def _tags(self, run: TrackedRun, experiment: str) -> dict[str, str]:
-        tags = {
-            _safe(name): _text(value)
-            for name, value in leaves(dict(run.facts))
-            if value is not None
-        }
+    def _tags(self, run: TrackedRun) -> dict[str, str]:
+        facts = {**run.facts, "group": run.group, "parent": run.parent}
+        tags = {_safe(name): _text(value) for name, value in leaves(facts) if value is not None}
         if run.tags:
             tags["tags"] = ", ".join(run.tags)
-        if run.group is not None:
-            tags["group"] = run.group
-        if run.parent is not None:
-            parent = self._find(experiment, run.parent)
-            tags["parent"] = run.parent
-            tags |= {} if parent is None else {"mlflow.parentRunId": parent.info.run_id}
-        return tags
+        parent = None if run.parent is None else self._find(run.parent)
+        if parent is not None:
+            tags["mlflow.parentRunId"] = parent.info.run_id
+        return {ID_TAG: run.id, **tags}
 
     def _log_settings(self, config: Mapping[str, Any], known: Mapping[str, str]) -> None:
         """Log settings as parameters; those that changed on resume as tags, since parameters cannot change."""
@@ -156,10 +128,8 @@ def _text(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:MAX_TEXT]
 
 
-def _batches(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while batch := list(itertools.islice(rest, size)):
-        yield batch
+def _batches(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 @contextlib.contextmanager

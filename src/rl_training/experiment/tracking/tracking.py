@@ -1,14 +1,16 @@
-"""The trackers of one run: opened with its files, told of its end."""
+"""The trackers of one run: opened with its files, served by a thread each, told of its end."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
+from queue import SimpleQueue
 from typing import Any
 
 from rl_training.errors import ReplacedError, RLTrainingError
@@ -23,25 +25,156 @@ from rl_training.experiment.logs import read_metrics
 from rl_training.experiment.ownership import REPLACED
 from rl_training.experiment.run_folder import INTERRUPTED, TrainingRun, is_interruption
 from rl_training.experiment.tracking.mlflow_tracker import MlflowTracker
-from rl_training.experiment.tracking.sink import (
-    Beginning,
-    Line,
-    Outcome,
-    TrackedRun,
-    Tracker,
-    TrackerSink,
-    plain_values,
-)
+from rl_training.experiment.tracking.tracker import Outcome, Row, TrackedRun, Tracker
 from rl_training.experiment.tracking.wandb_tracker import WandbTracker
 from rl_training.terminal.streams import tell
 
+MAX_WAITING = 100_000
+"""Lines that may wait for a slow tracker."""
 SECONDS_TO_FINISH = 30.0
 """How long the end of a run waits for its trackers."""
 STUDY_FILE, TUNE_FILE = "study.yaml", "tune.yaml"
-TRACKERS: dict[type[TrackerSettings], Callable[[Any], Tracker]] = {
+TRACKERS: dict[type[TrackerSettings], Callable[[Any, TrackedRun], Tracker]] = {
     WandbSettings: WandbTracker,
     MlflowSettings: MlflowTracker,
 }
+Line = Mapping[str, float | None]
+"""One line of `metrics.jsonl`."""
+RENEWED = Outcome("stopped", "the resumed run has other values: another tracked run has them")
+
+
+class TrackerSink:
+    """One tracker of a run, in a thread: a slow or failing tracker holds no run up.
+
+    The first exception ends the tracking and is reported once. A resumed run repeats the lines after its checkpoint. If
+    they are as before, the tracker, which has them already, does not get them again. If one differs, a new tracked run
+    begins that has all lines of `metrics.jsonl`.
+    """
+
+    def __init__(
+        self,
+        tracking: Tracking,
+        settings: TrackerSettings,
+        run: TrackedRun,
+        kept: list[Line],
+        discarded: Iterable[Line],
+    ) -> None:
+        """Start the thread. The tracked run has the lines `kept`; the run will repeat the lines `discarded`."""
+        self._tracking, self._settings, self._run = tracking, settings, run
+        self._discarded = {line.get("global_step"): line for line in discarded}
+        self._queue: SimpleQueue[TrackedRun | list[Line] | Outcome] = SimpleQueue()
+        self._messages: SimpleQueue[str] = SimpleQueue()
+        self._is_off = False
+        self._tracker: Tracker | None = None
+        self._step, self._names = 0, set[str]()
+        """The step that the tracker got last, or the first that it lacks, and the values of it that it got."""
+        self._queue.put(run)
+        self._queue.put(kept)
+        self._thread = threading.Thread(
+            target=self._work, name=f"rl_training-{settings.logger}", daemon=True
+        )
+        self._thread.start()
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Hand a line over; returns at once."""
+        self._show_messages()
+        # The resumed run sends the complete line of an iteration that is being interrupted.
+        if self._is_off or is_interruption(self._tracking.read_stop_reason()):
+            return
+        before = self._discarded.pop(metrics["global_step"], None)
+        if before is not None and _differ(before, metrics):
+            self._begin_again()
+        else:
+            self._queue.put([dict(metrics)])
+        if self._queue.qsize() > MAX_WAITING:
+            self._fail("it is too slow")
+
+    def end(self, outcome: Outcome) -> None:
+        """Ask the tracker to finish, without waiting for it."""
+        self._queue.put(outcome)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the tracker has finished, at most so long."""
+        self._thread.join(seconds)
+        if self._thread.is_alive() and not self._is_off:
+            self._is_off = True
+            self._messages.put(
+                f"{self._settings.logger} did not finish in time (can its server be reached?): the run is complete,"
+                " the tracked run may not be"
+            )
+        self._show_messages()
+
+    def _begin_again(self) -> None:
+        """Begin another tracked run, whose lines include the one that differs."""
+        self._discarded.clear()
+        try:
+            self._run = replace(self._run, id=_new_id(), parent=self._run.id)
+            self._tracking.save_ids({self._settings.logger: self._run.id})
+            lines = list(read_metrics(self._tracking.metrics_path))
+        except Exception as error:  # the metadata cannot be written, for example
+            self._fail(f"{type(error).__name__}: {error}")
+        else:
+            self._queue.put(self._run)
+            self._queue.put(lines)
+
+    def _work(self) -> None:
+        """Serve the queue until the end or the first exception."""
+        try:
+            lines: list[Line] = []
+            while not self._is_off:
+                item = self._queue.get()
+                if isinstance(item, list):
+                    lines += item
+                    if not self._queue.empty():
+                        continue  # lines that wait are sent at once
+                self._log(lines)
+                lines = []
+                if not isinstance(item, list):
+                    self._begin_or_end(item)
+        except BaseException as error:  # SystemExit, too: no tracker ends a run
+            self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
+
+    def _begin_or_end(self, item: TrackedRun | Outcome) -> None:
+        if self._tracker is not None:
+            self._tracker.finish(item if isinstance(item, Outcome) else RENEWED)
+        if isinstance(item, Outcome):
+            self._is_off = True
+            return
+        self._tracker = TRACKERS[type(self._settings)](self._settings, item)
+        self._step, self._names = self._tracker.last_step + 1, set()
+        if self._tracker.place is not None:
+            self._messages.put(f"{self._settings.logger}: {self._tracker.place}")
+
+    def _log(self, lines: Iterable[Line]) -> None:
+        """Hand over the lines that the tracker lacks; of a second line of one step, what is new in it."""
+        rows: list[Row] = []
+        for line in lines:
+            step = line.get("global_step")
+            if step is None or step < self._step:
+                continue
+            if step > self._step:
+                self._step, self._names = int(step), set()
+            new = {
+                name: value
+                for name, value in line.items()
+                if name not in self._names and value is not None and math.isfinite(value)
+            }
+            if new:
+                rows.append((self._step, new))
+            self._names |= line.keys()
+        if rows and self._tracker is not None:
+            self._tracker.log(rows)
+
+    def _fail(self, reason: str) -> None:
+        if not self._is_off:
+            self._is_off = True
+            self._messages.put(
+                f"{self._settings.logger} failed, and the run goes on without it: {reason}"
+            )
+
+    def _show_messages(self) -> None:
+        while not self._messages.empty():
+            self._tracking.warn(self._messages.get())
 
 
 @dataclass
@@ -68,26 +201,24 @@ class Tracking:
         if not chosen:
             return []
         try:
-            kept, discarded = _split_lines(self._metrics_path, keep_bytes)
+            kept, discarded = _split_lines(self.metrics_path, keep_bytes)
             # The closing line of a process may be of an unfinished iteration: the repeated one may differ.
             discarded = [line for line in discarded if line.get("global_step") != first_step]
-            ids = self._ids(chosen)
+            known = _ids_in(self.folder.metadata())
+            ids = {item.logger: known.get(item.logger) or _new_id() for item in chosen}
+            if not ids.items() <= known.items():
+                self.save_ids(ids)  # at once: a run that is killed finds them there
             for settings in chosen:
                 run = self._tracked_run(settings, ids[settings.logger], algo_kwargs)
-                self._sinks.append(self._open_one(settings, Beginning(run, kept), discarded))
+                self._sinks.append(TrackerSink(self, settings, run, kept, discarded))
         except Exception as error:  # a full disk, for example
-            self._warn(f"the run goes on without trackers: {type(error).__name__}: {error}")
+            self.warn(f"the run goes on without trackers: {type(error).__name__}: {error}")
         return self._sinks
 
     def __enter__(self) -> Tracking:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._sinks:
             return
         self.report = tell  # the view of the run is closed
@@ -102,45 +233,18 @@ class Tracking:
             self.report("interrupted: not waiting for the trackers")
 
     @property
-    def _metrics_path(self) -> Path:
+    def metrics_path(self) -> Path:
+        """Path of `metrics.jsonl`."""
         return self.folder.run_dir / "metrics.jsonl"
 
-    def _open_one(
-        self, settings: TrackerSettings, beginning: Beginning, discarded: Sequence[Line]
-    ) -> TrackerSink:
-        run = beginning.run
-
-        def renew() -> Beginning:
-            nonlocal run
-            run = replace(run, id=_new_id(), parent=run.id)
-            known = _ids_in(self.folder.metadata())
-            self.folder.update_metadata(tracking={**known, settings.logger: run.id})
-            return Beginning(run, list(read_metrics(self._metrics_path)))
-
-        make = TRACKERS[type(settings)]
-        return TrackerSink(
-            settings.logger,
-            lambda: make(settings),
-            beginning,
-            discarded=discarded,
-            is_held=lambda: is_interruption(self.read_stop_reason()),
-            renew=renew,
-            report=self._warn,
-        )
-
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Show a message, and keep it in `run.log`: a quiet run shows none."""
         self.folder.logger.warning(text)
         self.report(text)
 
-    def _ids(self, chosen: Sequence[TrackerSettings]) -> dict[str, str]:
-        """The id of each tracked run, in the metadata from its first moment on: a killed run finds it there."""
-        metadata = self.folder.metadata()
-        known = _ids_in(metadata)
-        ids = {item.logger: known.get(item.logger) or _new_id() for item in chosen}
-        if not ids.items() <= known.items():
-            self.folder.update_metadata(tracking={**known, **ids})
-        return ids
+    def save_ids(self, ids: Mapping[str, str]) -> None:
+        """Keep ids of tracked runs, by logger, in the metadata."""
+        self.folder.update_metadata(tracking={**_ids_in(self.folder.metadata()), **ids})
 
     def _tracked_run(
         self, settings: TrackerSettings, run_id: str, algo_kwargs: Mapping[str, Any]
@@ -155,9 +259,9 @@ class Tracking:
             name=settings.name or run_dir.name,
             run_dir=run_dir,
             group=settings.group or _study_of(run_dir.absolute().parent),
-            config=plain_values(config),
+            config=config,
             tags=self.config.tags,
-            facts=plain_values({"folder": str(run_dir.absolute()), **facts, **parent_facts}),
+            facts={"folder": str(run_dir.absolute()), **facts, **parent_facts},
             parent=parent,
         )
 
@@ -166,13 +270,21 @@ class Tracking:
             return Outcome("replaced")
         if error is not None:
             return Outcome("failed", f"{type(error).__name__}: {error}")
-        metadata = self.folder.metadata()
-        reason = metadata.get("stop_reason")
+        reason = self.folder.metadata().get("stop_reason")
         if reason == INTERRUPTED + REPLACED:
             return Outcome("replaced", reason)
         if is_interruption(reason):
             return Outcome("interrupted", reason)
         return Outcome("finished" if reason is None else "stopped", reason)
+
+
+def _differ(before: Line, metrics: Mapping[str, float]) -> bool:
+    """Whether a value that both lines have is another; one of them may have an evaluation that the other lacks."""
+    return any(
+        before[name] != (value if math.isfinite(value) else None)
+        for name, value in metrics.items()
+        if name in before
+    )
 
 
 def _new_id() -> str:

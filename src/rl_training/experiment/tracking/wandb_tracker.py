@@ -9,7 +9,7 @@ from typing import Any
 
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.loggers import WandbSettings
-from rl_training.experiment.tracking.sink import Line, Outcome, TrackedRun, finite_values
+from rl_training.experiment.tracking.tracker import Outcome, Row, TrackedRun
 
 SECONDS_TO_FINISH = 25.0
 """How long wandb may upload at the end; the rest stays in the run folder."""
@@ -24,30 +24,23 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 class WandbTracker:
     """A run of Weights & Biases, whose step is our `global_step`."""
 
-    def __init__(self, settings: WandbSettings) -> None:
-        self._settings = settings
-        self._run: Any = None
-        self._folder = Path("wandb")
-
-    def start(self, run: TrackedRun) -> int | None:
+    def __init__(self, settings: WandbSettings, run: TrackedRun) -> None:
         """Begin or continue the run; wandb's files go to `wandb` in the run folder."""
         import wandb
 
-        self._folder = run.run_dir / "wandb"
-        last = max(
-            (last_step(path) for path in self._folder.glob(f"*run-*-{run.id}/*.wandb")), default=-1
-        )
+        folder = run.run_dir / "wandb"
+        written = [last_step(path) for path in folder.glob(f"*run-*-{run.id}/*.wandb")]
         options = wandb.Settings(
             console="off",  # the terminal is ours
             silent=True,
             finish_timeout=SECONDS_TO_FINISH,
         )
-        mode = self._settings.mode or options.mode
+        mode = settings.mode or options.mode
         if mode == "online" and not wandb.login(prompt=False):  # never ask on the terminal of a run
             raise RLTrainingError("you are not logged in: run `wandb login`, or set mode: offline")
-        self._run = wandb.init(
-            project=self._settings.project,
-            entity=self._settings.entity,
+        self._run: Any = wandb.init(
+            project=settings.project,
+            entity=settings.entity,
             name=run.name,
             group=run.group,
             id=run.id,
@@ -63,26 +56,20 @@ class WandbTracker:
         )
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
-        last = max(last, self._run.starting_step - 1)
-        return last if last >= 0 else None
+        self.last_step = max(self._run.starting_step - 1, *written, -1)
+        self.place = str(self._run.url)
+        if self._run.offline:
+            self.place = f"offline; to upload: wandb sync {folder}/offline-run-*-{run.id}"
 
-    def log(self, lines: Sequence[Line]) -> None:
+    def log(self, rows: Sequence[Row]) -> None:
         """Add rows; wandb's own process writes and uploads each when the next step, or the end, comes."""
-        for line in lines:
-            values = finite_values(line)
-            self._run.log(values, step=int(values["global_step"]), commit=False)
+        for step, values in rows:
+            self._run.log(dict(values), step=step, commit=False)
 
     def finish(self, outcome: Outcome) -> None:
         """End the run with its status and reason in the summary."""
         self._run.summary.update({"status": outcome.status, "stop_reason": outcome.reason})
         self._run.finish(exit_code=EXIT_CODES[outcome.status])
-
-    @property
-    def place(self) -> str | None:
-        """The run's page; offline, the command that uploads it."""
-        if self._run.offline:
-            return f"offline; to upload: wandb sync {self._folder}/offline-run-*-{self._run.id}"
-        return str(self._run.url)
 
 
 def last_step(path: Path) -> int:
