@@ -9,6 +9,7 @@ previous checkpoint is a hard link to its file there.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
 import os
@@ -39,7 +40,6 @@ from rl_training.experiment.codec import (
     pack_section,
     unpack_dict,
     unpack_section,
-    without_python_types,
 )
 from rl_training.files import (
     atomic_write,
@@ -275,9 +275,18 @@ def _read(folder: Path, include_buffer: bool) -> CheckpointState:
         algorithm_state=sections["algorithm"],
         buffer_state=sections.get("buffer"),
         trainer_state=sections["trainer"],
-        config=without_python_types(unpack_dict(manifest["config"], {}, "config")),
+        config=_without_python_types(unpack_dict(manifest["config"], {}, "config")),
         metadata=unpack_dict(manifest["metadata"], {}, "metadata"),
     )
+
+
+def _without_python_types(value: Any) -> Any:
+    """The settings of an older checkpoint, which may hold tuples, sets and dates, as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _without_python_types(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_without_python_types(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime.date) else value
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
